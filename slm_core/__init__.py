@@ -1,0 +1,1 @@
+"""slm-core: one contract, any engine."""

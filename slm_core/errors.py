@@ -1,0 +1,168 @@
+"""Every exception that slm-core raises on purpose.
+
+One tree, so that ``except SlmError`` catches all of it and nothing else::
+
+    SlmError
+    ├── ModelError
+    │   ├── InvalidModelFile      the file is damaged, truncated or not a model file at all
+    │   ├── UnsupportedModel      the file is sound, but nothing here can run it
+    │   └── ModelClosed           the model was used after close()
+    ├── BackendError
+    │   ├── UnknownBackend        no plugin of that name is registered
+    │   ├── BackendUnavailable    the plugin is there, its runtime is not (or is broken)
+    │   └── PluginError           a plugin is malformed, misnamed or registered twice
+    ├── OptionError               (also a ValueError)
+    │   ├── UnknownOption         no such option; the message lists those accepted
+    │   └── InvalidOption         the option exists, the value does not fit
+    ├── ContextError
+    │   ├── InvalidToken          token id outside the vocabulary
+    │   ├── InvalidPosition       not the next position of its sequence, or outside the sequence
+    │   ├── InvalidSequence       no such seq_id, or not in the state the call needs
+    │   ├── BatchFull             more tokens than the batch, or one decode, can carry
+    │   ├── ContextFull           the KV cache has no room (carries needed and free)
+    │   ├── UnsupportedEdit       above the edit level that the context declares
+    │   ├── ContextBusy           a second thread called while a call was running
+    │   ├── ContextClosed         the context was used after close()
+    │   └── DecodeFailed          the engine itself reported a failure; nothing changed
+    ├── SnapshotError
+    │   ├── InvalidSnapshot       the bytes are not a whole, undamaged snapshot
+    │   └── SnapshotMismatch      a sound snapshot of something else
+    ├── VocabError                text or ids that the vocabulary cannot take
+    ├── TemplateError             a chat template refused, failed or ran out of its bounds
+    ├── SessionError
+    │   └── InvalidMark           a mark that is stale or belongs to another session
+    └── OracleError               the oracle could not get a valid answer
+"""
+
+
+class SlmError(Exception):
+    """Base of every exception that slm-core raises on purpose."""
+
+
+class ModelError(SlmError):
+    """Something about a model or its file."""
+
+
+class InvalidModelFile(ModelError):
+    """The file is damaged, truncated or not a model file at all."""
+
+
+class UnsupportedModel(ModelError):
+    """The file is sound, but nothing here can run it; the message names the key or tensor and its value."""
+
+
+class ModelClosed(ModelError):
+    """The model was used after ``close()``."""
+
+
+class BackendError(SlmError):
+    """Something about a backend or a plugin."""
+
+
+class UnknownBackend(BackendError):
+    """No plugin of that name is registered."""
+
+
+class BackendUnavailable(BackendError):
+    """The plugin is registered, but its runtime is missing or broken; the message says how to get it."""
+
+
+class PluginError(BackendError):
+    """A plugin is malformed, badly named or registered twice."""
+
+
+class OptionError(SlmError, ValueError):
+    """A wrong option."""
+
+
+class UnknownOption(OptionError):
+    """No such option; the message lists those accepted."""
+
+
+class InvalidOption(OptionError):
+    """The option exists, but the value does not fit."""
+
+
+class ContextError(SlmError):
+    """A call that a context refused; the context is as it was before the call."""
+
+
+class InvalidToken(ContextError):
+    """A token id outside the vocabulary."""
+
+
+class InvalidPosition(ContextError):
+    """Not the next position of its sequence, or outside the sequence."""
+
+
+class InvalidSequence(ContextError):
+    """No such sequence, or it is not in the state the call needs."""
+
+
+class BatchFull(ContextError):
+    """More tokens than the batch, or one decode, can carry."""
+
+
+class ContextFull(ContextError):
+    """The KV cache has no room.
+
+    Attributes:
+        needed: positions the call needs.
+        free: positions that are free.
+    """
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(
+            f"the context is full: {needed} positions needed, {free} free"
+            " (truncate or drop a sequence, or create the context with a larger n_ctx)"
+        )
+        self.needed = needed
+        self.free = free
+
+
+class UnsupportedEdit(ContextError):
+    """Above the edit level that the context declares; the message says what works instead."""
+
+
+class ContextBusy(ContextError):
+    """Another thread is inside a call of this context."""
+
+
+class ContextClosed(ContextError):
+    """The context was used after ``close()``."""
+
+
+class DecodeFailed(ContextError):
+    """The engine itself reported a failure; nothing changed."""
+
+
+class SnapshotError(SlmError):
+    """Something about a dump."""
+
+
+class InvalidSnapshot(SnapshotError):
+    """The bytes are not a whole, undamaged snapshot."""
+
+
+class SnapshotMismatch(SnapshotError):
+    """A sound snapshot of another model or kind."""
+
+
+class VocabError(SlmError):
+    """Text or ids that the vocabulary cannot take."""
+
+
+class TemplateError(SlmError):
+    """A chat template refused the messages, failed, or ran out of its bounds."""
+
+
+class SessionError(SlmError):
+    """A call that a session refused."""
+
+
+class InvalidMark(SessionError):
+    """A mark that is stale or belongs to another session."""
+
+
+class OracleError(SlmError):
+    """The oracle could not get a valid answer."""
