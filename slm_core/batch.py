@@ -1,0 +1,113 @@
+"""The one implementation of ``protocols.Batch``: preallocated arrays that are filled without loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.errors import BatchFull, InvalidOption, InvalidPosition, InvalidSequence, InvalidToken
+from slm_core.types import Pos, WantLogits
+
+_INT32_MAX = 2**31 - 1
+_DType = TypeVar("_DType", bound=np.generic)
+
+
+class TokenBatch:
+    """Tokens to decode together.
+
+    Args:
+        capacity: tokens that fit.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise InvalidOption(f"batch capacity is {capacity} (accepted: 1 or more)")
+        self._tokens = np.empty(capacity, np.int32)
+        self._seq_ids = np.empty(capacity, np.int32)
+        self._positions = np.empty(capacity, np.int32)
+        self._wants_logits = np.empty(capacity, np.bool_)
+        self._length = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit."""
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Token ids, int32 [T]."""
+        return _readonly(self._tokens[: self._length])
+
+    @property
+    def seq_ids(self) -> NDArray[np.int32]:
+        """The sequence of each token, int32 [T]."""
+        return _readonly(self._seq_ids[: self._length])
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """The position of each token in its sequence, int32 [T]."""
+        return _readonly(self._positions[: self._length])
+
+    @property
+    def wants_logits(self) -> NDArray[np.bool_]:
+        """Whether a logits row is wanted for each token, bool [T]."""
+        return _readonly(self._wants_logits[: self._length])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, token: int, pos: Pos, *, logits: bool = False) -> None:
+        """Add one token; see ``protocols.Batch.add``."""
+        self.extend((token,), pos, logits="last" if logits else "none")
+
+    def extend(self, tokens: Sequence[int] | NDArray[np.integer], start: Pos, *, logits: WantLogits = "none") -> None:
+        """Add a run of tokens from ``start`` on; see ``protocols.Batch.extend``."""
+        if logits not in ("none", "last", "all"):
+            raise InvalidOption(f"logits={logits!r} (accepted: 'none', 'last', 'all')")
+        ids = _token_array(tokens)
+        n, first = len(ids), self._length
+        self._check_start(start, n)
+        if n > self.capacity - first:
+            raise BatchFull(f"{n} tokens do not fit: {self.capacity - first} of {self.capacity} places are free")
+        if n == 0:
+            return
+        end = first + n
+        self._tokens[first:end] = ids
+        self._seq_ids[first:end] = start.seq_id
+        self._positions[first:end] = np.arange(start.index, start.index + n, dtype=np.int32)
+        self._wants_logits[first:end] = logits == "all"
+        if logits == "last":
+            self._wants_logits[end - 1] = True
+        self._length = end
+
+    def clear(self) -> None:
+        """Forget the tokens; the capacity stays."""
+        self._length = 0
+
+    @staticmethod
+    def _check_start(start: Pos, n: int) -> None:
+        if not 0 <= start.seq_id <= _INT32_MAX:
+            raise InvalidSequence(f"seq_id {start.seq_id} is not a sequence (accepted: 0 or more)")
+        if not 0 <= start.index <= _INT32_MAX - n:
+            raise InvalidPosition(f"position {start.index} is out of range (accepted: 0 or more)")
+
+
+def _token_array(tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.integer]:
+    """Token ids as an integer array [T], or ``InvalidToken`` where one is not a non-negative int32."""
+    ids = np.asarray(tokens)
+    if ids.size == 0 and ids.ndim == 1:
+        return np.empty(0, np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise InvalidToken(f"tokens must be a flat run of integers, not {ids.dtype} of shape {ids.shape}")
+    if ids.min() < 0 or ids.max() > _INT32_MAX:
+        bad = ids[(ids < 0) | (ids > _INT32_MAX)][0]
+        raise InvalidToken(f"token {bad} is not a token id (accepted: 0 to the vocabulary's size - 1)")
+    return ids
+
+
+def _readonly(view: NDArray[_DType]) -> NDArray[_DType]:
+    view.flags.writeable = False
+    return view

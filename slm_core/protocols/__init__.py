@@ -1,0 +1,25 @@
+"""The contract: one noun a file, no behaviour. What each method promises is what the conformance suite tests."""
+
+from slm_core.protocols.backend import Backend
+from slm_core.protocols.batch import Batch
+from slm_core.protocols.context import Context
+from slm_core.protocols.formatter import Formatter, StreamParser
+from slm_core.protocols.model import Model
+from slm_core.protocols.sampler import Advance, Constraint, FastForward, Forward, Sampler, Stop
+from slm_core.protocols.vocab import Vocab
+
+__all__ = [
+    "Advance",
+    "Backend",
+    "Batch",
+    "Constraint",
+    "Context",
+    "FastForward",
+    "Formatter",
+    "Forward",
+    "Model",
+    "Sampler",
+    "Stop",
+    "StreamParser",
+    "Vocab",
+]

@@ -1,0 +1,135 @@
+"""The noun Context: one mutable KV cache over one model."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from slm_core.protocols.batch import Batch
+from slm_core.types import Capability, EditLevel, Logits, Pos
+
+
+class Context(Protocol):
+    """Several token histories in one KV cache.
+
+    All or nothing: a call that raises leaves lengths and later logits as they were. Not for concurrent use: a
+    second thread inside a call gets ``ContextBusy``. Any call after ``close`` raises ``ContextClosed``.
+    """
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What this context can do beyond the core."""
+        ...
+
+    @property
+    def edit_level(self) -> EditLevel:
+        """The highest edit that works; above it ``UnsupportedEdit`` is raised."""
+        ...
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions that all sequences together may hold; shared storage counts once where it is shared."""
+        ...
+
+    @property
+    def n_batch(self) -> int:
+        """Tokens that one ``decode`` may carry."""
+        ...
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences, named 0 to n_seq_max - 1; each is empty until written."""
+        ...
+
+    @property
+    def n_free(self) -> int:
+        """Positions that are free."""
+        ...
+
+    def length(self, seq_id: int) -> int:
+        """Tokens that a sequence holds."""
+        ...
+
+    def tokens(self, seq_id: int) -> tuple[int, ...]:
+        """The tokens that a sequence holds, in order."""
+        ...
+
+    def new_batch(self, capacity: int | None = None) -> Batch:
+        """An empty batch; ``capacity`` defaults to ``n_batch`` and may not exceed it (``InvalidOption``)."""
+        ...
+
+    def decode(self, batch: Batch) -> Logits:
+        """Run a batch; returns the rows asked for, float32 [n_rows, V], in the order of the batch.
+
+        A sequence decoded among others, or in chunks, gives the logits that it gives alone, or whole, within
+        tolerance. An empty batch gives no rows and changes nothing.
+
+        Raises:
+            InvalidToken, InvalidSequence: outside the vocabulary or the context.
+            InvalidPosition: not the next position of its sequence.
+            BatchFull: more than ``n_batch`` tokens.
+            ContextFull: not enough free positions.
+            DecodeFailed: the engine reported a failure.
+        """
+        ...
+
+    def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
+        """Make the empty sequence ``dst`` a copy of ``src[:end]``; returns where dst's next token goes.
+
+        Raises:
+            InvalidSequence: dst is not empty, or src and dst are the same.
+            InvalidPosition: ``end`` is outside src.
+            ContextFull: storage is not shared and there is no room for the copy.
+        """
+        ...
+
+    def truncate(self, pos: Pos) -> Pos:
+        """Forget ``pos.index`` and all after it in that sequence; at the length a no-op, past it ``InvalidPosition``.
+
+        Decoding the same tail again gives the logits it gave before.
+        """
+        ...
+
+    def cut(self, start: Pos, end: Pos) -> Pos:
+        """Forget [start, end) of one sequence; later tokens move down, keys re-rotated, values kept.
+
+        Returns where the next token goes. Not a fresh prefill of what remains: values keep what they saw.
+
+        Raises:
+            UnsupportedEdit: below ``EditLevel.CUT``.
+            InvalidPosition: end < start, or outside the sequence.
+            InvalidSequence: start and end name two sequences.
+        """
+        ...
+
+    def drop(self, seq_id: int) -> None:
+        """Forget one sequence; others that share its storage stay as they are."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        ...
+
+    def dump(self, seq_id: int) -> bytes:
+        """The whole state of a sequence: tokens, edit history, KV payload where declared, checksum."""
+        ...
+
+    def restore(self, seq_id: int, data: bytes) -> Pos:
+        """Replace a sequence by a dumped one, of this backend or of another; returns where the next token goes.
+
+        Raises:
+            InvalidSnapshot: the bytes are damaged.
+            SnapshotMismatch: a dump of another model.
+            ContextFull: no room.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the memory now. Twice is fine."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

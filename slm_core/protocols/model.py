@@ -1,0 +1,43 @@
+"""The noun Model: weights and vocabulary, immutable, shareable between threads."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from slm_core.protocols.context import Context
+from slm_core.protocols.vocab import Vocab
+from slm_core.types import ContextOptions, ModelInfo
+
+
+class Model(Protocol):
+    """A loaded model. Immutable; any thread may use it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known about the model; stays readable after ``close``."""
+        ...
+
+    @property
+    def vocab(self) -> Vocab:
+        """The model's vocabulary."""
+        ...
+
+    def new_context(self, options: ContextOptions) -> Context:
+        """Create an empty KV cache over this model.
+
+        Raises:
+            InvalidOption: a size below 1, or a KV type that the backend does not have.
+            ModelClosed: after ``close``.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the weights now. Twice is fine; contexts of this model are closed first."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

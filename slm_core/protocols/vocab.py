@@ -1,0 +1,56 @@
+"""The noun Vocab: text to token ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Vocab(Protocol):
+    """The model's vocabulary. Text to ids equals the model's reference tokenizer, id for id."""
+
+    @property
+    def size(self) -> int:
+        """Number of tokens V; ids are 0 to V-1."""
+        ...
+
+    @property
+    def bos(self) -> int | None:
+        """The token that begins a sequence, where the model has one."""
+        ...
+
+    @property
+    def eos(self) -> int | None:
+        """The token that ends a sequence, where the model has one."""
+        ...
+
+    @property
+    def eog_ids(self) -> frozenset[int]:
+        """Every token that ends an answer (EOS, EOT, ...)."""
+        ...
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Turn text into token ids. Any string is valid: empty, with NUL, with unpaired surrogates.
+
+        Args:
+            text: the text.
+            add_special: add what the model puts around a text (BOS, EOS) as its file says.
+            parse_special: read spelled-out control tokens as those tokens; otherwise they are plain text.
+        """
+        ...
+
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
+        """Bytes that one token stands for; b"" for a control token unless ``special``.
+
+        Raises:
+            InvalidToken: the id is outside the vocabulary.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of a run of tokens; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            InvalidToken: an id is outside the vocabulary.
+        """
+        ...

@@ -1,0 +1,256 @@
+"""The plain values that cross the contract: no behaviour beyond what a value needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits: TypeAlias = NDArray[np.float32]
+"""Rows of logits, float32 [n_rows, V], valid until the next call on the context that returned them."""
+
+WantLogits: TypeAlias = Literal["none", "last", "all"]
+Progress: TypeAlias = Callable[[float], None]
+"""Called with the share that is done, 0.0 to 1.0; an exception it raises cancels the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pos:
+    """A place in a sequence; as a return value, where the next token goes."""
+
+    seq_id: int
+    index: int
+
+
+class EditLevel(IntEnum):
+    """What a context can undo without decoding again; each level includes those below it."""
+
+    REPLAY = 0
+    """Only ``drop`` and ``clear``: an edit is made by decoding the kept tokens again."""
+    TRUNCATE = 1
+    """``truncate`` forgets the tail of a sequence."""
+    CUT = 2
+    """``cut`` forgets any span; later tokens move down, keys re-rotated, values kept."""
+
+
+class Capability(StrEnum):
+    """What a context can do beyond the core of the contract. Declared, never guessed."""
+
+    SHARED_FORK = "shared_fork"
+    """``fork`` shares storage until one side writes: a fork costs no positions."""
+    KV_PAYLOAD = "kv_payload"
+    """``dump`` holds the KV cache itself, and ``restore`` uses it without decoding again."""
+
+
+class KvType(StrEnum):
+    """Storage type of keys and values."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    Q8_0 = "q8_0"
+    Q5_0 = "q5_0"
+    Q4_0 = "q4_0"
+
+
+class Role(StrEnum):
+    """Who a message is from."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of prompt text.
+
+    Attributes:
+        text: the piece.
+        control: True where special tokens are parsed; False for content, in which they never are.
+    """
+
+    text: str
+    control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of an answer while it streams.
+
+    Attributes:
+        kind: whether it belongs to the content or to the reasoning; tool calls come whole, in the message.
+        text: the piece.
+    """
+
+    kind: Literal["content", "reasoning"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that a model asks for.
+
+    Attributes:
+        name: the function.
+        arguments: its arguments, as decoded from JSON.
+        id: what a ``tool`` message refers to, where the template has such ids.
+    """
+
+    name: str
+    arguments: Mapping[str, object]
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation.
+
+    Attributes:
+        role: who speaks.
+        content: the text, without reasoning and tool calls.
+        reasoning: what the model thought before it answered, if anything.
+        tool_calls: the calls an assistant message asks for.
+        name: the tool that a ``tool`` message answers for.
+        tool_call_id: the call that a ``tool`` message answers.
+    """
+
+    role: Role
+    content: str
+    reasoning: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "role", Role(self.role))
+        object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """A device that a backend could use, and why not where it cannot."""
+
+    name: str
+    available: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatus:
+    """What ``Backend.status()`` reports.
+
+    Attributes:
+        name: the backend.
+        installed: whether it can run here.
+        version: of the engine, "" where it is not installed.
+        devices: devices it could use, best first.
+        reason: what was chosen, or why it cannot run.
+        hint: the command that would make it available, "" where nothing is missing.
+    """
+
+    name: str
+    installed: bool
+    version: str = ""
+    devices: Sequence[DeviceStatus] = ()
+    reason: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether a backend can run a source.
+
+    Attributes:
+        supported: yes or no.
+        reason: why not, or what speaks for it.
+        rank: preference among the backends that can; 0 for a slow definition, 50 for an ordinary
+            optimised engine, 100 for kernels tuned to this machine.
+    """
+
+    supported: bool
+    reason: str = ""
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How to load a model.
+
+    Attributes:
+        device: "auto", "cpu", "cuda", "cuda:1", ...; a device that is missing is an error.
+        n_threads: CPU threads, None for one per physical core that this process may use.
+        progress: called while the model loads.
+        backend_options: further options by name; each backend lists those it accepts.
+    """
+
+    device: str = "auto"
+    n_threads: int | None = None
+    progress: Progress | None = None
+    backend_options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """The size and storage of a context.
+
+    Attributes:
+        n_ctx: positions that all sequences together may hold.
+        n_seq_max: sequences.
+        n_batch: tokens that one ``decode`` may carry.
+        kv_type_k: storage type of keys, None for the backend's default (f16 or better).
+        kv_type_v: storage type of values, likewise.
+    """
+
+    n_ctx: int = 4096
+    n_seq_max: int = 1
+    n_batch: int = 512
+    kv_type_k: KvType | None = None
+    kv_type_v: KvType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is known about a loaded model.
+
+    Attributes:
+        path: the file (the first shard).
+        backend: the backend that runs it, with the tier or build it chose.
+        architecture: as the file names it ("llama", "qwen3", ...).
+        name: the file's own name for the model, or "".
+        n_params: parameters.
+        n_layers: transformer blocks.
+        n_embd: embedding width E.
+        n_vocab: vocabulary size V.
+        n_ctx_train: longest context seen in training.
+        quantization: the main weight type ("Q8_0", ...).
+        n_bytes: bytes of weights.
+        fingerprint: identity from content, never from path or time.
+        chat_template: the file's own template, or None.
+        device: where it runs.
+        reason: why this backend was chosen.
+        formatter: where the chat format came from.
+    """
+
+    path: Path
+    backend: str
+    architecture: str
+    name: str
+    n_params: int
+    n_layers: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    quantization: str
+    n_bytes: int
+    fingerprint: str
+    chat_template: str | None
+    device: str
+    reason: str = ""
+    formatter: str = ""
