@@ -1,0 +1,409 @@
+"""What every context would otherwise repeat: argument checks, room, the ledger, dumps and their replay.
+
+A backend derives from ``ContextBase`` and writes the ``_engine_*`` methods. They are called with arguments that
+have been checked and room that is there. If one raises, it leaves the engine as it was; then nothing has changed.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.batch import TokenBatch
+from slm_core.errors import (
+    BatchFull,
+    ContextBusy,
+    ContextClosed,
+    ContextFull,
+    InvalidOption,
+    InvalidPosition,
+    InvalidSequence,
+    InvalidSnapshot,
+    InvalidToken,
+    SnapshotMismatch,
+    UnsupportedEdit,
+)
+from slm_core.ledger import Ledger, replay_plan
+from slm_core.protocols import Batch
+from slm_core.snapshot import SequenceSnapshot
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos
+
+
+def check_context_options(options: ContextOptions) -> None:
+    """Refuse sizes that no context can have.
+
+    Raises:
+        InvalidOption: a size below 1.
+    """
+    for name in ("n_ctx", "n_seq_max", "n_batch"):
+        value = getattr(options, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidOption(f"{name}={value!r} (accepted: an integer from 1 on)")
+
+
+class ContextBase(abc.ABC):
+    """A context whose bookkeeping is done; see ``protocols.Context`` for what each call promises.
+
+    Args:
+        options: the sizes.
+        backend: name of the backend, for dumps.
+        fingerprint: of the model, for dumps.
+        n_vocab: vocabulary size V.
+        edit_level: the highest edit that works.
+        capabilities: what works beyond the core.
+        payload_format: layout of the engine's KV payloads; a dump of the same backend and format is used as it is.
+    """
+
+    def __init__(
+        self,
+        options: ContextOptions,
+        *,
+        backend: str,
+        fingerprint: str,
+        n_vocab: int,
+        edit_level: EditLevel,
+        capabilities: frozenset[Capability],
+        payload_format: str,
+    ) -> None:
+        check_context_options(options)
+        self._options = options
+        self._backend = backend
+        self._fingerprint = fingerprint
+        self._n_vocab = n_vocab
+        self._edit_level = edit_level
+        self._capabilities = capabilities
+        self._payload_format = payload_format
+        share_forks = Capability.SHARED_FORK in capabilities
+        self._ledger = Ledger(options.n_ctx, options.n_seq_max, share_forks=share_forks)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # What a backend writes.
+
+    @abc.abstractmethod
+    def _engine_decode(self, batch: Batch) -> Logits:
+        """Run a checked, non-empty batch; rows float32 [n_rows, V] in batch order."""
+
+    @abc.abstractmethod
+    def _engine_fork(self, src: int, dst: int, end: int) -> None:
+        """Make the empty ``dst`` a copy of ``src[:end]``, end > 0."""
+
+    @abc.abstractmethod
+    def _engine_truncate(self, seq_id: int, length: int) -> None:
+        """Forget the tail from ``length`` on, 0 <= length < the sequence's length."""
+
+    @abc.abstractmethod
+    def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
+        """Forget [start, end), start < end, and move later tokens down, keys re-rotated."""
+
+    @abc.abstractmethod
+    def _engine_drop(self, seq_id: int) -> None:
+        """Forget a sequence."""
+
+    @abc.abstractmethod
+    def _engine_export(self, seq_id: int) -> bytes:
+        """The KV payload of a sequence, not empty; called only where ``KV_PAYLOAD`` is declared."""
+
+    @abc.abstractmethod
+    def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
+        """Fill an empty sequence with a payload of this format; ``InvalidSnapshot`` where it does not fit."""
+
+    @abc.abstractmethod
+    def _engine_close(self) -> None:
+        """Free the engine's memory."""
+
+    # Properties.
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What this context can do beyond the core."""
+        return self._capabilities
+
+    @property
+    def edit_level(self) -> EditLevel:
+        """The highest edit that works."""
+        return self._edit_level
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions that all sequences together may hold."""
+        return self._options.n_ctx
+
+    @property
+    def n_batch(self) -> int:
+        """Tokens that one ``decode`` may carry."""
+        return self._options.n_batch
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences."""
+        return self._options.n_seq_max
+
+    @property
+    def n_free(self) -> int:
+        """Positions that are free."""
+        return self._ledger.n_free
+
+    def length(self, seq_id: int) -> int:
+        """Tokens that a sequence holds."""
+        self._check_open()
+        return self._ledger.length(self._checked_sequence(seq_id))
+
+    def tokens(self, seq_id: int) -> tuple[int, ...]:
+        """The tokens that a sequence holds, in order."""
+        self._check_open()
+        return tuple(self._ledger.tokens(self._checked_sequence(seq_id)))
+
+    def new_batch(self, capacity: int | None = None) -> Batch:
+        """An empty batch of at most ``n_batch`` tokens."""
+        self._check_open()
+        if capacity is not None and not 1 <= capacity <= self.n_batch:
+            raise InvalidOption(f"batch capacity is {capacity} (accepted: 1 to n_batch, which is {self.n_batch})")
+        return TokenBatch(self.n_batch if capacity is None else capacity)
+
+    # Calls.
+
+    def decode(self, batch: Batch) -> Logits:
+        """Run a batch; returns the rows asked for, float32 [n_rows, V]."""
+        with self._call():
+            counts = self._check_batch(batch)
+            if not counts:
+                return np.empty((0, self._n_vocab), np.float32)
+            rows = self._engine_decode(batch)
+            tokens, seq_ids = batch.tokens, batch.seq_ids
+            for seq_id in counts:
+                run = tokens if len(counts) == 1 else tokens[seq_ids == seq_id]
+                self._ledger.append(seq_id, run.tolist())
+        return rows
+
+    def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
+        """Make the empty sequence ``dst`` a copy of ``src[:end]``."""
+        with self._call():
+            self._checked_sequence(src)
+            self._checked_sequence(dst)
+            if src == dst or self._ledger.length(dst):
+                raise InvalidSequence(f"cannot fork {src} into {dst}: the destination must be another, empty sequence")
+            length = self._checked_index(src, self._ledger.length(src) if end is None else end)
+            self._check_room(self._ledger.fork_cost(length))
+            if length:
+                self._engine_fork(src, dst, length)
+                self._ledger.fork(src, dst, length)
+        return Pos(dst, length)
+
+    def truncate(self, pos: Pos) -> Pos:
+        """Forget ``pos.index`` and all after it in that sequence."""
+        with self._call():
+            self._check_level(EditLevel.TRUNCATE)
+            index = self._checked_index(self._checked_sequence(pos.seq_id), pos.index)
+            if index < self._ledger.length(pos.seq_id):
+                self._engine_truncate(pos.seq_id, index)
+                self._ledger.truncate(pos.seq_id, index)
+        return pos
+
+    def cut(self, start: Pos, end: Pos) -> Pos:
+        """Forget [start, end) of one sequence; later tokens move down."""
+        with self._call():
+            self._check_level(EditLevel.CUT)
+            if start.seq_id != end.seq_id:
+                raise InvalidSequence(f"a cut has one sequence, not {start.seq_id} and {end.seq_id}")
+            seq_id = self._checked_sequence(start.seq_id)
+            first, last = self._checked_index(seq_id, start.index), self._checked_index(seq_id, end.index)
+            if last < first:
+                raise InvalidPosition(f"a cut cannot end ({last}) before it starts ({first})")
+            if first < last:
+                self._cut(seq_id, first, last)
+            return Pos(seq_id, self._ledger.length(seq_id))
+
+    def drop(self, seq_id: int) -> None:
+        """Forget one sequence."""
+        with self._call():
+            self._drop(self._checked_sequence(seq_id))
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        with self._call():
+            for seq_id in range(self.n_seq_max):
+                self._drop(seq_id)
+
+    def dump(self, seq_id: int) -> bytes:
+        """The whole state of a sequence."""
+        with self._call():
+            return self._snapshot(self._checked_sequence(seq_id)).to_bytes()
+
+    def restore(self, seq_id: int, data: bytes) -> Pos:
+        """Replace a sequence by a dumped one, of this backend or of another."""
+        snapshot = SequenceSnapshot.from_bytes(data)
+        with self._call():
+            self._check_snapshot(self._checked_sequence(seq_id), snapshot)
+            before = self._snapshot(seq_id)
+            self._drop(seq_id)
+            try:
+                self._fill(seq_id, snapshot)
+            except BaseException:
+                self._drop(seq_id)
+                self._fill(seq_id, before)
+                raise
+        return Pos(seq_id, len(snapshot.tokens))
+
+    def close(self) -> None:
+        """Free the memory now. Twice is fine."""
+        if not self._lock.acquire(blocking=False):
+            raise ContextBusy("another thread is inside a call of this context: let it return before close()")
+        try:
+            if not self._closed:
+                self._closed = True
+                self._engine_close()
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Checks.
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise ContextBusy("another thread is inside a call of this context (use one context a thread)")
+        try:
+            self._check_open()
+            yield
+        finally:
+            self._lock.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ContextClosed("the context is closed")
+
+    def _check_level(self, level: EditLevel) -> None:
+        if self._edit_level < level:
+            able = "truncate" if self._edit_level >= EditLevel.TRUNCATE else "drop"
+            raise UnsupportedEdit(
+                f"this context cannot {level.name.lower()} (its edit level is {self._edit_level.name}):"
+                f" {able} the sequence and decode the kept tokens again, or let a Session do it"
+            )
+
+    def _checked_sequence(self, seq_id: int) -> int:
+        if not 0 <= seq_id < self.n_seq_max:
+            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {self.n_seq_max - 1})")
+        return seq_id
+
+    def _checked_index(self, seq_id: int, index: int) -> int:
+        length = self._ledger.length(seq_id)
+        if not 0 <= index <= length:
+            raise InvalidPosition(f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})")
+        return index
+
+    def _check_room(self, needed: int) -> None:
+        if needed > self._ledger.n_free:
+            raise ContextFull(needed, self._ledger.n_free)
+
+    def _check_batch(self, batch: Batch) -> list[int]:
+        """The sequences of a sound batch, each once; raises where it is not sound."""
+        tokens, seq_ids, positions = batch.tokens, batch.seq_ids, batch.positions
+        n = len(tokens)
+        if n > self.n_batch:
+            raise BatchFull(f"a batch of {n} tokens is more than one decode carries (n_batch is {self.n_batch})")
+        if n == 0:
+            return []
+        if tokens.min() < 0 or tokens.max() >= self._n_vocab:
+            bad = tokens[(tokens < 0) | (tokens >= self._n_vocab)][0]
+            raise InvalidToken(f"token {bad} is outside the vocabulary (accepted: 0 to {self._n_vocab - 1})")
+        found = [int(seq_ids[0])] if (seq_ids == seq_ids[0]).all() else np.unique(seq_ids).tolist()
+        for seq_id in found:
+            self._check_positions(self._checked_sequence(seq_id), positions[seq_ids == seq_id])
+        self._check_room(n)
+        return found
+
+    def _check_positions(self, seq_id: int, positions: NDArray[np.int32]) -> None:
+        length = self._ledger.length(seq_id)
+        wanted = np.arange(length, length + len(positions), dtype=np.int32)
+        if not np.array_equal(positions, wanted):
+            i = int(np.flatnonzero(positions != wanted)[0])
+            raise InvalidPosition(
+                f"position {positions[i]} is not the next of sequence {seq_id} (accepted: {wanted[i]},"
+                f" as the sequence holds {length} tokens and the batch brings {i} before it)"
+            )
+
+    def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
+        if snapshot.fingerprint != self._fingerprint:
+            raise SnapshotMismatch(
+                f"the dump is of another model (fingerprint {snapshot.fingerprint[:12]}..., this model's is"
+                f" {self._fingerprint[:12]}...)"
+            )
+        every = [*snapshot.tokens.tolist(), *(token for edit in snapshot.edits for token in edit.removed)]
+        if every and not (min(every) >= 0 and max(every) < self._n_vocab):
+            raise InvalidSnapshot(f"the dump holds tokens outside the vocabulary (accepted: 0 to {self._n_vocab - 1})")
+        needed = len(snapshot.tokens)
+        if not self._fits_payload(snapshot):
+            if snapshot.edits:
+                self._check_level(EditLevel.CUT)
+            needed = replay_plan(snapshot.tokens.tolist(), snapshot.edits)[1]
+        # Should the new state fail to load, the old one comes back without shared storage: it needs room, too.
+        needed = max(needed, self._ledger.length(seq_id))
+        free = self._ledger.n_free + self._ledger.n_exclusive(seq_id)
+        if needed > free:
+            raise ContextFull(needed, free)
+
+    # Steps that several calls share.
+
+    def _cut(self, seq_id: int, start: int, end: int) -> None:
+        self._check_room(self._ledger.cut_cost(seq_id, start, end))
+        if end == self._ledger.length(seq_id):
+            self._engine_truncate(seq_id, start)
+            self._ledger.truncate(seq_id, start)
+        else:
+            self._engine_cut(seq_id, start, end)
+            self._ledger.cut(seq_id, start, end)
+
+    def _drop(self, seq_id: int) -> None:
+        if self._ledger.length(seq_id):
+            self._engine_drop(seq_id)
+            self._ledger.drop(seq_id)
+
+    def _snapshot(self, seq_id: int) -> SequenceSnapshot:
+        tokens = np.array(self._ledger.tokens(seq_id), np.int32)
+        with_payload = Capability.KV_PAYLOAD in self._capabilities and len(tokens) > 0
+        payload = self._engine_export(seq_id) if with_payload else b""
+        edits = self._ledger.edits(seq_id)
+        return SequenceSnapshot(self._backend, self._payload_format, self._fingerprint, tokens, edits, payload)
+
+    def _fits_payload(self, snapshot: SequenceSnapshot) -> bool:
+        same_engine = (snapshot.backend, snapshot.payload_format) == (self._backend, self._payload_format)
+        return same_engine and Capability.KV_PAYLOAD in self._capabilities
+
+    def _fill(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
+        """Fill an empty sequence: by its payload where that fits, else by decoding and cutting again."""
+        if len(snapshot.tokens) == 0:
+            return
+        if self._fits_payload(snapshot):
+            self._engine_import(seq_id, len(snapshot.tokens), snapshot.payload)
+            self._ledger.append(seq_id, snapshot.tokens.tolist())
+            self._ledger.set_edits(seq_id, snapshot.edits)
+            return
+        runs, _ = replay_plan(snapshot.tokens.tolist(), snapshot.edits)
+        for run, edit in zip(runs, (*snapshot.edits, None), strict=True):
+            self._decode_run(seq_id, run)
+            if edit is not None:
+                self._cut(seq_id, edit.start, edit.end)
+
+    def _decode_run(self, seq_id: int, tokens: Sequence[int]) -> None:
+        batch = TokenBatch(self.n_batch)
+        for first in range(0, len(tokens), self.n_batch):
+            chunk = tokens[first : first + self.n_batch]
+            batch.clear()
+            batch.extend(chunk, Pos(seq_id, self._ledger.length(seq_id)))
+            self._engine_decode(batch)
+            self._ledger.append(seq_id, chunk)

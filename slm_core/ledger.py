@@ -1,0 +1,173 @@
+"""Who holds which positions: token histories, their edits, and the cells of a KV cache that they share.
+
+A cell is one position's worth of KV storage. Each context has ``n_ctx`` of them; a fork shares its source's cells
+until one side changes them. A backend may use the cell numbers as rows of its own buffers, or ignore them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.snapshot import Edit
+
+
+class SequenceRecord:
+    """One sequence: its tokens, the cell of each, and the cuts that led here."""
+
+    __slots__ = ("cells", "edits", "tokens")
+
+    def __init__(self, tokens: Iterable[int] = (), cells: Iterable[int] = (), edits: Iterable[Edit] = ()) -> None:
+        self.tokens = list(tokens)
+        self.cells = list(cells)
+        self.edits = list(edits)
+
+
+class Ledger:
+    """Bookkeeping of a context. Callers check arguments and room first; nothing here raises on purpose.
+
+    Args:
+        n_ctx: cells.
+        n_seq_max: sequences.
+        share_forks: whether a fork shares cells; otherwise it takes new ones.
+    """
+
+    def __init__(self, n_ctx: int, n_seq_max: int, *, share_forks: bool) -> None:
+        self._sequences = [SequenceRecord() for _ in range(n_seq_max)]
+        self._references = np.zeros(n_ctx, np.int32)
+        self._unused = list(range(n_ctx - 1, -1, -1))
+        self._share_forks = share_forks
+
+    @property
+    def n_free(self) -> int:
+        """Cells that no sequence holds."""
+        return len(self._unused)
+
+    def length(self, seq_id: int) -> int:
+        """Tokens of a sequence."""
+        return len(self._sequences[seq_id].tokens)
+
+    def tokens(self, seq_id: int) -> Sequence[int]:
+        """Tokens of a sequence; not a copy."""
+        return self._sequences[seq_id].tokens
+
+    def cells(self, seq_id: int) -> NDArray[np.int32]:
+        """The cell of each position, int32 [S]."""
+        return np.array(self._sequences[seq_id].cells, np.int32)
+
+    def edits(self, seq_id: int) -> tuple[Edit, ...]:
+        """The cuts that led to what a sequence holds, oldest first."""
+        return tuple(self._sequences[seq_id].edits)
+
+    def n_exclusive(self, seq_id: int) -> int:
+        """Cells that dropping the sequence would free."""
+        return int(np.count_nonzero(self._references[self._sequences[seq_id].cells] == 1))
+
+    def fork_cost(self, src_length: int) -> int:
+        """New cells that a fork of ``src_length`` tokens takes."""
+        return 0 if self._share_forks else src_length
+
+    def cut_cost(self, seq_id: int, start: int, end: int) -> int:
+        """New cells that a cut takes, less those it frees; moved cells that others hold must be copied."""
+        cells = self._sequences[seq_id].cells
+        copied = np.count_nonzero(self._references[cells[end:]] > 1)
+        freed = np.count_nonzero(self._references[cells[start:end]] == 1)
+        return int(copied - freed)
+
+    def append(self, seq_id: int, tokens: Iterable[int]) -> None:
+        """Tokens were decoded."""
+        record = self._sequences[seq_id]
+        known = len(record.tokens)
+        record.tokens.extend(tokens)
+        record.cells.extend(self._take(len(record.tokens) - known))
+
+    def fork(self, src: int, dst: int, end: int) -> None:
+        """``dst``, which is empty, became a copy of ``src[:end]``."""
+        source = self._sequences[src]
+        if self._share_forks:
+            cells = source.cells[:end]
+            np.add.at(self._references, cells, 1)
+        else:
+            cells = self._take(end)
+        edits = truncated_edits(source.edits, end)
+        self._sequences[dst] = SequenceRecord(source.tokens[:end], cells, edits)
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        """The tail from ``length`` on was forgotten."""
+        record = self._sequences[seq_id]
+        self._release(record.cells[length:])
+        del record.tokens[length:], record.cells[length:]
+        record.edits = truncated_edits(record.edits, length)
+
+    def cut(self, seq_id: int, start: int, end: int) -> None:
+        """[start, end) was forgotten and later tokens moved down."""
+        record = self._sequences[seq_id]
+        record.edits.append(Edit(start, tuple(record.tokens[start:end]), len(record.tokens)))
+        moved = record.cells[end:]
+        shared = [cell for cell in moved if self._references[cell] > 1]
+        self._release(record.cells[start:end])
+        self._release(shared)
+        fresh = iter(self._take(len(shared)))
+        kept = set(moved).difference(shared)
+        record.cells[start:] = [cell if cell in kept else next(fresh) for cell in moved]
+        del record.tokens[start:end]
+
+    def drop(self, seq_id: int) -> None:
+        """The sequence was forgotten."""
+        self._release(self._sequences[seq_id].cells)
+        self._sequences[seq_id] = SequenceRecord()
+
+    def set_edits(self, seq_id: int, edits: Iterable[Edit]) -> None:
+        """The sequence was restored from a dump with this history."""
+        self._sequences[seq_id].edits = list(edits)
+
+    def _take(self, n: int) -> list[int]:
+        if n == 0:
+            return []
+        cells = self._unused[-n:]
+        del self._unused[-n:]
+        self._references[cells] = 1
+        return cells
+
+    def _release(self, cells: Sequence[int]) -> None:
+        if not cells:
+            return
+        np.subtract.at(self._references, cells, 1)
+        self._unused.extend(cell for cell in cells if self._references[cell] == 0)
+
+
+def truncated_edits(edits: Sequence[Edit], length: int) -> list[Edit]:
+    """The history of a sequence of which only the first ``length`` tokens are kept.
+
+    A cut at or after ``length`` left no mark on what is kept. An earlier one did, and needs the tokens it removed
+    and those after it that are kept, counted as they were before the cut.
+    """
+    kept: list[Edit] = []
+    for edit in reversed(edits):
+        if length <= edit.start:
+            continue
+        length += len(edit.removed)
+        kept.append(Edit(edit.start, edit.removed, min(edit.length_before, length)))
+    return kept[::-1]
+
+
+def replay_plan(tokens: Sequence[int], edits: Sequence[Edit]) -> tuple[list[list[int]], int]:
+    """What to decode, and between which runs to cut, to rebuild an edited sequence.
+
+    Returns:
+        runs: ``len(edits) + 1`` runs of tokens: decode ``runs[i]``, then make ``edits[i]``, ...
+        peak: the longest the sequence gets on the way.
+    """
+    original = list(tokens)
+    for edit in reversed(edits):
+        original[edit.start : edit.start] = edit.removed
+    runs: list[list[int]] = []
+    done = held = peak = 0
+    for edit in edits:
+        n = edit.length_before - held
+        runs.append(original[done : done + n])
+        done, peak, held = done + n, max(peak, edit.length_before), edit.length_before - len(edit.removed)
+    runs.append(original[done:])
+    return runs, max(peak, len(tokens))

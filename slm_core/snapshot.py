@@ -1,0 +1,187 @@
+r"""Dumps: a checked container, and the state of one sequence inside it.
+
+Layout, little-endian::
+
+    8 bytes   magic "SLMSNAP\0"
+    uint32    format version
+    uint32    length of the header
+    header    JSON: {"kind": str, "meta": {...}, "sections": [length, ...]}
+    sections  one after another
+    32 bytes  BLAKE2b-256 of everything before
+
+The checksum finds damage, not malice: whoever reads ``meta`` and sections checks every value. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.errors import InvalidSnapshot, SnapshotMismatch
+
+FORMAT_VERSION = 1
+_MAGIC = b"SLMSNAP\0"
+_PREFIX = struct.Struct("<8sII")
+_DIGEST_SIZE = 32
+
+
+def pack(kind: str, meta: Mapping[str, object], sections: Sequence[bytes]) -> bytes:
+    """Put ``sections`` and what describes them into a container.
+
+    Args:
+        kind: what the container holds; ``unpack`` asks for the same.
+        meta: JSON values that describe the sections.
+        sections: raw bytes.
+    """
+    header = json.dumps({"kind": kind, "meta": meta, "sections": [len(s) for s in sections]}).encode()
+    body = b"".join((_PREFIX.pack(_MAGIC, FORMAT_VERSION, len(header)), header, *sections))
+    return body + _digest(body)
+
+
+def unpack(kind: str, data: bytes) -> tuple[Mapping[str, object], list[bytes]]:
+    """Take a container apart; returns ``meta`` and the sections.
+
+    Raises:
+        InvalidSnapshot: damaged, truncated or no container at all.
+        SnapshotMismatch: a container of another kind or version.
+    """
+    header, start = _read_header(bytes(data))
+    if header["kind"] != kind:
+        raise SnapshotMismatch(f"this is a dump of a {header['kind']!r}, not of a {kind!r}")
+    meta, lengths = header["meta"], header["sections"]
+    if not isinstance(meta, dict) or not isinstance(lengths, list) or not all(is_count(n) for n in lengths):
+        raise InvalidSnapshot("the dump's header is malformed")
+    if start + sum(lengths) + _DIGEST_SIZE != len(data):
+        raise InvalidSnapshot("the dump's sections do not add up to its size")
+    sections = []
+    for length in lengths:
+        sections.append(bytes(data[start : start + length]))
+        start += length
+    return meta, sections
+
+
+def is_count(value: object) -> bool:
+    """Whether a JSON value is an integer from 0 on (``True`` is not)."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _read_header(data: bytes) -> tuple[dict[str, object], int]:
+    if len(data) < _PREFIX.size + _DIGEST_SIZE or not data.startswith(_MAGIC):
+        raise InvalidSnapshot(f"not a dump: {len(data)} bytes without the mark of one")
+    if data[-_DIGEST_SIZE:] != _digest(data[:-_DIGEST_SIZE]):
+        raise InvalidSnapshot("the dump is damaged: its checksum does not match")
+    _, version, header_length = _PREFIX.unpack_from(data)
+    if version != FORMAT_VERSION:
+        raise SnapshotMismatch(f"the dump has format version {version} (accepted: {FORMAT_VERSION})")
+    end = _PREFIX.size + header_length
+    try:
+        header = json.loads(data[_PREFIX.size : end])
+    except (ValueError, RecursionError) as error:
+        raise InvalidSnapshot("the dump's header is not JSON") from error
+    if not isinstance(header, dict) or set(header) != {"kind", "meta", "sections"}:
+        raise InvalidSnapshot("the dump's header is malformed")
+    return header, end
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_SIZE).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One ``cut`` in the history of a sequence.
+
+    Attributes:
+        start: first position that was cut.
+        removed: the tokens that were cut.
+        length_before: tokens the sequence held when it was cut, those removed included.
+    """
+
+    start: int
+    removed: tuple[int, ...]
+    length_before: int
+
+    @property
+    def end(self) -> int:
+        """The position after the last that was cut."""
+        return self.start + len(self.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSnapshot:
+    """The whole state of one sequence.
+
+    Attributes:
+        backend: who made it.
+        payload_format: how ``payload`` is laid out: whoever has the same format can use it as it is.
+        fingerprint: the model's.
+        tokens: the tokens held, int32 [S]; positions are 0 to S-1.
+        edits: the cuts that led here, oldest first: tokens and edits suffice to rebuild the KV cache.
+        payload: the KV cache in the backend's own layout, or b"".
+    """
+
+    backend: str
+    payload_format: str
+    fingerprint: str
+    tokens: NDArray[np.int32]
+    edits: tuple[Edit, ...]
+    payload: bytes
+
+    def to_bytes(self) -> bytes:
+        """The container, kind "sequence"."""
+        meta = {
+            "backend": self.backend,
+            "payload_format": self.payload_format,
+            "fingerprint": self.fingerprint,
+            "edits": [[e.start, len(e.removed), e.length_before] for e in self.edits],
+        }
+        removed = np.array([token for e in self.edits for token in e.removed], "<i4")
+        return pack("sequence", meta, (self.tokens.astype("<i4").tobytes(), removed.tobytes(), self.payload))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read a container; every value is checked.
+
+        Raises:
+            InvalidSnapshot, SnapshotMismatch: see ``unpack``.
+        """
+        meta, sections = unpack("sequence", data)
+        names = ("backend", "payload_format", "fingerprint")
+        if set(meta) != {*names, "edits"} or not all(isinstance(meta[n], str) for n in names) or len(sections) != 3:
+            raise InvalidSnapshot("the dump of a sequence lacks a part")
+        tokens, removed = _tokens(sections[0]), _tokens(sections[1])
+        edits = _read_edits(meta["edits"], removed, len(tokens))
+        backend, payload_format, fingerprint = (str(meta[n]) for n in names)
+        return cls(backend, payload_format, fingerprint, tokens, edits, sections[2])
+
+
+def _tokens(section: bytes) -> NDArray[np.int32]:
+    if len(section) % 4:
+        raise InvalidSnapshot("the dump's tokens are not whole")
+    return np.frombuffer(section, "<i4").astype(np.int32)
+
+
+def _read_edits(rows: object, removed: NDArray[np.int32], n_tokens: int) -> tuple[Edit, ...]:
+    """The edits, checked to be a history that can have led to ``n_tokens`` tokens."""
+    if not isinstance(rows, list):
+        raise InvalidSnapshot("the dump's edit history is malformed")
+    edits: list[Edit] = []
+    taken = length = 0
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 3 or not all(is_count(n) for n in row):
+            raise InvalidSnapshot("the dump's edit history is malformed")
+        start, n_removed, length_before = row
+        if n_removed == 0 or start + n_removed > length_before or length_before < length:
+            raise InvalidSnapshot("the dump's edit history contradicts itself")
+        edits.append(Edit(start, tuple(removed[taken : taken + n_removed].tolist()), length_before))
+        taken, length = taken + n_removed, length_before - n_removed
+    if taken != len(removed) or length > n_tokens:
+        raise InvalidSnapshot("the dump's edit history contradicts its tokens")
+    return tuple(edits)
