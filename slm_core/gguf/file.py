@@ -1,0 +1,244 @@
+"""GGUF model files, opened without copying them.
+
+The format is described in ggml's docs/gguf.md; what this reader accepts and refuses follows that text and, where it is
+silent, llama.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf.cursor import Cursor, MappedFile, shown
+from slm_core.gguf.metadata import MIN_PAIR_BYTES, Metadata
+from slm_core.gguf.tensors import MIN_TENSOR_BYTES, TensorInfo, read_tensors
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+_SHARD_NAME = re.compile(r"(?P<model>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+_SAMPLES = 8
+_SAMPLE_BYTES = 4096
+
+
+class _Shard(NamedTuple):
+    file: MappedFile
+    version: int
+    metadata: Metadata
+    tensors: list[TensorInfo]
+    alignment: int
+    header_bytes: int
+
+
+class GgufFile:
+    """A GGUF file, or the shards of one, mapped read-only.
+
+    Opening reads and checks the header alone: every name, type, length and place, so that reading a value or a tensor
+    afterwards cannot fail. It may be used from several threads.
+
+    Attributes:
+        path: the file; of a sharded model, the first shard.
+        shard_paths: all files, in order; one for a model that is not sharded.
+        version: of the format, 2 or 3.
+        metadata: the key-value pairs (of the first shard), read when asked for; see ``Metadata`` for how values look.
+        tensors: where each tensor is, by name, in file order; of all shards.
+        alignment: of tensor data, in bytes.
+        size_bytes: of all files.
+    """
+
+    def __init__(self, shards: list[_Shard]) -> None:
+        first = shards[0]
+        self.path = first.file.path
+        self.shard_paths = tuple(shard.file.path for shard in shards)
+        self.version = first.version
+        self.metadata = first.metadata
+        self.alignment = first.alignment
+        self.size_bytes = sum(shard.file.size for shard in shards)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_by_name(shards))
+        self._shards = shards
+        self._fingerprint: str | None = None
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open a file, or all shards of a model through any of them.
+
+        Args:
+            path: a ``.gguf`` file; vocabulary-only files have no tensors. Shards are named by llama.cpp's scheme,
+                ``NAME-00001-of-00003.gguf``, and lie in one folder.
+
+        Raises:
+            InvalidModelFile: the file cannot be read, is damaged, or a shard is missing; the message says where.
+            UnsupportedModel: the file is sound, but of a version, byte order, or with a type that is not known here.
+        """
+        given = Path(path)
+        shard = _read_shard(given, 0)
+        n_shards = _n_shards(shard)
+        if n_shards == 1:
+            return cls([shard])
+        shards = [_read_shard(sibling, i) for i, sibling in enumerate(_sibling_paths(given, n_shards))]
+        _check_shards(shards)
+        return cls(shards)
+
+    def require(self, key: str, type_: type[T]) -> T:
+        """The metadata value of ``key``, strictly typed; see ``Metadata.require``."""
+        return self.metadata.require(key, type_)
+
+    def get(self, key: str, type_: type[T], default: D) -> T | D:
+        """The metadata value of ``key``, strictly typed, or ``default`` where there is none; see ``Metadata.typed``."""
+        return self.metadata.typed(key, type_, default)
+
+    def tensor_data(self, name: str) -> NDArray[np.uint8]:
+        """A tensor's packed blocks as stored, without a copy.
+
+        Returns:
+            uint8 ``[n_bytes]``, read-only. It shares the mapping, which stays in memory as long as the array is held,
+            even past ``close()``.
+
+        Raises:
+            UnsupportedModel: there is no such tensor.
+            ModelClosed: after ``close()``.
+        """
+        if name not in self.tensors:
+            raise UnsupportedModel(f"{self.path}: tensor {shown(name)} is missing")
+        tensor = self.tensors[name]
+        return self._shards[tensor.shard].file.view(tensor.offset, tensor.n_bytes)
+
+    def fingerprint(self) -> str:
+        """A name for the content: 64 hexadecimal digits (blake2b-256), whatever the path and date of the file.
+
+        It covers the whole header (all metadata, all names, shapes, types and places of tensors) and of each tensor
+        eight evenly spread pieces of 4 KiB, the first and the last among them, or all of it where that is less.
+        Training moves every weight and quantizing anew changes every block, so two models that differ have different
+        samples, while a large file costs a few thousand page reads. It tells models apart; it does not prove a file
+        undamaged. Shards are hashed as they are, so a sharded copy has a fingerprint of its own.
+
+        Raises:
+            ModelClosed: after ``close()``, unless it was asked for before.
+        """
+        if self._fingerprint is None:
+            digest = blake2b(digest_size=32)
+            for shard in self._shards:
+                digest.update(shard.file.view(0, shard.header_bytes).data)
+                for tensor in shard.tensors:
+                    for start, n_bytes in _sample(tensor.n_bytes):
+                        digest.update(shard.file.view(tensor.offset + start, n_bytes).data)
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def close(self) -> None:
+        """Let go of the mapping. Twice is fine; reading values or tensors afterwards raises ``ModelClosed``."""
+        for shard in self._shards:
+            shard.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<GgufFile {str(self.path)!r}: {len(self.metadata)} metadata keys, {len(self.tensors)} tensors>"
+
+
+def _read_shard(path: Path, index: int) -> _Shard:
+    file = MappedFile(path)
+    cursor = Cursor(file)
+    version = _read_version(cursor)
+    n_tensors = cursor.count("the number of tensors", MIN_TENSOR_BYTES)
+    n_pairs = cursor.count("the number of metadata keys", MIN_PAIR_BYTES)
+    metadata = Metadata(cursor, n_pairs, file)
+    alignment = _alignment(metadata, cursor)
+    tensors, header_bytes = read_tensors(cursor, n_tensors, alignment, index)
+    return _Shard(file, version, metadata, tensors, alignment, header_bytes)
+
+
+def _read_version(cursor: Cursor) -> int:
+    magic = cursor.data[:4]
+    if magic != _MAGIC[: len(magic)]:
+        raise cursor.damaged(f"not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}")
+    cursor.skip(4, "the magic number")
+    version = cursor.u32("the format version")
+    swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+    if version not in _VERSIONS and swapped in (*_VERSIONS, 1):
+        raise UnsupportedModel(f"{cursor.path}: a big-endian file (accepted: little-endian); convert the model anew")
+    if version not in _VERSIONS:
+        raise UnsupportedModel(f"{cursor.path}: GGUF version {version} (accepted: 2, 3)")
+    return version
+
+
+def _alignment(metadata: Metadata, cursor: Cursor) -> int:
+    key = "general.alignment"
+    if key not in metadata:
+        return _DEFAULT_ALIGNMENT
+    if metadata.type_name(key) != "uint32":
+        raise cursor.damaged(f"metadata {key!r} is {metadata.type_name(key)}, but uint32 is wanted")
+    alignment = metadata.require(key, int)
+    if alignment < 8 or alignment & (alignment - 1):
+        raise cursor.damaged(f"metadata {key!r} is {alignment} (accepted: powers of two from 8)")
+    return alignment
+
+
+def _n_shards(shard: _Shard) -> int:
+    n_shards = shard.metadata.typed("split.count", int, 0) or 1
+    if n_shards < 1:
+        raise InvalidModelFile(f"{shard.file.path}: metadata 'split.count' is {n_shards}")
+    return n_shards
+
+
+def _sibling_paths(path: Path, n_shards: int) -> Iterable[Path]:
+    match = _SHARD_NAME.fullmatch(path.name)
+    if match is None or int(match["count"]) != n_shards:
+        raise InvalidModelFile(
+            f"{path}: one of {n_shards} shards (metadata 'split.count'), but not named"
+            f" NAME-00001-of-{n_shards:05}.gguf, so the others cannot be found: give it the name it was made with"
+        )
+    return (path.with_name(f"{match['model']}-{i:05}-of-{n_shards:05}.gguf") for i in range(1, n_shards + 1))
+
+
+def _check_shards(shards: list[_Shard]) -> None:
+    for i, shard in enumerate(shards):
+        for key, wanted in (("split.count", len(shards)), ("split.no", i)):
+            found = shard.metadata.require(key, int)
+            if found != wanted:
+                raise InvalidModelFile(
+                    f"{shard.file.path}: metadata {key!r} is {found}, but by its name it is {wanted}"
+                )
+    wanted = shards[0].metadata.require("split.tensors.count", int)
+    found = sum(len(shard.tensors) for shard in shards)
+    if found != wanted:
+        path = shards[0].file.path
+        raise InvalidModelFile(
+            f"{path}: metadata 'split.tensors.count' is {wanted}, but the shards hold {found} tensors"
+        )
+
+
+def _by_name(shards: list[_Shard]) -> dict[str, TensorInfo]:
+    found: dict[str, TensorInfo] = {}
+    for shard in shards:
+        for tensor in shard.tensors:
+            if tensor.name in found:
+                raise InvalidModelFile(f"{shard.file.path}: tensor {shown(tensor.name)} appears twice")
+            found[tensor.name] = tensor
+    return found
+
+
+def _sample(n_bytes: int) -> list[tuple[int, int]]:
+    """Where ``fingerprint`` looks in a tensor: starts and lengths, in bytes."""
+    if n_bytes <= _SAMPLES * _SAMPLE_BYTES:
+        return [(0, n_bytes)]
+    last = n_bytes - _SAMPLE_BYTES
+    return [(last * i // (_SAMPLES - 1), _SAMPLE_BYTES) for i in range(_SAMPLES)]
