@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slm_core.errors import InvalidModelFile, ModelClosed
+from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
+
+MAX_ITEMS = 2**23
+"""Strings and nested arrays in one file: ten times the largest known vocabulary, walked in seconds at the worst."""
 
 
 def shown(text: str) -> str:
@@ -84,13 +87,14 @@ class Cursor:
         size: where the file ends.
     """
 
-    __slots__ = ("data", "offset", "path", "size")
+    __slots__ = ("_items_left", "data", "offset", "path", "size")
 
     def __init__(self, file: MappedFile, offset: int = 0) -> None:
         self.path = file.path
         self.data = file.data
         self.size = file.size
         self.offset = offset
+        self._items_left = MAX_ITEMS
 
     @property
     def left(self) -> int:
@@ -134,6 +138,16 @@ class Cursor:
                 f"byte {start}: {what} is {n}, but {self.left} bytes are left and each takes {min_bytes} at least"
             )
         return n
+
+    def spend(self, n: int, what: str) -> None:
+        """Count ``n`` strings or arrays, to be walked one by one, against what one file may have.
+
+        Raises:
+            UnsupportedModel: that makes more than ``MAX_ITEMS``.
+        """
+        self._items_left -= n
+        if self._items_left < 0:
+            raise UnsupportedModel(f"{self.path}: more than {MAX_ITEMS} strings and arrays in the metadata (at {what})")
 
     def name(self, what: str, max_bytes: int) -> str:
         """Read a string that must be valid UTF-8 of at most ``max_bytes``."""

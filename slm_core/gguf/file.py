@@ -19,7 +19,7 @@ from slm_core.gguf.tensors import MIN_TENSOR_BYTES, TensorInfo, read_tensors
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -89,7 +89,7 @@ class GgufFile:
         n_shards = _n_shards(shard)
         if n_shards == 1:
             return cls([shard])
-        shards = [_read_shard(sibling, i) for i, sibling in enumerate(_sibling_paths(given, n_shards))]
+        shards = [_read_shard(sibling, i) for i, sibling in enumerate(_shard_paths(given, n_shards))]
         _check_shards(shards)
         return cls(shards)
 
@@ -199,14 +199,20 @@ def _n_shards(shard: _Shard) -> int:
     return n_shards
 
 
-def _sibling_paths(path: Path, n_shards: int) -> Iterable[Path]:
+def _shard_paths(path: Path, n_shards: int) -> list[Path]:
     match = _SHARD_NAME.fullmatch(path.name)
     if match is None or int(match["count"]) != n_shards:
         raise InvalidModelFile(
             f"{path}: one of {n_shards} shards (metadata 'split.count'), but not named"
             f" NAME-00001-of-{n_shards:05}.gguf, so the others cannot be found: give it the name it was made with"
         )
-    return (path.with_name(f"{match['model']}-{i:05}-of-{n_shards:05}.gguf") for i in range(1, n_shards + 1))
+    paths = [path.with_name(f"{match['model']}-{i:05}-of-{n_shards:05}.gguf") for i in range(1, n_shards + 1)]
+    missing = [sibling.name for sibling in paths if not sibling.exists()]
+    if missing:
+        raise InvalidModelFile(
+            f"{path}: {len(missing)} of {n_shards} shards missing beside it, the first is {missing[0]}"
+        )
+    return paths
 
 
 def _check_shards(shards: list[_Shard]) -> None:

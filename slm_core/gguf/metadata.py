@@ -192,8 +192,10 @@ def _skip_array(cursor: Cursor, what: str, depth: int) -> None:
         )
     item, n = _array_header(cursor, what)
     if item is ValueType.STRING:
+        cursor.spend(n, what)
         cursor.skip_texts(n, what)
     elif item is ValueType.ARRAY:
+        cursor.spend(n, what)
         for _ in range(n):
             _skip_array(cursor, what, depth + 1)
     else:

@@ -74,6 +74,12 @@ def read_tensors(cursor: Cursor, n_tensors: int, alignment: int, shard: int) -> 
         InvalidModelFile: the directory is damaged, or a tensor is misaligned, overlaps another or leaves the file.
         UnsupportedModel: a type is unknown.
     """
+    # Tensors start at different multiples of the alignment, so that each but the last takes that much at least.
+    least = n_tensors * (MIN_TENSOR_BYTES + alignment) - alignment
+    if least > cursor.left:
+        raise cursor.damaged(
+            f"truncated: {n_tensors} tensors take {least} bytes at least, the file has {cursor.left} left"
+        )
     entries = [_read_entry(cursor) for _ in range(n_tensors)]
     header_end = cursor.offset
     data_start = -(-header_end // alignment) * alignment
