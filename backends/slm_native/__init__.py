@@ -1,0 +1,1 @@
+"""The native engine: GGUF models on NumPy and on C++ kernels."""

@@ -1,0 +1,36 @@
+"""Finds the C++ extension, or says why there is none."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+
+from slm_core.errors import BackendUnavailable
+
+_NAME = "slm_native._native"
+_NOTE = "slm_native._native_missing"  # written by CMake where it could not build the extension
+
+
+def why_missing() -> str | None:
+    """Why the extension was not built; None where it is there, sound or not."""
+    if importlib.util.find_spec(_NAME) is not None:
+        return None
+    if importlib.util.find_spec(_NOTE) is not None:
+        reason: str = importlib.import_module(_NOTE).REASON
+        return reason
+    return "the package runs from a source tree that was never installed (pip install .)"
+
+
+def load() -> ModuleType:
+    """Import the extension.
+
+    Raises:
+        BackendUnavailable: it is missing, or it is there and does not load; the message says which and why.
+    """
+    if (missing := why_missing()) is not None:
+        raise BackendUnavailable(f"the C++ extension is missing: {missing}")
+    try:
+        return importlib.import_module(_NAME)
+    except ImportError as error:
+        raise BackendUnavailable(f"the C++ extension is there but does not load: {error}") from error

@@ -1,0 +1,26 @@
+"""Q4_1 (ggml type 3): 32 weights of 4 bits, scale and minimum; 5 bits a weight."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.gguf import GgmlType
+from slm_native.quant._format import Blocks, QuantFormat, as_float, planes
+
+BLOCK = np.dtype(
+    [
+        ("scale", "<f2"),
+        ("minimum", "<f2"),
+        ("nibbles", "u1", 16),  # byte j: weight j in the low nibble, weight j + 16 in the high one
+    ]
+)
+
+
+def expand(blocks: Blocks) -> NDArray[np.float32]:
+    """``scale * q + minimum``."""
+    q = planes(blocks["nibbles"], 4).reshape(-1, 32)
+    return as_float(blocks["scale"]) * q.astype(np.float32) + as_float(blocks["minimum"])
+
+
+FORMAT = QuantFormat(GgmlType.Q4_1, BLOCK, expand)
