@@ -70,7 +70,7 @@ class ModelShape:
 SHAPES: dict[Architecture, ModelShape] = {
     "llama": ModelShape("llama", 3, 96, 160, 6, 2, 32, 1e4, 1e-5, tied=False),
     "qwen2": ModelShape("qwen2", 3, 96, 224, 6, 2, 16, 1e5, 1e-6, tied=False),
-    "qwen3": ModelShape("qwen3", 3, 64, 160, 4, 2, 32, 1e6, 1e-6, tied=True),
+    "qwen3": ModelShape("qwen3", 3, 64, 160, 6, 3, 32, 1e6, 1e-6, tied=True),
 }
 
 
