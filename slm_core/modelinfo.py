@@ -1,0 +1,67 @@
+"""What a GGUF file says about its model, for every backend that loads GGUF files."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from slm_core.errors import InvalidModelFile
+from slm_core.gguf import GgufFile
+from slm_core.types import ModelInfo
+
+EMBEDDING_TENSOR = "token_embd.weight"
+
+
+def model_info(gguf: GgufFile, *, backend: str, device: str) -> ModelInfo:
+    """Describe the model in a file.
+
+    Args:
+        gguf: the open file; of a vocabulary-only file, counts of weights are 0 and the quantization is "".
+        backend: who runs it, with the tier or build that was chosen, as in "native (reference)".
+        device: where it runs.
+
+    Returns:
+        What the file says; ``reason`` and ``formatter`` stay empty, as whoever chooses those fills them in.
+
+    Raises:
+        UnsupportedModel: a key that every model has is missing; the message names it.
+        InvalidModelFile: a value is of the wrong type or below 1.
+    """
+    architecture = gguf.require("general.architecture", str)
+    return ModelInfo(
+        path=gguf.path,
+        backend=backend,
+        architecture=architecture,
+        name=gguf.get("general.name", str, ""),
+        n_params=sum(tensor.n_elements for tensor in gguf.tensors.values()),
+        n_layers=_size(gguf, f"{architecture}.block_count"),
+        n_embd=_size(gguf, f"{architecture}.embedding_length"),
+        n_vocab=_n_vocab(gguf),
+        n_ctx_train=_size(gguf, f"{architecture}.context_length"),
+        quantization=main_weight_type(gguf),
+        n_bytes=sum(tensor.n_bytes for tensor in gguf.tensors.values()),
+        fingerprint=gguf.fingerprint(),
+        chat_template=gguf.get("tokenizer.chat_template", str, None),
+        device=device,
+    )
+
+
+def main_weight_type(gguf: GgufFile) -> str:
+    """The weight type that takes the most bytes of the file ("Q4_K"), or "" where there are no tensors."""
+    n_bytes: Counter[str] = Counter()
+    for tensor in gguf.tensors.values():
+        n_bytes[tensor.ggml_type.name] += tensor.n_bytes
+    return max(n_bytes, key=n_bytes.__getitem__, default="")
+
+
+def _size(gguf: GgufFile, key: str) -> int:
+    size = gguf.require(key, int)
+    if size < 1:
+        raise InvalidModelFile(f"{gguf.path}: metadata {key!r} is {size} (accepted: 1 or more)")
+    return size
+
+
+def _n_vocab(gguf: GgufFile) -> int:
+    """Rows of the embedding, which the logits have, too; without one, the length of the token list."""
+    if EMBEDDING_TENSOR in gguf.tensors:
+        return gguf.tensors[EMBEDDING_TENSOR].shape[0]
+    return len(gguf.require("tokenizer.ggml.tokens", list[str]))
