@@ -27,6 +27,7 @@ One tree, so that ``except SlmError`` catches all of it and nothing else::
     ├── SnapshotError
     │   ├── InvalidSnapshot       the bytes are not a whole, undamaged snapshot
     │   └── SnapshotMismatch      a sound snapshot of something else
+    ├── SamplingError             no token can be chosen from these logits
     ├── VocabError                text or ids that the vocabulary cannot take
     ├── TemplateError             a chat template refused, failed or ran out of its bounds
     ├── SessionError
@@ -146,6 +147,10 @@ class InvalidSnapshot(SnapshotError):
 
 class SnapshotMismatch(SnapshotError):
     """A sound snapshot of another model or kind."""
+
+
+class SamplingError(SlmError):
+    """No token can be chosen from these logits."""
 
 
 class VocabError(SlmError):

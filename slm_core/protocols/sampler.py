@@ -41,6 +41,10 @@ class Sampler(Protocol):
         """Tell the sampler what was taken, so that penalties see it. Chosen, forced and prompt tokens alike."""
         ...
 
+    def set_history(self, tokens: Sequence[int]) -> None:
+        """Replace what penalties see: the history was edited. The stream of random numbers goes on."""
+        ...
+
     def reset(self) -> None:
         """Back to the state at creation."""
         ...

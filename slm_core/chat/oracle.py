@@ -1,0 +1,166 @@
+"""An oracle: questions about a chat whose answers leave no trace in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.chat.schema import Schema
+from slm_core.chat.session import Session
+from slm_core.errors import InvalidOption, OracleError
+from slm_core.generation import Answer, Brake
+from slm_core.generation.loop import log_probability
+from slm_core.sampling import Sampling
+
+if TYPE_CHECKING:
+    from slm_core.chat.chat import Chat
+
+_Value = TypeVar("_Value")
+GREEDY = Sampling(temperature=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[_Value]):
+    """What ``Oracle.choose`` found.
+
+    Attributes:
+        value: the likeliest option.
+        probabilities: of each option, in the order given; they add up to 1.
+    """
+
+    value: _Value
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """What ``Oracle.extract`` found.
+
+    Attributes:
+        value: the JSON value, or the pydantic object.
+        text: the answer it was read from.
+    """
+
+    value: object
+    text: str
+
+
+class Oracle:
+    """Asks a chat's model about the chat so far.
+
+    Every call leaves no trace in the chat: messages, tokens, lengths and next logits are what they were, on
+    success, on an error, on a raising callback, on a cancelled answer. Answers are greedy unless sampling is given.
+
+    Args:
+        chat: what the questions are about.
+    """
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+
+    def ask(self, question: str, *, sampling: Sampling = GREEDY, brakes: Sequence[Brake] = ()) -> Answer:
+        """The answer to a question, as the chat's next user message."""
+        return self._ask(question, sampling, brakes, thinking=self._chat.options.thinking)
+
+    def think(self, question: str, *, sampling: Sampling = GREEDY, brakes: Sequence[Brake] = ()) -> Answer:
+        """The same, with reasoning asked for; it is in ``Answer.reasoning``.
+
+        Raises:
+            TemplateError: the model's chat format has no way to ask for reasoning.
+        """
+        return self._ask(question, sampling, brakes, thinking=True)
+
+    def choose(self, question: str, options: Sequence[_Value] | type[Enum]) -> Choice[_Value]:
+        """Which option the model finds likeliest as its whole answer.
+
+        Each option is scored by the probability of its tokens and of the answer ending after them.
+
+        Args:
+            question: asked as the chat's next user message.
+            options: at least two strings (or values whose ``str`` differ), or an Enum of such values.
+
+        Raises:
+            InvalidOption: fewer than two options, an empty one, or two that read the same.
+        """
+        values, texts = _options(options)
+        with self._chat.detour(question, thinking=self._chat.options.thinking) as session:
+            scores = np.array(_score(session, texts))
+        likelihoods = np.exp(scores - scores.max())
+        probabilities = likelihoods / likelihoods.sum()
+        return Choice(values[int(scores.argmax())], tuple(probabilities.tolist()))
+
+    def extract(self, schema: object, question: str | None = None) -> Extraction:
+        """A JSON value that fits a schema, from what the chat holds.
+
+        Args:
+            schema: a JSON schema as a mapping, or a pydantic model class.
+            question: asks for the JSON; None for "Give me JSON with the keys ...".
+
+        Raises:
+            OracleError: the answer holds no JSON, or JSON that does not fit.
+            InvalidOption: the schema uses what is not supported.
+        """
+        checker = Schema(schema)
+        text = self.ask(question if question is not None else checker.question()).text
+        return Extraction(checker.read(_first_json(text)), text)
+
+    def _ask(self, question: str, sampling: Sampling, brakes: Sequence[Brake], *, thinking: bool | None) -> Answer:
+        formatter = self._chat.formatter
+        limits = replace(sampling, stop=(*sampling.stop, *formatter.stops))
+        with self._chat.detour(question, thinking=thinking) as session:
+            raw = session.generate(limits, brakes=brakes, special=True).run()
+        parser = formatter.stream_parser(thinking=thinking)
+        parser.feed(raw.text)
+        _, message = parser.finish()
+        return replace(raw, text=message.content, reasoning=message.reasoning, tool_calls=message.tool_calls)
+
+
+def _options(options: Sequence[_Value] | type[Enum]) -> tuple[list[_Value], list[str]]:
+    values: list[_Value] = list(options)  # type: ignore[arg-type]  # an Enum class iterates its members
+    texts = [str(value.value) if isinstance(value, Enum) else str(value) for value in values]
+    if len(texts) < 2 or len(set(texts)) < len(texts) or not all(texts):
+        raise InvalidOption(f"options {texts!r} (accepted: at least two texts, different and not empty)")
+    return values, texts
+
+
+def _score(session: Session, texts: Sequence[str]) -> list[float]:
+    """Log-probability of each text as the whole answer."""
+    length = session.n_tokens
+    first = _row(session)
+    scores = []
+    for text in texts:
+        score, row = 0.0, first
+        for token in session.vocab.encode(text, add_special=False, parse_special=False):
+            score += log_probability(row, token)
+            session.append_tokens([token])
+            row = _row(session)
+        scores.append(score + _end_log_probability(row, session.vocab.eog_ids))
+        session.truncate(length)
+    return scores
+
+
+def _row(session: Session) -> NDArray[np.float32]:
+    row = session.next_logits()
+    assert row is not None, "nobody cancels here"
+    return row
+
+
+def _end_log_probability(row: NDArray[np.float32], eog_ids: frozenset[int]) -> float:
+    return float(np.logaddexp.reduce([log_probability(row, token) for token in sorted(eog_ids)])) if eog_ids else 0.0
+
+
+def _first_json(text: str) -> object:
+    starts = [at for at in (text.find("{"), text.find("[")) if at >= 0]
+    if not starts:
+        raise OracleError(f"the answer holds no JSON: {text!r}")
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text, min(starts))
+    except (ValueError, RecursionError) as error:
+        raise OracleError(f"the answer holds broken JSON ({error}): {text!r}") from error
+    return value
