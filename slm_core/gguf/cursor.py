@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import stat
 import struct
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -72,6 +74,16 @@ class MappedFile:
     def view(self, offset: int, n_bytes: int) -> NDArray[np.uint8]:
         """``n_bytes`` of the file from ``offset`` as a read-only array that shares the mapping."""
         return np.frombuffer(self.data, np.uint8, n_bytes, offset)
+
+    @contextmanager
+    def scattered_reads(self) -> Iterator[None]:
+        """Keep the system from reading ahead meanwhile: around each page touched it may fetch megabytes."""
+        data = self.data
+        data.madvise(mmap.MADV_RANDOM)
+        try:
+            yield
+        finally:
+            data.madvise(mmap.MADV_NORMAL)
 
     def close(self) -> None:
         """Let go of the mapping; views that are still held keep it alive until they are gone."""

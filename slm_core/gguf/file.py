@@ -29,6 +29,7 @@ D = TypeVar("D")
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
+_ALIGNMENT_KEY = "general.alignment"
 _DEFAULT_ALIGNMENT = 32
 _SHARD_NAME = re.compile(r"(?P<model>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _SAMPLES = 8
@@ -133,9 +134,10 @@ class GgufFile:
             digest = blake2b(digest_size=32)
             for shard in self._shards:
                 digest.update(shard.file.view(0, shard.header_bytes).data)
-                for tensor in shard.tensors:
-                    for start, n_bytes in _sample(tensor.n_bytes):
-                        digest.update(shard.file.view(tensor.offset + start, n_bytes).data)
+                with shard.file.scattered_reads():
+                    for tensor in shard.tensors:
+                        for start, n_bytes in _sample(tensor.n_bytes):
+                            digest.update(shard.file.view(tensor.offset + start, n_bytes).data)
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
@@ -181,7 +183,7 @@ def _read_version(cursor: Cursor) -> int:
 
 
 def _alignment(metadata: Metadata, cursor: Cursor) -> int:
-    key = "general.alignment"
+    key = _ALIGNMENT_KEY
     if key not in metadata:
         return _DEFAULT_ALIGNMENT
     if metadata.type_name(key) != "uint32":
@@ -223,12 +225,27 @@ def _check_shards(shards: list[_Shard]) -> None:
                 raise InvalidModelFile(
                     f"{shard.file.path}: metadata {key!r} is {found}, but by its name it is {wanted}"
                 )
+        _check_shard_alignment(shard, shards[0].alignment)
     wanted = shards[0].metadata.require("split.tensors.count", int)
     found = sum(len(shard.tensors) for shard in shards)
     if found != wanted:
         path = shards[0].file.path
         raise InvalidModelFile(
             f"{path}: metadata 'split.tensors.count' is {wanted}, but the shards hold {found} tensors"
+        )
+
+
+def _check_shard_alignment(shard: _Shard, alignment: int) -> None:
+    """Refuse a shard whose data start is a guess.
+
+    An alignment is stated in the first shard only; llama.cpp's splitter lays out the others with the default all the
+    same, the gguf package's writer with the stated one.
+    """
+    stated = not shard.tensors or _ALIGNMENT_KEY in shard.metadata
+    if not stated and -shard.header_bytes % alignment != -shard.header_bytes % shard.alignment:
+        raise UnsupportedModel(
+            f"{shard.file.path}: where the tensors start is not certain: metadata {_ALIGNMENT_KEY!r} is {alignment} in"
+            " the first shard and missing in this one: convert the model anew, to one file or without it"
         )
 
 
