@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import index as as_index
 from types import TracebackType
@@ -13,7 +13,7 @@ from slm_core.chat.messages import from_json, to_json
 from slm_core.chat.prompt import encode_segments
 from slm_core.chat.session import Session
 from slm_core.chat.session_dump import read_sampling
-from slm_core.errors import InvalidSnapshot, SessionError
+from slm_core.errors import InvalidSnapshot, SessionError, SlmError
 from slm_core.generation import Answer, Brake, Event, FinishReason, Generation
 from slm_core.protocols import Context, Formatter, StreamParser, Vocab
 from slm_core.sampling import SamplerChain, Sampling
@@ -91,6 +91,16 @@ class ChatStream(Iterator[Event]):
         """End it as soon as possible, from any thread; what was said so far becomes the answer."""
         self._generation.cancel()
 
+    @property
+    def paused(self) -> bool:
+        """Whether a brake paused it."""
+        return self._generation.paused
+
+    def resume(self, brakes: Sequence[Brake] | None = None) -> Self:
+        """Go on after a pause, as if there had been none; with the same brakes unless others are given."""
+        self._generation.resume(brakes)
+        return self
+
     def run(self) -> Answer:
         """Iterate to the end; returns the answer."""
         for _ in self:
@@ -98,7 +108,7 @@ class ChatStream(Iterator[Event]):
         return self.answer
 
     def __next__(self) -> Event:
-        if self._answer is not None:
+        if self._answer is not None or self.paused:
             raise StopIteration
         try:
             event = next(self._generation, None)
@@ -132,14 +142,13 @@ class Chat:
     """A conversation. After each change all messages are rendered, and what the KV cache shares with that is kept.
 
     Args:
-        session: an empty session; the chat closes it.
+        session: an empty session; closed with the chat.
         formatter: the model's chat format.
         system: content of a first, system message.
         messages: what was said before.
         sampling: for all answers; the session's where None.
         tools: JSON schemas of the tools that the model may call.
         thinking: ask for reasoning, or for none; None leaves it to the template.
-        context: a context that belongs to this chat alone: closed with it.
 
     Raises:
         TemplateError: the chat format refuses the messages.
@@ -156,7 +165,6 @@ class Chat:
         sampling: Sampling | None = None,
         tools: Sequence[Mapping[str, object]] = (),
         thinking: bool | None = None,
-        context: Context | None = None,
     ) -> None:
         self.session = session
         self.formatter = formatter
@@ -165,7 +173,6 @@ class Chat:
         self._messages: tuple[Message, ...] = ()
         self._stream: ChatStream | None = None
         self._n_answers = 0
-        self._context = context
         self._become((*first, *messages))
 
     @property
@@ -241,7 +248,7 @@ class Chat:
         after = self._encode(messages)
         self.session.follow(before)
         start, end = _removed_span(before, after)
-        if before[:start] + before[end:] != after:
+        if end < start or before[:start] + before[end:] != after:
             self._become(tuple(messages))
             return min(self.session.context.edit_level, EditLevel.TRUNCATE)
         level = self.session.remove_span(start, end)
@@ -253,9 +260,7 @@ class Chat:
     def fork(self) -> Chat:
         """An independent copy in another sequence of the same context."""
         self._settle()
-        twin = Chat(self.session.fork(), self.formatter, sampling=self.options.sampling)
-        twin._take_over(self.options, self._messages, self._n_answers)
-        return twin
+        return Chat.around(self.session.fork(), self.formatter, self.options, self._messages, self._n_answers)
 
     def dump(self) -> bytes:
         """Everything: messages, options, and the session with its KV cache."""
@@ -272,6 +277,21 @@ class Chat:
         return pack("chat", meta, (self.session.dump(),))
 
     @classmethod
+    def around(
+        cls,
+        session: Session,
+        formatter: Formatter,
+        options: ChatOptions,
+        messages: Sequence[Message],
+        n_answers: int,
+    ) -> Self:
+        """A chat around a session that stands where another chat's stood: nothing is rendered or decoded."""
+        chat = cls.__new__(cls)
+        chat.session, chat.formatter, chat.options = session, formatter, options
+        chat._messages, chat._n_answers, chat._stream = tuple(messages), n_answers, None
+        return chat
+
+    @classmethod
     def restore(cls, model: ChatModel, data: bytes) -> Self:
         """A chat that goes on where a dumped one stood, in a new context of ``model``; on another backend, too.
 
@@ -282,9 +302,8 @@ class Chat:
         n_ctx, n_seq_max, n_batch = state.context
         context = model.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
         try:
-            session = Session.restore(context, model.vocab, state.session)
-            chat = cls(session, model.formatter, sampling=state.options.sampling, context=context)
-            chat._take_over(state.options, state.messages, state.n_answers)
+            session = Session.restore(context, model.vocab, state.session, owns_context=True)
+            chat = cls.around(session, model.formatter, state.options, state.messages, state.n_answers)
         except BaseException:
             context.close()
             raise
@@ -293,8 +312,6 @@ class Chat:
     def close(self) -> None:
         """Forget everything and give the sequence back. Twice is fine."""
         self.session.close()
-        if self._context is not None:
-            self._context.close()
 
     def __enter__(self) -> Self:
         return self
@@ -330,7 +347,8 @@ class Chat:
         def failed() -> None:
             self._messages = before
             self._stream = None
-            self.session.follow(self._encode(before))
+            with suppress(SlmError):  # the cache follows again at the next call; the first error is the one to show
+                self.session.follow(self._encode(before))
 
         sampling = replace(self.options.sampling, stop=(*self.options.sampling.stop, *self.formatter.stops))
         chain = SamplerChain(sampling, stream=self._n_answers)
@@ -343,15 +361,11 @@ class Chat:
         """An answer that nobody iterates any more ends here: what was said so far becomes the answer."""
         if self._stream is not None:
             self._stream.cancel()
-            self._stream.run()
+            self._stream.resume().run()
 
     def _become(self, messages: tuple[Message, ...]) -> None:
         self.session.follow(self._encode(messages))
         self._messages = messages
-
-    def _take_over(self, options: ChatOptions, messages: tuple[Message, ...], n_answers: int) -> None:
-        """Stand where another chat stood; the session does already."""
-        self.options, self._messages, self._n_answers = options, messages, n_answers
 
     def _encode(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False, thinking: bool | None = None
@@ -393,7 +407,7 @@ def _read_dump(data: bytes) -> _ChatState:
         raise InvalidSnapshot("the dump's chat options are malformed")
     if not isinstance(sizes, list) or len(sizes) != 3 or not all(is_count(n) and 0 < n < 2**31 for n in sizes):
         raise InvalidSnapshot("the dump's context sizes are malformed")
-    options = ChatOptions(read_sampling(meta["sampling"]), tuple(tools), thinking)  # type: ignore[arg-type]
+    options = ChatOptions(read_sampling(meta["sampling"]), tuple(tools), thinking)
     said = tuple(from_json(message) for message in messages)
     return _ChatState(said, options, n_answers, (sizes[0], sizes[1], sizes[2]), sections[0])
 

@@ -122,7 +122,7 @@ class Oracle:
 
 
 def _options(options: Sequence[_Value] | type[Enum]) -> tuple[list[_Value], list[str]]:
-    values: list[_Value] = list(options)  # type: ignore[arg-type]  # an Enum class iterates its members
+    values: list[_Value] = list(options)
     texts = [str(value.value) if isinstance(value, Enum) else str(value) for value in values]
     if len(texts) < 2 or len(set(texts)) < len(texts) or not all(texts):
         raise InvalidOption(f"options {texts!r} (accepted: at least two texts, different and not empty)")

@@ -46,15 +46,23 @@ class Session:
         vocab: the model's vocabulary.
         seq_id: an empty sequence that no other session has; None for the first such.
         sampling: for answers that bring no sampling of their own.
+        owns_context: whether closing the session closes the context.
 
     Raises:
         InvalidSequence: the sequence is taken, or none is left.
     """
 
     def __init__(
-        self, context: Context, vocab: Vocab, *, seq_id: int | None = None, sampling: Sampling | None = None
+        self,
+        context: Context,
+        vocab: Vocab,
+        *,
+        seq_id: int | None = None,
+        sampling: Sampling | None = None,
+        owns_context: bool = False,
     ) -> None:
         self.context = context
+        self._owns_context = owns_context
         self.vocab = vocab
         self.sampling = sampling if sampling is not None else Sampling()
         self.seq_id = _claim(context, seq_id, self)
@@ -317,7 +325,9 @@ class Session:
         )
 
     @classmethod
-    def restore(cls, context: Context, vocab: Vocab, data: bytes, *, seq_id: int | None = None) -> Self:
+    def restore(
+        cls, context: Context, vocab: Vocab, data: bytes, *, seq_id: int | None = None, owns_context: bool = False
+    ) -> Self:
         """A session that goes on where a dumped one stood; in another context, or on another backend, too.
 
         The sampler is the session's own chain. Brakes are code and are not in a dump: pass them to ``generate``.
@@ -334,6 +344,7 @@ class Session:
         except BaseException:
             session.close()
             raise
+        session._owns_context = owns_context
         return session
 
     @contextlib.contextmanager
@@ -360,13 +371,15 @@ class Session:
             self._marks.update(marks)
 
     def close(self) -> None:
-        """Forget the sequence and give it back. Twice is fine."""
+        """Forget the sequence and give it back, or close the context that is the session's own. Twice is fine."""
         if self._closed:
             return
         self._closed = True
         _owners.get(self.context, {}).pop(self.seq_id, None)
         with contextlib.suppress(ContextClosed):
             self.context.drop(self.seq_id)
+        if self._owns_context:
+            self.context.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,247 @@
+"""``slm.load``: choose a backend for a file, load it, and put chats and sessions on top."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from slm_core.chat import Chat, Session
+from slm_core.errors import BackendUnavailable, InvalidOption, TemplateError, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.plugins import FormatterSource, Registry, registry
+from slm_core.protocols import Backend, Context, Formatter, Model, Vocab
+from slm_core.sampling import Sampling
+from slm_core.tokenization import build_vocab
+from slm_core.types import BackendStatus, ContextOptions, KvType, Message, ModelInfo, ModelOptions, Progress
+
+BACKEND_VARIABLE = "SLM_BACKEND"
+
+
+class LoadedModel:
+    """A model and all that can be done with it; what ``slm.load`` returns. Shareable between threads.
+
+    Args:
+        model: the backend's model.
+        formatter: the chat format, or why there is none.
+        reason: why this backend was chosen.
+    """
+
+    def __init__(self, model: Model, formatter: Formatter | TemplateError, reason: str) -> None:
+        self._model = model
+        self._formatter = formatter
+        name = f"none: {formatter}" if isinstance(formatter, TemplateError) else formatter.name
+        self.info: ModelInfo = replace(model.info, reason=reason, formatter=name)
+
+    @property
+    def model(self) -> Model:
+        """The backend's model, as the contract has it."""
+        return self._model
+
+    @property
+    def vocab(self) -> Vocab:
+        """The model's vocabulary."""
+        return self._model.vocab
+
+    @property
+    def formatter(self) -> Formatter:
+        """The model's chat format.
+
+        Raises:
+            TemplateError: the file has none, and none was named.
+        """
+        if isinstance(self._formatter, TemplateError):
+            raise self._formatter
+        return self._formatter
+
+    def new_context(
+        self,
+        *,
+        n_ctx: int = 4096,
+        n_seq_max: int = 1,
+        n_batch: int = 512,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
+    ) -> Context:
+        """An empty KV cache; see ``types.ContextOptions`` for the sizes."""
+        types = (None if kind is None else _kv_type(kind) for kind in (kv_type_k, kv_type_v))
+        return self._model.new_context(ContextOptions(n_ctx, n_seq_max, n_batch, *types))
+
+    def session(
+        self, *, n_ctx: int = 4096, n_seq_max: int = 8, n_batch: int = 512, sampling: Sampling | None = None
+    ) -> Session:
+        """A session in a context of its own, closed with it; further sessions share the context by ``fork``."""
+        context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
+        return Session(context, self.vocab, sampling=sampling, owns_context=True)
+
+    def chat(
+        self,
+        *,
+        system: str | None = None,
+        messages: Sequence[Message] = (),
+        n_ctx: int = 4096,
+        n_seq_max: int = 8,
+        n_batch: int = 512,
+        sampling: Sampling | None = None,
+        tools: Sequence[Mapping[str, object]] = (),
+        thinking: bool | None = None,
+    ) -> Chat:
+        """A conversation in a context of its own, closed with it; see ``Chat``."""
+        formatter = self.formatter
+        context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
+        try:
+            return Chat(
+                Session(context, self.vocab, sampling=sampling, owns_context=True),
+                formatter,
+                system=system,
+                messages=messages,
+                tools=tools,
+                thinking=thinking,
+            )
+        except BaseException:
+            context.close()
+            raise
+
+    def close(self) -> None:
+        """Free the weights now. Twice is fine; contexts of this model are closed first."""
+        self._model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    backend: str | None = None,
+    device: str = "auto",
+    n_threads: int | None = None,
+    progress: Progress | None = None,
+    formatter: str | Formatter | None = None,
+    **backend_options: object,
+) -> LoadedModel:
+    """Load a model file.
+
+    Args:
+        path: the file; of a sharded model, any shard.
+        backend: by name; else the one that ``SLM_BACKEND`` names; else the best that supports file and device.
+        device: "auto", "cpu", "cuda", ...; a device that is missing is an error.
+        n_threads: CPU threads; None for one per physical core that this process may use.
+        progress: called with the share that is done, 0.0 to 1.0.
+        formatter: a chat format, or the name of one; else the model's own template.
+        backend_options: what the backend's ``load_options`` lists.
+
+    Raises:
+        InvalidModelFile, UnsupportedModel: the file is damaged, or nothing here can run it.
+        UnknownBackend, BackendUnavailable: the backend is not there, or not able.
+        UnknownOption, InvalidOption: an option that the backend does not have, or a value that does not fit.
+    """
+    source = Path(path).expanduser()
+    known = registry()
+    engine, reason = _choose(known, source, backend, device)
+    options = ModelOptions(device, n_threads, progress, backend_options)
+    model = engine.load(source, options)
+    try:
+        return LoadedModel(model, _formatter(known, model, formatter), reason)
+    except BaseException:
+        model.close()
+        raise
+
+
+def backends() -> list[BackendStatus]:
+    """What is installed, what is not, and how to get it. Never raises."""
+    return registry().statuses()
+
+
+def load_vocab(path: str | os.PathLike[str]) -> Vocab:
+    """The vocabulary of a model file alone, also of one that holds nothing else.
+
+    Raises:
+        InvalidModelFile, UnsupportedModel: the file is damaged, or its vocabulary is of an unknown kind.
+    """
+    with GgufFile.open(Path(path).expanduser()) as file:
+        return build_vocab(file)
+
+
+def demo_model_path() -> Path:
+    """The small chat model that ships with the package."""
+    return Path(str(importlib.resources.files("slm_core") / "data" / "demo.gguf"))
+
+
+def _kv_type(name: KvType | str) -> KvType:
+    try:
+        return KvType(name)
+    except ValueError as error:
+        raise InvalidOption(f"unknown KV type {name!r} (accepted: {', '.join(KvType)})") from error
+
+
+def _choose(known: Registry, source: Path, name: str | None, device: str) -> tuple[Backend, str]:
+    """The backend to use, and why."""
+    for chosen, reason in (
+        (name, "named by the caller"),
+        (os.environ.get(BACKEND_VARIABLE), f"named by {BACKEND_VARIABLE}"),
+    ):
+        if chosen:
+            engine = known.backend(chosen)
+            status = engine.status()
+            if not status.installed:
+                hint = f" (to get it: {status.hint})" if status.hint else ""
+                raise BackendUnavailable(f"backend {chosen!r} cannot run here: {status.reason}{hint}")
+            return engine, reason
+    return _best(known, source, device)
+
+
+def _best(known: Registry, source: Path, device: str) -> tuple[Backend, str]:
+    refusals, able = [], []
+    for name in known.backends:
+        engine = known.backend(name)
+        status = engine.status()
+        support = engine.supports(source, device) if status.installed else None
+        if support is not None and support.supported:
+            able.append((support.rank, name, engine))
+        else:
+            refusals.append(f"{name}: {status.reason if support is None else support.reason}")
+    if not able:
+        raise UnsupportedModel(
+            f"no backend can run {source} on device {device!r} ({'; '.join(refusals) or 'none is registered'})"
+        )
+    rank, name, engine = max(able, key=lambda found: found[0])
+    others = ", ".join(f"{other} {r}" for r, other, _ in able if other != name)
+    why = f"ranked {rank} for this file and device" + (f" (others: {others})" if others else ", the only one that can")
+    return engine, "; ".join([why, *refusals])
+
+
+def _formatter(known: Registry, model: Model, wanted: str | Formatter | None) -> Formatter | TemplateError:
+    """The chat format to use; an error where the model has none, to be raised when one is needed."""
+    if wanted is not None and not isinstance(wanted, str):
+        return wanted
+    source = formatter_source(model)
+    if wanted is not None:
+        return known.formatter(wanted, source)
+    if source.template is None:
+        families = ", ".join(sorted(known.formatters))
+        return TemplateError(
+            f"the model file has no chat template: name a format with formatter=... (registered: {families})"
+        )
+    try:
+        return known.formatter("template", source)
+    except TemplateError as error:
+        return error
+
+
+def formatter_source(model: Model) -> FormatterSource:
+    """What a chat format needs to know of a model."""
+
+    def text(token: int | None) -> str:
+        return "" if token is None else model.vocab.token_bytes(token, special=True).decode("utf-8", "replace")
+
+    return FormatterSource(model.info.chat_template, text(model.vocab.bos), text(model.vocab.eos))
