@@ -9,7 +9,7 @@
         print(chat.send("My dog is called Rex.").text)
 """
 
-from slm_core.chat import Chat, ChatStream, Choice, Extraction, Mark, Oracle, Session
+from slm_core.chat import Chat, ChatOptions, ChatStream, Choice, Extraction, Mark, Oracle, Session
 from slm_core.errors import SlmError
 from slm_core.generation import Answer, BrakeAction, Draft, Event, FinishReason, Generation
 from slm_core.hookspecs import Entry, hookimpl
@@ -36,6 +36,7 @@ __all__ = [
     "BrakeAction",
     "Capability",
     "Chat",
+    "ChatOptions",
     "ChatStream",
     "Choice",
     "ContextOptions",

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from slm_core.chat import Chat, Session
+from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.errors import BackendUnavailable, InvalidOption, TemplateError, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.plugins import FormatterSource, Registry, registry
@@ -95,12 +95,11 @@ class LoadedModel:
         context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
         try:
             return Chat(
-                Session(context, self.vocab, sampling=sampling, owns_context=True),
+                Session(context, self.vocab, owns_context=True),
                 formatter,
                 system=system,
                 messages=messages,
-                tools=tools,
-                thinking=thinking,
+                options=ChatOptions(sampling if sampling is not None else Sampling(), tuple(tools), thinking),
             )
         except BaseException:
             context.close()

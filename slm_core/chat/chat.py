@@ -142,13 +142,12 @@ class Chat:
     """A conversation. After each change all messages are rendered, and what the KV cache shares with that is kept.
 
     Args:
-        session: an empty session; closed with the chat.
+        session: holds the tokens; closed with the chat. What it holds already is kept as far as the messages agree.
         formatter: the model's chat format.
         system: content of a first, system message.
         messages: what was said before.
-        sampling: for all answers; the session's where None.
-        tools: JSON schemas of the tools that the model may call.
-        thinking: ask for reasoning, or for none; None leaves it to the template.
+        options: sampling, tools, thinking; the session's sampling where None.
+        n_answers: answers given before: each one draws from a stream of its own.
 
     Raises:
         TemplateError: the chat format refuses the messages.
@@ -162,17 +161,16 @@ class Chat:
         *,
         system: str | None = None,
         messages: Sequence[Message] = (),
-        sampling: Sampling | None = None,
-        tools: Sequence[Mapping[str, object]] = (),
-        thinking: bool | None = None,
+        options: ChatOptions | None = None,
+        n_answers: int = 0,
     ) -> None:
         self.session = session
         self.formatter = formatter
-        self.options = ChatOptions(sampling if sampling is not None else session.sampling, tuple(tools), thinking)
+        self.options = options if options is not None else ChatOptions(session.sampling)
         first = () if system is None else (Message(Role.SYSTEM, system),)
         self._messages: tuple[Message, ...] = ()
         self._stream: ChatStream | None = None
-        self._n_answers = 0
+        self._n_answers = n_answers
         self._become((*first, *messages))
 
     @property
@@ -260,7 +258,13 @@ class Chat:
     def fork(self) -> Chat:
         """An independent copy in another sequence of the same context."""
         self._settle()
-        return Chat.around(self.session.fork(), self.formatter, self.options, self._messages, self._n_answers)
+        return Chat(
+            self.session.fork(),
+            self.formatter,
+            options=self.options,
+            messages=self._messages,
+            n_answers=self._n_answers,
+        )
 
     def dump(self) -> bytes:
         """Everything: messages, options, and the session with its KV cache."""
@@ -277,21 +281,6 @@ class Chat:
         return pack("chat", meta, (self.session.dump(),))
 
     @classmethod
-    def around(
-        cls,
-        session: Session,
-        formatter: Formatter,
-        options: ChatOptions,
-        messages: Sequence[Message],
-        n_answers: int,
-    ) -> Self:
-        """A chat around a session that stands where another chat's stood: nothing is rendered or decoded."""
-        chat = cls.__new__(cls)
-        chat.session, chat.formatter, chat.options = session, formatter, options
-        chat._messages, chat._n_answers, chat._stream = tuple(messages), n_answers, None
-        return chat
-
-    @classmethod
     def restore(cls, model: ChatModel, data: bytes) -> Self:
         """A chat that goes on where a dumped one stood, in a new context of ``model``; on another backend, too.
 
@@ -303,7 +292,9 @@ class Chat:
         context = model.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
         try:
             session = Session.restore(context, model.vocab, state.session, owns_context=True)
-            chat = cls.around(session, model.formatter, state.options, state.messages, state.n_answers)
+            chat = cls(
+                session, model.formatter, options=state.options, messages=state.messages, n_answers=state.n_answers
+            )
         except BaseException:
             context.close()
             raise
