@@ -16,7 +16,6 @@ from slm_core.gguf import GgufFile
 from slm_core.plugins import FormatterSource, Registry, registry
 from slm_core.protocols import Backend, Context, Formatter, Model, Vocab
 from slm_core.sampling import Sampling
-from slm_core.tokenization import build_vocab
 from slm_core.types import BackendStatus, ContextOptions, KvType, Message, ModelInfo, ModelOptions, Progress
 
 BACKEND_VARIABLE = "SLM_BACKEND"
@@ -167,6 +166,8 @@ def load_vocab(path: str | os.PathLike[str]) -> Vocab:
     Raises:
         InvalidModelFile, UnsupportedModel: the file is damaged, or its vocabulary is of an unknown kind.
     """
+    from slm_core.tokenization import build_vocab
+
     with GgufFile.open(Path(path).expanduser()) as file:
         return build_vocab(file)
 
