@@ -1,0 +1,185 @@
+"""The sampler chain against formulas written out and against the distribution it must draw from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slm_core.errors import InvalidOption, InvalidSnapshot, SamplingError, UnknownOption
+from slm_core.sampling import SamplerChain, Sampling
+
+OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
+
+
+def logits(n: int = 40, seed: int = 0) -> np.ndarray:
+    return (3 * np.random.default_rng(seed).standard_normal(n)).astype(np.float32)
+
+
+def expected(
+    row: np.ndarray, *, top_k: int = 0, top_p: float = 1, min_p: float = 0, temperature: float = 1.0
+) -> np.ndarray:
+    """Probabilities [V] by the definitions, token by token."""
+    order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+    if top_k:
+        order = order[:top_k]
+    p = {i: np.exp(float(row[i])) for i in order}
+    total, reached, kept = sum(p.values()), 0.0, []
+    for i in order:
+        if reached < top_p * total or not kept:
+            kept.append(i)
+        reached += p[i]
+    kept = [i for i in kept if p[i] >= min_p * p[order[0]]]
+    out = np.zeros(len(row))
+    out[kept] = np.exp((row[kept].astype(float) - row.max()) / temperature)
+    return out / out.sum()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.6},
+        {"min_p": 0.1},
+        {"temperature": 2.5},
+        {"temperature": 0.4},
+        {"top_k": 12, "top_p": 0.9, "min_p": 0.02, "temperature": 1.7},
+    ],
+    ids=str,
+)
+def test_draws_follow_the_defined_distribution(options: dict[str, float]) -> None:
+    row = logits()
+    chain = SamplerChain(Sampling(**{**OFF, **options, "seed": 11}))
+    n = 20_000
+    counts = np.bincount([chain.sample(row) for _ in range(n)], minlength=len(row))
+    p = expected(row, **options)
+    assert not counts[p == 0].any(), "a token was drawn that the options exclude"
+    # Pearson's statistic has mean = degrees of freedom and variance twice that: six sigma is one run in 10^8.
+    pooled = p * n >= 5
+    observed = np.append(counts[pooled], counts[~pooled].sum())
+    wanted = np.append(p[pooled], p[~pooled].sum()) * n
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    freedom = len(wanted) - 1
+    statistic = ((observed - wanted) ** 2 / wanted).sum()
+    assert statistic < freedom + 6 * np.sqrt(2 * max(freedom, 1)), f"chi-square {statistic:.1f} at {freedom} degrees"
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    row = logits()
+    assert SamplerChain(Sampling(temperature=0)).sample(row) == row.argmax()
+
+
+def test_repeat_penalty_changes_the_choice_by_its_formula() -> None:
+    row = np.array([2.0, 1.5, -1.0], np.float32)
+    chain = SamplerChain(Sampling(temperature=0, repeat_penalty=2.0))
+    chain.accept(0)
+    assert chain.sample(row) == 1, "2.0 / 2 is below 1.5"
+    negative = np.array([-1.0, -1.5], np.float32)
+    assert chain.sample(negative) == 1, "-1.0 * 2 is below -1.5"
+    assert row.tolist() == [2.0, 1.5, -1.0], "the row is not changed"
+
+
+def test_penalties_see_the_last_64_tokens() -> None:
+    row = np.zeros(100, np.float32)
+    row[7], row[8] = 2.0, 1.5
+    chain = SamplerChain(Sampling(temperature=0, repeat_penalty=2.0))
+    chain.set_history([7, *range(20, 83)])
+    assert chain.sample(row) == 8
+    chain.accept(50)
+    assert chain.sample(row) == 7, "token 7 left the window"
+
+
+def test_a_seed_gives_one_stream_and_draws_differ_from_step_to_step() -> None:
+    row = np.zeros(1000, np.float32)
+
+    def draws(seed: int = 1, stream: int = 0) -> list[int]:
+        chain = SamplerChain(Sampling(**OFF, seed=seed), stream=stream)
+        return [chain.sample(row) for _ in range(20)]
+
+    first = draws()
+    assert first == draws()
+    assert len(set(first)) > 15, f"20 draws from 1000 equal tokens gave {sorted(set(first))}"
+    assert first != draws(seed=2)
+    assert first != draws(stream=1)
+
+
+def test_without_a_seed_two_chains_differ() -> None:
+    row = np.zeros(1000, np.float32)
+    a, b = SamplerChain(Sampling(**OFF)), SamplerChain(Sampling(**OFF))
+    assert [a.sample(row) for _ in range(8)] != [b.sample(row) for _ in range(8)]
+
+
+@given(st.lists(st.integers(0, 39), max_size=80), st.integers(0, 5))
+def test_state_and_clone_continue_the_same_stream(history: list[int], n_before: int) -> None:
+    row = logits()
+    chain = SamplerChain(Sampling(**{**OFF, "repeat_penalty": 1.3, "seed": 5}))
+    chain.set_history(history)
+    for _ in range(n_before):
+        chain.accept(chain.sample(row))
+    twin, restored = chain.clone(), SamplerChain(chain.sampling)
+    restored.set_state(chain.state())
+    runs = []
+    for each in (chain, twin, restored):
+        run = []
+        for _ in range(10):
+            run.append(each.sample(row))
+            each.accept(run[-1])
+        runs.append(run)
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_reset_begins_again() -> None:
+    row = logits()
+    chain = SamplerChain(Sampling(**OFF, repeat_penalty=1.5, seed=3))
+    first = [chain.sample(row)]
+    for _ in range(5):
+        chain.accept(first[-1])
+        first.append(chain.sample(row))
+    chain.reset()
+    assert chain.sample(row) == first[0]
+
+
+@pytest.mark.parametrize("state", [b"", b"{}", b"[1,2]", b"[1,2,[-1]]", b'[1,"2",[]]', b"[" * 5000, b"\xff"])
+def test_a_foreign_state_is_refused_and_changes_nothing(state: bytes) -> None:
+    chain = SamplerChain(Sampling(**OFF, seed=3))
+    before = chain.state()
+    with pytest.raises(InvalidSnapshot):
+        chain.set_state(state)
+    assert chain.state() == before
+
+
+def test_logits_without_a_choice_raise() -> None:
+    for bad in (np.full(3, -np.inf, np.float32), np.array([0, np.nan], np.float32)):
+        with pytest.raises(SamplingError):
+            SamplerChain(Sampling()).sample(bad)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_k": 1.5},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"repeat_penalty": 0},
+        {"seed": -1},
+        {"max_tokens": -1},
+        {"stop": ("",)},
+        {"top_k": True},
+    ],
+    ids=str,
+)
+def test_a_value_out_of_range_is_refused(option: dict[str, object]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(option))):
+        Sampling(**option)
+
+
+def test_options_survive_a_dict_and_unknown_ones_are_refused() -> None:
+    options = Sampling(temperature=0.3, top_k=7, seed=9, max_tokens=5, stop=("x", "y"))
+    assert Sampling.from_dict(options.to_dict()) == options
+    with pytest.raises(UnknownOption, match=r"temprature.*accepted.*temperature"):
+        Sampling.from_dict({"temprature": 1})

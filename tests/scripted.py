@@ -1,0 +1,192 @@
+"""A context whose answers are written by the test: what sessions and chats do to it can be read off exactly.
+
+Each cell remembers its token and a hash of what it saw when it was decoded. Logits are a function of all cells, so
+any wrong edit shows in them; a script may instead say which token follows a text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from slm_core.contextbase import ContextBase
+from slm_core.errors import InvalidSnapshot, InvalidToken, TemplateError
+from slm_core.protocols import Batch
+from slm_core.types import Capability, ContextOptions, Delta, EditLevel, Logits, Message, Role, Segment
+
+CONTROLS = ("<|start|>", "<|end|>", "<think>", "</think>")
+START, END = 256, 257
+N_VOCAB = 256 + len(CONTROLS)
+ALL = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD})
+
+Script = Callable[[str], int | None]
+
+
+class ByteVocab:
+    """A token a byte, and a few control tokens."""
+
+    size, bos, eos, eog_ids = N_VOCAB, None, END, frozenset({END})
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        pieces = re.split("(" + "|".join(map(re.escape, CONTROLS)) + ")", text) if parse_special else [text]
+        ids: list[int] = []
+        for piece in pieces:
+            special = parse_special and piece in CONTROLS
+            ids += [256 + CONTROLS.index(piece)] if special else piece.encode("utf-8", "surrogatepass")
+        return ids
+
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
+        if not 0 <= id < N_VOCAB:
+            raise InvalidToken(f"token {id}")
+        if id < 256:
+            return bytes([id])
+        return CONTROLS[id - 256].encode() if special else b""
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        return b"".join(self.token_bytes(i, special=special) for i in ids).decode("utf-8", "replace")
+
+
+class ScriptedContext(ContextBase):
+    """See the module."""
+
+    def __init__(
+        self,
+        script: Script = lambda text: None,
+        *,
+        n_ctx: int = 400,
+        n_seq_max: int = 4,
+        n_batch: int = 16,
+        level: EditLevel = EditLevel.CUT,
+        capabilities: frozenset[Capability] = ALL,
+        payload_format: str = "1",
+    ) -> None:
+        super().__init__(
+            ContextOptions(n_ctx, n_seq_max, n_batch),
+            backend="scripted",
+            fingerprint="scripted",
+            n_vocab=N_VOCAB,
+            edit_level=level,
+            capabilities=capabilities,
+            payload_format=payload_format,
+        )
+        self.script = script
+        self.n_decoded = 0
+        self.on_decode: Callable[[], None] = lambda: None
+        self.states: list[list[tuple[int, str]]] = [[] for _ in range(n_seq_max)]
+
+    def _engine_decode(self, batch: Batch) -> Logits:
+        self.on_decode()
+        rows = []
+        for token, seq_id, wanted in zip(batch.tokens, batch.seq_ids, batch.wants_logits, strict=True):
+            state = self.states[int(seq_id)]
+            state.append((int(token), _digest(state)))
+            if wanted:
+                rows.append(self._row(state))
+        self.n_decoded += len(batch)
+        return np.array(rows, np.float32).reshape(-1, N_VOCAB)
+
+    def _row(self, state: list[tuple[int, str]]) -> Logits:
+        row = np.random.default_rng(int(_digest(state), 16)).standard_normal(N_VOCAB).astype(np.float32)
+        forced = self.script(ByteVocab().decode([token for token, _ in state], special=True))
+        if forced is not None:
+            row[forced] += 50
+        return row
+
+    def _engine_fork(self, src: int, dst: int, end: int) -> None:
+        self.states[dst] = self.states[src][:end]
+
+    def _engine_truncate(self, seq_id: int, length: int) -> None:
+        del self.states[seq_id][length:]
+
+    def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
+        del self.states[seq_id][start:end]
+
+    def _engine_drop(self, seq_id: int) -> None:
+        self.states[seq_id] = []
+
+    def _engine_export(self, seq_id: int) -> bytes:
+        return json.dumps(self.states[seq_id]).encode()
+
+    def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
+        cells = json.loads(payload)
+        if len(cells) != n_tokens:
+            raise InvalidSnapshot("wrong number of cells")
+        self.states[seq_id] = [(token, seen) for token, seen in cells]
+
+    def _engine_close(self) -> None:
+        self.states = []
+
+
+class TagFormatter:
+    """Messages as ``<|start|>role:content<|end|>``; knows reasoning, no tools."""
+
+    name = "tags"
+    stops: tuple[str, ...] = ()
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] = (),
+        add_generation_prompt: bool = True,
+        thinking: bool | None = None,
+        **template_kwargs: object,
+    ) -> list[Segment]:
+        segments = []
+        for message in messages:
+            if "REFUSE" in message.content:
+                raise TemplateError("refused by the template")
+            thought = f"<think>{message.reasoning}</think>" if message.reasoning is not None else ""
+            segments += [Segment(f"<|start|>{message.role}:{thought}", True), Segment(message.content, False)]
+            segments.append(Segment("<|end|>", True))
+        if add_generation_prompt:
+            segments.append(Segment("<|start|>assistant:" + ("<think>" if thinking else ""), True))
+        return segments
+
+    def parse(self, text: str) -> Message:
+        parser = self.stream_parser()
+        parser.feed(text)
+        return parser.finish()[1]
+
+    def stream_parser(self, *, thinking: bool | None = None) -> TagParser:
+        return TagParser(thinking=thinking)
+
+
+class TagParser:
+    """Everything up to ``</think>`` is reasoning where thinking was asked for."""
+
+    def __init__(self, *, thinking: bool | None) -> None:
+        self._text = "<think>" if thinking else ""
+
+    def feed(self, text: str) -> list[Delta]:
+        self._text += text
+        return [] if self._text.startswith("<think>") else [Delta("content", text)]
+
+    def finish(self) -> tuple[list[Delta], Message]:
+        if not self._text.startswith("<think>"):
+            return [], Message(Role.ASSISTANT, self._text)
+        thought, _, content = self._text.removeprefix("<think>").partition("</think>")
+        return [Delta("reasoning", thought), Delta("content", content)], Message(Role.ASSISTANT, content, thought)
+
+
+def says(*answers: str) -> Script:
+    """A script: the n-th assistant turn says the n-th answer (the last one from then on), then ends."""
+
+    def script(text: str) -> int | None:
+        head, tag, said = text.rpartition("<|start|>assistant:")
+        if not tag or "<|end|>" in said:
+            return None
+        said = said.removeprefix("<think>") if not answers[0].startswith("<think>") else said
+        answer = answers[min(head.count("<|start|>assistant:"), len(answers) - 1)].encode()
+        n = len(said.encode())
+        return END if n >= len(answer) else answer[n]
+
+    return script
+
+
+def _digest(state: Sequence[tuple[int, str]]) -> str:
+    return hashlib.blake2b(repr(list(state)).encode(), digest_size=8).hexdigest()
