@@ -23,7 +23,8 @@ START, END = 256, 257
 N_VOCAB = 256 + len(CONTROLS)
 ALL = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD})
 
-Script = Callable[[str], int | None]
+Script = Callable[[bytes], int | None]
+"""From the bytes of the history, control tokens spelled out, to the token that follows, if the script says so."""
 
 
 class ByteVocab:
@@ -55,7 +56,7 @@ class ScriptedContext(ContextBase):
 
     def __init__(
         self,
-        script: Script = lambda text: None,
+        script: Script = lambda data: None,
         *,
         n_ctx: int = 400,
         n_seq_max: int = 4,
@@ -91,7 +92,8 @@ class ScriptedContext(ContextBase):
 
     def _row(self, state: list[tuple[int, str]]) -> Logits:
         row = np.random.default_rng(int(_digest(state), 16)).standard_normal(N_VOCAB).astype(np.float32)
-        forced = self.script(ByteVocab().decode([token for token, _ in state], special=True))
+        vocab = ByteVocab()
+        forced = self.script(b"".join(vocab.token_bytes(token, special=True) for token, _ in state))
         if forced is not None:
             row[forced] += 50
         return row
@@ -176,14 +178,12 @@ class TagParser:
 def says(*answers: str) -> Script:
     """A script: the n-th assistant turn says the n-th answer (the last one from then on), then ends."""
 
-    def script(text: str) -> int | None:
-        head, tag, said = text.rpartition("<|start|>assistant:")
-        if not tag or "<|end|>" in said:
+    def script(data: bytes) -> int | None:
+        head, tag, said = data.rpartition(b"<|start|>assistant:")
+        if not tag or b"<|end|>" in said:
             return None
-        said = said.removeprefix("<think>") if not answers[0].startswith("<think>") else said
-        answer = answers[min(head.count("<|start|>assistant:"), len(answers) - 1)].encode()
-        n = len(said.encode())
-        return END if n >= len(answer) else answer[n]
+        answer = answers[min(head.count(b"<|start|>assistant:"), len(answers) - 1)].encode()
+        return END if len(said) >= len(answer) else answer[len(said)]
 
     return script
 

@@ -365,6 +365,8 @@ class Session:
             yield self
         finally:
             self.follow(tokens)
+            if self._n_held > n_held:
+                self._forget_held(n_held)
             self._decode_until(n_held, lambda: False)
             self._tokens, self._logits, self._generation = tokens, logits, generation
             self._sampler.set_state(sampler)

@@ -1,0 +1,378 @@
+"""Chats and oracles over a scripted context: messages are the truth, and the KV cache follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from slm_core.chat import Chat, ChatOptions, Session, encode_segments
+from slm_core.errors import ContextFull, InvalidOption, InvalidSnapshot, OracleError, SessionError, TemplateError
+from slm_core.generation import BrakeAction, FinishReason
+from slm_core.sampling import Sampling
+from slm_core.snapshot import pack, unpack
+from slm_core.types import Capability, EditLevel, Message, Role
+from tests.scripted import ALL, END, ByteVocab, Script, ScriptedContext, TagFormatter, says
+
+GREEDY = Sampling(temperature=0)
+NO_FORK = frozenset({Capability.KV_PAYLOAD})
+
+
+class Model:
+    """What ``Chat.restore`` needs."""
+
+    vocab, formatter = ByteVocab(), TagFormatter()
+
+    def __init__(self, script: Script = lambda data: None, **options: object) -> None:
+        self.script, self.options = script, options
+
+    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> ScriptedContext:
+        return ScriptedContext(self.script, n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, **self.options)
+
+
+def new_chat(*answers: str, system: str | None = "sys", n_ctx: int = 600, **options: object) -> Chat:
+    context = ScriptedContext(says(*answers) if answers else (lambda data: None), n_ctx=n_ctx, **options)
+    session = Session(context, ByteVocab(), sampling=GREEDY, owns_context=True)
+    return Chat(session, TagFormatter(), system=system)
+
+
+def spoken(chat: Chat) -> list[tuple[str, str]]:
+    return [(message.role.value, message.content) for message in chat.messages]
+
+
+def fresh_logits(chat: Chat) -> np.ndarray:
+    """The next logits of a new session that is given the chat's messages at once."""
+    session = Session(ScriptedContext(chat.session.context.script, n_ctx=4000), ByteVocab())
+    session.append(TagFormatter().render(chat.messages, add_generation_prompt=True))
+    return session.next_logits()
+
+
+def next_logits(chat: Chat) -> np.ndarray:
+    ids = encode_segments(ByteVocab(), TagFormatter().render(chat.messages, add_generation_prompt=True))
+    chat.session.follow(ids)
+    return chat.session.next_logits()
+
+
+def test_a_conversation_streams_and_remembers_its_messages() -> None:
+    chat = new_chat("one", "two")
+    stream = chat.stream("first")
+    assert "".join(event.text for event in stream) == "one" == stream.answer.text
+    assert chat.send("second").text == "two"
+    assert spoken(chat) == [
+        ("system", "sys"), ("user", "first"), ("assistant", "one"), ("user", "second"), ("assistant", "two"),
+    ]  # fmt: skip
+
+
+def test_the_second_turn_decodes_only_what_is_new() -> None:
+    chat = new_chat("one", "two")
+    chat.send("first")
+    answer = chat.send("second")
+    new = "<|start|>user:second<|end|><|start|>assistant:"
+    n_new = len(ByteVocab().encode(new, add_special=False, parse_special=True))
+    # The token that ended the first answer was chosen but not yet decoded.
+    assert answer.usage.prompt_tokens - answer.usage.cached_tokens == n_new + 1
+
+
+@pytest.mark.parametrize("level", list(EditLevel))
+@pytest.mark.parametrize("change", ["edit", "delete"])
+def test_after_a_change_the_cache_is_what_the_messages_say(level: EditLevel, change: str) -> None:
+    chat = new_chat("one", "two", level=level)
+    chat.send("first")
+    chat.send("second")
+    chat.edit(1, "FIRST") if change == "edit" else chat.delete(2)
+    np.testing.assert_array_equal(next_logits(chat), fresh_logits(chat))
+
+
+def test_forget_cuts_where_the_context_can_and_says_so() -> None:
+    for level in EditLevel:
+        chat = new_chat("one", "two", level=level)
+        chat.send("first")
+        chat.send("second")
+        before = chat.session.context.n_decoded
+        assert chat.forget(1) is level
+        assert [text for _, text in spoken(chat)] == ["sys", "one", "second", "two"]
+        same = np.array_equal(next_logits(chat), fresh_logits(chat))
+        assert same == (level is not EditLevel.CUT), "a cut keeps what later tokens saw; computing again does not"
+        if level is EditLevel.CUT:
+            n_prompt = len(ByteVocab().encode("<|start|>assistant:", add_special=False, parse_special=True))
+            assert chat.session.context.n_decoded - before <= n_prompt + 1, "nothing is computed again"
+
+
+def test_a_forgotten_message_stays_forgotten_in_later_turns() -> None:
+    chat = new_chat("one", "two", "three")
+    chat.send("first")
+    chat.send("second")
+    chat.forget(1)
+    answer = chat.send("third")
+    assert answer.text == "three"
+    assert b"first" not in bytes(token for token in chat.session.tokens if token < 256)
+
+
+def test_regenerate_takes_the_answer_back_and_draws_another() -> None:
+    chat = new_chat()
+    chat.options = ChatOptions(Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=3, max_tokens=6))
+    first = chat.send("hello")
+    second = chat.regenerate().run()
+    assert first.tokens != second.tokens
+    assert [role for role, _ in spoken(chat)] == ["system", "user", "assistant"]
+    with pytest.raises(SessionError, match="nothing to answer"):
+        new_chat().regenerate()
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    chat = new_chat("one", "two")
+    chat.send("first")
+    with chat.fork() as twin:
+        twin.send("other")
+        assert len(twin.messages) == 5
+        np.testing.assert_array_equal(next_logits(twin), fresh_logits(twin))
+    assert len(chat.messages) == 3
+    np.testing.assert_array_equal(next_logits(chat), fresh_logits(chat))
+
+
+@pytest.mark.parametrize("payload_format", ["1", "2"], ids=["payload", "replay"])
+def test_a_dump_goes_on_as_the_chat_would(payload_format: str) -> None:
+    chat = new_chat()
+    chat.options = ChatOptions(Sampling(temperature=1.5, seed=3, max_tokens=6))
+    chat.send("first")
+    chat.forget(1)
+    twin = Chat.restore(Model(chat.session.context.script, payload_format=payload_format), chat.dump())
+    assert (twin.messages, twin.options) == (chat.messages, chat.options)
+    assert twin.send("second").tokens == chat.send("second").tokens
+    assert twin.session.context.n_seq_max == chat.session.context.n_seq_max
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda meta: meta.update(messages=[{"role": "user"}]),
+        lambda meta: meta["messages"][0].update(role="king"),
+        lambda meta: meta["messages"][0].update(tool_calls=[{"name": 1}]),
+        lambda meta: meta.update(context=[10**12, 1, 1]),
+        lambda meta: meta.update(context=[0, 1, 1]),
+        lambda meta: meta.update(thinking="yes"),
+        lambda meta: meta.update(tools=["x"]),
+        lambda meta: meta.update(n_answers=-1),
+        lambda meta: meta.pop("sampling"),
+    ],
+)
+def test_forged_chat_dumps_are_refused(change: object) -> None:
+    chat = new_chat("one")
+    chat.send("first")
+    meta, sections = unpack("chat", chat.dump())
+    change(meta)
+    with pytest.raises(InvalidSnapshot):
+        Chat.restore(Model(), pack("chat", meta, sections))
+
+
+def test_a_cancelled_answer_stays_as_far_as_it_got() -> None:
+    chat = new_chat("abcdef")
+    stream = chat.stream("x")
+    next(stream), next(stream)
+    stream.cancel()
+    list(stream)
+    assert stream.answer.finish_reason is FinishReason.CANCELLED
+    assert spoken(chat)[-1] == ("assistant", "ab")
+
+
+def test_an_answer_that_nobody_reads_on_ends_there() -> None:
+    chat = new_chat("abcdef", "two")
+    for event in chat.stream("x"):
+        if event.text == "c":
+            break
+    assert spoken(chat)[-1] == ("assistant", "abc")
+    assert chat.send("y").text == "two"
+
+
+def test_an_answer_that_raises_leaves_the_chat_as_it_was() -> None:
+    def burst(event: object, draft: object) -> BrakeAction:
+        raise RuntimeError("brake")
+
+    chat = new_chat("abc", "two")
+    chat.send("first")
+    before = spoken(chat)
+    with pytest.raises(RuntimeError, match="brake"):
+        chat.send("x", brakes=[burst])
+    assert spoken(chat) == before
+    np.testing.assert_array_equal(next_logits(chat), fresh_logits(chat))
+
+
+def test_a_message_that_does_not_fit_or_is_refused_changes_nothing() -> None:
+    chat = new_chat("one", n_ctx=80)
+    chat.send("first")
+    before, tokens = spoken(chat), chat.session.tokens
+    with pytest.raises(ContextFull):
+        chat.send("x" * 100)
+    with pytest.raises(TemplateError, match="refused"):
+        chat.send("REFUSE")
+    with pytest.raises(TemplateError, match="refused"):
+        chat.edit(1, "REFUSE")
+    with pytest.raises(SessionError, match=r"no message 3 \(accepted: 0 to 2\)"):
+        chat.edit(3, "x")
+    assert (spoken(chat), chat.session.tokens) == (before, tokens)
+
+
+def test_a_brake_can_pause_a_chat() -> None:
+    chat = new_chat("abcdef")
+    stream = chat.stream("x", brakes=[lambda e, d: BrakeAction.PAUSE if d.text == "abc" else BrakeAction.NEXT])
+    assert "".join(event.text for event in stream) == "abc"
+    assert stream.paused
+    assert stream.resume().run().text == "abcdef"
+    assert spoken(chat)[-1] == ("assistant", "abcdef")
+
+
+def test_reasoning_is_told_apart_and_kept_in_the_message() -> None:
+    chat = new_chat("<think>hmm</think>yes")
+    chat.options = replace(chat.options, thinking=True)
+    stream = chat.stream("x")
+    events = list(stream)
+    assert stream.answer.text == "yes"
+    assert "".join(event.text for event in events) == "yes"
+    assert "".join(event.reasoning for event in events) == "hmm" == stream.answer.reasoning
+    assert chat.messages[-1] == Message(Role.ASSISTANT, "yes", reasoning="hmm")
+
+
+# Oracles.
+
+PATHS = pytest.mark.parametrize(
+    "options",
+    [{"capabilities": ALL}, {"capabilities": NO_FORK}, {"n_seq_max": 1}, {"n_seq_max": 1, "level": EditLevel.REPLAY}],
+    ids=["fork", "no shared forks", "no sequence left", "replay"],
+)
+
+
+def trace(chat: Chat) -> tuple[object, ...]:
+    context = chat.session.context
+    lengths = [context.length(s) for s in range(context.n_seq_max)]
+    return chat.messages, chat.session.tokens, lengths, context.n_free, chat.session.dump()[:-40]
+
+
+@PATHS
+def test_an_oracle_leaves_no_trace(options: dict[str, object]) -> None:
+    class Colour(Enum):
+        RED, BLUE = "red", "blue"
+
+    def burst(event: object, draft: object) -> BrakeAction:
+        raise RuntimeError("brake")
+
+    chat = new_chat("one", '{"name": "Rex", "age": 3}', **options)
+    chat.send("first")
+    mark = chat.session.mark()
+    before, logits = trace(chat), fresh_logits(chat)
+    oracle = chat.oracle()
+    first = oracle.ask("question").text
+    assert first == oracle.ask("question").text
+    assert oracle.choose("which?", Colour).value in Colour
+    assert oracle.extract({"type": "object", "required": ["name"]}).value == {"name": "Rex", "age": 3}
+    with pytest.raises(RuntimeError, match="brake"):
+        oracle.ask("question", brakes=[burst])
+    with pytest.raises(ContextFull):
+        oracle.ask("x" * 2000)
+    with pytest.raises(TemplateError):
+        oracle.ask("REFUSE")
+    with pytest.raises(OracleError):
+        oracle.extract({"type": "array"})
+    stopped = oracle.ask("question", brakes=[lambda event, draft: BrakeAction.STOP])
+    assert stopped.finish_reason is FinishReason.CANCELLED
+    assert trace(chat) == before
+    chat.session.rollback(mark)
+    np.testing.assert_array_equal(next_logits(chat), logits)
+
+
+def test_an_oracle_leaves_a_paused_answer_as_it_was() -> None:
+    for options in ({}, {"n_seq_max": 1}):
+        context = ScriptedContext(says("abcdef"), n_ctx=600, **options)
+        session = Session(context, ByteVocab(), sampling=GREEDY)
+        session.append(TagFormatter().render([Message(Role.USER, "x")]))
+        list(session.generate(brakes=[lambda e, d: BrakeAction.PAUSE if d.text == "abc" else BrakeAction.NEXT]))
+        with session.detour() as elsewhere:
+            elsewhere.truncate(3)
+            elsewhere.append("somewhere else")
+            elsewhere.generate(Sampling(temperature=0, max_tokens=3)).run()
+        assert session.generate().run().text == "abcdef"
+
+
+def test_choose_scores_whole_answers() -> None:
+    chat = new_chat("yes")
+    chosen = chat.oracle().choose("well?", ["no", "yes", "yesterday", "ye"])
+    assert chosen.value == "yes"
+    assert sum(chosen.probabilities) == pytest.approx(1)
+    values = chat.oracle().choose("well?", [1, 2]).value
+    assert values in (1, 2)
+
+
+@pytest.mark.parametrize("options", [[], ["one"], ["a", "a"], ["a", ""]], ids=str)
+def test_choose_refuses_options_that_are_none(options: list[str]) -> None:
+    with pytest.raises(InvalidOption, match="at least two"):
+        new_chat("yes").oracle().choose("well?", options)
+
+
+def test_choose_equals_the_probability_of_each_option_and_the_end() -> None:
+    chat = new_chat()
+    chat._become((Message(Role.USER, "hello"),))
+    options = ["a", "bc"]
+    prompt = TagFormatter().render([*chat.messages, Message(Role.USER, "q")])
+    scores = []
+    for option in options:
+        session = Session(ScriptedContext(n_ctx=600), ByteVocab())
+        session.append(prompt)
+        score = 0.0
+        for token in (*option.encode(), END):
+            row = session.next_logits().astype(np.float64)
+            score += row[token] - np.log(np.exp(row).sum())
+            session.append_tokens([token])
+        scores.append(score)
+    wanted = np.exp(scores) / np.exp(scores).sum()
+    np.testing.assert_allclose(chat.oracle().choose("q", options).probabilities, wanted, rtol=1e-5)
+
+
+class Dog(BaseModel):
+    name: str
+    age: int
+
+
+def test_extract_gives_pydantic_objects() -> None:
+    found = new_chat('Sure: {"name": "Rex", "age": 3}.').oracle().extract(Dog)
+    assert found.value == Dog(name="Rex", age=3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "schema", "reason"),
+    [
+        ("no json", Dog, "holds no JSON"),
+        ('{"name": ', Dog, "broken JSON"),
+        ('{"name": "Rex"}', Dog, "age"),
+        ('{"a": 1}', {"type": "array"}, "not array"),
+        ('{"a": 1}', {"required": ["b"]}, "lacks 'b'"),
+        ('{"a": true}', {"properties": {"a": {"type": "integer"}}}, "not integer"),
+        ('{"a": 1}', {"properties": {}, "additionalProperties": False}, "extra 'a'"),
+        ("[1, 7]", {"items": {"enum": [1, 2]}}, "not one of"),
+        ("[1]", {"const": [2]}, "not \\[2\\]"),
+    ],
+)
+def test_extract_refuses_what_does_not_fit(answer: str, schema: object, reason: str) -> None:
+    with pytest.raises(OracleError, match=reason):
+        new_chat(answer).oracle().extract(schema)
+
+
+@pytest.mark.parametrize(
+    "schema", [7, int, {"pattern": "x"}, {"type": "int"}, {"properties": {"a": 3}}, {"additionalProperties": {}}]
+)
+def test_a_schema_that_would_be_ignored_is_refused(schema: object) -> None:
+    with pytest.raises(InvalidOption):
+        new_chat("{}").oracle().extract(schema)
+
+
+def test_extract_asks_for_the_keys() -> None:
+    asked = []
+
+    def script(data: bytes) -> int | None:
+        asked.append(data)
+        return says("{}")(data)
+
+    session = Session(ScriptedContext(script, n_ctx=600), ByteVocab(), sampling=GREEDY)
+    Chat(session, TagFormatter()).oracle().extract({"properties": {"name": {}, "pet": {}}})
+    assert b"Give me JSON with the keys name, pet." in asked[0]

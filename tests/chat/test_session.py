@@ -1,0 +1,297 @@
+"""Sessions: marks, removal, forks and dumps at every edit level, over a scripted context."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from slm_core.chat import Session
+from slm_core.errors import (
+    ContextFull,
+    InvalidMark,
+    InvalidSequence,
+    InvalidSnapshot,
+    SessionError,
+    SlmError,
+    SnapshotMismatch,
+)
+from slm_core.generation import BrakeAction
+from slm_core.sampling import SamplerChain, Sampling
+from slm_core.snapshot import pack, unpack
+from slm_core.types import EditLevel, Segment
+from tests.scripted import END, ByteVocab, ScriptedContext
+
+LEVELS = pytest.mark.parametrize("level", list(EditLevel))
+
+
+def fresh(level: EditLevel = EditLevel.CUT, **options: object) -> Session:
+    return Session(ScriptedContext(level=level, **options), ByteVocab(), sampling=Sampling(temperature=0))
+
+
+def logits_of(text: str) -> np.ndarray:
+    """The next logits of a session that never held anything but ``text``."""
+    s = fresh()
+    s.append(text)
+    return s.next_logits()
+
+
+@LEVELS
+def test_rollback_gives_the_logits_of_never_having_gone_on(level: EditLevel) -> None:
+    s = fresh(level)
+    s.append("abc")
+    mark = s.mark()
+    for more in ("def", "x", ""):
+        s.append(more)
+        s.next_logits()
+        s.rollback(mark)
+        assert s.text == "abc"
+        np.testing.assert_array_equal(s.next_logits(), logits_of("abc"))
+
+
+@LEVELS
+def test_exact_removal_gives_the_logits_of_what_remains(level: EditLevel) -> None:
+    s = fresh(level)
+    s.append("abc")
+    start = s.mark()
+    s.append("def")
+    end = s.mark()
+    s.append("ghi")
+    s.next_logits()
+    made = s.remove(start, end, exact=True)
+    assert made is min(level, EditLevel.TRUNCATE)
+    assert s.text == "abcghi"
+    np.testing.assert_array_equal(s.next_logits(), logits_of("abcghi"))
+
+
+@LEVELS
+def test_removal_cuts_where_the_context_can_and_says_so(level: EditLevel) -> None:
+    s = fresh(level)
+    s.append("abc")
+    start = s.mark()
+    s.append("def")
+    end = s.mark()
+    s.append("ghi")
+    s.next_logits()
+    n_decoded = s.context.n_decoded
+    assert s.remove(start, end) is level
+    after = s.next_logits()
+    same = np.array_equal(after, logits_of("abcghi"))
+    assert same == (level is not EditLevel.CUT), "after a cut, what follows keeps what it saw"
+    again = {EditLevel.CUT: 1, EditLevel.TRUNCATE: 3, EditLevel.REPLAY: 6}[level]
+    assert s.context.n_decoded - n_decoded == again, "tokens that were decoded again"
+
+
+def test_removal_reaches_into_what_is_not_decoded_yet() -> None:
+    s = fresh()
+    s.append("abcd")
+    s.next_logits()
+    s.append("efgh")
+    assert s.remove_span(2, 6) is EditLevel.CUT
+    assert (s.text, s.n_pending) == ("abgh", 2)
+    assert s.context.tokens(s.seq_id) == tuple(b"ab")
+
+
+def test_marks_move_with_what_they_mark_and_go_stale_with_it() -> None:
+    s = fresh()
+    marks = []
+    for piece in ("aa", "bb", "cc", "dd"):
+        s.append(piece)
+        marks.append(s.mark())
+    s.remove(marks[0], marks[2])
+    assert s.text == "aadd"
+    with pytest.raises(InvalidMark, match="stale"):
+        s.rollback(marks[1])
+    s.rollback(marks[3])
+    assert s.text == "aadd", "the mark after the removed span moved down"
+    s.rollback(marks[2])
+    assert s.text == "aa"
+    with pytest.raises(InvalidMark, match="stale"):
+        s.rollback(marks[3])
+
+
+def test_foreign_and_reversed_marks_are_refused() -> None:
+    s, other = fresh(), fresh()
+    s.append("ab")
+    a = s.mark()
+    s.append("cd")
+    b = s.mark()
+    with pytest.raises(InvalidMark, match="another session"):
+        other.rollback(a)
+    with pytest.raises(InvalidMark, match="before"):
+        s.remove(b, a)
+    assert s.text == "abcd"
+
+
+@LEVELS
+def test_a_fork_is_independent(level: EditLevel) -> None:
+    s = fresh(level)
+    s.append("common ")
+    s.next_logits()
+    twin = s.fork()
+    s.append("one")
+    twin.append("two")
+    np.testing.assert_array_equal(s.next_logits(), logits_of("common one"))
+    np.testing.assert_array_equal(twin.next_logits(), logits_of("common two"))
+    twin.close()
+    np.testing.assert_array_equal(s.next_logits(), logits_of("common one"))
+
+
+def test_sequences_are_given_out_once_and_come_back() -> None:
+    context = ScriptedContext(n_seq_max=2)
+    first = Session(context, ByteVocab())
+    with pytest.raises(InvalidSequence, match="taken"):
+        Session(context, ByteVocab(), seq_id=first.seq_id)
+    second = first.fork()
+    with pytest.raises(InvalidSequence, match="no sequence is left"):
+        first.fork()
+    second.close()
+    assert first.fork().seq_id == second.seq_id
+
+
+def test_following_tokens_keeps_the_common_prefix() -> None:
+    s = fresh()
+    s.append("hello world")
+    s.next_logits()
+    n_decoded = s.context.n_decoded
+    s.follow(tuple(b"hello there"))
+    np.testing.assert_array_equal(s.next_logits(), logits_of("hello there"))
+    assert s.context.n_decoded - n_decoded == len("there")
+
+
+def test_following_more_than_fits_changes_nothing() -> None:
+    s = fresh(n_ctx=12)
+    s.append("hello")
+    s.next_logits()
+    with pytest.raises(ContextFull) as error:
+        s.follow(tuple(b"help me with this"))
+    assert (error.value.needed, error.value.free) == (14, 9)
+    assert s.text == "hello"
+    np.testing.assert_array_equal(s.next_logits(), logits_of("hello"))
+
+
+@pytest.mark.parametrize("payload_format", ["1", "2"], ids=["payload", "replay"])
+def test_a_dump_goes_on_in_another_context(payload_format: str) -> None:
+    s = fresh()
+    s.append("abcdef")
+    s.next_logits()
+    s.remove_span(1, 3)
+    s.append("gh")
+    twin = Session.restore(ScriptedContext(payload_format=payload_format, n_batch=3), ByteVocab(), s.dump(), seq_id=2)
+    assert twin.tokens == s.tokens
+    np.testing.assert_array_equal(twin.next_logits(), s.next_logits())
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the session's sampler", "a sampler of the answer's own"])
+@pytest.mark.parametrize("n_before", [1, 4, 9])
+def test_a_paused_answer_goes_on_in_another_context(own: bool, n_before: int) -> None:
+    options = Sampling(temperature=1.3, seed=8, repeat_penalty=1.2, stop=("zz",), max_tokens=20)
+
+    def begin() -> Session:
+        s = Session(ScriptedContext(), ByteVocab(), sampling=Sampling(seed=1) if own else options)
+        s.append("prompt")
+        return s
+
+    chosen = options if own else None
+    whole = begin().generate(chosen).run()
+    s = begin()
+    generation = s.generate(
+        chosen, brakes=[lambda e, d: BrakeAction.PAUSE if len(d.tokens) == n_before else BrakeAction.NEXT]
+    )
+    before = "".join(event.text for event in generation)
+    twin = Session.restore(ScriptedContext(payload_format="other"), ByteVocab(), s.dump())
+    resumed = twin.generate()
+    after = "".join(event.text for event in resumed)
+    assert resumed.answer.tokens == whole.tokens
+    assert before + after == whole.text == resumed.answer.text
+
+
+def test_an_answer_that_cannot_be_dumped_says_so() -> None:
+    s = fresh()
+    s.append("x")
+    list(s.generate(constraint=object(), brakes=[]).__class__.__mro__)  # a constraint that is never asked
+    with pytest.raises(SessionError, match="constraint"):
+        s.dump()
+
+
+def test_damaged_dumps_are_refused_and_leave_the_sequence_free() -> None:
+    s = fresh()
+    s.append("hello")
+    s.next_logits()
+    data = s.dump()
+    target = ScriptedContext(n_seq_max=1)
+    rng = random.Random(5)
+    for _ in range(200):
+        i = rng.randrange(len(data))
+        bad = data[:i] if rng.random() < 0.3 else data[:i] + bytes([data[i] ^ (1 << rng.randrange(8))]) + data[i + 1 :]
+        with pytest.raises(InvalidSnapshot):
+            Session.restore(target, ByteVocab(), bad)
+    Session.restore(target, ByteVocab(), data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda meta, sections: meta.update(sampling={"temperature": -1}),
+        lambda meta, sections: meta.update(sampling=3),
+        lambda meta, sections: meta.update(more=1),
+        lambda meta, sections: sections.__setitem__(1, b"\xff\xff\xff\xff" * 5),
+        lambda meta, sections: sections.__setitem__(1, b"\x01\0\0\0" * 5),
+        lambda meta, sections: sections.__setitem__(1, b"123"),
+        lambda meta, sections: sections.__setitem__(2, b"{}"),
+        lambda meta, sections: sections.__setitem__(0, b"not a dump"),
+        lambda meta, sections: meta.update(answer={"progress": {}}),
+        lambda meta, sections: meta.update(answer=7),
+        lambda meta, sections: sections.pop(),
+    ],
+)
+def test_forged_dumps_with_a_right_checksum_are_refused(change: object) -> None:
+    s = fresh()
+    s.append("hello")
+    s.next_logits()
+    meta, sections = unpack("session", s.dump())
+    change(meta, sections)
+    target = ScriptedContext(n_seq_max=1)
+    with pytest.raises(SlmError) as error:
+        Session.restore(target, ByteVocab(), pack("session", meta, sections))
+    assert isinstance(error.value, InvalidSnapshot | SnapshotMismatch)
+    assert target.length(0) == 0
+
+
+def test_a_closed_session_refuses_and_frees_its_context_if_it_owns_it() -> None:
+    context = ScriptedContext()
+    s = Session(context, ByteVocab(), owns_context=True)
+    s.append("x")
+    s.close()
+    s.close()
+    with pytest.raises(SessionError, match="closed"):
+        s.append("y")
+    with pytest.raises(SlmError, match="closed"):
+        context.length(0)
+
+
+def test_penalties_see_the_edited_history() -> None:
+    s = Session(ScriptedContext(), ByteVocab(), sampling=Sampling(temperature=0, repeat_penalty=1000.0))
+    s.append("a")
+    expected = s.next_logits().copy()
+    s.append("b" * 70)
+    s.truncate(1)
+    chain = SamplerChain(s.sampling)
+    chain.accept(ord("a"))
+    assert next(s.generate()).token == chain.sample(expected)
+
+
+def test_content_that_spells_control_tokens_stays_content() -> None:
+    s = fresh()
+    s.append([Segment("<|start|>user:", True), Segment("a<|end|>b", False), Segment("<|end|>", True)])
+    assert s.tokens.count(END) == 1
+    assert s.text == "<|start|>user:a<|end|>b<|end|>"
+    s.append("<|end|>")
+    assert s.tokens.count(END) == 1, "plain text is content"
+
+
+def test_control_tokens_cannot_be_spelled_over_a_boundary() -> None:
+    s = fresh()
+    s.append([Segment("<|", True), Segment("end|>", False)])
+    assert END not in s.tokens

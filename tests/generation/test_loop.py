@@ -1,0 +1,216 @@
+"""The generation loop: brakes, limits, ends, pauses and cancelling, over a scripted context."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slm_core.chat import Session
+from slm_core.errors import ContextFull, SessionError
+from slm_core.generation import BrakeAction, Draft, Event, FinishReason
+from slm_core.protocols import Advance, FastForward, Forward, Stop
+from slm_core.sampling import Sampling
+from tests.scripted import END, ByteVocab, ScriptedContext
+
+GREEDY = Sampling(temperature=0)
+
+
+def session(said: str = "", *, n_ctx: int = 400, sampling: Sampling = GREEDY, **options: object) -> Session:
+    """A session whose model says ``said`` after the prompt ">", then ends."""
+    data = said.encode()
+
+    def script(history: bytes) -> int | None:
+        after = history.partition(b">")[2]
+        return data[len(after)] if len(after) < len(data) else END
+
+    context = ScriptedContext(script if said else lambda history: None, n_ctx=n_ctx, **options)
+    made = Session(context, ByteVocab(), sampling=sampling)
+    made.append("prompt>")
+    return made
+
+
+def test_an_answer_ends_with_the_end_token_which_is_no_text() -> None:
+    s = session("héllo")
+    generation = s.generate()
+    events = list(generation)
+    answer = generation.answer
+    assert answer.text == "héllo" == "".join(e.text for e in events)
+    assert answer.finish_reason is FinishReason.STOP
+    assert answer.tokens == (*"héllo".encode(), END)
+    assert s.tokens == (*b"prompt>", *answer.tokens), "the history holds all that was chosen"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 7)
+
+
+def test_log_probabilities_are_those_of_the_logits() -> None:
+    s = session()
+    row = s.next_logits().astype(np.float64)
+    event = next(s.generate())
+    assert event.logprob == pytest.approx(row[event.token] - np.log(np.exp(row).sum()), abs=1e-6)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_max_tokens_is_exact(limit: int) -> None:
+    answer = session("abcdef").generate(Sampling(temperature=0, max_tokens=limit)).run()
+    assert (answer.text, answer.finish_reason) == ("abcdef"[:limit], FinishReason.LENGTH)
+
+
+def test_a_stop_text_over_token_boundaries_never_leaks() -> None:
+    events = list(generation := session("one STOP two").generate(Sampling(temperature=0, stop=("STOP",))))
+    assert generation.answer.text == "one "
+    assert generation.answer.finish_reason is FinishReason.STOP
+    assert not any("S" in e.text for e in events)
+
+
+def test_held_text_comes_out_when_the_answer_ends_otherwise() -> None:
+    for limit, reason in ((None, FinishReason.STOP), (3, FinishReason.LENGTH)):
+        generation = session("aST").generate(Sampling(temperature=0, stop=("STOP",), max_tokens=limit))
+        assert "".join(e.text for e in generation) == "aST" == generation.answer.text
+        assert generation.answer.finish_reason is reason
+
+
+def test_a_full_context_ends_the_answer_and_stays_usable() -> None:
+    s = session("abcdefghijkl", n_ctx=10)
+    answer = s.generate().run()
+    assert (answer.text, answer.finish_reason) == ("abcd", FinishReason.LENGTH), "the last token needs no room"
+    s.truncate(7)
+    assert s.generate(Sampling(temperature=0, max_tokens=2)).run().text == "ab"
+
+
+def test_a_prompt_that_does_not_fit_raises_and_changes_nothing() -> None:
+    s = session(n_ctx=10)
+    with pytest.raises(ContextFull) as error:
+        s.append("12345")
+    assert (error.value.needed, error.value.free) == (12, 10)
+    assert s.tokens == tuple(b"prompt>")
+
+
+def test_brakes_are_asked_in_order_until_one_has_an_opinion() -> None:
+    asked = []
+
+    def brake(name: str, action: BrakeAction, at: int) -> object:
+        def decide(event: Event, draft: Draft) -> BrakeAction:
+            asked.append((name, draft.text))
+            return action if len(draft.tokens) == at else BrakeAction.NEXT
+
+        return decide
+
+    brakes = [brake("a", BrakeAction.CONTINUE, 2), brake("b", BrakeAction.FINISH, 2), brake("c", BrakeAction.FINISH, 3)]
+    answer = session("abcdef").generate(brakes=brakes).run()
+    assert (answer.text, answer.finish_reason) == ("abc", FinishReason.STOP)
+    assert asked == [(n, "a") for n in "abc"] + [("a", "ab")] + [(n, "abc") for n in "abc"]
+
+
+def test_a_stop_brake_ends_the_answer_as_incomplete() -> None:
+    answer = session("abc").generate(brakes=[lambda event, draft: BrakeAction.STOP]).run()
+    assert (answer.text, answer.finish_reason) == ("a", FinishReason.CANCELLED)
+
+
+def test_a_brake_never_disables_the_token_limit() -> None:
+    answer = session("abcdef").generate(
+        Sampling(temperature=0, max_tokens=2), brakes=[lambda event, draft: BrakeAction.CONTINUE]
+    )
+    assert answer.run().text == "ab"
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_pausing_after_each_token_changes_nothing(temperature: float) -> None:
+    said = "" if temperature else "né one XY two XYZ three"
+    options = Sampling(temperature=temperature, seed=4, stop=("XYZ",), max_tokens=30)
+    whole = session(said).generate(options).run()
+    s = session(said)
+    generation = s.generate(options, brakes=[lambda event, draft: BrakeAction.PAUSE])
+    text, rounds = "", 0
+    while not generation.finished:
+        text += "".join(event.text for event in generation)
+        rounds += 1
+        generation = s.generate() if generation.paused else generation
+    assert rounds >= len(whole.tokens) > 10, "the answer was paused after each token"
+    assert generation.answer.tokens == whole.tokens
+    assert text == whole.text == generation.answer.text
+
+
+def test_a_paused_answer_takes_no_new_options_but_new_brakes() -> None:
+    s = session("abcdef")
+    list(s.generate(brakes=[lambda event, draft: BrakeAction.PAUSE]))
+    with pytest.raises(SessionError, match="paused"):
+        s.generate(GREEDY)
+    assert s.generate(brakes=[]).run().text == "abcdef"
+
+
+def test_an_edit_ends_a_paused_answer() -> None:
+    s = session("abcdef")
+    generation = s.generate(brakes=[lambda event, draft: BrakeAction.PAUSE])
+    list(generation)
+    s.append("!")
+    assert s.generate(Sampling(temperature=0, max_tokens=1)) is not generation
+
+
+def test_cancelling_in_prefill_takes_at_most_one_more_batch() -> None:
+    s = session()
+    s.append("x" * 200)
+    generation = s.generate()
+    s.context.on_decode = generation.cancel
+    assert generation.run().finish_reason is FinishReason.CANCELLED
+    assert s.context.n_decoded == s.context.n_batch
+    s.context.on_decode = lambda: None
+    assert len(s.generate(Sampling(temperature=0, max_tokens=2)).run().tokens) == 2
+
+
+def test_cancelling_between_tokens_brings_out_what_was_held() -> None:
+    generation = session("aSTxyz").generate(Sampling(temperature=0, stop=("STOP",)))
+    shown = [next(generation).text for _ in range(3)]
+    generation.cancel()
+    rest = list(generation)
+    assert (shown, [(e.token, e.text) for e in rest]) == (["a", "", ""], [(None, "ST")])
+    assert (generation.answer.text, generation.answer.finish_reason) == ("aST", FinishReason.CANCELLED)
+
+
+def test_a_raising_brake_leaves_a_session_that_goes_on() -> None:
+    def burst(event: Event, draft: Draft) -> BrakeAction:
+        raise RuntimeError("brake")
+
+    s = session("abcdef")
+    with pytest.raises(RuntimeError, match="brake"):
+        s.generate(brakes=[burst]).run()
+    assert s.tokens == (*b"prompt>", *b"a")
+    assert s.generate(GREEDY).run().text == "bcdef"
+
+
+class Only:
+    """Allows the bytes of one text, fast-forwards what follows its first byte, and is then complete."""
+
+    def __init__(self, text: bytes, *, forced: bool) -> None:
+        self.left, self.forced = list(text), forced
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.left
+
+    def mask(self, logits: np.ndarray) -> np.ndarray:
+        row = np.full_like(logits, -np.inf)
+        row[self.left[0]] = logits[self.left[0]]
+        return row
+
+    def advance(self, token: int) -> Advance:
+        assert token == self.left.pop(0)
+        if not self.left:
+            return Stop()
+        return FastForward(tuple(self.left)) if self.forced and len(self.left) == 3 else Forward()
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_constraint_rules_what_is_said(forced: bool) -> None:
+    answer = session("something else").generate(constraint=Only(b"yes!", forced=forced)).run()
+    assert (answer.text, answer.finish_reason) == ("yes!", FinishReason.CONSTRAINT)
+
+
+def test_nothing_to_continue_is_an_error() -> None:
+    with pytest.raises(SessionError, match="nothing to continue"):
+        Session(ScriptedContext(), ByteVocab()).generate()
+
+
+def test_the_answer_is_not_there_before_the_end() -> None:
+    generation = session("ab").generate()
+    next(generation)
+    with pytest.raises(SessionError, match="not over"):
+        _ = generation.answer
