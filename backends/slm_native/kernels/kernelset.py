@@ -11,14 +11,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_native.tensor import QuantizedTensor
 
+if TYPE_CHECKING:
+    from slm_native.kv import KvLayer, PageIndex
+
 FloatArray: TypeAlias = NDArray[np.float32]
+
+_SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the prompt
 
 
 class RopeStyle(Enum):
@@ -136,3 +141,28 @@ class KernelSet(ABC):
         Returns:
             [T, H, D].
         """
+
+    def attention_over_pages(
+        self, q: FloatArray, cache: KvLayer, pages: PageIndex, n_held: int, scale: float
+    ) -> FloatArray:
+        """``attention`` with keys and values that lie in the KV cache, so many queries at a time.
+
+        Args:
+            q: [T, H, D], the last T of the positions held.
+            cache: one layer of the cache; it holds the keys and values of these tokens, too.
+            pages: where the sequence's tokens lie.
+            n_held: positions held, S.
+            scale: factor on ``q · k``.
+
+        Returns:
+            [T, H, D].
+        """
+        n_tokens, n_heads, _ = q.shape
+        k, v = cache.keys(pages, n_held), cache.values(pages, n_held)
+        mixed = np.empty_like(q)
+        step = max(1, _SCORES_AT_A_TIME // (n_heads * n_held))
+        for start in range(0, n_tokens, step):
+            stop = min(start + step, n_tokens)
+            seen = n_held - n_tokens + stop
+            mixed[start:stop] = self.attention(q[start:stop], k[:seen], v[:seen], scale)
+        return mixed

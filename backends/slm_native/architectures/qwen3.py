@@ -1,0 +1,15 @@
+"""qwen3: Qwen3, dense. RMS norms on the queries and keys of each head; half-split RoPE; no biases."""
+
+from __future__ import annotations
+
+from slm_native.architectures._decoder import decoder_spec, read_rope, read_sizes
+from slm_native.kernels import RopeStyle
+from slm_native.keys import Keys
+from slm_native.spec import ModelSpec
+
+
+def spec(keys: Keys) -> ModelSpec:
+    """Read a qwen3."""
+    sizes = read_sizes(keys)
+    rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT)
+    return decoder_spec(keys, sizes, rope, query_key_norms=True)

@@ -1,0 +1,113 @@
+"""Reading an architecture's metadata strictly: every key is read, known to be neutral, or refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.gguf.cursor import shown
+
+_MAX_SIZE = 2**31 - 1
+
+
+class Keys:
+    """The keys below the architecture's name ("qwen3.block_count"), each asked for without that prefix.
+
+    Args:
+        gguf: the open file.
+    """
+
+    def __init__(self, gguf: GgufFile) -> None:
+        self.gguf = gguf
+        self.architecture = gguf.require("general.architecture", str)
+        self._seen: set[str] = set()
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive integer; an array of equal ones (a value for each layer) is as good.
+
+        Raises:
+            UnsupportedModel: it is missing and there is no default, or layers differ.
+            InvalidModelFile: it is something else.
+        """
+        key = self._key(name)
+        if default is not None and key not in self.gguf.metadata:
+            return default
+        size = self._uniform(key) if self._is_array(key) else self.gguf.require(key, int)
+        if not 1 <= size <= _MAX_SIZE:
+            raise InvalidModelFile(f"{self.gguf.path}: metadata {key!r} is {size} (accepted: 1 to {_MAX_SIZE})")
+        return size
+
+    def number(self, name: str, default: float | None = None, *, zero: bool = False) -> float:
+        """A positive, finite number, or 0 where ``zero`` allows it.
+
+        Raises:
+            UnsupportedModel: it is missing and there is no default.
+            InvalidModelFile: it is something else.
+        """
+        key = self._key(name)
+        if default is not None and key not in self.gguf.metadata:
+            return default
+        number = self.gguf.require(key, float)
+        if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+            raise InvalidModelFile(f"{self.gguf.path}: metadata {key!r} is {number} (accepted: positive numbers)")
+        return number
+
+    def choice(self, name: str, accepted: tuple[str, ...], default: str) -> str:
+        """One of several texts.
+
+        Raises:
+            UnsupportedModel: it is another.
+        """
+        key = self._key(name)
+        value = self.gguf.get(key, str, default)
+        if value not in accepted:
+            raise self._unsupported(key, f"accepted: {', '.join(accepted)}")
+        return value
+
+    def only(self, name: str, *accepted: bool | int | str) -> None:
+        """A key that may be missing or have a value that changes nothing.
+
+        Raises:
+            UnsupportedModel: it has another value.
+        """
+        key = self._key(name)
+        if key in self.gguf.metadata and self.gguf.metadata[key] not in accepted:
+            raise self._unsupported(key, f"accepted: {', '.join(map(str, accepted))}, or no such key")
+
+    def neutral(self, *names: str) -> None:
+        """Keys that change nothing here, whatever their value."""
+        self._seen.update(map(self._key, names))
+
+    def refuse_others(self) -> None:
+        """Refuse every key that was neither read nor declared neutral: it could change results.
+
+        Raises:
+            UnsupportedModel: there is one.
+        """
+        for key in self.gguf.metadata:
+            if key.startswith(f"{self.architecture}.") and key not in self._seen:
+                raise self._unsupported(key, "unknown here, so results could be wrong")
+
+    def _key(self, name: str) -> str:
+        key = f"{self.architecture}.{name}"
+        self._seen.add(key)
+        return key
+
+    def _is_array(self, key: str) -> bool:
+        return key in self.gguf.metadata and self.gguf.metadata.type_name(key).startswith("array")
+
+    def _uniform(self, key: str) -> int:
+        values = self.gguf.require(key, np.ndarray)
+        if len(values) == 0 or values.dtype.kind not in "iu" or (values != values[0]).any():
+            raise self._unsupported(key, "accepted: one size for all layers")
+        return int(values[0])
+
+    def _unsupported(self, key: str, why: str) -> UnsupportedModel:
+        value = repr(self.gguf.metadata[key])
+        value = value if len(value) <= 80 else f"{value[:80]}..."
+        return UnsupportedModel(
+            f"{self.gguf.path}: metadata {shown(key)} is {value}, which the native engine does not do ({why})"
+        )

@@ -1,0 +1,142 @@
+"""Where keys and values lie: pages in one buffer, typed views into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.errors import InvalidOption
+from slm_native.kv.codecs import FloatArray, KvCodec, Planes
+
+PAGE_TOKENS = 64
+PageIndex: TypeAlias = slice | NDArray[np.intp]
+"""Pages of one sequence in order; a slice where they lie side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """What a page holds: for each plane of keys, then of values, an array [L, K, 64, W].
+
+    Attributes:
+        n_layers: L.
+        n_kv_heads: K.
+        head_dim: D.
+        keys: codec of the keys.
+        values: codec of the values.
+    """
+
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    keys: KvCodec
+    values: KvCodec
+
+    def plane_types(self) -> list[tuple[np.dtype[Any], int]]:
+        """The dtype and the width W of each plane, those of the keys first."""
+        both = (*self.keys.planes, *self.values.planes)
+        return [(dtype, self.head_dim // span) for dtype, span in both]
+
+    def token_bytes(self, dtype: np.dtype[Any], width: int) -> int:
+        """Bytes of one token in a plane."""
+        return self.n_layers * self.n_kv_heads * width * dtype.itemsize
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+        return PAGE_TOKENS * sum(self.token_bytes(*plane) for plane in self.plane_types())
+
+    def pages(self, n_pages: int) -> NDArray[np.uint8]:
+        """Zeroed pages [n_pages, page_bytes]; the system provides their memory when they are first written."""
+        return np.zeros((n_pages, self.page_bytes), np.uint8)
+
+    def views(self, pages: NDArray[np.uint8]) -> list[NDArray[Any]]:
+        """The planes [n_pages, L, K, 64, W] of pages, as views."""
+        found, start = [], 0
+        for dtype, width in self.plane_types():
+            end = start + PAGE_TOKENS * self.token_bytes(dtype, width)
+            plane = pages[:, start:end].view(dtype)
+            found.append(plane.reshape(len(pages), self.n_layers, self.n_kv_heads, PAGE_TOKENS, width))
+            start = end
+        return found
+
+
+class KvLayer:
+    """Keys and values of one layer of all sequences.
+
+    Args:
+        layout: of the pages.
+        planes: the layer's part of each plane, [n_pages, K, 64, W].
+    """
+
+    __slots__ = ("_key_planes", "_layout", "_value_planes")
+
+    def __init__(self, layout: PageLayout, planes: Planes) -> None:
+        n = len(layout.keys.planes)
+        self._layout = layout
+        self._key_planes, self._value_planes = planes[:n], planes[n:]
+
+    def write(self, pages: NDArray[np.intp], slots: NDArray[np.intp], k: FloatArray, v: FloatArray) -> None:
+        """Store the keys and values [T, K, D] of tokens in their pages [T] and slots [T]."""
+        for plane, part in zip(self._key_planes, self._layout.keys.encode(k), strict=True):
+            plane[pages, :, slots] = part
+        for plane, part in zip(self._value_planes, self._layout.values.encode(v), strict=True):
+            plane[pages, :, slots] = part
+
+    def keys(self, pages: PageIndex, n_tokens: int) -> FloatArray:
+        """The first keys of some pages: float32 [n_tokens, K, D]."""
+        return self._layout.keys.decode([_gathered(plane, pages, n_tokens) for plane in self._key_planes])
+
+    def values(self, pages: PageIndex, n_tokens: int) -> FloatArray:
+        """The first values of some pages: float32 [n_tokens, K, D]."""
+        return self._layout.values.decode([_gathered(plane, pages, n_tokens) for plane in self._value_planes])
+
+
+class PageStore:
+    """All pages of a context.
+
+    Args:
+        layout: of a page.
+        n_pages: how many there are.
+
+    Raises:
+        InvalidOption: the system refuses so much memory.
+    """
+
+    def __init__(self, layout: PageLayout, n_pages: int) -> None:
+        self.layout = layout
+        try:
+            self._pages = layout.pages(n_pages)
+        except (MemoryError, ValueError) as error:  # ValueError: more than an address can count
+            raise InvalidOption(
+                f"a KV cache of {n_pages * layout.page_bytes} bytes is more than this machine can reserve: use a"
+                " smaller n_ctx, or KV types that take less (f16, q8_0)"
+            ) from error
+        self._views = layout.views(self._pages)
+        self.layers = [KvLayer(layout, [view[:, i] for view in self._views]) for i in range(layout.n_layers)]
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole pages."""
+        self._pages[targets] = self._pages[sources]
+
+    def read(self, pages: Sequence[int], positions: NDArray[np.intp]) -> list[NDArray[Any]]:
+        """Copy tokens of a sequence that holds ``pages``: a plane each, [n_tokens, L, K, W]."""
+        page_of, slots = np.array(pages, np.intp)[positions // PAGE_TOKENS], positions % PAGE_TOKENS
+        return [view[page_of, :, :, slots] for view in self._views]
+
+    def write(self, pages: Sequence[int], tokens: Planes) -> None:
+        """Fill pages with tokens, a plane each, [n_tokens, L, K, W]; all at once, when they are packed."""
+        packed = self.layout.pages(len(pages))
+        positions = np.arange(len(tokens[0]))
+        for view, plane in zip(self.layout.views(packed), tokens, strict=True):
+            view[positions // PAGE_TOKENS, :, :, positions % PAGE_TOKENS] = plane
+        self._pages[list(pages)] = packed
+
+
+def _gathered(plane: NDArray[Any], pages: PageIndex, n_tokens: int) -> NDArray[Any]:
+    """[n_pages, K, 64, W] to [n_tokens, K, W]."""
+    by_token = plane[pages].transpose(0, 2, 1, 3)  # [P, 64, K, W]
+    return by_token.reshape(-1, *by_token.shape[2:])[:n_tokens]

@@ -1,0 +1,56 @@
+"""Block tables: which pages each sequence holds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pages = tuple[int, ...]
+
+
+class PageTables:
+    """The pages of every sequence.
+
+    They never change: a call that changes pages makes new tables and, once it has succeeded, puts them in the place of
+    the old ones in one assignment; until then nothing has happened.
+
+    Args:
+        n_pages: pages there are.
+        tables: the pages of each sequence, in order.
+    """
+
+    def __init__(self, n_pages: int, tables: tuple[Pages, ...]) -> None:
+        self._n_pages = n_pages
+        self._tables = tables
+
+    @cached_property
+    def references(self) -> NDArray[np.intp]:
+        """How many sequences hold each page, [n_pages]."""
+        held = np.fromiter(itertools.chain.from_iterable(self._tables), np.intp)
+        return np.bincount(held, minlength=self._n_pages)
+
+    def __getitem__(self, seq_id: int) -> Pages:
+        return self._tables[seq_id]
+
+    def is_shared(self, page: int) -> bool:
+        """Whether more than one sequence holds a page."""
+        return bool(self.references[page] > 1)
+
+    def free(self, n: int) -> list[int]:
+        """``n`` pages that no sequence holds: the first, so that a sequence's pages tend to lie side by side."""
+        found: list[int] = np.flatnonzero(self.references == 0)[:n].tolist()
+        assert len(found) == n, "PagedKvCache.n_pages_for is not the bound that it claims to be"
+        return found
+
+    def replaced(self, changes: Mapping[int, Pages]) -> PageTables:
+        """Tables in which some sequences hold other pages."""
+        if not changes:
+            return self
+        tables = list(self._tables)
+        for seq_id, pages in changes.items():
+            tables[seq_id] = pages
+        return PageTables(self._n_pages, tuple(tables))

@@ -1,0 +1,90 @@
+"""A loaded model of the native engine."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from types import TracebackType
+from typing import Self
+
+from slm_core.errors import InvalidModelFile, ModelClosed
+from slm_core.gguf import GgufFile
+from slm_core.modelinfo import model_info
+from slm_core.protocols import Vocab
+from slm_core.tokenization import build_vocab
+from slm_core.types import ContextOptions, ModelInfo, Progress
+from slm_native.architectures import read_spec
+from slm_native.context import BACKEND, NativeContext
+from slm_native.kernels import KernelSet
+from slm_native.transformer import Transformer
+from slm_native.weights import check_tensors
+
+
+class NativeModel:
+    """Weights and vocabulary; any thread may use it.
+
+    Args:
+        gguf: the open file; the model closes it.
+        kernels: the arithmetic.
+        progress: called with the share that is done.
+
+    Raises:
+        InvalidModelFile, UnsupportedModel: see ``read_spec`` and ``check_tensors``.
+    """
+
+    def __init__(self, gguf: GgufFile, kernels: KernelSet, progress: Progress) -> None:
+        spec = read_spec(gguf)
+        check_tensors(gguf, spec)
+        self._info = model_info(gguf, backend=f"{BACKEND} ({kernels.name})", device=kernels.device)
+        self._vocab: Vocab = build_vocab(gguf)
+        if self._vocab.size != spec.n_vocab:
+            raise InvalidModelFile(
+                f"{gguf.path}: {self._vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
+            )
+        self._transformer: Transformer | None = Transformer(gguf, spec, kernels, progress)
+        self._gguf = gguf
+        self._contexts: weakref.WeakSet[NativeContext] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known about the model; stays readable after ``close``."""
+        return self._info
+
+    @property
+    def vocab(self) -> Vocab:
+        """The model's vocabulary."""
+        self._open_transformer()
+        return self._vocab
+
+    def new_context(self, options: ContextOptions) -> NativeContext:
+        """Create an empty KV cache; see ``protocols.Model.new_context``."""
+        with self._lock:
+            context = NativeContext(self._open_transformer(), options, self._info.fingerprint)
+            self._contexts.add(context)
+            return context
+
+    def close(self) -> None:
+        """Close all contexts and free the weights now; twice is fine.
+
+        Raises:
+            ContextBusy: another thread is inside a call of a context; the model stays open.
+        """
+        with self._lock:
+            for context in list(self._contexts):
+                context.close()
+            self._transformer = None
+            self._gguf.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_transformer(self) -> Transformer:
+        if self._transformer is None:
+            raise ModelClosed(f"the model {self._info.path.name} is closed")
+        return self._transformer
