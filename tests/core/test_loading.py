@@ -1,0 +1,157 @@
+"""``slm.load``: which backend it takes, and that it says why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import slm_core as slm
+from slm_core import loading
+from slm_core.errors import BackendUnavailable, InvalidOption, TemplateError, UnknownBackend, UnsupportedModel
+from slm_core.plugins import FormatterSource
+from slm_core.types import BackendStatus, ContextOptions, KvType, ModelInfo, ModelOptions, Support
+from tests.scripted import ByteVocab, ScriptedContext, TagFormatter, says
+
+
+class FakeModel:
+    def __init__(self, backend: str, options: ModelOptions, template: str | None) -> None:
+        self.options, self.vocab, self.closed = options, ByteVocab(), False
+        self.asked: list[ContextOptions] = []
+        self.info = ModelInfo(Path("x"), backend, "arch", "", 1, 1, 1, 260, 64, "F32", 4, "f", template, "cpu")
+
+    def new_context(self, options: ContextOptions) -> ScriptedContext:
+        self.asked.append(options)
+        return ScriptedContext(says("hello"), n_ctx=options.n_ctx, n_seq_max=options.n_seq_max, n_batch=options.n_batch)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeBackend:
+    name: str
+    rank: int = 0
+    installed: bool = True
+    devices: tuple[str, ...] = ("auto", "cpu")
+    template: str | None = "a template"
+    loaded: list[FakeModel] = field(default_factory=list)
+
+    def status(self) -> BackendStatus:
+        return BackendStatus(self.name, self.installed, reason="not here", hint=f"pip install {self.name}")
+
+    def supports(self, source: Path, device: str) -> Support:
+        return Support(device in self.devices, f"no device {device}", self.rank)
+
+    def load(self, source: Path, options: ModelOptions) -> FakeModel:
+        self.loaded.append(FakeModel(self.name, options, self.template))
+        return self.loaded[-1]
+
+
+class FakeRegistry:
+    def __init__(self, *backends: FakeBackend) -> None:
+        self.backends = {backend.name: backend for backend in backends}
+        self.formatters = {"template": None, "tags": None}
+
+    def backend(self, name: str) -> FakeBackend:
+        if name not in self.backends:
+            raise UnknownBackend(name)
+        return self.backends[name]
+
+    def formatter(self, name: str, source: FormatterSource) -> TagFormatter:
+        assert source.eos_token == "<|end|>"
+        if name == "template" and source.template == "broken":
+            raise TemplateError("the template is broken")
+        if name not in self.formatters:
+            raise TemplateError(f"unknown chat format {name}")
+        return TagFormatter()
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
+    monkeypatch.delenv("SLM_BACKEND", raising=False)
+    made = FakeRegistry(
+        FakeBackend("slow", rank=1),
+        FakeBackend("fast", rank=50),
+        FakeBackend("gpu", rank=90, devices=("cuda",)),
+        FakeBackend("absent", rank=100, installed=False),
+    )
+    monkeypatch.setattr(loading, "registry", lambda: made)
+    return made
+
+
+def test_the_best_that_supports_the_device_is_taken_and_the_reason_told(known: FakeRegistry) -> None:
+    model = slm.load("m.gguf")
+    assert model.info.backend == "fast"
+    for said in ("ranked 50", "slow 1", "gpu: no device auto", "absent: not here"):
+        assert said in model.info.reason
+    assert slm.load("m.gguf", device="cuda").info.backend == "gpu"
+
+
+def test_a_name_goes_before_the_environment_which_goes_before_rank(
+    known: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLM_BACKEND", "slow")
+    assert slm.load("m.gguf").info.backend == "slow"
+    assert slm.load("m.gguf").info.reason == "named by SLM_BACKEND"
+    assert slm.load("m.gguf", backend="gpu").info.reason == "named by the caller"
+
+
+def test_what_cannot_be_taken_is_said(known: FakeRegistry) -> None:
+    with pytest.raises(UnknownBackend):
+        slm.load("m.gguf", backend="nobody")
+    with pytest.raises(
+        BackendUnavailable, match=r"'absent' cannot run here: not here \(to get it: pip install absent\)"
+    ):
+        slm.load("m.gguf", backend="absent")
+    with pytest.raises(UnsupportedModel, match=r"device 'npu'.*fast: no device npu"):
+        slm.load("m.gguf", device="npu")
+
+
+def test_options_reach_the_backend(known: FakeRegistry) -> None:
+    shares: list[float] = []
+    slm.load("m.gguf", device="cpu", n_threads=3, progress=shares.append, n_gpu_layers=5)
+    options = known.backends["fast"].loaded[0].options
+    assert (options.device, options.n_threads, options.backend_options) == ("cpu", 3, {"n_gpu_layers": 5})
+    assert options.progress == shares.append
+
+
+def test_contexts_take_their_sizes_and_types(known: FakeRegistry) -> None:
+    model = slm.load("m.gguf")
+    with model.new_context(n_ctx=99, n_seq_max=2, n_batch=7, kv_type_k="q8_0", kv_type_v=KvType.F16):
+        pass
+    assert known.backends["fast"].loaded[0].asked == [ContextOptions(99, 2, 7, KvType.Q8_0, KvType.F16)]
+    with pytest.raises(InvalidOption, match=r"unknown KV type 'q3' \(accepted: f32, f16, bf16, q8_0, q5_0, q4_0\)"):
+        model.new_context(kv_type_k="q3")
+
+
+def test_a_chat_brings_and_closes_its_own_context(known: FakeRegistry) -> None:
+    with slm.load("m.gguf") as model:
+        with model.chat(system="s", sampling=slm.Sampling(temperature=0)) as chat:
+            assert chat.send("x").text == "hello"
+            context = chat.session.context
+        with pytest.raises(slm.SlmError, match="closed"):
+            context.length(0)
+    assert known.backends["fast"].loaded[0].closed
+
+
+def test_the_chat_format_is_the_models_unless_another_is_named(known: FakeRegistry) -> None:
+    assert slm.load("m.gguf").info.formatter == "tags"
+    own = TagFormatter()
+    assert slm.load("m.gguf", formatter=own).formatter is own
+    with pytest.raises(TemplateError, match="unknown chat format"):
+        slm.load("m.gguf", formatter="nothing")
+    assert known.backends["fast"].loaded[-1].closed, "a model that cannot be used is closed"
+
+
+@pytest.mark.parametrize(("template", "message"), [(None, "no chat template.*registered: tags"), ("broken", "is broken")])
+def test_a_model_without_a_usable_format_loads_but_does_not_chat(
+    known: FakeRegistry, template: str | None, message: str
+) -> None:
+    known.backends["fast"].template = template
+    model = slm.load("m.gguf")
+    assert model.info.formatter.startswith("none: ")
+    with pytest.raises(TemplateError, match=message):
+        model.chat()
+    assert slm.load("m.gguf", formatter="tags").chat(sampling=slm.Sampling(temperature=0)).send("x").text == "hello"

@@ -1,0 +1,128 @@
+"""The registry: it checks what plugins provide, imports nothing before it is used, and survives a broken plugin."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import types
+
+import pytest
+
+from slm_core import plugins
+from slm_core.errors import PluginError, TemplateError, UnknownBackend
+from slm_core.hookspecs import Entry, hookimpl
+from slm_core.plugins import FormatterSource, Registry
+from slm_core.types import BackendStatus
+
+
+def plugin(*entries: Entry, formatters: tuple[Entry, ...] = ()) -> object:
+    module = types.ModuleType("a_plugin")
+    module.slm_backends = hookimpl(specname="slm_backends")(lambda: entries)
+    module.slm_formatters = hookimpl(specname="slm_formatters")(lambda: formatters)
+    return module
+
+
+class Engine:
+    name = "engine"
+
+    def status(self) -> BackendStatus:
+        return BackendStatus("engine", installed=True, version="1")
+
+
+class Crashing:
+    name = "crashing"
+
+    def status(self) -> BackendStatus:
+        raise OSError("libengine.so: cannot open")
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets name this module; import mode importlib does not put it where ``import`` finds it."""
+    module = types.ModuleType("plugins_under_test")
+    module.Engine, module.Crashing = Engine, Crashing
+    monkeypatch.setitem(__import__("sys").modules, "plugins_under_test", module)
+
+
+def entry(name: str, target: str = "plugins_under_test:Engine", hint: str = "") -> Entry:
+    return Entry(name, target, hint)
+
+
+def test_a_backend_is_imported_when_it_is_asked_for_and_created_once() -> None:
+    known = Registry({"p": plugin(entry("engine"), entry("absent", "no_such_package:Engine"))})
+    assert list(known.backends) == ["absent", "engine"]
+    assert known.backend("engine") is known.backend("engine")
+    with pytest.raises(PluginError, match=r"no_such_package:Engine.*absent.*cannot be imported"):
+        known.backend("absent")
+
+
+def test_an_unknown_name_lists_what_is_known() -> None:
+    known = Registry({"p": plugin(entry("engine"), formatters=(entry("chatty"),))})
+    with pytest.raises(UnknownBackend, match=r"'engin' \(registered: engine\)"):
+        known.backend("engin")
+    with pytest.raises(TemplateError, match=r"'chat' \(registered: chatty\)"):
+        known.formatter("chat", FormatterSource())
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([entry("Engine")], "accepted: lower case"),
+        ([entry("my-engine")], "accepted: lower case"),
+        ([entry("engine", "nowhere")], "package.module:attribute"),
+        ([entry("engine"), entry("engine", "other:Engine")], "provided by plugins_under_test:Engine and other:Engine"),
+    ],
+)
+def test_a_malformed_or_doubled_entry_is_refused(entries: list[Entry], message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        Registry({"p": plugin(*entries)})
+    with pytest.raises(PluginError, match=message):
+        Registry({"p": plugin(formatters=tuple(entries))})
+
+
+def test_two_plugins_may_not_provide_one_name() -> None:
+    with pytest.raises(PluginError, match="provided by"):
+        Registry({"p": plugin(entry("engine")), "q": plugin(entry("engine"))})
+
+
+def test_a_hook_that_does_not_exist_is_refused() -> None:
+    module = types.ModuleType("typo")
+    module.slm_backend = hookimpl(lambda: (), specname="slm_backend")
+    with pytest.raises(PluginError, match="does not exist"):
+        Registry({"typo": module})
+
+
+def test_statuses_report_what_is_broken_and_never_raise() -> None:
+    entries = [
+        entry("crashing", "plugins_under_test:Crashing"),
+        entry("gone", "gone:X", "pip install gone"),
+        entry("engine"),
+    ]
+    statuses = {s.name: s for s in Registry({"p": plugin(*entries)}, {"other": "SyntaxError: oops"}).statuses()}
+    assert statuses["engine"].installed
+    assert statuses["crashing"].reason == "OSError: libengine.so: cannot open"
+    assert "cannot be imported" in statuses["gone"].reason
+    assert statuses["gone"].hint == "pip install gone"
+    assert "SyntaxError: oops" in statuses["other"].reason
+    assert not any(statuses[name].installed for name in ("crashing", "gone", "other"))
+
+
+def test_a_plugin_that_fails_to_import_takes_no_other_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Point:
+        def __init__(self, name: str, loaded: object) -> None:
+            self.name, self.loaded = name, loaded
+
+        def load(self) -> object:
+            if isinstance(self.loaded, Exception):
+                raise self.loaded
+            return self.loaded
+
+    points = [Point("bad", ValueError("boom")), Point("good", plugin(entry("engine")))]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    found = plugins.registry.__wrapped__()
+    assert (list(found.backends), found.broken) == (["engine"], {"bad": "ValueError: boom"})
+    assert "boom" in caplog.text
+    points.append(Point("good", plugin()))
+    with pytest.raises(PluginError, match="two installed packages"):
+        plugins.registry.__wrapped__()
