@@ -1,0 +1,271 @@
+"""What a scenario works at: one backend, one model, and the means to feed, compare and refuse."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slm_conformance.factories import Architecture, WeightType, make_tiny_model
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.reference import Reference
+from slm_conformance.tolerance import Precision, Tolerance, random_tokens, relative_errors, tolerance
+from slm_conformance.weights import Weights
+from slm_core.errors import SlmError, UnsupportedModel
+from slm_core.plugins import registry
+from slm_core.protocols import Backend, Batch, Context, Model, Vocab
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos
+
+Rows = NDArray[np.floating]
+
+
+def make_backend(spec: str) -> Backend:
+    """The registered backend of that name, or what ``package.module:attribute`` makes."""
+    if ":" not in spec:
+        return registry().backend(spec)
+    module, attribute = spec.split(":")
+    return cast("Backend", getattr(importlib.import_module(module), attribute)())
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model file under test.
+
+    Attributes:
+        path: the file.
+        weights: its weights, or None where the reference cannot run them.
+        weight_type: the key of ``BackendFixtures.precision``.
+    """
+
+    path: Path
+    weights: Weights | None
+    weight_type: str
+
+
+class Workshop:
+    """Everything of one adopting module that several scenarios share: files, loaded models, tolerances.
+
+    Args:
+        fixtures: what the adopter said.
+        directory: where to write the tiny models.
+    """
+
+    def __init__(self, fixtures: BackendFixtures, directory: Path) -> None:
+        self.fixtures = fixtures
+        self.directory = directory
+        self.backend = make_backend(fixtures.backend)
+        self._models: dict[str, Model] = {}
+        self._sources: dict[str, Source] = {}
+
+    def source(self, name: str) -> Source:
+        """The file that a model's name stands for; written when it is first asked for."""
+        if name not in self._sources:
+            self._sources[name] = self._make_source(name)
+        return self._sources[name]
+
+    def model(self, name: str) -> Model:
+        """The loaded model; loaded once."""
+        if name not in self._models:
+            self._models[name] = self.load(self.source(name).path)
+        return self._models[name]
+
+    def load(self, path: Path) -> Model:
+        """Load a file anew, as the adopter said."""
+        return self.backend.load(path, ModelOptions(self.fixtures.device, backend_options=self.fixtures.load_options))
+
+    @functools.cache  # noqa: B019  (a workshop lives as long as the run)
+    def tolerance(self, name: str, kv_type: KvType) -> Tolerance:
+        """How far a model's logits may be from the reference."""
+        source = self.source(name)
+        precision = self.fixtures.precision.get(source.weight_type, Precision.QUANTIZED)
+        return tolerance(source.weights, Precision(precision), kv_type)
+
+    @functools.cache  # noqa: B019
+    def declared(self, name: str) -> tuple[EditLevel, frozenset[Capability]]:
+        """What a context of a model declares."""
+        kv_type = KvType(self.fixtures.kv_types[0])
+        with self.model(name).new_context(ContextOptions(64, 1, 16, kv_type, kv_type)) as context:
+            return context.edit_level, context.capabilities
+
+    def close(self) -> None:
+        """Close the models."""
+        for model in self._models.values():
+            model.close()
+
+    def _make_source(self, name: str) -> Source:
+        if name == "demo":
+            from slm_core.loading import demo_model_path
+
+            return _read_source(demo_model_path())
+        if Path(name).suffix == ".gguf":
+            return _read_source(Path(name))
+        architecture, weight_type = name.split("-")
+        model = make_tiny_model(cast("Architecture", architecture), cast("WeightType", weight_type))
+        return Source(model.write(self.directory / f"{name}.gguf"), Weights.of(model), weight_type)
+
+
+def _read_source(path: Path) -> Source:
+    try:
+        weights = Weights.read(path)
+    except UnsupportedModel:
+        return Source(path, None, "unknown")
+    return Source(path, weights, weights.main_type)
+
+
+class Bench:
+    """One scenario's place of work; contexts and models that are made here are closed after it.
+
+    Args:
+        workshop: what is shared.
+        name: of the model.
+    """
+
+    def __init__(self, workshop: Workshop, name: str) -> None:
+        self.workshop = workshop
+        self.name = name
+        self.kv_type = KvType(workshop.fixtures.kv_types[0])
+        self._stack = ExitStack()
+
+    def close(self) -> None:
+        """Close what was made."""
+        self._stack.close()
+
+    # What is under test.
+
+    @property
+    def backend(self) -> Backend:
+        """The backend."""
+        return self.workshop.backend
+
+    @property
+    def model(self) -> Model:
+        """The model; shared, so no scenario may close it."""
+        return self.workshop.model(self.name)
+
+    @property
+    def path(self) -> Path:
+        """The model's file."""
+        return self.workshop.source(self.name).path
+
+    @property
+    def vocab(self) -> Vocab:
+        """The model's vocabulary."""
+        return self.model.vocab
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """How far the model's logits may be from the reference."""
+        return self.workshop.tolerance(self.name, self.kv_type)
+
+    def own_model(self) -> Model:
+        """The model, loaded for this scenario alone."""
+        return self._stack.enter_context(self.workshop.load(self.path))
+
+    def context(
+        self,
+        *,
+        n_ctx: int = 256,
+        n_seq_max: int = 4,
+        n_batch: int = 64,
+        model: Model | None = None,
+        kv_type: KvType | None = None,
+    ) -> Context:
+        """An empty context."""
+        kv_type = kv_type or self.kv_type
+        options = ContextOptions(n_ctx, n_seq_max, n_batch, kv_type, kv_type)
+        return self._stack.enter_context((model or self.model).new_context(options))
+
+    def reference(self) -> Reference:
+        """An empty float64 reference of the model; skips where it cannot run it."""
+        weights = self.workshop.source(self.name).weights
+        if weights is None:
+            pytest.skip(f"no reference for {self.name}: it is for llama, qwen2 and qwen3 in F32, F16 and Q8_0")
+        return Reference(weights)
+
+    @property
+    def edit_level(self) -> EditLevel:
+        """The edit level that contexts of this model declare."""
+        return self.workshop.declared(self.name)[0]
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """The capabilities that contexts of this model declare."""
+        return self.workshop.declared(self.name)[1]
+
+    def requires(self, level: EditLevel) -> None:
+        """Skip the scenario where the context declares less."""
+        if self.edit_level < level:
+            pytest.skip(f"declared absent: the edit level is {self.edit_level.name}, this needs {level.name}")
+
+    # What a scenario does.
+
+    def tokens(self, n: int, seed: int = 0) -> list[int]:
+        """Random tokens of the model's vocabulary; equal for equal arguments."""
+        return list(random_tokens(self.model.info.n_vocab, n, seed))
+
+    def feed(self, context: Context, tokens: Sequence[int], seq_id: int = 0, chunk: int | None = None) -> Rows:
+        """Append tokens to a sequence, ``chunk`` at a time; returns the logits after each, float32 [T, V]."""
+        chunk = chunk or context.n_batch
+        rows = []
+        for first in range(0, len(tokens), chunk):
+            batch = context.new_batch()
+            batch.extend(tokens[first : first + chunk], Pos(seq_id, context.length(seq_id)), logits="all")
+            rows.append(context.decode(batch).copy())
+        return np.concatenate(rows)
+
+    def batch(self, context: Context, *runs: tuple[int, int, Sequence[int]]) -> Batch:
+        """A batch of runs: sequence, first position, tokens; all logits are asked for."""
+        batch = context.new_batch()
+        for seq_id, first, tokens in runs:
+            batch.extend(tokens, Pos(seq_id, first), logits="all")
+        return batch
+
+    # What a scenario finds.
+
+    def agree(self, rows: Rows, expected: Rows, what: str) -> None:
+        """Fail where a row of logits is further from the expected one than the tolerance."""
+        if rows.shape != expected.shape:
+            pytest.fail(f"{what}: logits of shape {rows.shape}, expected {expected.shape}", pytrace=False)
+        errors = relative_errors(rows, expected)
+        worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
+        if not errors[worst] <= self.tolerance.row:
+            pytest.fail(
+                f"{what}: row {worst} of {len(rows)} differs by {errors[worst]:.2e} of its norm"
+                f" (allowed: {self.tolerance.row:.1e})",
+                pytrace=False,
+            )
+
+    def differ(self, rows: Rows, others: Rows, what: str) -> None:
+        """Fail where two rows that must not be equal are, within the tolerance."""
+        error = relative_errors(rows, others).max()
+        assert error > self.tolerance.row, f"{what}: the logits are the same (they differ by {error:.1e} of the norm)"
+
+    @contextmanager
+    def refused(self, why: str, *errors: type[SlmError], context: Context | None = None) -> Iterator[None]:
+        """The block must raise one of ``errors``, with a one-line message, and leave ``context`` as it was."""
+        before = None if context is None else held(context)
+        wanted = " or ".join(error.__name__ for error in errors)
+        try:
+            yield
+        except errors as error:
+            message = str(error)
+            assert message and "\n" not in message, f"{why}: the message of {wanted} is not one line: {message!r}"
+        except Exception as error:
+            raise AssertionError(f"{why}: raised {type(error).__name__} ({error}), not {wanted}") from error
+        else:
+            pytest.fail(f"{why}: accepted, but the contract says {wanted}", pytrace=False)
+        if context is not None:
+            assert held(context) == before, f"{why}: refused with {wanted}, but the context changed"
+
+
+def held(context: Context) -> tuple[object, ...]:
+    """What a context says it holds."""
+    return (context.n_free, *(context.tokens(seq_id) for seq_id in range(context.n_seq_max)))

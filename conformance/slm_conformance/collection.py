@@ -1,0 +1,95 @@
+"""What happens to adopted scenarios when pytest has collected them: completeness, expected failures, the header."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+
+import pytest
+
+from slm_conformance import scenarios
+from slm_conformance.adoption import fixtures_of, workshop_of
+from slm_conformance.bench import Workshop
+from slm_conformance.scenarios.base import Scenarios
+
+
+def prepare(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """Check that adopting modules are complete, and mark what they expect to fail.
+
+    Raises:
+        pytest.UsageError: a module leaves out or replaces scenarios, or expects one to fail that does not exist.
+    """
+    for module, adopted in _by_module(items).items():
+        expected = fixtures_of(module, config).expected_failures
+        _check_complete(module)
+        _check_names(module, expected)
+        for item in adopted:
+            reason = expected.get(_name(item), expected.get(_name(item, with_model=True)))
+            if reason is not None:
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def headers(config: pytest.Config, items: Iterable[pytest.Item]) -> list[str]:
+    """Lines that say what is under test: backend, versions, devices, models, what is declared."""
+    lines = []
+    for module in _by_module(items):
+        try:
+            workshop = workshop_of(module, config)
+        except pytest.skip.Exception as skipped:
+            lines.append(f"slm-conformance: {skipped.msg}")
+            continue
+        lines += [f"slm-conformance: {line}" for line in _describe(workshop)]
+    return lines
+
+
+def _describe(workshop: Workshop) -> list[str]:
+    status = workshop.backend.status()
+    devices = ", ".join(device.name for device in status.devices if device.available) or "none"
+    lines = [f"{status.name} {status.version}, devices {devices}"]
+    for name in workshop.fixtures.models:
+        try:
+            info = workshop.model(name).info
+            level, capabilities = workshop.declared(name)
+        except Exception as error:  # whatever a backend raises is shown here, and again by the scenarios
+            lines.append(f"  {name}: cannot be loaded: {error}")
+            continue
+        declared = ", ".join(sorted(capabilities)) or "nothing"
+        lines.append(f"  {name}: {info.backend} on {info.device}, edit level {level.name}, declares {declared}")
+    return lines
+
+
+def _by_module(items: Iterable[pytest.Item]) -> Mapping[ModuleType, list[pytest.Function]]:
+    adopted: dict[ModuleType, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.cls is not None and issubclass(item.cls, Scenarios):
+            adopted.setdefault(item.module, []).append(item)
+    return adopted
+
+
+def _check_complete(module: ModuleType) -> None:
+    for name in scenarios.__all__:
+        ours, theirs = getattr(scenarios, name), getattr(module, name, None)
+        if theirs is None or not issubclass(theirs, ours):
+            raise pytest.UsageError(
+                f"{module.__name__} leaves out {name}: import all of slm_conformance.scenarios; what a backend lacks it"
+                " declares, what it breaks goes into expected_failures"
+            )
+        for test in _tests(ours):
+            if getattr(theirs, test) is not getattr(ours, test):
+                raise pytest.UsageError(f"{module.__name__} replaces {name}::{test}: put it into expected_failures")
+
+
+def _check_names(module: ModuleType, expected: Mapping[str, str]) -> None:
+    known = {f"{name}::{test}" for name in scenarios.__all__ for test in _tests(getattr(scenarios, name))}
+    unknown = [name for name in expected if name.split("[")[0] not in known]
+    if unknown:
+        raise pytest.UsageError(f"{module.__name__} expects {unknown[0]} to fail, but there is no such scenario")
+
+
+def _tests(scenario_class: type[Scenarios]) -> list[str]:
+    return [name for name in vars(scenario_class) if name.startswith("test_")]
+
+
+def _name(item: pytest.Function, *, with_model: bool = False) -> str:
+    assert item.cls is not None
+    return f"{item.cls.__name__}::{item.name if with_model else item.originalname}"

@@ -1,0 +1,49 @@
+"""What an adopter of the suite fills in. Light to import: a plugin module reads it in every run of pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
+DEFAULT_MODELS = ("llama-f32", "qwen2-f16", "qwen3-q8_0")
+"""One of each architecture and of each weight type."""
+
+COMMAND_LINE = ""
+"""The backend of a ``BackendFixtures`` that takes it from ``--slm-backend``."""
+
+
+class BackendFixtures:
+    """Says what is under test.
+
+    Derive from it in a module that imports all scenarios, and the suite is adopted::
+
+        from slm_conformance.fixtures import BackendFixtures
+        from slm_conformance.scenarios import *  # noqa: F403
+
+
+        class Fixtures(BackendFixtures):
+            backend = "mine"
+
+    Attributes:
+        backend: a registered backend, or "package.module:attribute" for one that is not; what the attribute names is
+            called without arguments. Scenarios that start another process import it there.
+        device: passed to ``load``.
+        models: what to run on: tiny random models, "ARCHITECTURE-WEIGHTS" (llama, qwen2 or qwen3; f32, f16 or q8_0);
+            "demo" for the chat model of slm-core; or the path of a GGUF file.
+        load_options: passed to ``load`` as ``backend_options``.
+        precision: by weight type, the numbers the backend computes with: "float32", "float16" (or bfloat16), or
+            "quantized" activations. The tolerances follow from it (clause 9).
+        kv_types: the storage types of keys and values that the backend has. Scenarios use the first: name the most
+            exact one first.
+        expected_failures: what the backend is known to break, with the reason:
+            ``{"TestCut::test_at_the_head": "engine bug 123"}``. Each must fail, and the reason is shown.
+    """
+
+    backend: ClassVar[str] = COMMAND_LINE
+    device: ClassVar[str] = "auto"
+    models: ClassVar[tuple[str, ...]] = DEFAULT_MODELS
+    load_options: ClassVar[Mapping[str, object]] = MappingProxyType({})
+    precision: ClassVar[Mapping[str, str]] = MappingProxyType({"f32": "float32", "f16": "float16", "q8_0": "quantized"})
+    kv_types: ClassVar[tuple[str, ...]] = ("f32", "f16")
+    expected_failures: ClassVar[Mapping[str, str]] = MappingProxyType({})

@@ -1,0 +1,48 @@
+"""The pytest plugin. It is loaded in every run of pytest, so it imports the suite only where a module adopts it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+pytest.register_assert_rewrite("slm_conformance.scenarios", "slm_conformance.bench")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options that stand in for a fixtures class."""
+    group = parser.getgroup("slm-conformance", "conformance of slm-core backends")
+    group.addoption("--slm-backend", metavar="NAME", help="the backend under test: a name, or package.module:attribute")
+    group.addoption("--slm-model", metavar="PATH", help="the model file to test on (default: tiny random models)")
+    group.addoption("--slm-device", metavar="NAME", default="auto", help="the device to load on (default: auto)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check that adopting modules are complete, and mark what they expect to fail."""
+    if _is_adopted():
+        from slm_conformance.collection import prepare
+
+        prepare(config, items)
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Say what is under test."""
+    if not _is_adopted():
+        return []
+    from slm_conformance.collection import headers
+
+    return headers(config, items)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close the models."""
+    if _is_adopted():
+        from slm_conformance.adoption import close_workshops
+
+        close_workshops(config)
+
+
+def _is_adopted() -> bool:
+    """Whether any module of this run has imported scenarios."""
+    return "slm_conformance.scenarios" in sys.modules

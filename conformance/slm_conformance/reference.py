@@ -1,0 +1,144 @@
+"""The oracle: llama, qwen2 and qwen3 in float64, written to be read.
+
+Each sequence keeps, per layer, the *unrotated* key and the value of every token. Keys are rotated to their positions
+when they are attended to, so that an edit is what the contract says it is: a cut deletes rows, and what comes after
+stands, by its place in the list, at its new position, with the values it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_conformance.weights import Weights, rope_frequencies
+
+Array = NDArray[np.float64]
+Rounding = Callable[[Array], Array]
+
+
+def exact(x: Array) -> Array:
+    """No rounding."""
+    return x
+
+
+@dataclass(slots=True)
+class _LayerMemory:
+    keys: Array  # [S, K, D], unrotated
+    values: Array  # [S, K, D]
+
+
+class Reference:
+    """A context of any number of sequences, without limits and without checks.
+
+    Args:
+        weights: the model.
+        round_inputs: what becomes of the vector that enters a matrix product; with it, tolerances are derived.
+        round_kept: what becomes of the keys and values that are kept.
+    """
+
+    def __init__(self, weights: Weights, round_inputs: Rounding = exact, round_kept: Rounding = exact) -> None:
+        self._shape = weights.shape
+        self._tensors = weights.tensors  # float32; every product with float64 is float64
+        self._frequencies = rope_frequencies(weights)
+        self._round_inputs = round_inputs
+        self._round_kept = round_kept
+        self._sequences: dict[int, list[_LayerMemory]] = {}
+
+    def length(self, seq_id: int = 0) -> int:
+        """Tokens that a sequence holds."""
+        return len(self._memory(seq_id)[0].keys)
+
+    def decode(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
+        """Append tokens to a sequence; returns the logits after each, float64 [T, V]."""
+        memory = self._memory(seq_id)
+        x = self._tensors["token_embd.weight"][list(tokens)].astype(np.float64)  # [T, E]
+        for layer, kept in enumerate(memory):
+            x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), kept)
+            x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
+        return self._linear("token_embd" if self._shape.tied else "output", self._norm("output_norm", x))
+
+    def fork(self, src: int, dst: int, end: int | None = None) -> None:
+        """Make ``dst`` a copy of ``src[:end]``."""
+        self._sequences[dst] = [_LayerMemory(kept.keys[:end], kept.values[:end]) for kept in self._memory(src)]
+
+    def truncate(self, length: int, seq_id: int = 0) -> None:
+        """Forget all from position ``length`` on."""
+        self.cut(length, self.length(seq_id), seq_id)
+
+    def cut(self, start: int, end: int, seq_id: int = 0) -> None:
+        """Forget [start, end); later tokens move down."""
+        for kept in self._memory(seq_id):
+            kept.keys = np.delete(kept.keys, np.s_[start:end], axis=0)
+            kept.values = np.delete(kept.values, np.s_[start:end], axis=0)
+
+    def drop(self, seq_id: int = 0) -> None:
+        """Forget a sequence."""
+        self._sequences.pop(seq_id, None)
+
+    def _memory(self, seq_id: int) -> list[_LayerMemory]:
+        if seq_id not in self._sequences:
+            empty = np.empty((0, self._shape.n_kv_heads, self._shape.head_dim))
+            self._sequences[seq_id] = [_LayerMemory(empty, empty) for _ in range(self._shape.n_layers)]
+        return self._sequences[seq_id]
+
+    def _attention(self, layer: int, x: Array, kept: _LayerMemory) -> Array:
+        """Attend from the new tokens, x [T, E], to all that is kept and to one another."""
+        shape, first = self._shape, len(kept.keys)
+        q = self._head_norm(layer, "attn_q", self._heads(layer, "attn_q", x))  # [T, H, D]
+        k = self._head_norm(layer, "attn_k", self._heads(layer, "attn_k", x))  # [T, K, D]
+        v = self._heads(layer, "attn_v", x)
+        kept.keys = np.concatenate((kept.keys, self._round_kept(k)))
+        kept.values = np.concatenate((kept.values, self._round_kept(v)))
+        length = len(kept.keys)
+        group = shape.n_heads // shape.n_kv_heads
+        keys = self._rotated(kept.keys, 0).repeat(group, axis=1)  # [S, H, D]
+        values = kept.values.repeat(group, axis=1)
+        scores = np.einsum("thd,shd->hts", self._rotated(q, first), keys) / np.sqrt(shape.head_dim)
+        unseen = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
+        scores[:, unseen] = -np.inf
+        seen = np.einsum("hts,shd->thd", _softmax(scores), values)
+        return self._linear(f"blk.{layer}.attn_output", seen.reshape(len(x), -1))
+
+    def _feed_forward(self, layer: int, x: Array) -> Array:
+        gate = self._linear(f"blk.{layer}.ffn_gate", x)
+        gated = gate / (1 + np.exp(-gate)) * self._linear(f"blk.{layer}.ffn_up", x)
+        return self._linear(f"blk.{layer}.ffn_down", gated)
+
+    def _heads(self, layer: int, name: str, x: Array) -> Array:
+        return self._linear(f"blk.{layer}.{name}", x).reshape(len(x), -1, self._shape.head_dim)
+
+    def _linear(self, name: str, x: Array) -> Array:
+        product: Array = self._round_inputs(x) @ self._tensors[f"{name}.weight"].T
+        bias = self._tensors.get(f"{name}.bias")
+        return product if bias is None else product + bias
+
+    def _head_norm(self, layer: int, name: str, x: Array) -> Array:
+        return self._norm(f"blk.{layer}.{name}_norm", x) if f"blk.{layer}.{name}_norm.weight" in self._tensors else x
+
+    def _norm(self, name: str, x: Array) -> Array:
+        mean_square = np.mean(x * x, axis=-1, keepdims=True)
+        normalised: Array = x / np.sqrt(mean_square + self._shape.norm_eps) * self._tensors[f"{name}.weight"]
+        return normalised
+
+    def _rotated(self, x: Array, first: int) -> Array:
+        """Rotate heads, x [S, heads, D], of the positions from ``first`` on.
+
+        A llama file has the two halves of a rotated pair side by side, a qwen file half a head apart.
+        """
+        angles = np.arange(first, first + len(x))[:, None, None] * self._frequencies
+        turn = np.exp(1j * angles)  # [S, 1, D/2]
+        half = self._shape.head_dim // 2
+        if self._shape.architecture == "llama":
+            pairs = (x[..., 0::2] + 1j * x[..., 1::2]) * turn
+            return np.stack((pairs.real, pairs.imag), axis=-1).reshape(x.shape)
+        pairs = (x[..., :half] + 1j * x[..., half:]) * turn
+        return np.concatenate((pairs.real, pairs.imag), axis=-1)
+
+
+def _softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    normalised: Array = weights / weights.sum(axis=-1, keepdims=True)
+    return normalised

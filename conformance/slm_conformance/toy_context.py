@@ -1,0 +1,267 @@
+"""The toy's context: a sequence is a list of immutable cells.
+
+A fork is a copy of a list, and a call that raises has changed nothing because lists are exchanged last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from slm_conformance.toy_engine import Cell, ToyEngine
+from slm_core.batch import TokenBatch
+from slm_core.errors import (
+    BatchFull,
+    ContextBusy,
+    ContextClosed,
+    ContextFull,
+    InvalidOption,
+    InvalidPosition,
+    InvalidSequence,
+    InvalidSnapshot,
+    InvalidToken,
+    SnapshotMismatch,
+    UnsupportedEdit,
+)
+from slm_core.ledger import replay_plan, truncated_edits
+from slm_core.protocols import Batch
+from slm_core.snapshot import Edit, SequenceSnapshot
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos
+
+
+class ToyContext:
+    """Per sequence, a list of cells and the edits that led to it."""
+
+    capabilities = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD})
+    payload_format = "toy-1"
+
+    def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
+        self.n_ctx, self.n_seq_max, self.n_batch = options.n_ctx, options.n_seq_max, options.n_batch
+        self.edit_level = edit_level
+        self.engine = engine
+        self.fingerprint = fingerprint
+        self.cells: list[list[Cell]] = [[] for _ in range(options.n_seq_max)]
+        self.edits: list[list[Edit]] = [[] for _ in range(options.n_seq_max)]
+        self.closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def n_free(self) -> int:
+        """A cell in several sequences counts once."""
+        return self.n_ctx - len({id(cell) for cells in self.cells for cell in cells})
+
+    def length(self, seq_id: int) -> int:
+        """Tokens that a sequence holds."""
+        return len(self.tokens(seq_id))
+
+    def tokens(self, seq_id: int) -> tuple[int, ...]:
+        """The tokens that a sequence holds."""
+        self._check_open()
+        return tuple(cell.token for cell in self.cells[self._checked(seq_id)])
+
+    def new_batch(self, capacity: int | None = None) -> Batch:
+        """An empty batch."""
+        self._check_open()
+        if capacity is not None and not 1 <= capacity <= self.n_batch:
+            raise InvalidOption(f"batch capacity is {capacity} (accepted: 1 to {self.n_batch})")
+        return TokenBatch(self.n_batch if capacity is None else capacity)
+
+    def decode(self, batch: Batch) -> Logits:
+        """Run the tokens one after another, each in its own sequence."""
+        with self._call():
+            self._check_batch(batch)
+            grown: dict[int, list[Cell]] = {}
+            rows = np.empty((len(batch), self.engine.n_vocab), np.float32)
+            for i, (token, seq_id) in enumerate(zip(batch.tokens.tolist(), batch.seq_ids.tolist(), strict=True)):
+                cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
+                cell, rows[i] = self.engine.step(token, cells)
+                cells.append(cell)
+            for seq_id, cells in grown.items():
+                self.cells[seq_id] = cells
+            return rows[batch.wants_logits]
+
+    def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
+        """Copy the list of cells."""
+        with self._call():
+            self._checked(src), self._checked(dst)
+            if src == dst or self.cells[dst]:
+                raise InvalidSequence(f"cannot fork {src} into {dst}: the destination must be another, empty sequence")
+            end = self._checked_index(src, len(self.cells[src]) if end is None else end)
+            self.replace(dst, self.forked(self.cells[src][:end]), truncated_edits(self.edits[src], end))
+            return Pos(dst, end)
+
+    def forked(self, cells: list[Cell]) -> list[Cell]:
+        """The cells of a copy: the same ones."""
+        return cells
+
+    def truncate(self, pos: Pos) -> Pos:
+        """Keep the first cells."""
+        with self._call():
+            self._check_level(EditLevel.TRUNCATE)
+            end = self._checked_index(self._checked(pos.seq_id), pos.index)
+            self.replace(pos.seq_id, self.cells[pos.seq_id][:end], truncated_edits(self.edits[pos.seq_id], end))
+            return pos
+
+    def cut(self, start: Pos, end: Pos) -> Pos:
+        """Leave cells out and move those after them."""
+        with self._call():
+            self._check_level(EditLevel.CUT)
+            if start.seq_id != end.seq_id:
+                raise InvalidSequence(f"a cut has one sequence, not {start.seq_id} and {end.seq_id}")
+            seq_id = self._checked(start.seq_id)
+            first, last = self._checked_index(seq_id, start.index), self._checked_index(seq_id, end.index)
+            if last < first:
+                raise InvalidPosition(f"a cut cannot end ({last}) before it starts ({first})")
+            cells, edits = self.without(self.cells[seq_id], self.edits[seq_id], first, last)
+            self.replace(seq_id, cells, edits)
+            return Pos(seq_id, len(cells))
+
+    def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Cells and edits after [first, last) was cut."""
+        if first == last:
+            return cells, edits
+        if last == len(cells):
+            return cells[:first], truncated_edits(edits, first)
+        removed = tuple(cell.token for cell in cells[first:last])
+        moved = [self.engine.moved(cell, first - last) for cell in cells[last:]]
+        return cells[:first] + moved, [*edits, Edit(first, removed, len(cells))]
+
+    def drop(self, seq_id: int) -> None:
+        """Empty one list."""
+        with self._call():
+            self.replace(self._checked(seq_id), [], [])
+
+    def clear(self) -> None:
+        """Empty all lists."""
+        with self._call():
+            for seq_id in range(self.n_seq_max):
+                self.replace(seq_id, [], [])
+
+    def dump(self, seq_id: int) -> bytes:
+        """Tokens, edits, and the cells as they are."""
+        with self._call():
+            cells = self.cells[self._checked(seq_id)]
+            tokens = np.array([cell.token for cell in cells], np.int32)
+            payload = b"".join(cell.keys.tobytes() + cell.values.tobytes() for cell in cells)
+            edits = tuple(self.edits[seq_id])
+            return SequenceSnapshot("toy", self.payload_format, self.fingerprint, tokens, edits, payload).to_bytes()
+
+    def restore(self, seq_id: int, data: bytes) -> Pos:
+        """Make cells of a payload of the toy's; decode and cut again where it is another backend's."""
+        with self._call():
+            snapshot = SequenceSnapshot.from_bytes(data)
+            self._check_snapshot(self._checked(seq_id), snapshot)
+            parts = self.unpacked(snapshot) if self._is_ours(snapshot) else self._replayed(snapshot)
+            self.replace(seq_id, *parts)
+            return Pos(seq_id, len(snapshot.tokens))
+
+    def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
+        """Cells from a payload of this format."""
+        shape, n = self.engine.shape, len(snapshot.tokens)
+        dims = (n, 2, shape.n_layers, shape.n_kv_heads, shape.head_dim)
+        if len(snapshot.payload) != 4 * int(np.prod(dims)):
+            raise InvalidSnapshot("the dump's payload does not fit its tokens")
+        kept = np.frombuffer(snapshot.payload, np.float32).reshape(dims)
+        return [Cell(token, *kept[i]) for i, token in enumerate(snapshot.tokens.tolist())], snapshot.edits
+
+    def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
+        if snapshot.edits:
+            self._check_level(EditLevel.CUT)
+        cells: list[Cell] = []
+        edits: list[Edit] = []
+        runs, _ = replay_plan(snapshot.tokens.tolist(), snapshot.edits)
+        for run, edit in zip(runs, (*snapshot.edits, None), strict=True):
+            for token in run:
+                cells.append(self.engine.step(token, cells)[0])
+            if edit is not None:
+                cells, edits = self.without(cells, edits, edit.start, edit.end)
+        return cells, edits
+
+    def close(self) -> None:
+        """Let go of the cells."""
+        with self._call(closing=True):
+            self.closed = True
+            self.cells = [[] for _ in range(self.n_seq_max)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def replace(self, seq_id: int, cells: Sequence[Cell], edits: Sequence[Edit]) -> None:
+        """Exchange a sequence, if the context has room for the result."""
+        others = {id(cell) for i, other in enumerate(self.cells) if i != seq_id for cell in other}
+        needed, free = len({id(cell) for cell in cells} - others), self.n_ctx - len(others)
+        if needed > free:
+            raise ContextFull(needed, free)
+        self.cells[seq_id], self.edits[seq_id] = list(cells), list(edits)
+
+    @contextmanager
+    def _call(self, *, closing: bool = False) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise ContextBusy("another thread is inside a call of this context (use one context a thread)")
+        try:
+            if not closing:
+                self._check_open()
+            yield
+        finally:
+            self._lock.release()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ContextClosed("the context is closed")
+
+    def _check_level(self, level: EditLevel) -> None:
+        if self.edit_level < level:
+            raise UnsupportedEdit(f"the edit level is {self.edit_level.name}: drop the sequence and decode it again")
+
+    def _checked(self, seq_id: int) -> int:
+        if not 0 <= seq_id < self.n_seq_max:
+            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {self.n_seq_max - 1})")
+        return seq_id
+
+    def _checked_index(self, seq_id: int, index: int) -> int:
+        length = len(self.cells[seq_id])
+        if not 0 <= index <= length:
+            raise InvalidPosition(f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})")
+        return index
+
+    def _check_batch(self, batch: Batch) -> None:
+        if len(batch) > self.n_batch:
+            raise BatchFull(f"a batch of {len(batch)} tokens (accepted: up to n_batch, {self.n_batch})")
+        lengths: dict[int, int] = {}
+        for token, seq_id, position in zip(batch.tokens, batch.seq_ids.tolist(), batch.positions, strict=True):
+            if not 0 <= token < self.engine.n_vocab:
+                raise InvalidToken(f"token {token} (accepted: 0 to {self.engine.n_vocab - 1})")
+            length = lengths.setdefault(seq_id, len(self.cells[self._checked(seq_id)]))
+            if position != length:
+                raise InvalidPosition(f"position {position} in sequence {seq_id} (accepted: {length})")
+            lengths[seq_id] += 1
+        if len(batch) > self.n_free:
+            raise ContextFull(len(batch), self.n_free)
+
+    def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
+        if snapshot.fingerprint != self.fingerprint:
+            raise SnapshotMismatch("the dump is of another model")
+        every = [*snapshot.tokens.tolist(), *(token for edit in snapshot.edits for token in edit.removed)]
+        if every and not (min(every) >= 0 and max(every) < self.engine.n_vocab):
+            raise InvalidSnapshot("the dump holds tokens outside the vocabulary")
+        needed = (
+            len(snapshot.tokens)
+            if self._is_ours(snapshot)
+            else replay_plan(snapshot.tokens.tolist(), snapshot.edits)[1]
+        )
+        others = {id(cell) for i, other in enumerate(self.cells) if i != seq_id for cell in other}
+        if needed > self.n_ctx - len(others):
+            raise ContextFull(needed, self.n_ctx - len(others))
+
+    def _is_ours(self, snapshot: SequenceSnapshot) -> bool:
+        return (snapshot.backend, snapshot.payload_format) == ("toy", self.payload_format)

@@ -1,0 +1,101 @@
+"""The toy's engine: llama, qwen2 and qwen3 in float32, one token at a time. It stands for an engine of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_conformance.weights import Weights, rope_frequencies
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """What the engine remembers of one token. Never changed, so sequences may share it.
+
+    Attributes:
+        token: its id.
+        keys: rotated to the token's position, float32 [L, K, D].
+        values: float32 [L, K, D].
+    """
+
+    token: int
+    keys: Array
+    values: Array
+
+
+class ToyEngine:
+    """A forward pass without any state of its own.
+
+    Args:
+        weights: the model.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self.shape = weights.shape
+        self.n_vocab = weights.n_vocab
+        self._tensors = weights.tensors
+        self._frequencies = rope_frequencies(weights)
+
+    def step(self, token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
+        """Run one token after ``past``; returns what to remember of it, and the logits, float32 [V]."""
+        shape, position = self.shape, len(past)
+        kept = np.empty((2, shape.n_layers, position + 1, shape.n_kv_heads, shape.head_dim), np.float32)
+        if past:
+            kept[0, :, :-1] = np.stack([cell.keys for cell in past], axis=1)
+            kept[1, :, :-1] = np.stack([cell.values for cell in past], axis=1)
+        x = self._tensors["token_embd.weight"][token]  # [E]
+        for layer in range(shape.n_layers):
+            block = f"blk.{layer}."
+            x = x + self._attend(block, self._norm(block + "attn_norm", x), *kept[:, layer])
+            h = self._norm(block + "ffn_norm", x)
+            gate = self._linear(block + "ffn_gate", h)
+            x = x + self._linear(block + "ffn_down", gate / (1 + np.exp(-gate)) * self._linear(block + "ffn_up", h))
+        h = self._norm("output_norm", x)
+        logits = self._linear("token_embd" if shape.tied else "output", h)
+        return Cell(token, kept[0, :, -1], kept[1, :, -1]), logits
+
+    def moved(self, cell: Cell, by: int) -> Cell:
+        """The cell as if its token stood ``by`` positions further on: key re-rotated, value kept."""
+        return Cell(cell.token, self._rotate(cell.keys, by), cell.values)
+
+    def _attend(self, block: str, x: Array, keys: Array, values: Array) -> Array:
+        """Attention of one token; fills the last row of ``keys`` and ``values``, [S, K, D]."""
+        shape, position = self.shape, len(keys) - 1
+        q = self._head_norm(block + "attn_q", self._linear(block + "attn_q", x).reshape(-1, shape.head_dim))
+        k = self._head_norm(block + "attn_k", self._linear(block + "attn_k", x).reshape(-1, shape.head_dim))
+        keys[-1] = self._rotate(k, position)
+        values[-1] = self._linear(block + "attn_v", x).reshape(-1, shape.head_dim)
+        q = self._rotate(q, position).reshape(shape.n_kv_heads, -1, shape.head_dim)  # [K, G, D]
+        scores = np.einsum("kgd,skd->kgs", q, keys) / np.float32(np.sqrt(shape.head_dim))
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return self._linear(block + "attn_output", np.einsum("kgs,skd->kgd", weights, values).ravel())
+
+    def _linear(self, name: str, x: Array) -> Array:
+        result: Array = self._tensors[f"{name}.weight"] @ x
+        bias = self._tensors.get(f"{name}.bias")
+        return result if bias is None else result + bias
+
+    def _norm(self, name: str, x: Array) -> Array:
+        scale = np.float32(1) / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(self.shape.norm_eps))
+        normalised: Array = x * scale * self._tensors[f"{name}.weight"]
+        return normalised
+
+    def _head_norm(self, name: str, x: Array) -> Array:
+        return self._norm(f"{name}_norm", x) if f"{name}_norm.weight" in self._tensors else x
+
+    def _rotate(self, x: Array, by: int) -> Array:
+        """Turn heads, [..., D], by ``by`` positions; pairs lie side by side in llama files, else half a head apart."""
+        cos, sin = (f(by * self._frequencies).astype(np.float32) for f in (np.cos, np.sin))
+        rotated = np.empty_like(x)
+        half = self.shape.head_dim // 2
+        adjacent = self.shape.architecture == "llama"
+        first, second = (np.s_[..., 0::2], np.s_[..., 1::2]) if adjacent else (np.s_[..., :half], np.s_[..., half:])
+        rotated[first] = x[first] * cos - x[second] * sin
+        rotated[second] = x[first] * sin + x[second] * cos
+        return rotated
