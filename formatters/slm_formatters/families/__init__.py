@@ -1,0 +1,1 @@
+"""Chat formats by name: one family a file."""

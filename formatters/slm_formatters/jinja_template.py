@@ -1,0 +1,134 @@
+"""A jinja chat template, compiled once, rendered from plain data into segments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from traceback import walk_tb
+from types import MappingProxyType
+
+import jinja2
+from jinja2 import meta
+
+from slm_core.errors import TemplateError
+from slm_core.types import Role, Segment
+from slm_formatters import tracked
+from slm_formatters.limits import Limits, Run, running
+from slm_formatters.sandbox import ChatEnvironment, Instrument, TemplateRefusal
+
+_MAX_SOURCE = 1 << 19
+_MAX_REFUSAL = 500
+_PROVIDED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+
+
+class JinjaTemplate:
+    """A chat template, as model files carry them.
+
+    Args:
+        source: the template.
+        limits: bounds on compiling and on each rendering.
+
+    Raises:
+        TemplateError: the template is too long, or is not valid jinja.
+    """
+
+    def __init__(self, source: str, limits: Limits = Limits()) -> None:  # noqa: B008  # immutable
+        if len(source) > _MAX_SOURCE:
+            raise TemplateError(f"the chat template has {len(source)} characters (accepted: up to {_MAX_SOURCE})")
+        self._limits = limits
+        try:
+            with running(Run(limits)):
+                self._template, self._variables = _compile(source)
+        except TemplateError:
+            raise
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"the chat template is not valid jinja: line {error.lineno}: {error.message}"
+            ) from error
+        except Exception as error:  # untrusted source: whatever the parser or the compiler makes of it
+            raise TemplateError(f"the chat template cannot be compiled: {_describe(error)}") from error
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template reads a variable that it is given from outside."""
+        return variable in self._variables
+
+    @property
+    def options(self) -> frozenset[str]:
+        """The variables that the template reads besides those that every template is given."""
+        return self._variables - _PROVIDED - _environment().globals.keys()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        bos_token: str = "",
+        eos_token: str = "",
+        now: datetime | None = None,
+        options: Mapping[str, object] = MappingProxyType({}),
+    ) -> list[Segment]:
+        """Render messages, given as mappings with "role", "content" and what else the template reads.
+
+        Args:
+            messages: the conversation.
+            tools: JSON schemas.
+            add_generation_prompt: end with what opens the assistant's answer.
+            bos_token: text of the token that begins a sequence.
+            eos_token: text of the token that ends one.
+            now: what ``strftime_now`` tells, None for the real time.
+            options: further variables; None, numbers, strings, and sequences and mappings of these.
+
+        Raises:
+            TemplateError: the template refused, failed or went beyond its limits.
+        """
+        variables = {"documents": None, **options}
+        try:
+            with running(Run(self._limits, now)):
+                text = self._template.render(
+                    messages=[_mark_message(message) for message in messages],
+                    tools=tracked.mark(tools),
+                    add_generation_prompt=add_generation_prompt,
+                    bos_token=bos_token,
+                    eos_token=eos_token,
+                    **{name: tracked.mark(value) for name, value in variables.items()},
+                )
+        except TemplateError:
+            raise
+        except TemplateRefusal as error:
+            refusal = " ".join(str(error).split())[:_MAX_REFUSAL]
+            raise TemplateError(f"the chat template refused the messages: {refusal}") from error
+        except Exception as error:  # untrusted source: it may raise anything
+            raise TemplateError(f"the chat template failed{_place(error)}: {_describe(error)}") from error
+        return tracked.segments(text)
+
+
+@functools.cache
+def _environment() -> ChatEnvironment:
+    return ChatEnvironment()
+
+
+@functools.lru_cache(maxsize=64)
+def _compile(source: str) -> tuple[jinja2.Template, frozenset[str]]:
+    tree = _environment().parse(source)
+    variables = frozenset(meta.find_undeclared_variables(tree))
+    Instrument().visit(tree)
+    return _environment().from_string(tree), variables
+
+
+def _mark_message(message: Mapping[str, object]) -> dict[str, object]:
+    """A message with all its strings as content, but for its role, which templates write into control text."""
+    known = message.get("role") in set(Role)
+    return {name: value if name == "role" and known else tracked.mark(value) for name, value in message.items()}
+
+
+def _describe(error: Exception) -> str:
+    """One line about an exception."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REFUSAL]
+
+
+def _place(error: Exception) -> str:
+    """The line of the template that raised, which jinja writes into the traceback."""
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == "<template>"]
+    return f" in line {lines[-1]}" if lines else ""
