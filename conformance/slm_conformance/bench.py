@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -183,12 +187,16 @@ class Bench:
         options = ContextOptions(n_ctx, n_seq_max, n_batch, kv_type, kv_type)
         return self._stack.enter_context((model or self.model).new_context(options))
 
-    def reference(self) -> Reference:
-        """An empty float64 reference of the model; skips where it cannot run it."""
+    def weights(self) -> Weights:
+        """The model's weights; skips where the reference cannot run them."""
         weights = self.workshop.source(self.name).weights
         if weights is None:
             pytest.skip(f"no reference for {self.name}: it is for llama, qwen2 and qwen3 in F32, F16 and Q8_0")
-        return Reference(weights)
+        return weights
+
+    def reference(self) -> Reference:
+        """An empty float64 reference of the model; skips where it cannot run it."""
+        return Reference(self.weights())
 
     @property
     def edit_level(self) -> EditLevel:
@@ -227,6 +235,28 @@ class Bench:
         for seq_id, first, tokens in runs:
             batch.extend(tokens, Pos(seq_id, first), logits="all")
         return batch
+
+    def in_another_process(self, task: str, tokens: Sequence[int]) -> bytes:
+        """Do a task of ``slm_conformance.child`` with a context of this model; returns what it wrote."""
+        fixtures = self.workshop.fixtures
+        arguments = {
+            "backend": fixtures.backend,
+            "path": str(self.path),
+            "device": fixtures.device,
+            "load_options": dict(fixtures.load_options),
+            "kv_type": self.kv_type,
+            "tokens": list(tokens),
+        }
+        done = subprocess.run(  # noqa: S603  (this interpreter, our own code)
+            [sys.executable, "-m", "slm_conformance.child", task, json.dumps(arguments)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            check=False,
+            timeout=120,
+        )
+        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        assert done.returncode == 0, f"{task} in another process ended with status {done.returncode}: {last}"
+        return done.stdout
 
     # What a scenario finds.
 

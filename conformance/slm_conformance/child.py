@@ -1,0 +1,38 @@
+"""What scenarios run in another process: ``python -m slm_conformance.child TASK ARGUMENTS``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from slm_conformance.bench import make_backend
+from slm_core.protocols import Context
+from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
+
+
+def main(task: str, arguments: str) -> None:
+    """Make a context as ``arguments`` (JSON) say, decode their tokens, and do the task.
+
+    Args:
+        task: "dump" writes a dump of the sequence to standard output; "exit" ends with model and context left open.
+        arguments: backend, path, device, load_options, kv_type, tokens.
+    """
+    given = json.loads(arguments)
+    options = ModelOptions(given["device"], backend_options=given["load_options"])
+    model = make_backend(given["backend"]).load(Path(given["path"]), options)
+    kv_type = KvType(given["kv_type"])
+    context = model.new_context(ContextOptions(128, 2, 64, kv_type, kv_type))
+    _feed(context, given["tokens"])
+    if task == "dump":
+        sys.stdout.buffer.write(context.dump(0))
+
+
+def _feed(context: Context, tokens: list[int]) -> None:
+    batch = context.new_batch()
+    batch.extend(tokens, Pos(0, 0), logits="last")
+    context.decode(batch)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
