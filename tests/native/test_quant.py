@@ -37,7 +37,8 @@ def oracle(data: NDArray[np.uint8], ggml_type: GgmlType, shape: tuple[int, ...])
 
 
 def assert_same_bits(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
-    assert (actual.dtype, actual.shape) == (np.float32, expected.shape)
+    assert actual.dtype == np.float32
+    assert actual.shape == expected.shape
     different = (actual.view(np.uint32) != expected.view(np.uint32)) & ~(np.isnan(actual) & np.isnan(expected))
     where = np.argwhere(different)
     assert not different.any(), (

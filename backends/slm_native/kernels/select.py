@@ -40,7 +40,7 @@ def select_kernels(tier: str = "auto", *, expanded_bytes: int = DEFAULT_EXPANDED
         raise InvalidOption(f"expanded_bytes is {expanded_bytes}, and must not be negative")
     if tier == "reference":
         return KernelChoice(ReferenceKernels(expanded_bytes), "the reference tier was asked for")
-    isa = os.environ.get(ISA_VARIABLE)
+    isa = os.environ.get(ISA_VARIABLE) or None
     missing = _extension.why_missing()
     if missing is None:
         return _cpu(isa, expanded_bytes)

@@ -1,0 +1,16 @@
+// Instruction sets: which this build has, and which this machine can run. Included by files of every instruction set,
+// so it defines no functions and includes none (see quant/q8_0.h).
+#pragma once
+
+namespace slm {
+
+enum class Isa { scalar, avx2 };
+
+inline constexpr Isa all_isas[] = {Isa::scalar, Isa::avx2};  // the best last
+
+const char* name_of(Isa isa);
+
+// Compiled in, and this machine has it.
+bool is_available(Isa isa);
+
+}  // namespace slm

@@ -1,0 +1,83 @@
+"""Which kernel set a model gets, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slm_core.errors import BackendUnavailable, InvalidOption
+from slm_native import _extension
+from slm_native.kernels import select_kernels
+from slm_native.kernels.select import ISA_VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def no_forced_isa(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ISA_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def no_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation whose CMake left a note in place of the extension."""
+    (tmp_path / "slm_test_note.py").write_text('REASON = "no C++ compiler was found at installation"\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(_extension, "_NAME", "slm_test_extension_that_is_not_there")
+    monkeypatch.setattr(_extension, "_NOTE", "slm_test_note")
+
+
+@pytest.fixture
+def broken_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slm_test_broken.py").write_text('raise ImportError("undefined symbol: q8_0")\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(_extension, "_NAME", "slm_test_broken")
+
+
+def test_reference_is_numpy_alone() -> None:
+    kernels, reason = select_kernels("reference")
+    assert (kernels.name, kernels.device) == ("reference", "cpu")
+    assert kernels.describe().startswith("NumPy ")
+    assert reason == "the reference tier was asked for"
+
+
+@pytest.mark.usefixtures("no_extension")
+def test_auto_without_the_extension_is_reference_and_says_why() -> None:
+    kernels, reason = select_kernels()
+    assert kernels.name == "reference"
+    assert reason == "the C++ extension is missing: no C++ compiler was found at installation"
+
+
+@pytest.mark.usefixtures("no_extension")
+def test_what_is_asked_for_and_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        BackendUnavailable, match=r"^tier 'cpu' needs the C\+\+ extension.*: no C\+\+ compiler was found"
+    ):
+        select_kernels("cpu")
+    monkeypatch.setenv(ISA_VARIABLE, "avx2")
+    with pytest.raises(BackendUnavailable, match=r"^SLM_NATIVE_ISA=avx2 needs the C\+\+ extension"):
+        select_kernels("auto")
+
+
+def test_a_source_tree_that_was_never_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_extension, "_NAME", "slm_test_extension_that_is_not_there")
+    monkeypatch.setattr(_extension, "_NOTE", "slm_test_note_that_is_not_there")
+    assert select_kernels().reason.endswith("a source tree that was never installed (pip install .)")
+
+
+@pytest.mark.usefixtures("broken_extension")
+@pytest.mark.parametrize("tier", ["auto", "cpu"])
+def test_a_broken_extension_is_reported_not_replaced(tier: str) -> None:
+    with pytest.raises(BackendUnavailable, match="is there but does not load: undefined symbol: q8_0"):
+        select_kernels(tier)
+
+
+@pytest.mark.usefixtures("broken_extension")
+def test_reference_does_not_touch_the_extension() -> None:
+    assert select_kernels("reference").kernels.name == "reference"
+
+
+def test_options_that_do_not_fit() -> None:
+    with pytest.raises(InvalidOption, match=r"unknown tier 'gpu' \(accepted: auto, reference, cpu\)"):
+        select_kernels("gpu")
+    with pytest.raises(InvalidOption, match="expanded_bytes is -1"):
+        select_kernels(expanded_bytes=-1)
