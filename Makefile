@@ -1,0 +1,56 @@
+# make help lists the targets. Nothing outside this folder is touched; `make clean` takes everything away again.
+
+PYTHON ?= python3
+ENGINES ?= llamacpp
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+SOURCES := pyproject.toml README.md $(shell find slm_core backends formatters conformance -type f ! -path '*/__pycache__/*')
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test check clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 14
+
+demo: $(VENV)/installed $(ENGINES:%=$(VENV)/engine-%) ## set up .venv and run the main job on every engine (ENGINES= for the built-in one alone)
+	@$(BIN)/slm demo
+
+test: $(VENV)/installed-dev ## run all tests; a summary names what was skipped, and why
+	$(BIN)/python -m pytest
+
+check: $(VENV)/installed-dev ## check style, types, layers and the links in the documentation
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=.:backends:formatters:conformance $(BIN)/lint-imports
+	$(BIN)/python tools/check_links.py
+
+clean: ## remove .venv, builds and caches
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed (make PYTHON=python3.12)")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(SOURCES) | $(BIN)/python
+	@echo "Installing slm-core into $(VENV) ..."
+	@$(PIP) .
+	@touch $@
+
+$(VENV)/installed-dev: $(SOURCES) | $(BIN)/python
+	@echo "Installing slm-core and what its tests need into $(VENV) (llama.cpp is built from source: about 4 minutes, once) ..."
+	@$(PIP) '.[dev]'
+	@touch $@ $(VENV)/installed $(VENV)/engine-llamacpp
+
+# An engine that cannot be built is reported, and the demo runs with what is there.
+$(VENV)/engine-%: | $(VENV)/installed
+	@if ! command -v c++ >/dev/null && ! command -v clang++ >/dev/null && [ -z "$$CXX" ]; then \
+		echo "Engine $* is left out: no C++ compiler was found."; \
+	elif echo "Building engine $* from source: about 4 minutes, once (make demo ENGINES= leaves it out) ..." \
+		&& $(PIP) 'slm-core[$*]'; then \
+		touch $@; \
+	else \
+		echo "Engine $* is left out: it could not be built, see above."; \
+	fi

@@ -1,0 +1,34 @@
+"""Importing slm_core and listing backends stays cheap: no engine and no interface library is imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import slm_core
+
+HEAVY = ["torch", "onnxruntime", "llama_cpp", "tokenizers", "jinja2", "typer", "rich", "pydantic", "pytest"]
+PROBE = f"""
+import json, sys
+import slm_core
+names = [status.name for status in slm_core.backends()]
+print(json.dumps([names, [name for name in {HEAVY!r} if name in sys.modules]]))
+"""
+
+
+def test_listing_backends_imports_nothing_heavy() -> None:
+    output = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout
+    names, imported = json.loads(output)
+    if not names:
+        pytest.skip("no backends are registered: slm-core is not installed here, only on the path")
+    assert imported == [], f"importing slm_core and listing {', '.join(names)} imports {', '.join(imported)}"
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert slm_core.__all__ == sorted(slm_core.__all__)
+    public = {name for name, value in vars(slm_core).items() if not name.startswith("_")}
+    submodules = {name for name in public if f"slm_core.{name}" in sys.modules}
+    assert public - submodules == set(slm_core.__all__) - submodules
