@@ -1,0 +1,64 @@
+"""Token ids back to bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slm_core.tokenization.sentencepiece import METASPACE
+from slm_core.tokenization.spec import TokenKind, VocabSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte (bytes_to_unicode in its encoder.py), inverted."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+class Pieces:
+    """The bytes that tokens stand for, as llama.cpp renders them.
+
+    Control and unknown tokens stand for nothing, unless their text is asked for or an answer always shows it; unused
+    tokens stand for nothing either way.
+    """
+
+    def __init__(self, spec: VocabSpec) -> None:
+        self._spec = spec
+        byte_level = spec.pre is not None and spec.pre.byte_level
+        plain = spec.pre is not None and spec.pre.normalizer != "metaspace"
+        self._normal: Callable[[str], bytes] = _from_byte_level if byte_level else _stored if plain else _from_metaspace
+
+    def text_of(self, token: int, *, special: bool) -> bytes:
+        """Bytes of a token that is in the vocabulary."""
+        kind, stored = self._spec.kinds[token], self._spec.tokens[token]
+        if kind == TokenKind.NORMAL:
+            return self._normal(stored)
+        if kind == TokenKind.BYTE:
+            return bytes([int(stored[3:5], 16)])
+        if kind == TokenKind.USER_DEFINED:
+            return _stored(stored)
+        if kind in (TokenKind.CONTROL, TokenKind.UNKNOWN) and (special or token in self._spec.shown_control):
+            return _stored(stored)
+        return b""
+
+
+def _stored(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _from_metaspace(text: str) -> bytes:
+    return _stored(text.replace(METASPACE, " "))
+
+
+def _from_byte_level(text: str) -> bytes:
+    """Map the characters back to bytes; a token with any other character stands for its own text."""
+    try:
+        return bytes(map(_BYTE_OF.__getitem__, text))
+    except KeyError:
+        return _stored(text)

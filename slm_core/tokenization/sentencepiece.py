@@ -1,0 +1,41 @@
+"""What SentencePiece does to a text before it cuts it (normalizer.cc): character map, spaces, U+2581 for spaces."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from slm_core.tokenization.charsmap import CharsMap
+
+METASPACE = "\u2581"
+
+
+class SentencePieceNormalizer:
+    """Turns text into what the pieces of a SentencePiece vocabulary are spelled in.
+
+    Args:
+        charsmap: applied first.
+        add_space_prefix: put a space in front.
+        remove_extra_whitespaces: make each run of spaces one, and drop those at both ends.
+    """
+
+    def __init__(self, charsmap: CharsMap, *, add_space_prefix: bool, remove_extra_whitespaces: bool) -> None:
+        self._charsmap = charsmap
+        self._prefix = METASPACE if add_space_prefix else ""
+        self._squeezes = remove_extra_whitespaces
+
+    def __call__(self, text: str) -> str:
+        """Normalize one text; the result may be empty."""
+        text = self._charsmap(text)
+        if self._squeezes:
+            text = re.sub(" +", " ", text).lstrip(" ")
+        spelled = self._prefix + text.replace(" ", METASPACE)
+        return spelled.rstrip(METASPACE) if self._squeezes else spelled
+
+
+def crosses_words(pieces: Iterable[str]) -> bool:
+    """Whether any piece goes on past the end of a word, so that words cannot be cut one by one."""
+    return re.search(f"[^{METASPACE}\0]{METASPACE}", "\0".join(pieces)) is not None

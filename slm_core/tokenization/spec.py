@@ -1,0 +1,257 @@
+"""The vocabulary as a GGUF file states it: read, checked, and with the defaults that llama.cpp gives missing keys."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.tokenization.known_tokens import apply_known_texts
+from slm_core.tokenization.pretokenizers import PreTokenization, pre_tokenization
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from slm_core.gguf import GgufFile
+
+logger = logging.getLogger("slm_core.tokenization")
+
+_PREFIX = "tokenizer.ggml."
+_NOT_TEXT = re.compile("[\ud800-\udfff]")  # how the reader of GGUF files marks bytes that are not UTF-8
+_BPE_MODELS = ("gpt2", "gemma4", "whitespace")
+_MODELS = (*_BPE_MODELS, "llama", "bert", "t5")
+
+# llama.cpp's ids where the file names none. It also assumes 11 for BOS and EOS of any byte-pair vocabulary, which is
+# Falcon's; elsewhere that would end an answer at whatever token 11 is, so such a file has none here.
+_DEFAULT_IDS: dict[str, dict[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"bos": 101, "unknown": 100, "seperator": 102},
+    "t5": {"eos": 1, "unknown": 2},
+}
+_ID_NAMES = (
+    *("bos", "eos", "eot", "eom", "unknown", "seperator", "fim_pad", "fim_rep", "fim_sep"),
+    *("fim_pre", "fim_suf", "fim_mid", "prefix", "suffix", "middle"),  # the last three are deprecated
+)
+
+
+class TokenKind(IntEnum):
+    """The values of ``tokenizer.ggml.token_type``."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True)
+class VocabSpec:
+    """What the builders need to know; V is the number of tokens.
+
+    Attributes:
+        source: the file, for messages.
+        model: ``tokenizer.ggml.model``.
+        tokens: the spelling of each token as stored, V of them, all different.
+        ids: id by spelling.
+        kinds: the ``TokenKind`` of each token, V bytes; well-known control tokens are corrected.
+        content_kinds: the same for tokens that content may turn into, V bytes. A token that the file calls ordinary and
+            llama.cpp knows to end an answer (``</s>`` in Qwen vocabularies) is ordinary here, as in its tokenizer; one
+            whose bytes are no text counts as control.
+        scores: float32 [V], or ``None`` where the file has none.
+        special: id by role (``bos``, ``eos``, ``unknown``, ``seperator``, ...), roles that the model has.
+        eog_ids: tokens that end an answer.
+        shown_control: control tokens whose text is part of an answer all the same.
+        pre: how text is cut before merges; byte-pair vocabularies only.
+        add_bos: begin a text with BOS.
+        add_eos: end a text with EOS.
+        add_space_prefix: text that begins, or follows a special token, gets a space in front.
+        remove_extra_whitespaces: runs of spaces become one; those at both ends go.
+    """
+
+    source: str
+    model: str
+    tokens: list[str]
+    ids: Mapping[str, int]
+    kinds: bytes
+    content_kinds: bytes
+    scores: NDArray[np.float32] | None
+    special: Mapping[str, int]
+    eog_ids: frozenset[int]
+    shown_control: frozenset[int]
+    pre: PreTokenization | None
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    remove_extra_whitespaces: bool
+
+    def of_kind(self, *kinds: TokenKind) -> list[int]:
+        """Ids of the tokens of these kinds, ascending."""
+        return _indices(self.kinds, kinds)
+
+    def content_of_kind(self, *kinds: TokenKind) -> list[int]:
+        """Ids of the tokens of these kinds as content sees them, ascending."""
+        return _indices(self.content_kinds, kinds)
+
+    def byte_ids(self) -> list[int | None]:
+        """The token ``<0xXX>`` for each of the 256 bytes, where there is one."""
+        return [self.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
+
+
+def read_spec(gguf: GgufFile) -> VocabSpec:
+    """Read and check everything about a vocabulary but its merges.
+
+    Raises:
+        UnsupportedModel: there is no vocabulary, or one of a kind not known here.
+        InvalidModelFile: it contradicts itself.
+    """
+    source = str(gguf.path)
+    model = _model(gguf)
+    tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(gguf.require(f"{_PREFIX}tokens", list[str]))]
+    ids = _index(tokens, source)
+    special = _special_ids(gguf, model, len(tokens))
+    stored = _kinds(gguf, len(tokens))
+    known = apply_known_texts(ids, bytearray(stored), special)
+    _check_byte_tokens(tokens, known.kinds, source)
+    pre = _pre(gguf, model)
+    add_bos, add_eos = _adds(gguf, model, pre, special)
+    return VocabSpec(
+        source=source,
+        model=model,
+        tokens=tokens,
+        ids=ids,
+        scores=_scores(gguf, len(tokens)),
+        special=special,
+        pre=pre,
+        add_bos=add_bos,
+        add_eos=add_eos,
+        add_space_prefix=gguf.get(f"{_PREFIX}add_space_prefix", bool, model == "llama"),
+        remove_extra_whitespaces=gguf.get(f"{_PREFIX}remove_extra_whitespaces", bool, False),
+        content_kinds=_content_kinds(tokens, stored, known.kinds),
+        **known._asdict(),
+    )
+
+
+def _model(gguf: GgufFile) -> str:
+    model = gguf.require(f"{_PREFIX}model", str)
+    if model in ("no_vocab", "none"):
+        raise UnsupportedModel(f"{gguf.path}: the file has no vocabulary (tokenizer.ggml.model is {model!r})")
+    if model not in _MODELS:
+        accepted = ", ".join(sorted(_MODELS))
+        raise UnsupportedModel(f"{gguf.path}: unsupported tokenizer.ggml.model {model[:80]!r} (accepted: {accepted})")
+    return model
+
+
+def _index(tokens: list[str], source: str) -> dict[str, int]:
+    if not tokens:
+        raise InvalidModelFile(f"{source}: tokenizer.ggml.tokens is empty")
+    ids = {text: i for i, text in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        again = next(i for i, text in enumerate(tokens) if ids[text] != i)
+        raise InvalidModelFile(f"{source}: tokens {again} and {ids[tokens[again]]} are both {tokens[again][:80]!r}")
+    return ids
+
+
+def _content_kinds(tokens: list[str], stored: bytes, corrected: bytes) -> bytes:
+    was = np.frombuffer(stored, np.uint8)
+    kinds = np.where(was == TokenKind.NORMAL, was, np.frombuffer(corrected, np.uint8))
+    if _NOT_TEXT.search("".join(tokens)):
+        kinds[[i for i, text in enumerate(tokens) if _NOT_TEXT.search(text)]] = TokenKind.CONTROL
+    return kinds.tobytes()
+
+
+def _indices(stored: bytes, kinds: tuple[TokenKind, ...]) -> list[int]:
+    found: list[int] = np.flatnonzero(np.isin(np.frombuffer(stored, np.uint8), kinds)).tolist()
+    return found
+
+
+def _kinds(gguf: GgufFile, n_tokens: int) -> bytes:
+    stored = _array(gguf, "token_type", n_tokens)
+    if stored is None:
+        return bytes([TokenKind.NORMAL]) * n_tokens
+    if stored.dtype.kind not in "iu" or not np.isin(stored, list(TokenKind)).all():
+        raise InvalidModelFile(f"{gguf.path}: tokenizer.ggml.token_type has values other than the integers 0 to 6")
+    return stored.astype(np.uint8).tobytes()
+
+
+def _scores(gguf: GgufFile, n_tokens: int) -> NDArray[np.float32] | None:
+    stored = _array(gguf, "scores", n_tokens)
+    if stored is None:
+        return None
+    scores = stored.astype(np.float32)
+    if not np.isfinite(scores).all():
+        raise InvalidModelFile(f"{gguf.path}: tokenizer.ggml.scores has values that are not finite")
+    return scores
+
+
+def _array(gguf: GgufFile, name: str, n_tokens: int) -> NDArray[np.generic] | None:
+    key = f"{_PREFIX}{name}"
+    if key not in gguf.metadata:
+        return None
+    stored = gguf.require(key, np.ndarray)
+    if len(stored) != n_tokens:
+        raise InvalidModelFile(f"{gguf.path}: {key} has {len(stored)} values for {n_tokens} tokens")
+    return stored
+
+
+def _special_ids(gguf: GgufFile, model: str, n_tokens: int) -> dict[str, int]:
+    special = {name: i for name, i in _DEFAULT_IDS.get(model, {}).items() if i < n_tokens}
+    for name in _ID_NAMES:
+        key = f"{_PREFIX}{name}_token_id"
+        if key not in gguf.metadata:
+            continue
+        special[name] = gguf.require(key, int)
+        if not 0 <= special[name] < n_tokens:
+            raise InvalidModelFile(f"{gguf.path}: {key} is {special[name]}, but the tokens are 0 to {n_tokens - 1}")
+    return special
+
+
+def _pre(gguf: GgufFile, model: str) -> PreTokenization | None:
+    if model not in _BPE_MODELS:
+        return None
+    source = str(gguf.path)
+    name = gguf.get(f"{_PREFIX}pre", str, "")
+    if model == "whitespace" and name not in ("", "whitespace"):
+        raise UnsupportedModel(f"{source}: tokenizer.ggml.pre {name[:80]!r} with a whitespace vocabulary")
+    if model != "gpt2":
+        return pre_tokenization(model, source)
+    if not name:
+        logger.warning("%s: tokenizer.ggml.pre is missing; taking 'default', which may not be the model's", source)
+    return pre_tokenization(name or "default", source)
+
+
+def _adds(gguf: GgufFile, model: str, pre: PreTokenization | None, special: Mapping[str, int]) -> tuple[bool, bool]:
+    if model == "bert":  # whatever the file says, as in llama.cpp and in BERT
+        _require_ids(gguf, special, "bos", "seperator")
+        return True, False
+    add_bos = gguf.get(f"{_PREFIX}add_bos_token", bool, model == "llama" or (pre is not None and pre.add_bos))
+    add_eos = gguf.get(f"{_PREFIX}add_eos_token", bool, model == "t5")
+    add_bos = add_bos or (pre is not None and pre.forces_bos)
+    if add_bos:
+        _require_ids(gguf, special, "bos")
+    if add_eos:
+        _require_ids(gguf, special, "eos")
+    return add_bos, add_eos
+
+
+def _require_ids(gguf: GgufFile, special: Mapping[str, int], *names: str) -> None:
+    for name in names:
+        if name not in special:
+            raise InvalidModelFile(
+                f"{gguf.path}: tokenizer.ggml.{name}_token_id is missing, but the vocabulary adds that token to texts"
+            )
+
+
+def _check_byte_tokens(tokens: list[str], kinds: bytes, source: str) -> None:
+    spellings = {f"<0x{byte:02X}>" for byte in range(256)}
+    for i in np.flatnonzero(np.frombuffer(kinds, np.uint8) == TokenKind.BYTE):
+        if tokens[i] not in spellings:
+            raise InvalidModelFile(f"{source}: byte token {i} is spelled {tokens[i][:80]!r}, not <0x00> to <0xFF>")

@@ -1,0 +1,108 @@
+"""The vocabulary of a GGUF file, behind the contract's Vocab protocol."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+from slm_core.errors import InvalidToken
+from slm_core.tokenization.pieces import Pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slm_core.tokenization.spec import VocabSpec
+    from slm_core.tokenization.special import SpecialTokens
+
+_MAX_CACHED_TOKENS = 65536
+
+
+class Encoder(Protocol):
+    """Turns text that holds no special token into ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text that is never empty."""
+        ...
+
+
+class GgufVocab:
+    """Text to token ids and back. Immutable; threads may share it.
+
+    Text is a sequence of Unicode characters: a pair of surrogates is the character it means, an unpaired surrogate
+    becomes U+FFFD. Text that spells a control token gives that token only with ``parse_special``; user-defined tokens
+    are always recognized.
+
+    Attributes:
+        size: number of tokens V.
+        bos: begins a sequence; ``None`` where the file names none.
+        eos: ends a sequence; ``None`` where the file names none.
+        eog_ids: every token that ends an answer.
+    """
+
+    def __init__(self, spec: VocabSpec, encoder: Encoder, special: SpecialTokens) -> None:
+        self.size = len(spec.tokens)
+        self.bos = spec.special.get("bos")
+        self.eos = spec.special.get("eos")
+        self.eog_ids = spec.eog_ids
+        self._encoder = encoder
+        self._special = special
+        self._before = [spec.special["bos"]] if spec.add_bos else []
+        self._after = [spec.special["eos"]] if spec.add_eos else []
+        if spec.model == "bert":
+            self._after.append(spec.special["seperator"])
+        self._is_wordpiece = spec.model == "bert"
+        self._strips_space = spec.pre is None and (spec.add_space_prefix or self._is_wordpiece)
+        self._text_of = lru_cache(_MAX_CACHED_TOKENS)(Pieces(spec).text_of)
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Turn text into token ids, as the model's reference tokenizer does.
+
+        Args:
+            text: any string.
+            add_special: add what the model puts around a text (BOS, EOS; BERT's [CLS] and [SEP]) as its file says.
+            parse_special: read spelled-out control tokens as those tokens; otherwise they are plain text.
+        """
+        ids: list[int] = []
+        for piece in self._special.split(_well_formed(text), parse_special=parse_special):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids += self._encoder.encode(piece)
+        return [*self._before, *ids, *self._after] if add_special else ids
+
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
+        """Bytes that one token stands for; b"" for a control token unless ``special``, which gives its text.
+
+        Raises:
+            InvalidToken: the id is outside the vocabulary.
+        """
+        if not 0 <= id < self.size:
+            raise InvalidToken(f"token {id} is outside the vocabulary (0 to {self.size - 1})")
+        return self._text_of(id, special=special)
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of a run of tokens; bytes that are not UTF-8 become U+FFFD.
+
+        Where the vocabulary puts a space in front of a text, one leading space is taken off again, so that decoding
+        what was encoded gives the text back. Text after a special token keeps its space, as in the ``tokenizers``
+        library. A stream of ``token_bytes`` keeps every space. BERT's words are joined by spaces, which do not return
+        in front of ``.``, ``?``, ``!`` and ``,``.
+
+        Raises:
+            InvalidToken: an id is outside the vocabulary.
+        """
+        pieces = [self.token_bytes(i, special=special) for i in ids]
+        if self._is_wordpiece:
+            pieces = [piece.lstrip(b" ") if piece in (b" .", b" ?", b" !", b" ,") else piece for piece in pieces]
+        data = b"".join(pieces)
+        if self._strips_space:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
+
+
+def _well_formed(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
