@@ -4,7 +4,7 @@ PYTHON ?= python3
 ENGINES ?= llamacpp
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 SOURCES := pyproject.toml README.md $(shell find slm_core backends formatters conformance -type f ! -path '*/__pycache__/*')
 
 .DELETE_ON_ERROR:
