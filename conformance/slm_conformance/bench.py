@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slm_conformance.factories import Architecture, WeightType, make_tiny_model
+from slm_conformance.factories import Architecture, WeightType, make_tiny_model, tiny_model
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.reference import Reference
-from slm_conformance.tolerance import Precision, Tolerance, random_tokens, relative_errors, tolerance
+from slm_conformance.tolerance import KV_LEVELS, Precision, Tolerance, random_tokens, relative_errors, tolerance
 from slm_conformance.weights import Weights
 from slm_core.errors import SlmError, UnsupportedModel
 from slm_core.plugins import registry
@@ -29,6 +29,8 @@ from slm_core.protocols import Backend, Batch, Context, Model, Vocab
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos
 
 Rows = NDArray[np.floating]
+
+_KV_BLOCK = 32  # heads of another width cannot be stored in blocks
 
 
 def make_backend(spec: str) -> Backend:
@@ -173,6 +175,11 @@ class Bench:
         """The model, loaded for this scenario alone."""
         return self._stack.enter_context(self.workshop.load(self.path))
 
+    def sibling(self, directory: Path) -> Path:
+        """A model of the same kind with other weights."""
+        weights = self.weights()
+        return tiny_model(directory, weights.shape.architecture, cast("WeightType", weights.main_type), seed=99)
+
     def context(
         self,
         *,
@@ -207,6 +214,12 @@ class Bench:
     def capabilities(self) -> frozenset[Capability]:
         """The capabilities that contexts of this model declare."""
         return self.workshop.declared(self.name)[1]
+
+    def kv_types(self) -> list[KvType]:
+        """The storage types that the adopter declares, the first one first, without those whose blocks do not fit."""
+        fits = self.weights().shape.head_dim % _KV_BLOCK == 0
+        declared = [KvType(name) for name in self.workshop.fixtures.kv_types]
+        return [kv_type for kv_type in declared if fits or kv_type not in KV_LEVELS]
 
     def requires(self, level: EditLevel) -> None:
         """Skip the scenario where the context declares less."""

@@ -68,7 +68,10 @@ class ToyBackend:
         level = options.backend_options.get("edit_level", "cut")
         if level not in ("replay", "truncate", "cut"):
             raise InvalidOption(f"edit_level={level!r} (accepted: replay, truncate, cut)")
-        return self.make_model(source, EditLevel[str(level).upper()])
+        model = self.make_model(source, EditLevel[str(level).upper()])
+        if options.progress is not None:
+            options.progress(1.0)
+        return model
 
     def make_model(self, source: Path, edit_level: EditLevel) -> ToyModel:
         """Load; broken toys override it."""

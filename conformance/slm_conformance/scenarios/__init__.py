@@ -1,19 +1,31 @@
 """The scenarios: one class per capability. ``from slm_conformance.scenarios import *`` adopts them all."""
 
+from slm_conformance.scenarios.backends import TestBackend
 from slm_conformance.scenarios.cut import TestCut
 from slm_conformance.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
+from slm_conformance.scenarios.edit_levels import TestDeclarations
 from slm_conformance.scenarios.fork import TestDrop, TestFork
+from slm_conformance.scenarios.lifecycle import TestClose, TestSizes, TestThreads
+from slm_conformance.scenarios.numbers import TestNumbers
 from slm_conformance.scenarios.snapshots import TestBadDumps, TestDumpRestore
 from slm_conformance.scenarios.truncate import TestTruncate
+from slm_conformance.scenarios.vocabulary import TestVocabulary
 
 __all__ = [
+    "TestBackend",
     "TestBadDumps",
+    "TestClose",
     "TestCut",
+    "TestDeclarations",
     "TestDecode",
     "TestDecodeLimits",
     "TestDecodeRefusals",
     "TestDrop",
     "TestDumpRestore",
     "TestFork",
+    "TestNumbers",
+    "TestSizes",
+    "TestThreads",
     "TestTruncate",
+    "TestVocabulary",
 ]

@@ -1,0 +1,115 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+from slm_conformance.bench import Bench
+from slm_conformance.scenarios.base import Scenarios
+from slm_core.errors import InvalidToken
+from slm_core.gguf import GgufFile
+from slm_core.protocols import Vocab
+from slm_core.tokenization import build_vocab
+
+TEXTS = (
+    "",
+    " ",
+    "hello you, the dog",
+    "Hello\n\n  world\t42.5%",
+    "naïve café, Straße, ŒUVRE",
+    "Привет, мир! 你好，世界。こんにちは",  # noqa: RUF001  (its comma is meant)
+    "👩‍👩‍👧‍👦 🇩🇪 🏽 é",
+    "a\0b\0",
+    "don't I'll we've THEY'RE",
+    "x" * 300,
+    " " * 50 + "\r\n" * 20,
+    "<|im_start|>user\nhi<|im_end|>",
+    "<think>why</think>",
+    "<|im_start",
+)
+UNPAIRED = ("\ud800", "a\udfffb", "\udc00\ud800 end")
+
+
+class TestVocabulary(Scenarios):
+    """The noun Vocab, on the model's own vocabulary."""
+
+    def test_equals_the_reference(self, bench: Bench) -> None:
+        """Vocab: text to ids equals the file's own rules, id for id, with and without special tokens."""
+        with GgufFile.open(bench.path) as file:
+            reference = build_vocab(file)
+        for text in (*TEXTS, *UNPAIRED):
+            for add_special, parse_special in ((False, False), (True, False), (False, True), (True, True)):
+                ids, expected = (
+                    vocab.encode(text, add_special=add_special, parse_special=parse_special)
+                    for vocab in (bench.vocab, reference)
+                )
+                assert list(ids) == expected, (
+                    f"{text[:40]!r} with add_special={add_special}, parse_special={parse_special} is {ids[:12]}...,"
+                    f" the file's rules say {expected[:12]}..."
+                )
+
+    def test_special_tokens_are_the_files(self, bench: Bench) -> None:
+        """Vocab: size, bos, eos and EOG are the file's; eos ends an answer."""
+        with GgufFile.open(bench.path) as file:
+            reference = build_vocab(file)
+        vocab = bench.vocab
+        found = (vocab.size, vocab.bos, vocab.eos, vocab.eog_ids)
+        expected = (reference.size, reference.bos, reference.eos, reference.eog_ids)
+        assert found == expected, f"size, bos, eos and eog_ids are {found}, the file says {expected}"
+        assert vocab.eos is None or vocab.eos in vocab.eog_ids, f"eos, {vocab.eos}, is not among {vocab.eog_ids}"
+
+    def test_bytes_join_back(self, bench: Bench) -> None:
+        """Vocab: the bytes of a text's tokens, joined, are the text; ``decode`` gives it back."""
+        vocab = bench.vocab
+        for text in TEXTS:
+            ids = vocab.encode(text, add_special=False, parse_special=False)
+            assert vocab.decode(ids, special=True) == text, f"{text[:40]!r} comes back as {vocab.decode(ids)[:40]!r}"
+            joined = b"".join(vocab.token_bytes(token, special=True) for token in ids)
+            # A vocabulary may put one space in front of a text; ``decode`` takes it off again.
+            assert joined.removeprefix(b" ") == text.encode().removeprefix(b" "), (
+                f"the bytes of the tokens of {text[:40]!r} join to {joined[:40]!r}"
+            )
+
+    def test_any_string_is_text(self, bench: Bench) -> None:
+        """Vocab: a NUL, an unpaired surrogate and an empty string are inputs like any other."""
+        for text in ("\0", "\0\0 \0", *UNPAIRED, ""):
+            ids = bench.vocab.encode(text, add_special=False, parse_special=True)
+            assert all(0 <= token < bench.vocab.size for token in ids), f"{text!r} gives ids outside the vocabulary"
+            assert bool(ids) == bool(text), f"{text!r} gives {len(ids)} tokens"
+
+    def test_control_tokens_are_parsed_or_not(self, bench: Bench) -> None:
+        """Vocab: spelled-out control tokens are those tokens with ``parse_special``, and plain text without."""
+        token, text = _control_token(bench.vocab)
+        parsed = bench.vocab.encode(text, add_special=False, parse_special=True)
+        assert list(parsed) == [token], f"{text!r} with parse_special is {parsed}, not [{token}]"
+        plain = bench.vocab.encode(text, add_special=False, parse_special=False)
+        assert token not in plain, f"{text!r} without parse_special holds the control token {token}"
+        assert bench.vocab.decode(plain) == text, f"{text!r} as plain text comes back as {bench.vocab.decode(plain)!r}"
+
+    def test_control_tokens_are_no_text(self, bench: Bench) -> None:
+        """Vocab: a control token has no bytes unless ``special``."""
+        token, text = _control_token(bench.vocab)
+        assert bench.vocab.token_bytes(token) == b"", f"control token {token} has bytes without special"
+        assert bench.vocab.token_bytes(token, special=True).decode() == text, "with special it is another text"
+        assert bench.vocab.decode([token]) == "", f"decode gives control token {token} as text without special"
+
+    def test_ids_outside(self, bench: Bench) -> None:
+        """Vocab: an id outside the vocabulary raises ``InvalidToken``."""
+        for bad in (bench.vocab.size, -1, 2**31):
+            with bench.refused(f"token_bytes({bad}) of {bench.vocab.size}", InvalidToken):
+                bench.vocab.token_bytes(bad)
+            with bench.refused(f"decode([{bad}]) of {bench.vocab.size}", InvalidToken):
+                bench.vocab.decode([bad])
+
+    def test_broken_utf8_is_replaced(self, bench: Bench) -> None:
+        """Vocab: ``decode`` turns bytes that are not UTF-8 into U+FFFD."""
+        vocab = bench.vocab
+        ids = vocab.encode("é", add_special=False, parse_special=False)
+        pieces = [vocab.token_bytes(token) for token in ids]
+        halves = [token for token, piece in zip(ids, pieces, strict=True) if piece in (b"\xc3", b"\xa9")]
+        for token in halves:
+            assert vocab.decode([token]) == "\ufffd", f"half a character decodes to {vocab.decode([token])!r}"
+
+
+def _control_token(vocab: Vocab) -> tuple[int, str]:
+    """A token that ends an answer, and how it is spelled."""
+    token = min(vocab.eog_ids)
+    return token, vocab.token_bytes(token, special=True).decode()
