@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from math import nan
 from operator import index as as_index
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -115,13 +116,13 @@ class ChatStream(Iterator[Event]):
         except BaseException:
             self._failed()
             raise
-        if event is None:
-            self._end()
-            raise StopIteration
-        deltas = self._parser.feed(event.text)
+        deltas = [] if event is None else self._parser.feed(event.text)
         if self._generation.finished:
             deltas += self._end()
-        return replace(event, text=_joined(deltas, "content"), reasoning=_joined(deltas, "reasoning"))
+        if event is None and not deltas:
+            raise StopIteration
+        token, logprob = (None, nan) if event is None else (event.token, event.logprob)
+        return Event(token, _joined(deltas, "content"), logprob, _joined(deltas, "reasoning"))
 
     def _end(self) -> list[Delta]:
         deltas, message = self._parser.finish()

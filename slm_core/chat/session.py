@@ -192,8 +192,6 @@ class Session:
         """Add a token that was chosen; for generations."""
         self._tokens.append(token)
         self._logits = None
-        if self._generation is None or self._generation.sampler is not self._sampler:
-            self._sampler.accept(token)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Make ``tokens`` the history: the longest common prefix is kept, the rest is decoded when it is needed.

@@ -178,6 +178,26 @@ def test_a_cancelled_answer_stays_as_far_as_it_got() -> None:
     assert spoken(chat)[-1] == ("assistant", "ab")
 
 
+def test_a_cancelled_answer_can_be_forgotten() -> None:
+    chat = new_chat("abcdef")
+    stream = chat.stream("x")
+    next(stream)
+    stream.cancel()
+    list(stream)
+    chat.forget(-1)
+    assert spoken(chat) == [("system", "sys"), ("user", "x")]
+    np.testing.assert_array_equal(next_logits(chat), fresh_logits(chat))
+
+
+def test_text_that_a_parser_holds_back_comes_out_when_an_answer_is_cancelled() -> None:
+    chat = new_chat("<think>hmm, and on")
+    stream = chat.stream("x")
+    for _ in range(3 + len("<think>")):
+        next(stream)
+    stream.cancel()
+    assert "".join(event.reasoning for event in stream) == "hmm" == stream.answer.reasoning
+
+
 def test_an_answer_that_nobody_reads_on_ends_there() -> None:
     chat = new_chat("abcdef", "two")
     for event in chat.stream("x"):
@@ -282,17 +302,24 @@ def test_an_oracle_leaves_no_trace(options: dict[str, object]) -> None:
     np.testing.assert_array_equal(next_logits(chat), logits)
 
 
-def test_an_oracle_leaves_a_paused_answer_as_it_was() -> None:
-    for options in ({}, {"n_seq_max": 1}):
-        context = ScriptedContext(says("abcdef"), n_ctx=600, **options)
-        session = Session(context, ByteVocab(), sampling=GREEDY)
-        session.append(TagFormatter().render([Message(Role.USER, "x")]))
-        list(session.generate(brakes=[lambda e, d: BrakeAction.PAUSE if d.text == "abc" else BrakeAction.NEXT]))
-        with session.detour() as elsewhere:
-            elsewhere.truncate(3)
-            elsewhere.append("somewhere else")
-            elsewhere.generate(Sampling(temperature=0, max_tokens=3)).run()
-        assert session.generate().run().text == "abcdef"
+@pytest.mark.parametrize("options", [{}, {"n_seq_max": 1}], ids=["fork", "no sequence left"])
+def test_an_oracle_leaves_a_paused_answer_and_its_draws_as_they_were(options: dict[str, object]) -> None:
+    def paused(detour: bool) -> str:
+        sampling = Sampling(temperature=1.5, seed=2, max_tokens=12)
+        session = Session(ScriptedContext(n_ctx=600, **options), ByteVocab(), sampling=sampling)
+        session.append("a prompt")
+        list(session.generate(brakes=[lambda e, d: BrakeAction.PAUSE if len(d.tokens) == 4 else BrakeAction.NEXT]))
+        mark = session.mark()
+        if detour:
+            with session.detour() as elsewhere:
+                elsewhere.truncate(3)
+                elsewhere.append("somewhere else")
+                elsewhere.generate().run()
+        answer = session.generate().run()
+        session.rollback(mark)
+        return answer.text
+
+    assert paused(detour=True) == paused(detour=False)
 
 
 def test_choose_scores_whole_answers() -> None:

@@ -138,6 +138,14 @@ def test_a_fork_is_independent(level: EditLevel) -> None:
     np.testing.assert_array_equal(s.next_logits(), logits_of("common one"))
 
 
+def test_a_fork_continues_the_same_stream_of_draws() -> None:
+    s = Session(ScriptedContext(), ByteVocab(), sampling=Sampling(temperature=2.0, seed=1, max_tokens=8))
+    s.append("x")
+    s.generate().run()
+    twin = s.fork()
+    assert twin.generate().run().tokens == s.generate().run().tokens
+
+
 def test_sequences_are_given_out_once_and_come_back() -> None:
     context = ScriptedContext(n_seq_max=2)
     first = Session(context, ByteVocab())

@@ -50,7 +50,11 @@ def test_log_probabilities_are_those_of_the_logits() -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 def test_max_tokens_is_exact(limit: int) -> None:
-    answer = session("abcdef").generate(Sampling(temperature=0, max_tokens=limit)).run()
+    generation = session("abcdef").generate(Sampling(temperature=0, max_tokens=limit))
+    for _ in range(limit):
+        next(generation)
+    assert generation.finished == (limit > 0), "the last token says that it is the last"
+    answer = generation.run()
     assert (answer.text, answer.finish_reason) == ("abcdef"[:limit], FinishReason.LENGTH)
 
 
@@ -156,6 +160,14 @@ def test_cancelling_in_prefill_takes_at_most_one_more_batch() -> None:
     assert len(s.generate(Sampling(temperature=0, max_tokens=2)).run().tokens) == 2
 
 
+def test_cancelling_before_the_first_token_takes_none() -> None:
+    s = session("abc")
+    s.next_logits()
+    generation = s.generate()
+    generation.cancel()
+    assert generation.run().tokens == ()
+
+
 def test_cancelling_between_tokens_brings_out_what_was_held() -> None:
     generation = session("aSTxyz").generate(Sampling(temperature=0, stop=("STOP",)))
     shown = [next(generation).text for _ in range(3)]
@@ -180,13 +192,14 @@ class Only:
     """Allows the bytes of one text, fast-forwards what follows its first byte, and is then complete."""
 
     def __init__(self, text: bytes, *, forced: bool) -> None:
-        self.left, self.forced = list(text), forced
+        self.left, self.forced, self.n_masked = list(text), forced, 0
 
     @property
     def is_complete(self) -> bool:
         return not self.left
 
     def mask(self, logits: np.ndarray) -> np.ndarray:
+        self.n_masked += 1
         row = np.full_like(logits, -np.inf)
         row[self.left[0]] = logits[self.left[0]]
         return row
@@ -200,8 +213,10 @@ class Only:
 
 @pytest.mark.parametrize("forced", [False, True])
 def test_a_constraint_rules_what_is_said(forced: bool) -> None:
-    answer = session("something else").generate(constraint=Only(b"yes!", forced=forced)).run()
+    only = Only(b"yes!", forced=forced)
+    answer = session("something else").generate(constraint=only).run()
     assert (answer.text, answer.finish_reason) == ("yes!", FinishReason.CONSTRAINT)
+    assert only.n_masked == (1 if forced else 4), "fast-forwarded tokens are not chosen"
 
 
 def test_nothing_to_continue_is_an_error() -> None:
