@@ -1,0 +1,59 @@
+"""What a file says about its model, against what was written into it."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from slm_conformance.factories import CHAT_TEMPLATE, make_tiny_model
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.modelinfo import model_info
+
+
+def described(path):
+    with GgufFile.open(path) as file:
+        return model_info(file, backend="some (build)", device="cpu")
+
+
+@pytest.mark.parametrize(("weight_type", "name"), [("f32", "F32"), ("f16", "F16"), ("q8_0", "Q8_0")])
+def test_everything_is_filled_in(tmp_path, weight_type, name):
+    tiny = make_tiny_model("qwen2", weight_type)
+    path = tiny.write(tmp_path / "m.gguf")
+    info, reader = described(path), gguf.GGUFReader(path)
+    assert (info.path, info.backend, info.device) == (path, "some (build)", "cpu")
+    assert (info.architecture, info.name) == ("qwen2", tiny.metadata["general.name"])
+    assert (info.n_layers, info.n_embd, info.n_ctx_train) == (3, 96, 2048)
+    assert info.n_vocab == len(tiny.metadata["tokenizer.ggml.tokens"])
+    assert info.n_params == sum(int(np.prod(tensor.shape)) for tensor in reader.tensors)
+    assert info.n_bytes == sum(int(tensor.n_bytes) for tensor in reader.tensors)
+    assert (info.quantization, info.chat_template) == (name, CHAT_TEMPLATE)
+    assert len(info.fingerprint) == 64
+
+
+def test_what_may_be_missing(tmp_path):
+    tiny = make_tiny_model("llama")
+    for key in ("general.name", "tokenizer.chat_template"):
+        del tiny.metadata[key]
+    info = described(tiny.write(tmp_path / "m.gguf"))
+    assert (info.name, info.chat_template) == ("", None)
+
+
+def test_a_vocabulary_alone(tmp_path):
+    tiny = make_tiny_model("llama")
+    tiny.tensors.clear()
+    info = described(tiny.write(tmp_path / "m.gguf"))
+    assert (info.n_params, info.n_bytes, info.quantization) == (0, 0, "")
+    assert info.n_vocab == len(tiny.metadata["tokenizer.ggml.tokens"])
+
+
+def test_what_every_model_has_is_required(tmp_path):
+    for key in ("general.architecture", "llama.block_count", "llama.embedding_length", "llama.context_length"):
+        tiny = make_tiny_model("llama")
+        del tiny.metadata[key]
+        with pytest.raises(UnsupportedModel, match=f"'{key}' is missing"):
+            described(tiny.write(tmp_path / "m.gguf"))
+    tiny.metadata["llama.context_length"] = 0
+    with pytest.raises(InvalidModelFile, match=r"'llama\.context_length' is 0 \(accepted: 1 or more\)"):
+        described(tiny.write(tmp_path / "m.gguf"))

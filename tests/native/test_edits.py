@@ -1,0 +1,198 @@
+"""Edits of the native context against the float64 reference, whose keys are kept unrotated and rotated when used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slm_conformance.factories import SHAPES, make_tiny_model
+from slm_conformance.reference import Reference
+from slm_conformance.tolerance import Precision, tolerance
+from slm_conformance.weights import Weights
+from slm_core.errors import InvalidSnapshot
+from slm_core.snapshot import SequenceSnapshot
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Pos
+
+FLOAT32 = 1e-4  # clause 9 of the contract, relative
+N = 200  # tokens: three whole pages and a part
+
+
+@pytest.fixture(params=SHAPES)
+def tiny(request):
+    return make_tiny_model(request.param, seed=11)
+
+
+@pytest.fixture
+def open_context(tmp_path, load, tiny):
+    model = load(tiny.write(tmp_path / "m.gguf"))
+
+    def open_with(**options):
+        return model.new_context(ContextOptions(**{"n_ctx": 1024, "n_seq_max": 4, **options}))
+
+    return open_with
+
+
+CUTS = {
+    "at the head": (0, 5),
+    "one token": (10, 11),
+    "a page": (64, 128),
+    "across pages": (60, 131),
+    "all but the last": (0, N - 1),
+    "the tail": (150, N),
+    "all": (0, N),
+    "nothing": (77, 77),
+}
+
+
+@pytest.mark.parametrize("span", CUTS.values(), ids=CUTS.keys())
+def test_a_cut_equals_the_reference(tiny, open_context, feed, random_tokens, assert_close, span):
+    reference, tokens, more = Reference(Weights.of(tiny)), random_tokens(N), random_tokens(70, seed=1)
+    reference.decode(tokens)
+    reference.cut(*span)
+    context = open_context()
+    feed(context, tokens)
+    end = context.cut(Pos(0, span[0]), Pos(0, span[1]))
+    assert end == Pos(0, N - (span[1] - span[0]))
+    assert_close(feed(context, more), reference.decode(more), FLOAT32)
+
+
+@pytest.mark.parametrize("kv_type", [KvType.F16, KvType.Q8_0])
+def test_cuts_of_rounded_keys_stay_within_what_rounding_costs(
+    tmp_path, load, feed, random_tokens, assert_close, kv_type
+):
+    tiny = make_tiny_model("llama", seed=12)
+    weights = Weights.of(tiny)
+    reference, tokens, more = Reference(weights), random_tokens(N), random_tokens(30, seed=1)
+    options = ContextOptions(n_ctx=512, kv_type_k=kv_type, kv_type_v=kv_type)
+    context = load(tiny.write(tmp_path / "m.gguf")).new_context(options)
+    feed(context, tokens)
+    reference.decode(tokens)
+    for start, end in ((3, 20), (100, 101), (0, 64)):
+        context.cut(Pos(0, start), Pos(0, end))
+        reference.cut(start, end)
+    # Each cut rounds keys once more: four independent roundings, twice one of them.
+    bound = 2 * tolerance(weights, Precision.FLOAT32, kv_type).row
+    assert_close(feed(context, more), reference.decode(more), bound)
+
+
+@pytest.mark.parametrize("kv_type_k", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("kv_type_v", ["f32", "f16", "q8_0"])
+def test_keys_and_values_have_types_of_their_own(
+    tmp_path, load, feed, random_tokens, assert_close, kv_type_k, kv_type_v
+):
+    tiny = make_tiny_model("qwen3", seed=13)
+    weights, tokens = Weights.of(tiny), random_tokens(100)
+    options = ContextOptions(n_ctx=128, kv_type_k=kv_type_k, kv_type_v=kv_type_v)
+    with load(tiny.write(tmp_path / "m.gguf")).new_context(options) as context:
+        found = feed(context, tokens)
+    bounds = [tolerance(weights, Precision.FLOAT32, KvType(kind)).row for kind in (kv_type_k, kv_type_v)]
+    error = assert_close(found, Reference(weights).decode(tokens), max(bounds))
+    exact = kv_type_k == kv_type_v == "f32"
+    assert exact == (error < 2**-14), f"{error:.1e}: rounding by 2**-12 leaves a mark, float32 does not"
+
+
+def test_truncate_then_replay_gives_what_never_having_decoded_the_tail_gives(
+    tiny, open_context, feed, random_tokens, assert_close
+):
+    tokens, more = random_tokens(N), random_tokens(80, seed=1)
+    for length in (0, 1, 63, 64, 65, N - 1, N):
+        context = open_context()
+        feed(context, tokens)
+        context.truncate(Pos(0, length))
+        wanted = Reference(Weights.of(tiny)).decode([*tokens[:length], *more])[length:]
+        assert_close(feed(context, more), wanted, FLOAT32)
+        context.close()
+
+
+def test_forks_diverge_and_edits_of_one_leave_the_others(tiny, open_context, feed, random_tokens, assert_close):
+    reference, context, tokens = Reference(Weights.of(tiny)), open_context(), random_tokens(N)
+    feed(context, tokens)
+    reference.decode(tokens)
+    for dst, end in ((1, N), (2, 100), (3, 64)):
+        context.fork(0, dst, end)
+        reference.fork(0, dst, end)
+    assert context.n_free == context.n_ctx - N, "a fork costs nothing"
+    context.cut(Pos(1, 10), Pos(1, 90))
+    reference.cut(10, 90, 1)
+    context.truncate(Pos(0, 70))
+    reference.truncate(70, 0)
+    for seq_id in (2, 0, 3, 1):  # each changes, in turn, pages that others hold
+        more = random_tokens(75, seed=seq_id)
+        assert_close(feed(context, more, seq_id), reference.decode(more, seq_id), FLOAT32)
+    context.drop(0)
+    for seq_id in (1, 2, 3):
+        more = random_tokens(3, seed=9)
+        assert_close(feed(context, more, seq_id), reference.decode(more, seq_id), FLOAT32)
+
+
+def test_sharers_of_a_page_may_write_in_one_batch(tiny, open_context, feed, random_tokens, assert_close):
+    reference, context, tokens = Reference(Weights.of(tiny)), open_context(), random_tokens(70)
+    feed(context, tokens)
+    reference.decode(tokens)
+    for dst, end in ((1, 70), (2, 67)):
+        context.fork(0, dst, end)
+        reference.fork(0, dst, end)
+    batch = context.new_batch()
+    for seq_id in (0, 1, 2):
+        batch.add(20 + seq_id, Pos(seq_id, context.length(seq_id)), logits=True)
+    wanted = np.concatenate([reference.decode([20 + seq_id], seq_id) for seq_id in (0, 1, 2)])
+    assert_close(context.decode(batch), wanted, FLOAT32)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+def test_a_dump_continues_exactly(tmp_path, load, feed, random_tokens, kv_type):
+    model = load(make_tiny_model("qwen3").write(tmp_path / "m.gguf"))
+    options = ContextOptions(n_ctx=512, n_seq_max=3, kv_type_k=KvType(kv_type), kv_type_v=KvType(kv_type))
+    context, other = model.new_context(options), model.new_context(options)
+    feed(context, random_tokens(N))
+    context.cut(Pos(0, 20), Pos(0, 50))
+    data = context.dump(0)
+    feed(other, random_tokens(10, seed=5), seq_id=2)
+    assert other.restore(2, data) == Pos(2, N - 30)
+    assert other.tokens(2) == context.tokens(0)
+    more = random_tokens(5, seed=6)
+    np.testing.assert_array_equal(feed(other, more, seq_id=2), feed(context, more))
+
+
+def test_a_dump_of_other_kv_types_is_replayed(tiny, open_context, feed, random_tokens, assert_close):
+    context, other = open_context(), open_context(kv_type_k=KvType.F16)
+    feed(context, random_tokens(N))
+    context.cut(Pos(0, 20), Pos(0, 50))
+    other.restore(0, context.dump(0))
+    more = random_tokens(5, seed=6)
+    bound = tolerance(Weights.of(tiny), Precision.FLOAT32, KvType.F16).row
+    assert_close(feed(other, more), feed(context, more), bound)
+
+
+def changed(data: bytes, payload) -> bytes:
+    found = SequenceSnapshot.from_bytes(data)
+    parts = {name: getattr(found, name) for name in SequenceSnapshot.__slots__}
+    return SequenceSnapshot(**{**parts, "payload": payload(found.payload)}).to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (lambda p: p[:-1], "the KV payload has .* bytes, 66 tokens take"),
+        (lambda p: p + bytes(4), "the KV payload has .* bytes"),
+        (lambda p: b"", "the KV payload has 0 bytes"),
+        (lambda p: np.float32(np.nan).tobytes() + p[4:], "not numbers"),
+        (lambda p: p[:-4] + np.float32(np.inf).tobytes(), "not numbers"),
+    ],
+)
+def test_a_hostile_payload_is_refused_and_changes_nothing(open_context, feed, random_tokens, payload, message):
+    context = open_context()
+    feed(context, random_tokens(66))
+    data = context.dump(0)
+    context.cut(Pos(0, 3), Pos(0, 5))
+    feed(context, random_tokens(2))
+    before = context.dump(0)
+    with pytest.raises(InvalidSnapshot, match=message):
+        context.restore(0, changed(data, payload))
+    assert context.dump(0) == before
+
+
+def test_what_the_context_declares(open_context):
+    context = open_context()
+    assert context.edit_level is EditLevel.CUT
+    assert context.capabilities == {Capability.SHARED_FORK, Capability.KV_PAYLOAD}

@@ -1,0 +1,217 @@
+"""The paged KV cache alone: pages against a list of tokens, room against the ledger, codecs against ggml's."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slm_core.errors import InvalidOption
+from slm_core.ledger import Ledger
+from slm_core.types import KvType
+from slm_native.kv import PAGE_TOKENS, PagedKvCache, PageLayout, codec_of
+
+
+def layout(n_layers: int = 2, n_kv_heads: int = 3, head_dim: int = 4, kv_type: str = "f32") -> PageLayout:
+    codec = codec_of(kv_type, head_dim)
+    return PageLayout(n_layers, n_kv_heads, head_dim, codec, codec)
+
+
+class Model:
+    """A cache, the ledger that says what fits, and what every token of every sequence should be: one number each,
+    from which its keys and values follow. A key says where it stands, too: it "rotates" by adding positions."""
+
+    def __init__(self, n_ctx: int, n_seq_max: int) -> None:
+        self.layout = layout()
+        self.cache = PagedKvCache(self.layout, n_ctx, n_seq_max)
+        self.ledger = Ledger(n_ctx, n_seq_max, share_forks=True)
+        self.n_seq_max = n_seq_max
+        self.wanted: list[list[int]] = [[] for _ in range(n_seq_max)]
+        self.n_made = 0
+
+    def append(self, counts: dict[int, int], *, fail: bool = False) -> bool:
+        if not 0 < sum(counts.values()) <= self.ledger.n_free:
+            return False
+        seq_ids = np.repeat(list(counts), list(counts.values())).astype(np.int32)
+        starts = {seq_id: len(self.wanted[seq_id]) for seq_id in counts}
+        positions = np.concatenate([np.arange(starts[s], starts[s] + n) for s, n in counts.items()]).astype(np.int32)
+        made = np.arange(self.n_made, self.n_made + len(seq_ids))
+        self.n_made += len(made)
+        plan = self.cache.plan(seq_ids, positions)
+        for i, layer in enumerate(self.cache.layers):
+            layer.write(plan.pages, plan.slots, self.numbers(made, i, positions), self.numbers(made, i))
+        if fail:
+            return True
+        self.cache.commit(plan)
+        for seq_id in counts:
+            tokens = made[seq_ids == seq_id].tolist()
+            self.ledger.append(seq_id, tokens)
+            self.wanted[seq_id] += tokens
+        return True
+
+    def fork(self, src: int, dst: int, end: int) -> None:
+        self.cache.fork(src, dst, end)
+        self.ledger.fork(src, dst, end)
+        self.wanted[dst] = self.wanted[src][:end]
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        self.cache.truncate(seq_id, length)
+        self.ledger.truncate(seq_id, length)
+        del self.wanted[seq_id][length:]
+
+    def cut(self, seq_id: int, start: int, end: int) -> bool:
+        if self.ledger.cut_cost(seq_id, start, end) > self.ledger.n_free:
+            return False
+        self.cache.cut(seq_id, start, end, len(self.wanted[seq_id]), lambda keys, delta: keys + np.float32(delta))
+        self.ledger.cut(seq_id, start, end)
+        del self.wanted[seq_id][start:end]
+        return True
+
+    def drop(self, seq_id: int) -> None:
+        self.cache.drop(seq_id)
+        self.ledger.drop(seq_id)
+        self.wanted[seq_id] = []
+
+    def numbers(self, tokens, layer: int, positions=0) -> np.ndarray:
+        """[T, K, D]: whole numbers that float32 holds exactly."""
+        first = 32 * (np.asarray(tokens) * 2 + layer) + np.asarray(positions)
+        return (first[:, None, None] + np.arange(12).reshape(3, 4)).astype(np.float32)
+
+    def check(self) -> None:
+        for seq_id, tokens in enumerate(self.wanted):
+            n, pages = len(tokens), list(self.cache.tables[seq_id])
+            assert len(pages) == -(-n // PAGE_TOKENS), f"sequence {seq_id} of {n} tokens holds {len(pages)} pages"
+            for i, layer in enumerate(self.cache.layers):
+                index = np.array(pages, np.intp)
+                wanted = self.numbers(tokens, i, np.arange(n)) if n else np.empty((0, 3, 4), np.float32)
+                np.testing.assert_array_equal(layer.keys(index, n), wanted)
+                wanted = self.numbers(tokens, i) if n else wanted
+                np.testing.assert_array_equal(layer.values(index, n), wanted)
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "append", "append all", "fail", "fork", "truncate", "cut", "drop"]),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.floats(0, 1),
+        st.floats(0, 1),
+    ),
+    max_size=40,
+)
+
+
+def apply(model: Model, operation) -> None:
+    """One random operation, where it is allowed; counts are chosen to end near pages' edges."""
+    name, a, b, x, y = operation
+    length = len(model.wanted[a])
+    low, high = sorted((int(x * length), int(y * length)))
+    if name == "append":
+        model.append({a: min(1 + int(x * 130), max(1, model.ledger.n_free))})
+    elif name in ("append all", "fail"):
+        model.append(dict.fromkeys(range(model.n_seq_max), 1 + int(x * 3)), fail=name == "fail")
+    elif name == "fork" and a != b and not model.wanted[b] and high:
+        model.fork(a, b, high)
+    elif name == "truncate" and low < length:
+        model.truncate(a, low)
+    elif name == "cut" and low < high < length:
+        model.cut(a, low, high)
+    elif name == "drop" and length:
+        model.drop(a)
+
+
+@settings(max_examples=150, deadline=None)
+@given(OPERATIONS, st.integers(100, 400))
+def test_pages_hold_what_was_written_and_always_suffice(operations, n_ctx):
+    """The ledger's room is the only room there is: with it, no operation runs out of pages (``PageTables.free``)."""
+    model = Model(n_ctx, n_seq_max=4)
+    for operation in operations:
+        apply(model, operation)
+        model.check()
+
+
+@pytest.mark.parametrize("end", [1, 63, 64, 65, 127])
+def test_pages_suffice_for_as_many_forks_as_there_are_sequences(end):
+    """The worst case for whole pages: every sequence shares a page but for its last token, and all diverge at once."""
+    n_seq_max = 40
+    model = Model(n_ctx=end + 2 * n_seq_max, n_seq_max=n_seq_max)
+    model.append({0: end})
+    for dst in range(1, n_seq_max):
+        model.fork(dst - 1, dst, end)
+    assert model.append(dict.fromkeys(range(n_seq_max), 1), fail=True)
+    model.check()
+    assert model.append(dict.fromkeys(range(n_seq_max), 2))
+    assert model.ledger.n_free == 0
+    model.check()
+
+
+def test_a_sequence_may_take_all_and_cut_its_own_pages_when_none_is_free():
+    model = Model(n_ctx=640, n_seq_max=2)
+    model.append({0: 320})
+    model.fork(0, 1, 320)
+    model.append({1: 320})
+    assert model.ledger.n_free == 0
+    assert model.cut(1, 10, 330)
+    model.check()
+
+
+def test_pages_of_one_sequence_lie_side_by_side_where_they_can():
+    model = Model(n_ctx=640, n_seq_max=2)
+    for _ in range(5):
+        model.append({0: 100})
+    assert model.cache.tables[0] == tuple(range(8))
+    plan = model.cache.plan(np.zeros(1, np.int32), np.array([500], np.int32))
+    assert plan.runs[0].pages == slice(0, 8)
+
+
+def test_q8_0_holds_what_ggml_holds():
+    x = np.random.default_rng(0).standard_normal((7, 3, 64)).astype(np.float32) * 10
+    x[2, 1] = 0
+    packed = gguf.quants.quantize(x.reshape(21, 64), gguf.GGMLQuantizationType.Q8_0)
+    wanted = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0).reshape(x.shape)
+    codec = codec_of("q8_0", 64)
+    np.testing.assert_array_equal(codec.decode(codec.encode(x)), wanted)
+
+
+def test_f16_rounds_to_nearest_and_saturates():
+    codec = codec_of(KvType.F16, 4)
+    x = np.array([[1.0005, -3e-8, 1e6, -70000.0]], np.float32)
+    wanted = np.array([[np.float32(np.float16(1.0005)), np.float32(np.float16(-3e-8)), 65504, -65504]], np.float32)
+    np.testing.assert_array_equal(codec.decode(codec.encode(x)), wanted)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+def test_what_is_read_is_contiguous_and_independent_of_heads_and_pages(kv_type):
+    for n_kv_heads, n_tokens in ((1, 10), (1, 100), (2, 64), (3, 130)):
+        codec = codec_of(kv_type, 32)
+        shape = PageLayout(1, n_kv_heads, 32, codec, codec)
+        cache = PagedKvCache(shape, 256, 1)
+        plan = cache.plan(np.zeros(n_tokens, np.int32), np.arange(n_tokens, dtype=np.int32))
+        x = np.random.default_rng(n_tokens).standard_normal((n_tokens, n_kv_heads, 32)).astype(np.float32)
+        cache.layers[0].write(plan.pages, plan.slots, x, -x)
+        for found, wanted in (
+            (cache.layers[0].keys(plan.runs[0].pages, n_tokens), codec.decode(codec.encode(x))),
+            (cache.layers[0].values(plan.runs[0].pages, n_tokens), codec.decode(codec.encode(-x))),
+        ):
+            assert (found.dtype, found.flags.c_contiguous) == (np.float32, True)
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "head_dim", "message"),
+    [
+        ("q3", 32, r"unknown KV type 'q3' \(accepted: f32, f16, q8_0\)"),
+        (KvType.BF16, 32, r"unknown KV type 'bf16' \(accepted: f32, f16, q8_0\)"),
+        ("q8_0", 48, r"multiple of 32, this model's is 48 \(accepted: f32, f16\)"),
+    ],
+)
+def test_other_types_are_refused(kv_type, head_dim, message):
+    with pytest.raises(InvalidOption, match=message):
+        codec_of(kv_type, head_dim)
+
+
+def test_more_memory_than_there_is_is_refused():
+    with pytest.raises(InvalidOption, match="more than this machine can reserve"):
+        PagedKvCache(layout(n_layers=1000, n_kv_heads=1000, head_dim=1024), 1 << 40, 1)

@@ -1,0 +1,299 @@
+"""The native backend and its models: options, lifetime, memory, and calls that fail half way."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slm_conformance.factories import make_tiny_model
+from slm_core.errors import (
+    BackendUnavailable,
+    ContextBusy,
+    ContextClosed,
+    InvalidModelFile,
+    InvalidOption,
+    ModelClosed,
+    UnknownOption,
+    UnsupportedModel,
+)
+from slm_core.plugins import Registry
+from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
+from slm_native import plugin
+from slm_native.backend import NativeBackend
+from slm_native.kernels.select import ISA_VARIABLE
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return make_tiny_model("llama", "q8_0").write(tmp_path / "m.gguf")
+
+
+@pytest.fixture
+def backend() -> NativeBackend:
+    return NativeBackend()
+
+
+def resident_bytes() -> int:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("memory is measured with /proc, which is Linux's")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_it_is_registered(backend):
+    assert isinstance(Registry({"native": plugin}).backend("native"), NativeBackend)
+    assert backend.name == "native"
+
+
+def test_status_tells_the_tier_and_why(backend):
+    status = backend.status()
+    assert status.installed
+    assert status.version
+    assert [(device.name, device.available) for device in status.devices] == [("cpu", True)]
+    assert status.reason.startswith(("tier reference: ", "tier cpu: "))
+
+
+def test_status_never_raises(backend, monkeypatch):
+    monkeypatch.setenv(ISA_VARIABLE, "sse9")
+    status = backend.status()
+    assert not status.installed
+    assert "sse9" in status.reason
+    assert "tier='reference'" in status.hint
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_it_supports_what_it_can_run(tmp_path, backend, architecture, device):
+    support = backend.supports(make_tiny_model(architecture).write(tmp_path / "m.gguf"), device)
+    assert support.supported
+    assert 0 < support.rank < 50, "an optimised engine is preferred"
+
+
+def test_it_does_not_support_other_devices_and_models(tmp_path, backend, path):
+    support = backend.supports(path, "cuda")
+    assert (support.supported, support.reason) == (
+        False,
+        "the native backend has no device 'cuda' (accepted: auto, cpu)",
+    )
+    tiny = make_tiny_model("llama")
+    tiny.metadata["llama.expert_count"] = 4
+    support = backend.supports(tiny.write(tmp_path / "experts.gguf"))
+    assert not support.supported
+    assert "'llama.expert_count' is 4" in support.reason
+    with pytest.raises(InvalidModelFile):
+        backend.supports(tmp_path / "nothing.gguf")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (ModelOptions(device="cuda:0"), BackendUnavailable, "no device 'cuda:0' .accepted: auto, cpu"),
+        (ModelOptions(n_threads=2), InvalidOption, "n_threads=2.*OMP_NUM_THREADS"),
+        (ModelOptions(backend_options={"teir": "cpu"}), UnknownOption, "'teir'.*accepted: tier, expanded_bytes"),
+        (ModelOptions(backend_options={"tier": "gpu"}), InvalidOption, "'gpu' .accepted: auto, reference, cpu"),
+        (ModelOptions(backend_options={"tier": 3}), InvalidOption, "tier=3"),
+        (ModelOptions(backend_options={"expanded_bytes": 1.5}), InvalidOption, "expanded_bytes=1.5"),
+        (ModelOptions(backend_options={"expanded_bytes": True}), InvalidOption, "expanded_bytes=True"),
+        (ModelOptions(backend_options={"expanded_bytes": -1}), InvalidOption, "expanded_bytes"),
+    ],
+)
+def test_wrong_options_are_refused(backend, path, options, error, message):
+    with pytest.raises(error, match=message):
+        backend.load(path, options)
+
+
+def test_every_load_option_is_described_and_works(backend, path):
+    assert set(backend.load_options) == {"tier", "expanded_bytes"}
+    options = ModelOptions(device="cpu", backend_options={"tier": "reference", "expanded_bytes": 4096})
+    with backend.load(path, options) as model:
+        assert (model.info.backend, model.info.device) == ("native (reference)", "cpu")
+
+
+def test_progress_goes_from_nothing_to_all_and_may_cancel(backend, path):
+    shares: list[float] = []
+    backend.load(path, ModelOptions(progress=shares.append)).close()
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert shares == sorted(shares)
+    assert len(shares) > 2
+
+    def cancel(share: float) -> None:
+        if share > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backend.load(path, ModelOptions(progress=cancel))
+
+
+def test_a_vocabulary_of_another_size_is_refused(tmp_path, backend):
+    tiny = make_tiny_model("llama")
+    for key in ("tokens", "token_type"):
+        tiny.metadata[f"tokenizer.ggml.{key}"] = tiny.metadata[f"tokenizer.ggml.{key}"][:-1]
+    with pytest.raises(InvalidModelFile, match=r"\d+ tokens in the vocabulary, but \d+ rows in the embedding"):
+        backend.load(tiny.write(tmp_path / "m.gguf"), ModelOptions())
+
+
+@pytest.mark.parametrize("kv_type", [KvType.BF16, KvType.Q4_0, "q3"])
+def test_kv_types_that_there_are_not_are_refused(backend, path, kv_type):
+    with backend.load(path, ModelOptions()) as model:
+        for name in ("kv_type_k", "kv_type_v"):
+            with pytest.raises(InvalidOption, match=r"unknown KV type .* \(accepted: f32, f16, q8_0\)"):
+                model.new_context(ContextOptions(**{name: kv_type}))
+
+
+def test_after_close_only_the_information_is_left(backend, path):
+    model = backend.load(path, ModelOptions())
+    context = model.new_context(ContextOptions(n_ctx=64))
+    model.close()
+    model.close()
+    assert model.info.architecture == "llama"
+    for use in (lambda: model.vocab, lambda: model.new_context(ContextOptions())):
+        with pytest.raises(ModelClosed):
+            use()
+    with pytest.raises(ContextClosed):
+        context.length(0)
+    context.close()
+
+
+def test_close_lets_go_of_weights_and_file_though_a_context_is_still_held(backend, path):
+    model = backend.load(path, ModelOptions())
+    context = model.new_context(ContextOptions(n_ctx=64))
+    transformer = weakref.ref(context._transformer)
+    mapped = f"{path}\n"
+    if sys.platform.startswith("linux"):
+        assert mapped in Path("/proc/self/maps").read_text()
+    model.close()
+    gc.collect()
+    assert transformer() is None
+    if sys.platform.startswith("linux"):
+        assert mapped not in Path("/proc/self/maps").read_text()
+    assert context.n_ctx == 64
+
+
+def test_a_context_in_use_keeps_the_model_open(backend, path, monkeypatch):
+    model = backend.load(path, ModelOptions())
+    context = model.new_context(ContextOptions(n_ctx=64))
+    inside, go_on = threading.Event(), threading.Event()
+    forward = context._transformer.forward
+
+    def slow_forward(*args):
+        inside.set()
+        assert go_on.wait(30)
+        return forward(*args)
+
+    monkeypatch.setattr(context._transformer, "forward", slow_forward)
+    batch = context.new_batch()
+    batch.extend([1, 2, 3], Pos(0, 0))
+    thread = threading.Thread(target=context.decode, args=(batch,))
+    thread.start()
+    assert inside.wait(30)
+    with pytest.raises(ContextBusy):
+        model.close()
+    go_on.set()
+    thread.join()
+    assert context.length(0) == 3
+    assert model.vocab.size > 0
+    model.close()
+
+
+def test_threads_share_a_model(backend, path, feed, random_tokens):
+    with backend.load(path, ModelOptions(backend_options={"expanded_bytes": 50_000})) as model:
+        rows = {}
+
+        def run(seed: int) -> None:
+            with model.new_context(ContextOptions(n_ctx=64)) as context:
+                rows[seed] = feed(context, random_tokens(30, seed=seed % 2))
+
+        threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for seed in (0, 1):
+            np.testing.assert_allclose(rows[seed], rows[seed + 2], rtol=1e-4, atol=1e-4)
+
+
+def test_a_large_context_takes_memory_when_it_is_used_and_gives_it_back(backend, path):
+    with backend.load(path, ModelOptions()) as model:
+        before = resident_bytes()
+        context = model.new_context(ContextOptions(n_ctx=100_000))
+        n_bytes = 3 * 2 * 32 * 4 * 2 * 100_000  # layers, heads, width, float32, keys and values: 146 MiB
+        # The ledger of the base counts cells in a list and an array: 40 bytes and 4 for each position.
+        assert resident_bytes() - before < 60 * 100_000 < n_bytes / 20
+        context._cache._store._pages[...] = 1
+        used = resident_bytes()
+        assert used - before > 0.95 * n_bytes
+        context.close()
+        assert used - resident_bytes() > 0.95 * n_bytes
+
+
+class Interruption:
+    """Raises from the n-th call of a kernel on."""
+
+    def __init__(self, kernel, n_calls: int, error: type[BaseException]) -> None:
+        self.kernel, self.n_calls, self.error = kernel, n_calls, error
+
+    def __call__(self, *args):
+        self.n_calls -= 1
+        if self.n_calls < 0:
+            raise self.error
+        return self.kernel(*args)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("n_calls", [0, 1, 5, 8])
+@pytest.mark.parametrize("kernel", ["matmul", "attention"])
+def test_a_decode_that_fails_half_way_changes_nothing(
+    backend, path, feed, random_tokens, monkeypatch, error, n_calls, kernel
+):
+    with backend.load(path, ModelOptions(backend_options={"tier": "reference"})) as model:
+        context, untouched = (model.new_context(ContextOptions(n_ctx=512, n_seq_max=3)) for _ in range(2))
+        for each in (context, untouched):
+            feed(each, random_tokens(100))
+            each.fork(0, 1, 70)
+            feed(each, random_tokens(60, seed=1), seq_id=2)
+        tables = context._cache.tables
+        batch = context.new_batch()
+        for seq_id in (0, 1, 2):
+            batch.extend(random_tokens(50, seed=7), Pos(seq_id, context.length(seq_id)))
+        kernels = context._transformer._kernels
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, kernel, Interruption(getattr(kernels, kernel), n_calls, error))
+            with pytest.raises(error):
+                context.decode(batch)
+        assert context._cache.tables is tables
+        for seq_id in (0, 1, 2):
+            assert context.tokens(seq_id) == untouched.tokens(seq_id)
+            more = random_tokens(30, seed=8)
+            np.testing.assert_array_equal(feed(context, more, seq_id), feed(untouched, more, seq_id))
+
+
+def test_a_cut_that_fails_half_way_changes_nothing(backend, path, feed, random_tokens, monkeypatch):
+    with backend.load(path, ModelOptions(backend_options={"tier": "reference"})) as model:
+        context = model.new_context(ContextOptions(n_ctx=512))
+        feed(context, random_tokens(400))
+        before = context.dump(0)
+        kernels = context._transformer._kernels
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "rope", Interruption(kernels.rope, 1, MemoryError))
+            with pytest.raises(MemoryError):
+                context.cut(Pos(0, 1), Pos(0, 2))
+        assert context.dump(0) == before
+
+
+def test_unsupported_files_are_refused_and_closed(tmp_path, backend):
+    tiny = make_tiny_model("qwen3")
+    tiny.metadata["qwen3.attention.sliding_window"] = 512
+    path = tiny.write(tmp_path / "m.gguf")
+    with pytest.raises(UnsupportedModel, match=r"'qwen3\.attention\.sliding_window' is 512"):
+        backend.load(path, ModelOptions())
+    gc.collect()
+    if sys.platform.startswith("linux"):
+        assert f"{path}\n" not in Path("/proc/self/maps").read_text()
