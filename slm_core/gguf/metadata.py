@@ -130,7 +130,9 @@ class Metadata(Mapping[str, MetadataValue]):
 
     def typed(self, key: str, type_: type[T], default: D) -> T | D:
         """The value of ``key`` if it is there, of ``type_`` as for ``require``, else ``default``."""
-        return self.require(key, type_) if key in self._offsets else default
+        wanted = _wanted(type_)
+        # As in require: the comparison with type_ is one that mypy cannot see.
+        return self._of_type(key, wanted) if key in self._offsets else default  # type: ignore[return-value]
 
     def _of_type(self, key: str, wanted: str) -> MetadataValue:
         cursor = Cursor(self._file, self._offsets[key])

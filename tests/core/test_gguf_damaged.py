@@ -412,10 +412,12 @@ def id_42(n_rows: int, row: int, room: int, *, last: bool = False) -> bytes:
 
 def test_id_42_is_q2_0_where_the_size_says_so(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    for last, row in ((False, 256), (True, 256), (False, 192)):  # 192: no multiple of the forks' 128
-        path.write_bytes(id_42(24, row, 24 * row // 64 * 18, last=last))
+    # A small tensor leaves room for either; rows of 192 are no multiple of the forks' 128.
+    for n_rows, row, last in ((24, 256, False), (24, 256, True), (1, 192, False)):
+        n_bytes = n_rows * row // 64 * 18
+        path.write_bytes(id_42(n_rows, row, n_bytes, last=last))
         info = GgufFile.open(path).tensors["w"]
-        assert (info.ggml_type.name, info.n_bytes, info.shape) == ("Q2_0", 24 * row // 64 * 18, (24, row))
+        assert (info.ggml_type.name, info.n_bytes, info.shape) == ("Q2_0", n_bytes, (n_rows, row))
 
 
 @pytest.mark.parametrize(
@@ -455,6 +457,13 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         kind, message = refusal(path)
         assert kind is InvalidModelFile
         assert "1 of 3 shards missing beside it, the first is model-00002-of-00003.gguf" in message
+
+
+def test_a_shard_whose_name_counts_otherwise_is_refused(tmp_path: Path) -> None:
+    path = write_shards(tmp_path)[0].rename(tmp_path / "model-00001-of-00004.gguf")
+    kind, message = refusal(path)
+    assert kind is InvalidModelFile
+    assert "one of 3 shards (metadata 'split.count'), but not named NAME-00001-of-00003.gguf" in message
 
 
 @pytest.mark.parametrize(
