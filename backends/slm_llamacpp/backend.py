@@ -1,0 +1,93 @@
+"""The llama.cpp backend: what it can run, and how it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.types import BackendStatus, DeviceStatus, ModelOptions, Support
+from slm_llamacpp import BACKEND, INSTALL_HINT, devices, library, probe
+from slm_llamacpp.model import LlamaCppModel
+from slm_llamacpp.options import DESCRIPTIONS, LoadOptions, Settings
+from slm_llamacpp.source import check_source
+from slm_llamacpp.threads import usable_cores
+
+_RANK = 50
+
+
+class LlamaCppBackend:
+    """Runs GGUF models on llama.cpp, through llama-cpp-python."""
+
+    @property
+    def name(self) -> str:
+        """The name users choose it by."""
+        return BACKEND
+
+    @property
+    def load_options(self) -> Mapping[str, str]:
+        """What ``ModelOptions.backend_options`` may hold."""
+        return DESCRIPTIONS
+
+    def status(self) -> BackendStatus:
+        """Report whether llama.cpp is installed, its version and devices."""
+        try:
+            version = library.version()
+            found = devices.all_devices()
+            engine = library.load().llama_version().decode()
+        except Exception as error:  # whatever is wrong with the installation is its status
+            return BackendStatus(BACKEND, installed=False, reason=_one_line(error), hint=INSTALL_HINT)
+        choice = devices.choose("auto", found)
+        best_first = sorted(found, key=lambda device: device not in choice.gpus)
+        statuses = [DeviceStatus(device.label, available=True, detail=device.description) for device in best_first]
+        return BackendStatus(
+            BACKEND,
+            installed=True,
+            version=f"{version} (llama.cpp {engine})",
+            devices=statuses,
+            reason=f"device auto: {choice.label}",
+        )
+
+    def supports(self, source: Path, device: str = "auto") -> Support:
+        """Say whether llama.cpp can run ``source`` on ``device``, reading headers only.
+
+        Raises:
+            InvalidModelFile: the file is missing or damaged.
+        """
+        try:
+            with GgufFile.open(source) as gguf:
+                check_source(gguf)
+            if not library.is_installed():
+                raise BackendUnavailable(f"llama-cpp-python is not installed (to get it: {INSTALL_HINT})")
+            if device not in ("auto", "cpu"):
+                devices.choose(device, devices.all_devices())
+        except (UnsupportedModel, BackendUnavailable) as error:
+            return Support(False, str(error))
+        return Support(True, "an architecture that llama.cpp runs", _RANK)
+
+    def load(self, source: Path, options: ModelOptions) -> LlamaCppModel:
+        """Load a model; see ``protocols.Backend.load``."""
+        asked = LoadOptions.parse(options.backend_options)
+        n_threads = _n_threads(options.n_threads)
+        with GgufFile.open(source) as gguf:
+            check_source(gguf)
+            library.version()  # before the probe, which would be inconclusive
+            repack = probe.may_repack() if asked.repack is None else asked.repack
+            api = library.load()
+            choice = devices.choose(options.device, devices.all_devices())
+            asked.check_gpus(len(choice.gpus), api.llama_max_devices())
+            return LlamaCppModel(api, gguf, Settings(choice, n_threads, repack, asked), options.progress)
+
+
+def _n_threads(asked: int | None) -> int:
+    if asked is None:
+        return usable_cores()
+    if not isinstance(asked, int) or isinstance(asked, bool) or not 1 <= asked <= 512:
+        raise InvalidOption(f"n_threads={asked!r} (accepted: an integer from 1 to 512)")
+    return asked
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, BackendUnavailable) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,259 @@
+"""A context: one of llama.cpp's KV caches behind the contract."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slm_core.contextbase import ContextBase, check_context_options
+from slm_core.errors import DecodeFailed, InvalidOption, InvalidSnapshot, UnsupportedEdit
+from slm_core.ledger import replay_plan
+from slm_core.protocols import Batch
+from slm_core.types import ContextOptions, EditLevel, KvType, Logits
+from slm_llamacpp import BACKEND, library, logs
+from slm_llamacpp.batchbuffers import BatchBuffers
+from slm_llamacpp.memory import Memory, n_llama_sequences
+from slm_llamacpp.options import Settings
+from slm_llamacpp.payload import GGML_TYPES, check_payload
+
+if TYPE_CHECKING:
+    from slm_llamacpp.model import LlamaCppModel
+
+_QUANTIZED = (KvType.Q8_0, KvType.Q5_0, KvType.Q4_0)
+_ROTATION_WIDTH = 64  # llama.cpp re-rotates quantized keys only in heads of a multiple of this
+_NO_ROOM = 1
+_FAILURES = {_NO_ROOM: "it found no room in its KV cache", 2: "it was aborted", -1: "it calls the batch invalid"}
+_FLASH_OFF, _FLASH_ON, _FLASH_AUTO = 0, 1, -1  # llama_flash_attn_type
+
+
+class LlamaCppContext(ContextBase):
+    """Several token histories in one of llama.cpp's KV caches.
+
+    Args:
+        model: the model, which stays alive as long as the context.
+        api: the low-level functions.
+        model_pointer: llama.cpp's model.
+        options: the sizes.
+        settings: how the model runs.
+
+    Raises:
+        InvalidOption: llama.cpp cannot create such a context; the message gives its reason.
+    """
+
+    def __init__(
+        self, model: LlamaCppModel, api: Any, model_pointer: int, options: ContextOptions, settings: Settings
+    ) -> None:
+        check_context_options(options)
+        self._api = api
+        self._model = model
+        self._type_k, self._type_v = options.kv_type_k or KvType.F16, options.kv_type_v or KvType.F16
+        flash = flash_attention(settings, self._type_v)
+        self._pointer = self._create(model_pointer, options, settings, flash)
+        self._free = weakref.finalize(self, api.llama_free, self._pointer)
+        self._free.atexit = False  # at exit the system takes the memory back
+        self._memory = Memory(api, self._pointer, model_pointer, options.n_seq_max)
+        self._buffers = BatchBuffers(api, options.n_batch, self._memory.ids())
+        self._keys_lag = False  # whether keys wait to be re-rotated, which llama.cpp does at the next decode
+        super().__init__(
+            options,
+            backend=BACKEND,
+            fingerprint=model.info.fingerprint,
+            n_vocab=model.vocab.size,
+            edit_level=self._memory.edit_level(can_rotate=can_rotate(self._type_k, model.head_dim)),
+            capabilities=self._memory.capabilities(),
+            payload_format=f"llama.cpp {library.version()} {api.llama_version().decode()} k={self._type_k}"
+            f" v={self._type_v} flash={flash} {settings.device.label}",
+        )
+
+    def _create(self, model_pointer: int, options: ContextOptions, settings: Settings, flash: int) -> int:
+        api = self._api
+        n_sequences = n_llama_sequences(api, model_pointer, options.n_seq_max)
+        if n_sequences > api.llama_max_parallel_sequences():
+            most = api.llama_max_parallel_sequences() * options.n_seq_max // n_sequences
+            raise InvalidOption(f"n_seq_max={options.n_seq_max} (accepted by llama.cpp for this model: 1 to {most})")
+        params = api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_seq_max = options.n_ctx, options.n_batch, n_sequences
+        params.n_ubatch = min(settings.options.n_ubatch or params.n_ubatch, options.n_batch)
+        params.n_threads = params.n_threads_batch = settings.n_threads
+        params.type_k, params.type_v = GGML_TYPES[self._type_k], GGML_TYPES[self._type_v]
+        params.flash_attn_type = flash
+        params.pooling_type = api.LLAMA_POOLING_TYPE_NONE
+        params.offload_kqv = settings.options.offload_kv is not False
+        params.kv_unified = params.swa_full = params.no_perf = True
+        with logs.collected() as complaints:
+            pointer: int | None = api.llama_init_from_model(model_pointer, params)
+        if not pointer:
+            raise InvalidOption(f"llama.cpp cannot create this context: {logs.reason_in(complaints)} ({options})")
+        return pointer
+
+    # What ContextBase asks for.
+
+    def _engine_decode(self, batch: Batch) -> Logits:
+        sequences = np.unique(batch.seq_ids).tolist()
+        for seq_id in sequences:
+            self._sync(seq_id)
+        try:
+            self._run(self._buffers.fill(batch.tokens, batch.seq_ids, batch.positions, batch.wants_logits))
+            return self._rows(int(np.count_nonzero(batch.wants_logits)))
+        except BaseException:  # an interrupt, too, leaves the context as it was
+            for seq_id in sequences:
+                self._sync(seq_id)
+            raise
+
+    def _engine_fork(self, src: int, dst: int, end: int) -> None:
+        self._sync(src)
+        if self.edit_level < EditLevel.TRUNCATE and end < self._ledger.length(src):
+            raise UnsupportedEdit(
+                f"this context cannot fork a part of a sequence (its edit level is {self.edit_level.name}):"
+                " fork all of it, or decode the tokens of the part"
+            )
+        self._memory.share(src, dst, end)
+
+    def _engine_truncate(self, seq_id: int, length: int) -> None:
+        self._sync(seq_id)
+        self._memory.remove(seq_id, length)
+
+    def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
+        self._sync(seq_id)
+        n_shared = max(0, self._ledger.cut_cost(seq_id, start, end))
+        if n_shared:
+            self._unshare(seq_id, start, end, end + n_shared)
+        else:
+            self._memory.remove(seq_id, start, end)
+        self._memory.move_down(seq_id, end, end - start)
+        self._keys_lag = True
+
+    def _engine_drop(self, seq_id: int) -> None:
+        self._memory.remove(seq_id, 0)
+
+    def _engine_export(self, seq_id: int) -> bytes:
+        self._sync(seq_id)
+        self._rotate_keys()
+        return self._memory.dump(seq_id)
+
+    def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
+        check_payload(payload, n_tokens, self._type_k, self._type_v)
+        with logs.collected() as complaints:
+            if not self._memory.load(seq_id, payload):
+                raise InvalidSnapshot(f"llama.cpp refuses the dump's KV payload: {logs.reason_in(complaints)}")
+
+    def _engine_close(self) -> None:
+        self._free()
+
+    # Steps.
+
+    def _run(self, batch: Any) -> None:
+        with logs.collected() as complaints:
+            failure = self._api.llama_decode(self._pointer, batch)
+        if failure:
+            why = _FAILURES.get(failure, f"{logs.reason_in(complaints)} (code {failure})")
+            raise DecodeFailed(f"llama.cpp could not decode: {why}")
+        self._keys_lag = False
+
+    def _rows(self, n_rows: int) -> Logits:
+        rows = np.empty((n_rows, self._n_vocab), np.float32)
+        if n_rows:
+            source = self._api.llama_get_logits(self._pointer)
+            if not source:
+                raise DecodeFailed("llama.cpp gave no logits")
+            ctypes.memmove(rows.ctypes.data, source, rows.nbytes)
+        return rows
+
+    def _sync(self, seq_id: int) -> None:
+        """Make llama.cpp's sequence what the ledger says: a failure or an interrupt may have left it otherwise."""
+        held, length = self._memory.length(seq_id), self._ledger.length(seq_id)
+        if held == length:
+            return
+        if held > length and (length == 0 or self.edit_level >= EditLevel.TRUNCATE):
+            self._memory.remove(seq_id, length)
+        else:
+            self._rebuild(seq_id)
+
+    def _rebuild(self, seq_id: int) -> None:
+        self._memory.remove(seq_id, 0)
+        edits = self._ledger.edits(seq_id)
+        runs, _ = replay_plan(self._ledger.tokens(seq_id), edits)
+        length = 0
+        for run, edit in zip(runs, (*edits, None), strict=True):
+            self._replay(seq_id, length, run)
+            length += len(run)
+            if edit is not None:
+                self._memory.remove(seq_id, edit.start, edit.end)
+                self._memory.move_down(seq_id, edit.end, len(edit.removed))
+                self._keys_lag = True
+                length -= len(edit.removed)
+
+    def _replay(self, seq_id: int, start: int, tokens: Sequence[int]) -> None:
+        for first in range(0, len(tokens), self.n_batch):
+            chunk = np.array(tokens[first : first + self.n_batch], np.int32)
+            positions = np.arange(start + first, start + first + len(chunk), dtype=np.int32)
+            nothing = np.zeros(len(chunk), np.bool_)
+            self._run(self._buffers.fill(chunk, np.full(len(chunk), seq_id, np.int32), positions, nothing))
+
+    def _unshare(self, seq_id: int, start: int, end: int, shared_end: int) -> None:
+        """Forget [start, end), and give the sequence its own copies of the cells [end, shared_end).
+
+        Moving a cell moves it for every sequence that holds it. Cells are shared from the first on, so here all of
+        [start, shared_end) are, and forgetting them frees none: the copies come first, which leaves nothing to undo.
+        """
+        memory, scratch = self._memory, self._memory.scratch
+        self._rotate_keys()
+        memory.share(seq_id, scratch, shared_end, start=end)
+        try:
+            cells = memory.dump(scratch)
+        finally:
+            memory.remove(scratch, 0)
+        if not memory.load(scratch, cells):
+            raise DecodeFailed("llama.cpp could not copy the cells that another sequence shares")
+        memory.remove(seq_id, start, shared_end)
+        memory.share(scratch, seq_id, shared_end)
+        memory.remove(scratch, 0)
+
+    def _rotate_keys(self) -> None:
+        """Have keys re-rotated that wait for it: llama.cpp does that first whenever it decodes.
+
+        It dumps keys as they are. Where there is no room for the token that is decoded here, the decode fails, but
+        not before keys were re-rotated.
+        """
+        if not self._keys_lag:
+            return
+        zero, nothing = np.zeros(1, np.int32), np.zeros(1, np.bool_)
+        batch = self._buffers.fill(zero, np.full(1, self._memory.scratch, np.int32), zero, nothing)
+        try:
+            failure = self._api.llama_decode(self._pointer, batch)
+        finally:
+            self._memory.remove(self._memory.scratch, 0)
+        if failure not in (0, _NO_ROOM):
+            raise DecodeFailed(f"llama.cpp could not re-rotate keys (code {failure})")
+        self._keys_lag = False
+
+
+def flash_attention(settings: Settings, type_v: KvType) -> int:
+    """The ``llama_flash_attn_type`` to ask for.
+
+    Raises:
+        InvalidOption: it was turned off, and quantized values need it.
+    """
+    asked = settings.options.flash_attention
+    if asked is False and type_v in _QUANTIZED:
+        raise InvalidOption(
+            f'kv_type_v={type_v} needs flash attention, which is off (accepted: flash_attention=True, "auto")'
+        )
+    if asked is not None:
+        return _FLASH_ON if asked else _FLASH_OFF
+    if settings.device.gpus:
+        return _FLASH_AUTO
+    return _FLASH_ON if type_v in _QUANTIZED else _FLASH_OFF
+
+
+def can_rotate(type_k: KvType, head_dim: int | None) -> bool:
+    """Whether llama.cpp survives re-rotating keys of this type, in heads of this width (None: unknown, or several)."""
+    if type_k not in _QUANTIZED:
+        return type_k is not KvType.BF16
+    is_disabled = os.environ.get("LLAMA_ATTN_ROT_DISABLE", "0") != "0"
+    return not is_disabled and head_dim is not None and head_dim % _ROTATION_WIDTH == 0

@@ -1,0 +1,129 @@
+"""Devices that this build of llama.cpp can compute on, and the choice among them."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from slm_core.errors import BackendUnavailable
+from slm_llamacpp import library
+
+_WANTED = re.compile(r"([a-z]+)(?::([0-9]+))?")
+_ALIASES = {"metal": "mtl"}  # what ggml calls a Metal device depends on its version
+
+
+class DeviceKind(IntEnum):
+    """ggml_backend_dev_type."""
+
+    CPU = 0
+    GPU = 1
+    INTEGRATED_GPU = 2
+    ACCELERATOR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device.
+
+    Attributes:
+        handle: ggml's pointer to it.
+        name: as ggml names it, as in "CUDA0".
+        description: the product.
+        kind: an accelerator works beside the CPU (BLAS, AMX); it cannot be chosen.
+    """
+
+    handle: int
+    name: str
+    description: str
+    kind: int
+
+    @property
+    def label(self) -> str:
+        """What users call it: "cpu", "cuda:0", "metal"."""
+        family, number = _split(self.name)
+        return f"{family}:{number}" if number else family
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """Where a model runs.
+
+    Attributes:
+        gpus: the GPUs that take layers; none means the CPU.
+        label: for ``ModelInfo.device``.
+    """
+
+    gpus: tuple[Device, ...]
+    label: str
+
+
+def all_devices() -> list[Device]:
+    """Every device that llama.cpp registered.
+
+    Raises:
+        BackendUnavailable: llama.cpp cannot be loaded.
+    """
+    library.load()
+    ggml = importlib.import_module("llama_cpp._ggml").libggml
+    get, count = ggml.ggml_backend_dev_get, ggml.ggml_backend_dev_count
+    get.argtypes, get.restype, count.restype = [ctypes.c_size_t], ctypes.c_void_p, ctypes.c_size_t
+    name, description, kind = (
+        ggml.ggml_backend_dev_name,
+        ggml.ggml_backend_dev_description,
+        ggml.ggml_backend_dev_type,
+    )
+    for function, result in ((name, ctypes.c_char_p), (description, ctypes.c_char_p), (kind, ctypes.c_int)):
+        function.argtypes, function.restype = [ctypes.c_void_p], result
+    handles = [get(i) for i in range(count())]
+    return [Device(h, name(h).decode(), (description(h) or b"").decode("utf-8", "replace"), kind(h)) for h in handles]
+
+
+def choose(wanted: str, devices: Sequence[Device]) -> DeviceChoice:
+    """The devices for "auto", "cpu", a family of GPUs ("cuda", "metal", "vulkan", ...) or one of them ("cuda:1").
+
+    "auto" takes all discrete GPUs, else all integrated ones, else the CPU.
+
+    Raises:
+        BackendUnavailable: there is no such device; the message lists those that are there.
+    """
+    if wanted == "cpu":
+        return DeviceChoice((), "cpu")
+    if wanted == "auto":
+        for kind in (DeviceKind.GPU, DeviceKind.INTEGRATED_GPU):
+            gpus = tuple(device for device in devices if device.kind == kind)
+            if gpus:
+                return _on(gpus)
+        return DeviceChoice((), "cpu")
+    chosen = tuple(device for device in _gpus(devices) if _matches(device, wanted))
+    if not chosen:
+        accepted = ", ".join(["auto", "cpu", *(device.label for device in _gpus(devices))])
+        raise BackendUnavailable(f"llama.cpp has no device {wanted!r} here (accepted: {accepted})")
+    return _on(chosen)
+
+
+def _gpus(devices: Sequence[Device]) -> list[Device]:
+    return [device for device in devices if device.kind in (DeviceKind.GPU, DeviceKind.INTEGRATED_GPU)]
+
+
+def _on(gpus: tuple[Device, ...]) -> DeviceChoice:
+    return DeviceChoice(gpus, ",".join(gpu.label for gpu in gpus))
+
+
+def _matches(device: Device, wanted: str) -> bool:
+    asked = _WANTED.fullmatch(wanted)
+    if asked is None:
+        return False
+    family, number = _split(device.name)
+    families = {family, _ALIASES.get(family, family)}
+    asked_family = _ALIASES.get(asked[1], asked[1])
+    return asked_family in families and asked[2] in (None, number or "0")
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A name as ggml gives it, taken apart: "CUDA0" is the "cuda" number "0"; "Metal" has no number."""
+    family = name.rstrip("0123456789")
+    return family.lower(), name[len(family) :]

@@ -1,0 +1,59 @@
+"""A pointer of llama.cpp's that is freed once, when nobody is inside a call with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from slm_core.errors import ModelClosed
+
+
+class Handle:
+    """The pointer to a model.
+
+    Args:
+        pointer: what llama.cpp gave.
+        free: gives it back.
+        name: for messages.
+    """
+
+    def __init__(self, pointer: int, free: Callable[[int], None], name: str) -> None:
+        self._pointer: int | None = pointer
+        self._free = free
+        self._name = name
+        self._retired = False
+        self._users = 0
+        self._idle = threading.Condition()
+
+    @contextmanager
+    def use(self) -> Iterator[int]:
+        """The pointer, which stays valid while the block runs.
+
+        Raises:
+            ModelClosed: it was given back, or is about to be.
+        """
+        with self._idle:
+            if self._retired or self._pointer is None:
+                raise ModelClosed(f"the model {self._name} is closed")
+            pointer = self._pointer
+            self._users += 1
+        try:
+            yield pointer
+        finally:
+            with self._idle:
+                self._users -= 1
+                self._idle.notify_all()
+
+    def retire(self) -> None:
+        """Let nobody in any more, and wait until all are out."""
+        with self._idle:
+            self._retired = True
+            self._idle.wait_for(lambda: self._users == 0)
+
+    def free(self) -> None:
+        """Give the pointer back; twice is fine."""
+        with self._idle:
+            pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            self._free(pointer)

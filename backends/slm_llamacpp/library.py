@@ -1,0 +1,55 @@
+"""llama.cpp's shared library, loaded on first use."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import threading
+from typing import Any
+
+from slm_core.errors import BackendUnavailable
+from slm_llamacpp import INSTALL_HINT, logs
+
+_DISTRIBUTION = "llama-cpp-python"
+_lock = threading.Lock()
+_loaded: Any = None
+
+
+def is_installed() -> bool:
+    """Whether llama-cpp-python is there; nothing is imported."""
+    return importlib.util.find_spec("llama_cpp") is not None
+
+
+def version() -> str:
+    """The version of llama-cpp-python.
+
+    Raises:
+        BackendUnavailable: it is not installed.
+    """
+    try:
+        return importlib.metadata.version(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise BackendUnavailable(f"{_DISTRIBUTION} is not installed (to get it: {INSTALL_HINT})") from error
+
+
+def load() -> Any:
+    """The module of low-level functions, ready to use: its log goes to ``logging``, its backends are registered.
+
+    Raises:
+        BackendUnavailable: it is not installed, or its shared library cannot be loaded.
+    """
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            version()
+            try:
+                api = importlib.import_module("llama_cpp.llama_cpp")
+            except (ImportError, OSError, RuntimeError, AttributeError) as error:
+                raise BackendUnavailable(
+                    f"{_DISTRIBUTION} cannot be loaded: {error} (to get it: {INSTALL_HINT})"
+                ) from error
+            logs.route(api)
+            api.llama_backend_init()
+            _loaded = api
+    return _loaded

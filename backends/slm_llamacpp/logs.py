@@ -1,0 +1,83 @@
+"""llama.cpp's log lines, routed to ``logging.getLogger("slm_llamacpp")``."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+logger = logging.getLogger("slm_llamacpp")
+logger.addHandler(logging.NullHandler())  # an application that set up no logging gets nothing on stderr
+
+_CONTINUATION = 5
+_LEVELS = {1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}  # ggml_log_level
+
+
+class Complaint(NamedTuple):
+    """A warning or an error."""
+
+    level: int
+    line: str
+
+
+class _ThreadState(threading.local):
+    """Of one thread: the line that is still being written, and where its complaints are collected."""
+
+    level = logging.DEBUG
+    pending = ""
+    complaints: list[Complaint] | None = None
+
+
+_state = _ThreadState()
+
+
+def receive(level: int, text: bytes | None, _user_data: int | None = None) -> None:
+    """Take a piece of log text as llama.cpp gives it: a line, several, or a part that is continued."""
+    if level != _CONTINUATION:
+        if _state.pending:
+            _emit(_state.level, _state.pending)
+        _state.level, _state.pending = _LEVELS.get(level, logging.DEBUG), ""
+    *lines, _state.pending = (_state.pending + (text or b"").decode("utf-8", "replace")).split("\n")
+    for line in lines:
+        _emit(_state.level, line)
+
+
+def _emit(level: int, line: str) -> None:
+    if level >= logging.WARNING and _state.complaints is not None:
+        _state.complaints.append(Complaint(level, line.strip()))
+    logger.log(level, "%s", line)
+
+
+@contextmanager
+def collected() -> Iterator[list[Complaint]]:
+    """The warnings and errors that llama.cpp writes in this thread while the block runs."""
+    before, _state.complaints = _state.complaints, []
+    try:
+        yield _state.complaints
+    finally:
+        _state.complaints = before
+
+
+def reason_in(complaints: Sequence[Complaint]) -> str:
+    """What went wrong, in one line: the most telling of llama.cpp's error lines."""
+    lines = [line for level, line in complaints if level >= logging.ERROR]
+    for line in lines:
+        _, found, reason = line.partition("error loading model: ")
+        if found:
+            return reason
+    return lines[-1] if lines else "it gave no reason"
+
+
+def route(api: Any) -> None:
+    """Make llama.cpp log through ``receive`` until the interpreter ends."""
+    callback = api.llama_log_callback(receive)
+    api.llama_log_set(callback, ctypes.c_void_p(0))
+
+    def stop(_kept_alive: object = callback) -> None:
+        api.llama_log_set(api.llama_log_callback(0), ctypes.c_void_p(0))
+
+    atexit.register(stop)

@@ -1,0 +1,182 @@
+"""A model that llama.cpp has loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from types import TracebackType
+from typing import Any, Self
+
+from slm_core.errors import InvalidModelFile, InvalidOption, ModelError, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.modelinfo import model_info
+from slm_core.types import ContextOptions, ModelInfo, Progress
+from slm_llamacpp import BACKEND, library, logs
+from slm_llamacpp.context import LlamaCppContext
+from slm_llamacpp.handle import Handle
+from slm_llamacpp.options import SPLIT_MODES, LoadOptions, Settings
+from slm_llamacpp.vocab import LlamaCppVocab
+
+_ALL_LAYERS = -1
+_UNSUPPORTED = (
+    "unknown model architecture",
+    "unsupported",
+    "not supported",
+    "unknown pre-tokenizer",
+    "unknown tokenizer",
+)
+
+
+class LlamaCppModel:
+    """Weights and vocabulary in llama.cpp's hands. Immutable; any thread may use it.
+
+    Args:
+        api: the low-level functions.
+        gguf: the model's file, checked; not needed afterwards.
+        settings: where and how it runs.
+        progress: called with the share that is loaded; an exception it raises cancels the load.
+
+    Raises:
+        InvalidModelFile, UnsupportedModel: llama.cpp refuses the file; the message gives its reason.
+
+    Attributes:
+        head_dim: width of a head's key, None where layers differ or the file does not say.
+    """
+
+    def __init__(self, api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> None:
+        self._api = api
+        self._settings = settings
+        self.head_dim = _head_dim(gguf)
+        self._info = model_info(gguf, backend=f"{BACKEND} {library.version()}", device=settings.device.label)
+        self._handle = Handle(_load(api, gguf, settings, progress), api.llama_model_free, gguf.path.name)
+        weakref.finalize(self, self._handle.free).atexit = False  # at exit the system takes the memory back
+        self._contexts: weakref.WeakSet[LlamaCppContext] = weakref.WeakSet()
+        self._closing = threading.Lock()
+        try:
+            self._vocab = LlamaCppVocab(api, self._handle, gguf)
+            self._check_generates()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known about the model; stays readable after ``close``."""
+        return self._info
+
+    @property
+    def vocab(self) -> LlamaCppVocab:
+        """The model's vocabulary."""
+        return self._vocab
+
+    def new_context(self, options: ContextOptions) -> LlamaCppContext:
+        """Create an empty KV cache; see ``protocols.Model.new_context``."""
+        with self._handle.use() as pointer:
+            context = LlamaCppContext(self, self._api, pointer, options, self._settings)
+            self._contexts.add(context)
+            return context
+
+    def close(self) -> None:
+        """Close all contexts and free the weights now; twice is fine.
+
+        Raises:
+            ContextBusy: another thread is inside a call of a context; the weights stay until ``close`` is called again.
+        """
+        with self._closing:
+            self._handle.retire()
+            for context in list(self._contexts):
+                context.close()
+            self._handle.free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_generates(self) -> None:
+        with self._handle.use() as pointer:
+            if self._api.llama_model_has_encoder(pointer) or self._api.llama_model_is_diffusion(pointer):
+                raise UnsupportedModel(f"{self._info.path}: not a model that generates text token by token")
+
+
+def _load(api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> int:
+    """Have llama.cpp load the file; returns its pointer."""
+    raised: list[BaseException] = []
+
+    def report(share: float, _user_data: int | None) -> bool:
+        try:
+            if progress is not None:
+                progress(share)
+        except BaseException as error:  # raised again when llama.cpp has returned; an interrupt comes this way, too
+            raised.append(error)
+            return False
+        return True
+
+    params, kept_alive = _model_params(api, settings)
+    callback = api.llama_progress_callback(report)
+    params.progress_callback = callback
+    with logs.collected() as complaints:
+        pointer: int | None = api.llama_model_load_from_file(os.fsencode(gguf.path), params)
+    del kept_alive
+    if raised or not pointer:
+        if pointer:
+            api.llama_model_free(pointer)
+        raise raised[0] if raised else _load_error(gguf, logs.reason_in(complaints))
+    if settings.options.use_mlock and any("mlock" in line for _, line in complaints):
+        api.llama_model_free(pointer)
+        raise InvalidOption("use_mlock=True, but the system does not let this process lock so much memory (ulimit -l)")
+    return pointer
+
+
+def _head_dim(gguf: GgufFile) -> int | None:
+    """Width of a head's key, None where layers differ or the file does not say."""
+    architecture = gguf.require("general.architecture", str)
+    key = gguf.metadata.get(f"{architecture}.attention.key_length")
+    n_embd, n_heads = (gguf.metadata.get(f"{architecture}.{k}") for k in ("embedding_length", "attention.head_count"))
+    if key is None and isinstance(n_embd, int) and isinstance(n_heads, int) and n_heads > 0:
+        return n_embd // n_heads
+    return key if isinstance(key, int) else None
+
+
+def _model_params(api: Any, settings: Settings) -> tuple[Any, list[Any]]:
+    """llama.cpp's parameters, and what must live as long as they do."""
+    options, gpus = settings.options, settings.device.gpus
+    devices = (ctypes.c_void_p * (len(gpus) + 1))(*(gpu.handle for gpu in gpus), None)
+    shares = (ctypes.c_float * api.llama_max_devices())(*(options.tensor_split or ()))
+    params = api.llama_model_default_params()
+    params.devices = ctypes.cast(devices, ctypes.c_void_p)
+    params.n_gpu_layers = 0 if not gpus else _ALL_LAYERS if options.n_gpu_layers is None else options.n_gpu_layers
+    params.load_mode = _load_mode(api, options)
+    params.use_extra_bufts = settings.repack
+    params.check_tensors = bool(options.check_tensors)
+    if options.split_mode is not None:
+        params.split_mode = SPLIT_MODES.index(options.split_mode)
+    if options.main_gpu is not None:
+        params.main_gpu = options.main_gpu
+    if options.tensor_split is not None:
+        params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
+    return params, [devices, shares]
+
+
+def _load_mode(api: Any, options: LoadOptions) -> int:
+    mode: int
+    if options.use_mlock:
+        mode = api.LLAMA_LOAD_MODE_MLOCK if options.use_mmap is False else api.LLAMA_LOAD_MODE_MMAP_MLOCK
+    elif options.use_mmap is None:
+        mode = api.LLAMA_LOAD_MODE_AUTO
+    else:
+        mode = api.LLAMA_LOAD_MODE_MMAP if options.use_mmap else api.LLAMA_LOAD_MODE_NONE
+    for name, supported in (("use_mmap", api.llama_supports_mmap()), ("use_mlock", api.llama_supports_mlock())):
+        if getattr(options, name) and not supported:
+            raise InvalidOption(f"{name}=True, which llama.cpp cannot do on this system (accepted: False)")
+    return mode
+
+
+def _load_error(gguf: GgufFile, reason: str) -> ModelError:
+    kind = UnsupportedModel if any(words in reason for words in _UNSUPPORTED) else InvalidModelFile
+    return kind(f"{gguf.path}: llama.cpp cannot load it: {reason}")

@@ -1,0 +1,62 @@
+"""Whether llama.cpp can generate text with a file, told from its header."""
+
+from __future__ import annotations
+
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf import GgufFile
+
+# llama.cpp has no function that lists these: they are from llama-arch.cpp of the version that the package requires.
+_NAMES = """
+afmoe apertus arcee arctic arwkv7 baichuan bailingmoe bailingmoe2 bailingmoe3 bitnet bloom chameleon chatglm codeshell
+cogvlm cohere2 cohere2moe command-r dbrx deci deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 dots1 dots3note
+ernie4_5 ernie4_5-moe exaone exaone-moe exaone4 falcon falcon-h1 gemma gemma2 gemma3 gemma3n gemma4 glm-dsa glm4
+glm4moe glm5-next gpt-oss gpt2 gptneox granite granite_swa granitehybrid granitemoe graniteswitch grok grovemoe
+hrm_text hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 hy_v4 internlm2 jais jais2 jamba kimi-k3 kimi-linear laguna lfm2
+lfm2moe llama llama4 maincoder mamba mamba2 maple mellum mimo2 minicpm minicpm3 minimax-01 minimax-m2 minimax-m3
+mistral3 mistral4 mpt muse-glimmer nanbeige nemotron nemotron_h nemotron_h_moe olmo olmo2 olmoe openelm orion paddleocr
+pangu-embedded phi2 phi3 phimoe plamo plamo2 plamo3 plm qwen qwen2 qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe
+qwen3next qwen3vl qwen3vlmoe qwen4exp refact rwkv6 rwkv6qwen2 rwkv7 seed_oss smallthinker smollm3 spark2_5 stablelm
+starcoder starcoder2 step35 talkie xverse
+"""
+_RUNS = frozenset(_NAMES.split())
+_NO_GENERATION = {
+    "an encoder": "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert"
+    " nomic-bert-moe t5encoder",
+    "an encoder with a decoder": "t5",
+    "a diffusion model": "dream llada llada-moe rnd1",
+    "part of another model": "clip dflash eagle3 gemma4-assistant",
+    "a speech model": "pockettts qwen3tts wavtokenizer-dec",
+}
+_REASONS = {name: reason for reason, names in _NO_GENERATION.items() for name in names.split()}
+_NO_VOCABULARY = ("none", "no_vocab")
+
+
+def check_source(gguf: GgufFile) -> None:
+    """Refuse a file that llama.cpp cannot load or generate with, or that would take the process down.
+
+    Raises:
+        UnsupportedModel: the file is sound, but not a model that generates text with this llama.cpp.
+        InvalidModelFile: it contradicts itself in a way that llama.cpp does not survive.
+    """
+    path = gguf.path
+    if not gguf.tensors:
+        raise UnsupportedModel(f"{path}: the file has a vocabulary only, no weights")
+    architecture = gguf.require("general.architecture", str)
+    if architecture in _REASONS:
+        raise UnsupportedModel(f"{path}: architecture {architecture!r} is {_REASONS[architecture]}")
+    if architecture not in _RUNS:
+        raise UnsupportedModel(f"{path}: architecture {architecture[:80]!r} is not among those that llama.cpp runs")
+    if not gguf.get(f"{architecture}.attention.causal", bool, True):
+        raise UnsupportedModel(f"{path}: metadata '{architecture}.attention.causal' is false: the model is an encoder")
+    tokenizer = gguf.require("tokenizer.ggml.model", str)
+    if tokenizer in _NO_VOCABULARY:
+        raise UnsupportedModel(f"{path}: the file has no vocabulary (tokenizer.ggml.model is {tokenizer!r})")
+    _check_tokens(gguf)
+
+
+def _check_tokens(gguf: GgufFile) -> None:
+    tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(gguf.require("tokenizer.ggml.tokens", list[str]))]
+    ids = {text: i for i, text in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        again = next(i for i, text in enumerate(tokens) if ids[text] != i)
+        raise InvalidModelFile(f"{gguf.path}: tokens {again} and {ids[tokens[again]]} are both {tokens[again][:80]!r}")

@@ -1,0 +1,204 @@
+"""llama.cpp's own vocabulary of a model, behind the contract's Vocab protocol."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import numpy as np
+
+from slm_core.errors import InvalidModelFile, InvalidToken, VocabError
+from slm_core.gguf import GgufFile
+from slm_llamacpp.handle import Handle
+
+T = TypeVar("T")
+
+_SPM, _BPE, _WORDPIECE = 1, 2, 3  # llama_vocab_type
+_FALCON_ID = 11
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece spells a space
+_MAX_TEXT_BYTES = 2**30
+
+# Some pre-tokenizers run on std::regex, which recurses for every character of a long word, about 400 bytes each.
+_SHORT_TEXT = 1024
+_STACK_PER_BYTE = 640
+_LEAST_STACK = 2**20
+_stack_size_lock = threading.Lock()
+
+
+class LlamaCppVocab:
+    """Text to token ids and back, by llama.cpp. Immutable; threads may share it, until its model is closed.
+
+    Text is a sequence of Unicode characters: a pair of surrogates is the character it means, an unpaired surrogate
+    becomes U+FFFD.
+
+    Args:
+        api: the low-level functions.
+        model: the model that the vocabulary belongs to.
+        gguf: the model's file, for what llama.cpp does not tell; not needed afterwards.
+
+    Raises:
+        InvalidModelFile: texts are to begin or end with a token that the file does not name.
+
+    Attributes:
+        size: number of tokens V.
+        bos: begins a sequence; None where the file names none.
+        eos: ends a sequence; None where the file names none.
+    """
+
+    def __init__(self, api: Any, model: Handle, gguf: GgufFile) -> None:
+        self._api = api
+        self._model = model
+        with model.use() as pointer:
+            self._vocab: int = api.llama_model_get_vocab(pointer)
+        kind = api.llama_vocab_type(self._vocab)
+        self.size: int = api.llama_vocab_n_tokens(self._vocab)
+        # Where a byte-pair vocabulary names none, llama.cpp takes Falcon's: token 11, whatever that is here.
+        unnamed = {name for name in ("bos", "eos") if f"tokenizer.ggml.{name}_token_id" not in gguf.metadata}
+        self._assumed = unnamed if kind == _BPE else set()
+        self.bos = self._named("bos", api.llama_vocab_bos(self._vocab))
+        self.eos = self._named("eos", api.llama_vocab_eos(self._vocab))
+        self._check_added(kind, str(gguf.path))
+        adds_space = gguf.get("tokenizer.ggml.add_space_prefix", bool, kind == _SPM)
+        self._strips_space = kind != _BPE and (adds_space or kind == _WORDPIECE)
+        self._is_wordpiece = kind == _WORDPIECE
+        self._spelling = _Spelling(gguf) if kind == _SPM else None
+
+    @functools.cached_property
+    def eog_ids(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+        with self._model.use():
+            found = {i for i in range(self.size) if self._api.llama_vocab_is_eog(self._vocab, i)}
+            if "eos" in self._assumed and not self._api.llama_vocab_is_control(self._vocab, _FALCON_ID):
+                found.discard(_FALCON_ID)
+        return frozenset(found)
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Turn text into token ids; see ``protocols.Vocab.encode``.
+
+        Raises:
+            VocabError: a text of a gigabyte, or one with a character that this vocabulary has no tokens for.
+        """
+        data = _well_formed(text).encode()
+        if self._spelling is not None:
+            self._spelling.check(data.decode())
+        if len(data) <= _SHORT_TEXT:
+            return self._tokenize(data, add_special, parse_special)
+        return _with_deep_stack(lambda: self._tokenize(data, add_special, parse_special), len(data))
+
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
+        """Bytes that one token stands for; b"" for a control token unless ``special``, which gives its text.
+
+        Raises:
+            InvalidToken: the id is outside the vocabulary.
+        """
+        if not 0 <= id < self.size:
+            raise InvalidToken(f"token {id} is outside the vocabulary (0 to {self.size - 1})")
+        with self._model.use():
+            size = 64
+            while True:
+                buffer = ctypes.create_string_buffer(size)
+                n = self._api.llama_token_to_piece(self._vocab, id, buffer, size, 0, special)
+                if n >= 0:
+                    return buffer.raw[:n]
+                size = -n
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of a run of tokens; bytes that are not UTF-8 become U+FFFD.
+
+        Where the vocabulary puts a space in front of a text, one leading space is taken off again.
+
+        Raises:
+            InvalidToken: an id is outside the vocabulary.
+        """
+        pieces = [self.token_bytes(i, special=special) for i in ids]
+        if self._is_wordpiece:
+            pieces = [piece.lstrip(b" ") if piece in (b" .", b" ?", b" !", b" ,") else piece for piece in pieces]
+        data = b"".join(pieces)
+        if self._strips_space:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
+
+    def _named(self, name: str, token: int) -> int | None:
+        return None if token < 0 or name in self._assumed else token
+
+    def _check_added(self, kind: int, source: str) -> None:
+        """llama.cpp ends the process where it has to add a token that there is none of."""
+        api = self._api
+        added = {
+            "bos": (api.llama_vocab_get_add_bos(self._vocab), self.bos),
+            "eos": (api.llama_vocab_get_add_eos(self._vocab), self.eos),
+            "seperator": (kind == _WORDPIECE, self._named("sep", api.llama_vocab_sep(self._vocab))),
+        }
+        for name, (is_added, token) in added.items():
+            if is_added and token is None:
+                raise InvalidModelFile(
+                    f"{source}: tokenizer.ggml.{name}_token_id is missing, but the vocabulary adds that token to texts"
+                )
+
+    def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        with self._model.use():
+            room = len(data) + 16 if len(data) < 2**16 else len(data) // 2
+            while True:
+                ids = np.empty(room, np.int32)
+                target = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+                n = self._api.llama_tokenize(self._vocab, data, len(data), target, room, add_special, parse_special)
+                if n >= 0:
+                    found: list[int] = ids[:n].tolist()
+                    return found
+                room = -n
+
+
+class _Spelling:
+    """Finds text that llama.cpp cannot spell: it ends the process where a byte token it needs is missing."""
+
+    def __init__(self, gguf: GgufFile) -> None:
+        known = set(gguf.require("tokenizer.ggml.tokens", list[str]))
+        self._missing = {b for b in range(256) if f"<0x{b:02X}>" not in known and (b >= 128 or chr(b) not in known)}
+        self._characters = {text for text in known if len(text) == 1} if self._missing else set()
+
+    def check(self, text: str) -> None:
+        if not self._missing:
+            return
+        for character in sorted({*text.replace(" ", _SPACE), _SPACE} - self._characters):
+            if not self._missing.isdisjoint(character.encode()):
+                raise VocabError(
+                    f"the vocabulary has no token for {character!r} and not all byte tokens to spell it with"
+                )
+
+
+def _well_formed(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _with_deep_stack(work: Callable[[], T], n_bytes: int) -> T:
+    """Do ``work``, which may recurse for each of ``n_bytes``, in a thread whose stack has room for that."""
+    if n_bytes > _MAX_TEXT_BYTES:
+        raise VocabError(f"a text of {n_bytes} bytes is too long (accepted: {_MAX_TEXT_BYTES})")
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # it is raised where the result is asked for
+            outcome.set_exception(error)
+
+    stack = _LEAST_STACK + -(-n_bytes * _STACK_PER_BYTE // 4096) * 4096
+    with _stack_size_lock:
+        before = threading.stack_size(stack)
+        try:
+            threading.Thread(target=run, name="slm-llamacpp-encode", daemon=True).start()
+        except RuntimeError as error:
+            raise VocabError(
+                f"a text of {n_bytes} bytes needs more memory than there is: encode it in parts"
+            ) from error
+        finally:
+            threading.stack_size(before)
+    return outcome.result()
