@@ -17,7 +17,7 @@ demo: $(VENV)/installed $(ENGINES:%=$(VENV)/engine-%) ## set up .venv and run th
 	@$(BIN)/slm demo
 
 test: $(VENV)/installed-dev ## run all tests; a summary names what was skipped, and why
-	$(BIN)/python -m pytest
+	$(BIN)/pytest
 
 check: $(VENV)/installed-dev ## check style, types, layers and the links in the documentation
 	$(BIN)/ruff check .

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from scripted import ALL, END, ByteVocab, Script, ScriptedContext, TagFormatter, says
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.errors import ContextFull, InvalidOption, InvalidSnapshot, OracleError, SessionError, TemplateError
 from slm_core.generation import BrakeAction, FinishReason
 from slm_core.sampling import Sampling
 from slm_core.snapshot import pack, unpack
 from slm_core.types import Capability, EditLevel, Message, Role
-from tests.scripted import ALL, END, ByteVocab, Script, ScriptedContext, TagFormatter, says
 
 GREEDY = Sampling(temperature=0)
 NO_FORK = frozenset({Capability.KV_PAYLOAD})

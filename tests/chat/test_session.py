@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from scripted import END, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import (
     ContextFull,
@@ -21,7 +22,6 @@ from slm_core.generation import BrakeAction
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.snapshot import pack, unpack
 from slm_core.types import EditLevel, Segment
-from tests.scripted import END, ByteVocab, ScriptedContext
 
 LEVELS = pytest.mark.parametrize("level", list(EditLevel))
 

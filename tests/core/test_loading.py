@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import slm_core as slm
+from scripted import ByteVocab, ScriptedContext, TagFormatter, says
 from slm_core import loading
 from slm_core.errors import BackendUnavailable, InvalidOption, TemplateError, UnknownBackend, UnsupportedModel
 from slm_core.plugins import FormatterSource
 from slm_core.types import BackendStatus, ContextOptions, KvType, ModelInfo, ModelOptions, Support
-from tests.scripted import ByteVocab, ScriptedContext, TagFormatter, says
 
 
 class FakeModel:
@@ -145,7 +145,9 @@ def test_the_chat_format_is_the_models_unless_another_is_named(known: FakeRegist
     assert known.backends["fast"].loaded[-1].closed, "a model that cannot be used is closed"
 
 
-@pytest.mark.parametrize(("template", "message"), [(None, "no chat template.*registered: tags"), ("broken", "is broken")])
+@pytest.mark.parametrize(
+    ("template", "message"), [(None, "no chat template.*registered: tags"), ("broken", "is broken")]
+)
 def test_a_model_without_a_usable_format_loads_but_does_not_chat(
     known: FakeRegistry, template: str | None, message: str
 ) -> None:

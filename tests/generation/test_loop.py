@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scripted import END, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import ContextFull, SessionError
 from slm_core.generation import BrakeAction, Draft, Event, FinishReason
 from slm_core.protocols import Advance, FastForward, Forward, Stop
 from slm_core.sampling import Sampling
-from tests.scripted import END, ByteVocab, ScriptedContext
 
 GREEDY = Sampling(temperature=0)
 
