@@ -8,7 +8,6 @@ import re
 import struct
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
@@ -16,51 +15,29 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gguf_bytes import (
+    ARRAY,
+    BOOL,
+    F32,
+    FLOAT32,
+    I8,
+    Q2_0,
+    Q4_K,
+    Q8_0,
+    STRING,
+    U8,
+    UINT32,
+    UINT64,
+    array,
+    assert_is_one_line,
+    model,
+    pair,
+    refusal,
+    string,
+    tensor,
+)
 from slm_core.errors import InvalidModelFile, ModelError, UnsupportedModel
 from slm_core.gguf import GgufFile
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-U8, UINT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 0, 4, 6, 7, 8, 9, 10
-F32, I8, Q8_0, Q4_K, Q2_0 = 0, 24, 8, 12, 42
-
-
-# A GGUF writer of a few lines that can write nonsense, which the gguf package's refuses to.
-
-
-def string(text: bytes | str) -> bytes:
-    data = text.encode() if isinstance(text, str) else text
-    return struct.pack("<Q", len(data)) + data
-
-
-def pair(key: bytes | str, kind: int, value: bytes) -> bytes:
-    return string(key) + struct.pack("<I", kind) + value
-
-
-def array(kind: int, n: int, items: bytes = b"") -> bytes:
-    return struct.pack("<IQ", kind, n) + items
-
-
-def tensor(name: bytes | str, dims: Sequence[int], kind: int, offset: int, n_dims: int | None = None) -> bytes:
-    n = len(dims) if n_dims is None else n_dims
-    return string(name) + struct.pack(f"<I{len(dims)}QIQ", n, *dims, kind, offset)
-
-
-def model(
-    pairs: Sequence[bytes] = (),
-    tensors: Sequence[bytes] = (),
-    data: bytes = b"",
-    *,
-    n_pairs: int | None = None,
-    n_tensors: int | None = None,
-    magic: bytes = b"GGUF",
-    version: int = 3,
-    alignment: int = 32,
-) -> bytes:
-    counts = (len(tensors) if n_tensors is None else n_tensors, len(pairs) if n_pairs is None else n_pairs)
-    header = magic + struct.pack("<IQQ", version, *counts) + b"".join(pairs) + b"".join(tensors)
-    return header + bytes(-len(header) % alignment) + data
 
 
 def nested(depth: int) -> bytes:
@@ -93,22 +70,6 @@ def exhaust(path: Path) -> None:
             file.fingerprint()
     except ModelError as error:
         assert_is_one_line(error, path)
-
-
-def assert_is_one_line(error: Exception, path: Path) -> None:
-    message = str(error)
-    assert message.startswith(str(path)), f"which file? {message!r}"
-    assert message.isprintable(), f"not one line of text: {message!r}"
-    assert len(message) - len(str(path)) < 500, f"a message of {len(message)} characters"
-
-
-def refusal(path: Path, data: bytes | None = None) -> tuple[type[Exception], str]:
-    if data is not None:
-        path.write_bytes(data)
-    with pytest.raises(ModelError) as caught:
-        GgufFile.open(path)
-    assert_is_one_line(caught.value, path)
-    return caught.type, str(caught.value)
 
 
 def test_the_sound_file_is_sound(tmp_path: Path) -> None:
@@ -433,88 +394,6 @@ def test_id_42_is_refused_where_it_is_not_certain(tmp_path: Path, name: str, dat
     kind, message = refusal(tmp_path / "model.gguf", data)
     assert kind is UnsupportedModel, f"{name}: {message}"
     assert re.search(r"tensor 'w' has the type id 42 and \d+ bytes for \d+ weights, which is not certainly", message)
-
-
-def write_shards(folder: Path, **changes: dict[str, object]) -> list[Path]:
-    """Three shards of one tensor each; ``changes`` of a shard are its split keys, ``name`` and ``alignment``."""
-    paths = []
-    for i in range(3):
-        keys: dict[str, object] = {"no": i, "count": 3, "tensors.count": 3, **changes.get(f"shard{i}", {})}
-        name = keys.pop("name", f"t{i}")
-        pairs = [
-            pair(f"split.{key}", UINT32, struct.pack("<I", value)) for key, value in keys.items() if value is not None
-        ]
-        paths.append(folder / f"model-{i + 1:05}-of-00003.gguf")
-        paths[-1].write_bytes(model(pairs, [tensor(str(name), [4], F32, 0)], struct.pack("<4f", *range(i, i + 4))))
-    return paths
-
-
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    paths = write_shards(tmp_path)
-    assert len(GgufFile.open(paths[2]).tensors) == 3
-    paths[1].unlink()
-    for path in (paths[0], paths[2]):
-        kind, message = refusal(path)
-        assert kind is InvalidModelFile
-        assert "1 of 3 shards missing beside it, the first is model-00002-of-00003.gguf" in message
-
-
-def test_a_shard_whose_name_counts_otherwise_is_refused(tmp_path: Path) -> None:
-    path = write_shards(tmp_path)[0].rename(tmp_path / "model-00001-of-00004.gguf")
-    kind, message = refusal(path)
-    assert kind is InvalidModelFile
-    assert "one of 3 shards (metadata 'split.count'), but not named NAME-00001-of-00003.gguf" in message
-
-
-@pytest.mark.parametrize(
-    ("changes", "which", "pattern"),
-    [
-        ({"shard1": {"no": 2}}, 1, r"metadata 'split.no' is 2, but by its name it is 1"),
-        ({"shard2": {"count": 4}}, 2, r"metadata 'split.count' is 4, but by its name it is 3"),
-        ({"shard1": {"name": "t0"}}, 1, r"tensor 't0' appears twice"),
-        ({"shard0": {"tensors.count": 4}}, 0, r"metadata 'split.tensors.count' is 4, but the shards hold 3 tensors"),
-    ],
-)
-def test_shards_that_disagree_are_refused(
-    tmp_path: Path, changes: dict[str, dict[str, object]], which: int, pattern: str
-) -> None:
-    paths = write_shards(tmp_path, **changes)
-    with pytest.raises(InvalidModelFile, match=pattern) as caught:
-        GgufFile.open(paths[0])
-    assert_is_one_line(caught.value, paths[which])
-
-
-@pytest.mark.parametrize("key", ["no", "tensors.count"])
-def test_a_shard_without_its_keys_is_refused(tmp_path: Path, key: str) -> None:
-    paths = write_shards(tmp_path, shard0={key: None})
-    with pytest.raises(UnsupportedModel, match=rf"00001-of-00003\.gguf: metadata 'split\.{key}' is missing"):
-        GgufFile.open(paths[1])
-
-
-def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
-    paths = write_shards(tmp_path)
-    paths[2].write_bytes(paths[2].read_bytes()[:-1])
-    with pytest.raises(InvalidModelFile, match="truncated: tensor 't2'") as caught:
-        GgufFile.open(paths[0])
-    assert_is_one_line(caught.value, paths[2])
-
-
-def test_shards_whose_data_start_is_a_guess_are_refused(tmp_path: Path) -> None:
-    # The gguf package's writer aligns all shards to 64, but says so in the first only; its reader then reads zeros.
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama", split_max_tensors=2)
-    writer.add_custom_alignment(64)
-    for i in range(5):
-        writer.add_tensor(f"t{i}", np.arange(1, 8 + i, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    third = tmp_path / "model-00003-of-00003.gguf"
-    assert gguf.GGUFReader(third).tensors[0].data[0] == 0, "the gguf package now writes or reads such shards well"
-    with pytest.raises(
-        UnsupportedModel, match=r"where the tensors start is not certain: metadata 'general\.alignment' is 64"
-    ):
-        GgufFile.open(third)
 
 
 HOSTILE = {
