@@ -8,11 +8,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from types import TracebackType
+from typing import Self, cast
 
 import numpy as np
 import pytest
@@ -140,8 +142,12 @@ class Bench:
         self.kv_type = KvType(workshop.fixtures.kv_types[0])
         self._stack = ExitStack()
 
-    def close(self) -> None:
-        """Close what was made."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stack.close()
 
     # What is under test.
@@ -170,6 +176,11 @@ class Bench:
     def tolerance(self) -> Tolerance:
         """How far the model's logits may be from the reference."""
         return self.workshop.tolerance(self.name, self.kv_type)
+
+    @functools.cached_property
+    def directory(self) -> Path:
+        """An empty directory, deleted afterwards."""
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
 
     def own_model(self) -> Model:
         """The model, loaded for this scenario alone."""

@@ -10,6 +10,7 @@ import pytest
 from slm_conformance import scenarios
 from slm_conformance.adoption import fixtures_of, workshop_of
 from slm_conformance.bench import Workshop
+from slm_conformance.meta import scenario_names, tests_of
 from slm_conformance.scenarios.base import Scenarios
 
 
@@ -74,20 +75,15 @@ def _check_complete(module: ModuleType) -> None:
                 f"{module.__name__} leaves out {name}: import all of slm_conformance.scenarios; what a backend lacks it"
                 " declares, what it breaks goes into expected_failures"
             )
-        for test in _tests(ours):
+        for test in tests_of(ours):
             if getattr(theirs, test) is not getattr(ours, test):
                 raise pytest.UsageError(f"{module.__name__} replaces {name}::{test}: put it into expected_failures")
 
 
 def _check_names(module: ModuleType, expected: Mapping[str, str]) -> None:
-    known = {f"{name}::{test}" for name in scenarios.__all__ for test in _tests(getattr(scenarios, name))}
-    unknown = [name for name in expected if name.split("[")[0] not in known]
+    unknown = [name for name in expected if name.split("[")[0] not in scenario_names()]
     if unknown:
         raise pytest.UsageError(f"{module.__name__} expects {unknown[0]} to fail, but there is no such scenario")
-
-
-def _tests(scenario_class: type[Scenarios]) -> list[str]:
-    return [name for name in vars(scenario_class) if name.startswith("test_")]
 
 
 def _name(item: pytest.Function, *, with_model: bool = False) -> str:

@@ -13,7 +13,7 @@ from typing import Self
 
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import ToyEngine
-from slm_conformance.weights import Weights
+from slm_conformance.weights import Weights, check_readable
 from slm_core.contextbase import check_context_options
 from slm_core.errors import (
     BackendUnavailable,
@@ -38,46 +38,6 @@ from slm_core.types import (
 )
 
 
-class ToyBackend:
-    """Loads llama, qwen2 and qwen3 files whose weights are F32, F16 or Q8_0."""
-
-    name = "toy"
-    load_options = MappingProxyType({"edit_level": "the highest edit that contexts allow: replay, truncate or cut"})
-
-    def status(self) -> BackendStatus:
-        """Always installed."""
-        return BackendStatus(self.name, installed=True, version="1", devices=(DeviceStatus("cpu", available=True),))
-
-    def supports(self, source: Path, device: str = "auto") -> Support:
-        """Whether every tensor is of a type it reads."""
-        if device not in ("auto", "cpu"):
-            return Support(supported=False, reason=f"no device {device!r} (accepted: auto, cpu)")
-        try:
-            Weights.read(source)
-        except UnsupportedModel as error:
-            return Support(supported=False, reason=str(error))
-        return Support(supported=True, reason="slow, for tests")
-
-    def load(self, source: Path, options: ModelOptions) -> ToyModel:
-        """Read the whole file into memory."""
-        unknown = set(options.backend_options) - set(self.load_options)
-        if unknown:
-            raise UnknownOption(f"unknown option {sorted(unknown)[0]!r} (accepted: {', '.join(self.load_options)})")
-        if options.device not in ("auto", "cpu"):
-            raise BackendUnavailable(f"no device {options.device!r} (accepted: auto, cpu)")
-        level = options.backend_options.get("edit_level", "cut")
-        if level not in ("replay", "truncate", "cut"):
-            raise InvalidOption(f"edit_level={level!r} (accepted: replay, truncate, cut)")
-        model = self.make_model(source, EditLevel[str(level).upper()])
-        if options.progress is not None:
-            options.progress(1.0)
-        return model
-
-    def make_model(self, source: Path, edit_level: EditLevel) -> ToyModel:
-        """Load; broken toys override it."""
-        return ToyModel(source, edit_level, ToyContext)
-
-
 class ToyModel:
     """Weights, vocabulary and a way to make contexts."""
 
@@ -97,11 +57,15 @@ class ToyModel:
             raise ModelClosed("the model is closed")
         check_context_options(options)
         for kv_type in (options.kv_type_k, options.kv_type_v):
-            if kv_type not in (None, KvType.F32):
-                raise InvalidOption(f"unknown KV type {kv_type.value!r} (accepted: f32)")
+            self.check_kv_type(kv_type)
         context = self._context_type(self.engine, self.info.fingerprint, options, self._edit_level)
         self._contexts.add(context)
         return context
+
+    def check_kv_type(self, kv_type: KvType | None) -> None:
+        """Refuse all but float32."""
+        if kv_type not in (None, KvType.F32):
+            raise InvalidOption(f"unknown KV type {kv_type.value!r} (accepted: f32)")
 
     def close(self) -> None:
         """Close the contexts and let go of the weights."""
@@ -116,3 +80,42 @@ class ToyModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class ToyBackend:
+    """Loads llama, qwen2 and qwen3 files whose weights are F32, F16 or Q8_0."""
+
+    name = "toy"
+    model_type: type[ToyModel] = ToyModel
+    context_type: type[ToyContext] = ToyContext
+    load_options = MappingProxyType({"edit_level": "the highest edit that contexts allow: replay, truncate or cut"})
+
+    def status(self) -> BackendStatus:
+        """Always installed."""
+        return BackendStatus(self.name, installed=True, version="1", devices=(DeviceStatus("cpu", available=True),))
+
+    def supports(self, source: Path, device: str = "auto") -> Support:
+        """Whether the architecture and every tensor's type are known."""
+        if device not in ("auto", "cpu"):
+            return Support(supported=False, reason=f"no device {device!r} (accepted: auto, cpu)")
+        try:
+            with GgufFile.open(source) as file:
+                check_readable(file)
+        except UnsupportedModel as error:
+            return Support(supported=False, reason=str(error))
+        return Support(supported=True, reason="slow, for tests")
+
+    def load(self, source: Path, options: ModelOptions) -> ToyModel:
+        """Read the whole file into memory."""
+        unknown = set(options.backend_options) - set(self.load_options)
+        if unknown:
+            raise UnknownOption(f"unknown option {sorted(unknown)[0]!r} (accepted: {', '.join(self.load_options)})")
+        if options.device not in ("auto", "cpu"):
+            raise BackendUnavailable(f"no device {options.device!r} (accepted: auto, cpu)")
+        level = options.backend_options.get("edit_level", "cut")
+        if level not in ("replay", "truncate", "cut"):
+            raise InvalidOption(f"edit_level={level!r} (accepted: replay, truncate, cut)")
+        model = self.model_type(source, EditLevel[str(level).upper()], self.context_type)
+        if options.progress is not None:
+            options.progress(1.0)
+        return model

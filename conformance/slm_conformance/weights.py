@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_conformance.factories import SHAPES, ModelShape, TinyModel
+from slm_conformance.factories import SHAPES, Architecture, ModelShape, TinyModel
 from slm_conformance.gguf_writer import StoredTensor
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile, TensorInfo
@@ -51,15 +51,32 @@ class Weights:
             UnsupportedModel: an architecture other than llama, qwen2 and qwen3, or a type other than F32, F16 and Q8_0.
         """
         with GgufFile.open(path) as file:
+            check_readable(file)
             shape = _shape(file)
             tensors = {name: _values(file, info) for name, info in file.tensors.items()}
             return cls(shape, tensors, main_weight_type(file).lower())
 
 
+def check_readable(file: GgufFile) -> None:
+    """Refuse a file that ``Weights.read`` cannot read, by its header.
+
+    Raises:
+        UnsupportedModel: an unknown architecture or weight type.
+    """
+    architecture = file.require("general.architecture", str)
+    if architecture not in SHAPES:
+        raise UnsupportedModel(f"{file.path}: architecture {architecture!r} (accepted: {', '.join(SHAPES)})")
+    for name, info in file.tensors.items():
+        if _weight_type(info) not in ("f32", "f16", "q8_0"):
+            raise UnsupportedModel(f"{file.path}: tensor {name!r} is {info.ggml_type.name} (accepted: F32, F16, Q8_0)")
+
+
+def _weight_type(info: TensorInfo) -> str:
+    return info.ggml_type.name.lower()
+
+
 def _shape(file: GgufFile) -> ModelShape:
-    arch = file.require("general.architecture", str)
-    if arch not in SHAPES:
-        raise UnsupportedModel(f"{file.path}: architecture {arch!r} (accepted: {', '.join(SHAPES)})")
+    arch = cast("Architecture", file.require("general.architecture", str))
     n_embd, n_heads = file.require(f"{arch}.embedding_length", int), file.require(f"{arch}.attention.head_count", int)
     return ModelShape(
         architecture=arch,
@@ -76,10 +93,7 @@ def _shape(file: GgufFile) -> ModelShape:
 
 
 def _values(file: GgufFile, info: TensorInfo) -> NDArray[np.float32]:
-    weight_type = info.ggml_type.name.lower()
-    if weight_type not in ("f32", "f16", "q8_0"):
-        raise UnsupportedModel(f"{file.path}: tensor {info.name!r} is {weight_type} (accepted: f32, f16, q8_0)")
-    return StoredTensor(info.shape, weight_type, file.tensor_data(info.name).tobytes()).values()
+    return StoredTensor(info.shape, _weight_type(info), file.tensor_data(info.name).tobytes()).values()
 
 
 def rope_frequencies(weights: Weights) -> NDArray[np.float64]:

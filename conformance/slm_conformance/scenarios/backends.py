@@ -48,25 +48,25 @@ class TestBackend(Scenarios):
         assert bench.vocab.size == weights.n_vocab, "vocab.size is another than the number of logits"
         assert Path(info.path).samefile(bench.path), f"info.path is {info.path}"
 
-    def test_fingerprint(self, bench: Bench, tmp_path: Path) -> None:
+    def test_fingerprint(self, bench: Bench) -> None:
         """Model: the fingerprint is from content: the same for a copy elsewhere, another for other weights."""
         fingerprint = bench.model.info.fingerprint
-        with bench.workshop.load(Path(shutil.copy(bench.path, tmp_path / "other name.gguf"))) as copy:
+        with bench.workshop.load(Path(shutil.copy(bench.path, bench.directory / "other name.gguf"))) as copy:
             assert copy.info.fingerprint == fingerprint, "a copy of the file at another path has another fingerprint"
-        with bench.workshop.load(bench.sibling(tmp_path)) as other:
+        with bench.workshop.load(bench.sibling(bench.directory)) as other:
             assert other.info.fingerprint != fingerprint, "a model with other weights has the same fingerprint"
 
-    def test_a_missing_file(self, bench: Bench, tmp_path: Path) -> None:
+    def test_a_missing_file(self, bench: Bench) -> None:
         """Backend: a file that is not there, or a directory, raises ``InvalidModelFile``."""
-        for path in (tmp_path / "missing.gguf", tmp_path):
+        for path in (bench.directory / "missing.gguf", bench.directory):
             with bench.refused(f"loading {path.name}", InvalidModelFile):
                 bench.workshop.load(path)
             with bench.refused(f"supports({path.name})", InvalidModelFile):
                 bench.backend.supports(path)
 
-    def test_a_damaged_file(self, bench: Bench, tmp_path: Path) -> None:
+    def test_a_damaged_file(self, bench: Bench) -> None:
         """Backend: an empty file, other bytes, and a file that lost its end raise ``InvalidModelFile``."""
-        whole = tiny_model(tmp_path, "llama", "q8_0").read_bytes()
+        whole = tiny_model(bench.directory, "llama", "q8_0").read_bytes()
         damaged: Mapping[str, bytes] = {
             "an empty file": b"",
             "text": b"this is no model, whatever its name says\n" * 10,
@@ -75,7 +75,7 @@ class TestBackend(Scenarios):
             "all but a byte": whole.rstrip(b"\0")[:-1],
         }
         for what, data in damaged.items():
-            path = tmp_path / "damaged.gguf"
+            path = bench.directory / "damaged.gguf"
             path.write_bytes(data)
             with bench.refused(f"loading {what}", InvalidModelFile):
                 bench.workshop.load(path)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 
 from slm_conformance.adoption import fixtures_of, workshop_of
 from slm_conformance.bench import Bench
+from slm_core.types import EditLevel
 
 
 class Scenarios:
-    """A class of scenarios. Its tests take the fixture ``bench``; their docstrings begin with their clause."""
+    """A class of scenarios. Each takes a ``Bench`` and nothing else; its docstring begins with its clause.
+
+    Attributes:
+        level: the edit level that the scenarios need; they are skipped where less is declared.
+    """
+
+    level: ClassVar[EditLevel] = EditLevel.REPLAY
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each scenario on each model."""
@@ -21,6 +29,6 @@ class Scenarios:
     @pytest.fixture
     def bench(self, request: pytest.FixtureRequest) -> Iterator[Bench]:
         """A bench for one model; what the scenario made there is closed after it."""
-        bench = Bench(workshop_of(request.module, request.config), request.param)
-        yield bench
-        bench.close()
+        with Bench(workshop_of(request.module, request.config), request.param) as bench:
+            bench.requires(self.level)
+            yield bench

@@ -15,9 +15,7 @@ from slm_core.types import Capability, EditLevel, Pos
 class TestCut(Scenarios):
     """Clause 4, where the edit level is CUT. The oracle is the reference, which does the same by definition."""
 
-    @pytest.fixture(autouse=True)
-    def _level(self, bench: Bench) -> None:
-        bench.requires(EditLevel.CUT)
+    level = EditLevel.CUT
 
     def test_at_the_head(self, bench: Bench) -> None:
         """Clause 4: the first tokens are cut."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from slm_conformance.bench import Bench
 from slm_conformance.scenarios.base import Scenarios
@@ -14,9 +13,7 @@ from slm_core.types import EditLevel, Pos
 class TestTruncate(Scenarios):
     """Clause 3, where the edit level is TRUNCATE or above."""
 
-    @pytest.fixture(autouse=True)
-    def _level(self, bench: Bench) -> None:
-        bench.requires(EditLevel.TRUNCATE)
+    level = EditLevel.TRUNCATE
 
     def test_replaying_the_tail_gives_what_it_gave(self, bench: Bench) -> None:
         """Clause 3: truncate, then decode the same tail again."""
