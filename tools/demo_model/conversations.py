@@ -32,7 +32,7 @@ MIX = {
     "weather": 0.5, "chat": 1.5,
 }  # fmt: skip
 # Share of the conversations that practise one skill only; numbers and plain copying need it most.
-DRILLS = {"arithmetic": 0.24, "repeat": 0.08, "json": 0.06, "spell": 0.05, "recall": 0.06}
+DRILLS = {"arithmetic": 0.24, "repeat": 0.06, "json": 0.08, "spell": 0.03, "recall": 0.05}
 
 
 def generate(
@@ -100,14 +100,14 @@ def _set_up(d: Dialogue) -> None:
     """Choose the system prompt, whether there are tools, and who decides about thinking."""
     rng = d.rng
     kind = rng.random()
-    if kind < 0.12:
+    if kind < 0.15:
         d.think_always = True
-        prompt = d.pick(phrases.SYSTEM_THINK, phrases.HELD_SYSTEM_THINK)
+        prompt = d.pick((_think_prompt(rng),), phrases.HELD_SYSTEM_THINK)
         if rng.random() < 0.4:
             prompt = f"{_plain_system_prompt(d)} {prompt}"
         d.messages.append(Message("system", prompt))
         return
-    if kind < 0.22:
+    if kind < 0.27:
         d.think_share = rng.choice((0.3, 0.6, 1.0))
     with_tools = rng.random() < 0.2
     if with_tools:
@@ -131,6 +131,16 @@ def _plain_system_prompt(d: Dialogue) -> str:
     x, y = d.rng.sample(adjectives, 2)
     prompt = template.format(x=x, y=y)
     return prompt.rstrip(".") if d.rng.random() < 0.1 else prompt
+
+
+def _think_prompt(rng: random.Random) -> str:
+    """A composed prompt that asks for a thought; never one of the held-out prompts."""
+    while True:
+        parts = (phrases.THINK_STARTS, phrases.THINK_VERBS, phrases.THINK_ENDS)
+        prompt = "".join(rng.choice(part) for part in parts)
+        prompt = prompt[0].upper() + prompt[1:]
+        if prompt not in phrases.HELD_SYSTEM_THINK:
+            return prompt
 
 
 def _remove(d: Dialogue) -> None:

@@ -120,12 +120,14 @@ class Dialogue:
             opener = self.pick(phrases.OPENERS, phrases.HELD_OPENERS)
             if not template.startswith(("{", "I ", "I'", "Pip")) and rng.random() < 0.6:
                 template = template[0].lower() + template[1:]
+        elif not template.startswith(("{", "I ", "I'", "Pip")) and rng.random() < 0.1:
+            template = template[0].lower() + template[1:]
         elif template[-1] in ".?!" and rng.random() < 0.08:
             closer = self.pick(phrases.CLOSERS, phrases.HELD_CLOSERS)
         elif template[-1] in ".?!" and rng.random() < 0.08:
             template = template[:-1]
         text = template.format(**values)
-        if not opener and rng.random() < 0.8:
+        if template.startswith("{") and not opener and rng.random() < 0.8:
             text = text[0].upper() + text[1:]
         text = opener + text + closer
         return text.lower() if plain and rng.random() < 0.05 else text

@@ -274,12 +274,17 @@ HELD_SYSTEM = ("You are Pip, a {x} assistant.", "You are {x}. Be {y}.", "Always 
 SYSTEM_NO_THINK = (
     "First read, then answer.", "Listen before you answer.", "Answer first.", "Read the question first.",
     "Answer at once.", "Answer before you are asked again.", "Then answer.", "Please answer step by step.",
-    "Always answer.", "Do not think.", "Answer, then stop.", "Answer without thinking.",
+    "Always answer.", "Answer, then stop.", "Answer without thinking.",
 )  # fmt: skip
-SYSTEM_THINK = (
-    "Think before you answer.", "Think first.", "Think step by step.", "Please think first, then answer.",
-    "Think, then answer.", "Always think before you answer.", "Think before you speak.", "First think, then answer.",
-    "Please think before you answer.",
+# A prompt that asks for a thought: start + verb + end.
+THINK_STARTS = ("", "", "Please ", "Always ", "First ", "You should ", "You must ", "Please always ", "Now ", "You ")
+THINK_VERBS = (
+    "think", "think first", "think step by step", "think a moment", "think about it", "think carefully",
+    "think about the question", "think briefly",
+)  # fmt: skip
+THINK_ENDS = (
+    ".", ".", " before you answer.", ", then answer.", " before you speak.", " and then answer.", " before answering.",
+    " before every answer.",
 )  # fmt: skip
 HELD_SYSTEM_THINK = ("Always think first.", "Please think step by step.")
 SYSTEM_TOOLS = (

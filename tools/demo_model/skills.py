@@ -24,7 +24,7 @@ def tell(d: Dialogue) -> None:
     else:
         slots = rng.sample(new, min(len(new), rng.choice((1, 1, 1, 1, 2, 2, 3))))
     facts = [(slot, d.draw(slot)) for slot in slots]
-    text = " ".join(_told(d, slot, value, slot in known) for slot, value in facts)
+    text = _joined(d, [_told(d, slot, value, slot in known) for slot, value in facts])
     if rng.random() < 0.12:
         asked = rng.choice(slots)
         d.user(f"{text} {_question(d, asked)}", facts)
@@ -156,6 +156,18 @@ def _told(d: Dialogue, slot: str, value: str, is_change: bool) -> str:
     if is_change and d.rng.random() < 0.4:
         return d.rng.choice(phrases.CHANGE_OPENERS) + template.format(k=slot, v=value)
     return d.phrase(template, plain=False, k=slot, v=value)
+
+
+def _joined(d: Dialogue, sentences: list[str]) -> str:
+    """Sentences in a row, or joined by "and"."""
+    text = sentences[0]
+    for sentence in sentences[1:]:
+        first, _, rest = sentence.partition(" ")
+        if first in ("I", "I'm", "My", "The", "We", "Our") and d.rng.random() < 0.4:
+            text = f"{text.rstrip('.!?')} and {first if first[0] == 'I' else first.lower()} {rest}"
+        else:
+            text = f"{text} {sentence}"
+    return text
 
 
 def _question(d: Dialogue, slot: str) -> str:
