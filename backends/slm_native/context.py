@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slm_core.contextbase import ContextBase
+from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits
 from slm_native.kv import PagedKvCache, PageLayout, codec_of
@@ -29,11 +29,15 @@ class NativeContext(ContextBase):
     """
 
     def __init__(self, transformer: Transformer, options: ContextOptions, fingerprint: str) -> None:
+        check_context_options(options)
         spec = transformer.spec
         keys, values = (
             codec_of(DEFAULT_KV_TYPE if kv_type is None else kv_type, spec.head_dim)
             for kv_type in (options.kv_type_k, options.kv_type_v)
         )
+        layout = PageLayout(spec.n_layers, spec.n_kv_heads, spec.head_dim, keys, values)
+        self._cache = PagedKvCache(layout, options.n_ctx, options.n_seq_max)  # refuses what no memory could hold
+        self._transformer = transformer
         super().__init__(
             options,
             backend=BACKEND,
@@ -44,9 +48,6 @@ class NativeContext(ContextBase):
             payload_format=f"{_PAYLOAD_VERSION};k={keys.kv_type};v={values.kv_type};"
             f"L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}",
         )
-        layout = PageLayout(spec.n_layers, spec.n_kv_heads, spec.head_dim, keys, values)
-        self._cache = PagedKvCache(layout, options.n_ctx, options.n_seq_max)
-        self._transformer = transformer
 
     def _engine_decode(self, batch: Batch) -> Logits:
         plan = self._cache.plan(batch.seq_ids, batch.positions)

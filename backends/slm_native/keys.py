@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from slm_core.errors import InvalidModelFile, UnsupportedModel
@@ -11,6 +9,7 @@ from slm_core.gguf import GgufFile
 from slm_core.gguf.cursor import shown
 
 _MAX_SIZE = 2**31 - 1
+_SMALLEST, _LARGEST = 1e-30, 1e30  # far beyond any sense, far from where arithmetic with them overflows
 
 
 class Keys:
@@ -41,7 +40,7 @@ class Keys:
         return size
 
     def number(self, name: str, default: float | None = None, *, zero: bool = False) -> float:
-        """A positive, finite number, or 0 where ``zero`` allows it.
+        """A positive number, or 0 where ``zero`` allows it.
 
         Raises:
             UnsupportedModel: it is missing and there is no default.
@@ -51,8 +50,10 @@ class Keys:
         if default is not None and key not in self.gguf.metadata:
             return default
         number = self.gguf.require(key, float)
-        if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
-            raise InvalidModelFile(f"{self.gguf.path}: metadata {key!r} is {number} (accepted: positive numbers)")
+        if not (_SMALLEST <= number <= _LARGEST or (number == 0 and zero)):
+            raise InvalidModelFile(
+                f"{self.gguf.path}: metadata {key!r} is {number} (accepted: {_SMALLEST} to {_LARGEST}{', 0' * zero})"
+            )
         return number
 
     def choice(self, name: str, accepted: tuple[str, ...], default: str) -> str:
@@ -74,7 +75,7 @@ class Keys:
             UnsupportedModel: it has another value.
         """
         key = self._key(name)
-        if key in self.gguf.metadata and self.gguf.metadata[key] not in accepted:
+        if key in self.gguf.metadata and (self._is_array(key) or self.gguf.metadata[key] not in accepted):
             raise self._unsupported(key, f"accepted: {', '.join(map(str, accepted))}, or no such key")
 
     def neutral(self, *names: str) -> None:

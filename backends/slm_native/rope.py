@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.errors import InvalidModelFile
 from slm_native.kernels import FloatArray
 from slm_native.spec import RopeSpec, YarnSpec
 
@@ -17,6 +18,9 @@ class Rope:
     Args:
         spec: the embedding.
         factors: a divisor for each frequency, float32 [R/2], or None (Llama 3 stores its scaling like this).
+
+    Raises:
+        InvalidModelFile: a factor that is not a positive number.
     """
 
     def __init__(self, spec: RopeSpec, factors: FloatArray | None) -> None:
@@ -25,6 +29,8 @@ class Rope:
         exponents = np.arange(0, spec.n_dims, 2) / spec.n_dims  # float64, as all angles: positions reach 10⁵
         base = spec.freq_base**-exponents
         if factors is not None:
+            if not (np.isfinite(factors) & (factors > 0)).all():
+                raise InvalidModelFile("tensor 'rope_freqs.weight' holds factors that are not positive numbers")
             base = base / factors
         kept = yarn_ramp(spec.yarn, spec) if spec.yarn is not None else 0.0
         self.frequencies: NDArray[np.float64] = base / spec.factor * (1 - kept) + base * kept  # radians a position

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.gguf import GgufFile
+from slm_core.gguf import GgufFile, TensorInfo
 from slm_core.gguf.cursor import shown
 from slm_native.kernels import FloatArray, KernelSet, Weight
-from slm_native.quant import format_of
+from slm_native.quant import supported_types
 from slm_native.spec import ModelSpec
 from slm_native.tensor import QuantizedTensor
 
@@ -71,7 +71,7 @@ def check_tensors(gguf: GgufFile, spec: ModelSpec) -> None:
         if tensor.shape != wanted.shape:
             raise InvalidModelFile(f"{gguf.path}: tensor {name!r} has the shape {tensor.shape}, not {wanted.shape}")
         if wanted.used:
-            format_of(tensor.ggml_type)
+            _check_type(gguf, tensor)
         else:
             _log.info("%s: tensor %r changes nothing here", gguf.path, name)
     for name in gguf.tensors:
@@ -80,6 +80,14 @@ def check_tensors(gguf: GgufFile, spec: ModelSpec) -> None:
                 f"{gguf.path}: tensor {shown(name)} is not one that {spec.architecture} models have, as far as the"
                 " native engine knows them, so results could be wrong"
             )
+
+
+def _check_type(gguf: GgufFile, tensor: TensorInfo) -> None:
+    if tensor.ggml_type not in supported_types():
+        accepted = ", ".join(ggml_type.name for ggml_type in supported_types())
+        raise UnsupportedModel(
+            f"{gguf.path}: tensor {tensor.name!r} is of type {tensor.ggml_type.name} (accepted: {accepted})"
+        )
 
 
 class WeightReader:

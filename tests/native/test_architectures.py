@@ -86,6 +86,8 @@ def test_the_rope_base_may_be_missing_in_llama_files_only(read):
         ("logit_scale", 0.5, "0.5"),
         ("something.new", "x" * 200, r"'x{79}\.\.\."),
         ("attention.head_count", [6, 6, 5], "array"),
+        ("attention.sliding_window", [0, 0, 0], "array"),
+        ("pooling.kind", ["a", "b"], r"\['a', 'b'\]"),
     ],
 )
 def test_a_value_that_is_not_implemented_is_named(read, architecture, key, value, shown):
@@ -123,6 +125,9 @@ def test_values_that_change_nothing_are_accepted(read, key, value):
         ("rope.freq_base", -1.0),
         ("rope.freq_base", float("nan")),
         ("rope.freq_base", 10_000),
+        ("rope.freq_base", 1.0),
+        ("rope.scaling.factor", 1e35),
+        ("rope.scaling.attn_factor", 0.0),
         ("attention.layer_norm_rms_epsilon", float("inf")),
         ("feed_forward_length", 159),
         ("embedding_length", 95),
@@ -227,3 +232,25 @@ def test_a_tensor_that_changes_nothing_here_is_reported(read, caplog):
     with caplog.at_level(logging.INFO, "slm_native"):
         read("qwen3", tensors={"blk.1.ffn_up.input_scale": zeros(1)})
     assert "blk.1.ffn_up.input_scale" in caplog.text
+
+
+def test_a_tensor_of_a_type_that_is_not_for_weights_is_refused(tmp_path):
+    path = tmp_path / "m.gguf"
+    tiny = make_tiny_model("llama")
+    name = "blk.1.ffn_norm.weight"
+    tiny.write(path)
+    data = bytearray(path.read_bytes())
+    at = data.index(name.encode()) + len(name) + 4 + 8  # behind the number of dimensions and the one dimension
+    assert data[at : at + 4] == bytes(4), "F32"
+    data[at : at + 4] = (26).to_bytes(4, "little")
+    path.write_bytes(data)
+    with GgufFile.open(path) as file, pytest.raises(UnsupportedModel, match=rf"tensor '{name}' is of type I32"):
+        check_tensors(file, read_spec(file))
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+def test_rope_factors_must_be_positive_numbers(tmp_path, load, factor):
+    tiny = make_tiny_model("llama")
+    tiny.tensors["rope_freqs.weight"] = StoredTensor.pack(np.array([factor] + [1] * 15, np.float32), "f32")
+    with pytest.raises(InvalidModelFile, match=r"'rope_freqs\.weight'"):
+        load(tiny.write(tmp_path / "m.gguf"))

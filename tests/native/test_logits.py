@@ -9,10 +9,12 @@ import gguf
 import numpy as np
 import pytest
 
+import slm_core
 from slm_conformance.factories import SHAPES, make_tiny_model
 from slm_conformance.reference import Reference
+from slm_conformance.tolerance import Precision, tolerance
 from slm_conformance.weights import Weights
-from slm_core.types import ContextOptions, Pos
+from slm_core.types import ContextOptions, KvType, Pos
 
 FLOAT32 = 1e-4  # clause 9 of the contract, relative
 FLOAT16 = 1e-2
@@ -98,6 +100,21 @@ def expand(source: Path, target: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def test_the_demo_model_equals_llama_cpp(load, feed, assert_close, llama_cpp_logits):
+    """llama.cpp rounds activations to eight bits for Q8_0 weights, which the bound allows for."""
+    path = Path(slm_core.__file__).with_name("data") / "demo.gguf"
+    model = load(path)
+    text = "<|im_start|>user\nMy dog is called Rex. What is my dog's name?<|im_end|>\n<|im_start|>assistant\n"
+    tokens = model.vocab.encode(text, add_special=True, parse_special=True)
+    with model.new_context(ContextOptions(n_ctx=256)) as context:
+        found = feed(context, tokens)
+        for _ in range(24):
+            tokens.append(int(found[-1].argmax()))
+            found = np.concatenate([found, feed(context, tokens[-1:])])
+    bound = tolerance(Weights.read(path), Precision.QUANTIZED, KvType.F32).row
+    assert_close(found, llama_cpp_logits(path, tokens), bound)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 100])

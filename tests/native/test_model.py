@@ -148,6 +148,20 @@ def test_kv_types_that_there_are_not_are_refused(backend, path, kv_type):
                 model.new_context(ContextOptions(**{name: kv_type}))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (ContextOptions(n_ctx=0), "n_ctx=0"),
+        (ContextOptions(n_batch=-1), "n_batch=-1"),
+        (ContextOptions(n_ctx=1 << 50), "smaller n_ctx"),
+        (ContextOptions(n_ctx=1 << 70), "smaller n_ctx"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(backend, path, options, message):
+    with backend.load(path, ModelOptions()) as model, pytest.raises(InvalidOption, match=message):
+        model.new_context(options)
+
+
 def test_after_close_only_the_information_is_left(backend, path):
     model = backend.load(path, ModelOptions())
     context = model.new_context(ContextOptions(n_ctx=64))

@@ -70,6 +70,10 @@ def read_rope(keys: Keys, head_dim: int, style: RopeStyle, default_freq_base: fl
             f" (metadata '{keys.architecture}.rope.dimension_count'; accepted: all, an even number)"
         )
     freq_base = keys.number("rope.freq_base", default_freq_base)
+    if freq_base <= 1:
+        raise InvalidModelFile(
+            f"{keys.gguf.path}: metadata '{keys.architecture}.rope.freq_base' is {freq_base} (accepted: above 1)"
+        )
     kind = keys.choice("rope.scaling.type", ("none", "linear", "yarn"), "linear")
     # 0 stands for no scaling, as in llama.cpp; "scale_linear" is the key's name in old files.
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0, zero=True), zero=True) or 1.0
@@ -102,22 +106,7 @@ def decoder_spec(
         query_key_norms: queries and keys are normalized, head by head, before they are rotated.
         rope_factors: the file may hold a divisor for each RoPE frequency (llama 3).
     """
-    keys.neutral("context_length", "vocab_size", "pooling_type", "attention.layer_norm_epsilon")
-    keys.only("attention.causal", True)
-    keys.only("use_parallel_residual", False)
-    for name in ("expert_count", "expert_used_count", "attention.sliding_window", "nextn_predict_layers"):
-        keys.only(name, 0)
-    model = {EMBEDDING: TensorSpec((sizes.n_vocab, sizes.n_embd)), "output_norm.weight": TensorSpec((sizes.n_embd,))}
-    model |= _linear("output", (sizes.n_vocab, sizes.n_embd), required=False)
-    if rope_factors:
-        model["rope_freqs.weight"] = TensorSpec((rope.n_dims // 2,), required=False)
-    block = {name: TensorSpec((sizes.n_embd,)) for name in ("attn_norm.weight", "ffn_norm.weight")}
-    for name, shape in sizes.linears().items():
-        block |= _linear(name, shape)
-        if name in biases or name in optional_biases:
-            block[f"{name}.bias"] = TensorSpec(shape[:1], required=name in biases)
-    if query_key_norms:
-        block |= {name: TensorSpec((sizes.head_dim,)) for name in ("attn_q_norm.weight", "attn_k_norm.weight")}
+    _refuse_what_would_matter(keys)
     return ModelSpec(
         architecture=keys.architecture,
         n_layers=sizes.n_layers,
@@ -128,9 +117,37 @@ def decoder_spec(
         head_dim=sizes.head_dim,
         norm_eps=keys.number("attention.layer_norm_rms_epsilon", zero=True),
         rope=rope,
-        model_tensors=model,
-        block_tensors=block,
+        model_tensors=_model_tensors(sizes, rope.n_dims if rope_factors else 0),
+        block_tensors=_block_tensors(sizes, biases, optional_biases, query_key_norms),
     )
+
+
+def _refuse_what_would_matter(keys: Keys) -> None:
+    keys.neutral("context_length", "vocab_size", "pooling_type", "attention.layer_norm_epsilon")
+    keys.only("attention.causal", True)
+    keys.only("use_parallel_residual", False)
+    for name in ("expert_count", "expert_used_count", "attention.sliding_window", "nextn_predict_layers"):
+        keys.only(name, 0)
+
+
+def _model_tensors(sizes: Sizes, n_dims_with_factors: int) -> dict[str, TensorSpec]:
+    tensors = {EMBEDDING: TensorSpec((sizes.n_vocab, sizes.n_embd)), "output_norm.weight": TensorSpec((sizes.n_embd,))}
+    if n_dims_with_factors:
+        tensors["rope_freqs.weight"] = TensorSpec((n_dims_with_factors // 2,), required=False)
+    return tensors | _linear("output", (sizes.n_vocab, sizes.n_embd), required=False)
+
+
+def _block_tensors(
+    sizes: Sizes, biases: Collection[str], optional_biases: Collection[str], query_key_norms: bool
+) -> dict[str, TensorSpec]:
+    tensors = {name: TensorSpec((sizes.n_embd,)) for name in ("attn_norm.weight", "ffn_norm.weight")}
+    for name, shape in sizes.linears().items():
+        tensors |= _linear(name, shape)
+        if name in biases or name in optional_biases:
+            tensors[f"{name}.bias"] = TensorSpec(shape[:1], required=name in biases)
+    if query_key_norms:
+        tensors |= {name: TensorSpec((sizes.head_dim,)) for name in ("attn_q_norm.weight", "attn_k_norm.weight")}
+    return tensors
 
 
 def _linear(name: str, shape: tuple[int, int], *, required: bool = True) -> dict[str, TensorSpec]:
