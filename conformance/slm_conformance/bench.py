@@ -26,8 +26,9 @@ from slm_conformance.reference import Reference
 from slm_conformance.tolerance import KV_LEVELS, Precision, Tolerance, random_tokens, relative_errors, tolerance
 from slm_conformance.weights import Weights
 from slm_core.errors import SlmError, UnsupportedModel
+from slm_core.loading import demo_model_path, formatter_source
 from slm_core.plugins import registry
-from slm_core.protocols import Backend, Batch, Context, Model, Vocab
+from slm_core.protocols import Backend, Batch, Context, Formatter, Model, Vocab
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos
 
 Rows = NDArray[np.floating]
@@ -110,8 +111,6 @@ class Workshop:
 
     def _make_source(self, name: str) -> Source:
         if name == "demo":
-            from slm_core.loading import demo_model_path
-
             return _read_source(demo_model_path())
         if Path(name).suffix == ".gguf":
             return _read_source(Path(name))
@@ -176,6 +175,16 @@ class Bench:
     def tolerance(self) -> Tolerance:
         """How far the model's logits may be from the reference."""
         return self.workshop.tolerance(self.name, self.kv_type)
+
+    @property
+    def default_tolerance(self) -> Tolerance:
+        """The same for a context that names no KV type: 16 bits or better."""
+        return self.workshop.tolerance(self.name, KvType.F16)
+
+    @functools.cached_property
+    def formatter(self) -> Formatter:
+        """The model's own chat format."""
+        return registry().formatter("template", formatter_source(self.model))
 
     @functools.cached_property
     def directory(self) -> Path:
@@ -284,16 +293,17 @@ class Bench:
 
     # What a scenario finds.
 
-    def agree(self, rows: Rows, expected: Rows, what: str) -> None:
+    def agree(self, rows: Rows, expected: Rows, what: str, allowed: Tolerance | None = None) -> None:
         """Fail where a row of logits is further from the expected one than the tolerance."""
+        allowed = allowed or self.tolerance
         if rows.shape != expected.shape:
             pytest.fail(f"{what}: logits of shape {rows.shape}, expected {expected.shape}", pytrace=False)
         errors = relative_errors(rows, expected)
         worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
-        if not errors[worst] <= self.tolerance.row:
+        if not errors[worst] <= allowed.row:
             pytest.fail(
                 f"{what}: row {worst} of {len(rows)} differs by {errors[worst]:.2e} of its norm"
-                f" (allowed: {self.tolerance.row:.1e})",
+                f" (allowed: {allowed.row:.1e})",
                 pytrace=False,
             )
 

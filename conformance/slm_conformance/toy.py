@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from slm_conformance.toy_context import ToyContext
+from slm_conformance.toy_context import PlainToyContext, ToyContext
 from slm_conformance.toy_engine import ToyEngine
 from slm_conformance.weights import Weights, check_readable
 from slm_core.contextbase import check_context_options
@@ -119,3 +119,9 @@ class ToyBackend:
         if options.progress is not None:
             options.progress(1.0)
         return model
+
+
+class PlainToyBackend(ToyBackend):
+    """The toy whose contexts declare no capability."""
+
+    context_type = PlainToyContext

@@ -37,7 +37,7 @@ from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos
 class ToyContext:
     """Per sequence, a list of cells and the edits that led to it."""
 
-    capabilities = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD})
+    capabilities: frozenset[Capability] = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD})
     payload_format = "toy-1"
 
     def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
@@ -147,9 +147,14 @@ class ToyContext:
         with self._call():
             cells = self.cells[self._checked(seq_id)]
             tokens = np.array([cell.token for cell in cells], np.int32)
-            payload = b"".join(cell.keys.tobytes() + cell.values.tobytes() for cell in cells)
             edits = tuple(self.edits[seq_id])
-            return SequenceSnapshot("toy", self.payload_format, self.fingerprint, tokens, edits, payload).to_bytes()
+            return SequenceSnapshot(
+                "toy", self.payload_format, self.fingerprint, tokens, edits, self.packed(cells)
+            ).to_bytes()
+
+    def packed(self, cells: list[Cell]) -> bytes:
+        """The payload of a dump."""
+        return b"".join(cell.keys.tobytes() + cell.values.tobytes() for cell in cells)
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Make cells of a payload of the toy's; decode and cut again where it is another backend's."""
@@ -264,4 +269,19 @@ class ToyContext:
             raise ContextFull(needed, self.n_ctx - len(others))
 
     def _is_ours(self, snapshot: SequenceSnapshot) -> bool:
-        return (snapshot.backend, snapshot.payload_format) == ("toy", self.payload_format)
+        ours = (snapshot.backend, snapshot.payload_format) == ("toy", self.payload_format)
+        return ours and Capability.KV_PAYLOAD in self.capabilities
+
+
+class PlainToyContext(ToyContext):
+    """A context that declares nothing: forks are copies, dumps are decoded again."""
+
+    capabilities = frozenset()
+
+    def forked(self, cells: list[Cell]) -> list[Cell]:
+        """The cells of a copy: other ones."""
+        return [Cell(cell.token, cell.keys.copy(), cell.values.copy()) for cell in cells]
+
+    def packed(self, cells: list[Cell]) -> bytes:
+        """No payload."""
+        return b""

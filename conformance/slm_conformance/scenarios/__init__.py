@@ -1,12 +1,14 @@
 """The scenarios: one class per capability. ``from slm_conformance.scenarios import *`` adopts them all."""
 
 from slm_conformance.scenarios.backends import TestBackend
+from slm_conformance.scenarios.chats import TestChat, TestMeaning, TestOracle
 from slm_conformance.scenarios.cut import TestCut
 from slm_conformance.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
 from slm_conformance.scenarios.edit_levels import TestDeclarations
 from slm_conformance.scenarios.fork import TestDrop, TestFork
 from slm_conformance.scenarios.lifecycle import TestClose, TestSizes, TestThreads
 from slm_conformance.scenarios.numbers import TestNumbers
+from slm_conformance.scenarios.sessions import TestSession
 from slm_conformance.scenarios.snapshots import TestBadDumps, TestDumpRestore
 from slm_conformance.scenarios.truncate import TestTruncate
 from slm_conformance.scenarios.vocabulary import TestVocabulary
@@ -14,6 +16,7 @@ from slm_conformance.scenarios.vocabulary import TestVocabulary
 __all__ = [
     "TestBackend",
     "TestBadDumps",
+    "TestChat",
     "TestClose",
     "TestCut",
     "TestDeclarations",
@@ -23,7 +26,10 @@ __all__ = [
     "TestDrop",
     "TestDumpRestore",
     "TestFork",
+    "TestMeaning",
     "TestNumbers",
+    "TestOracle",
+    "TestSession",
     "TestSizes",
     "TestThreads",
     "TestTruncate",

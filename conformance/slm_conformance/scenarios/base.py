@@ -17,13 +17,15 @@ class Scenarios:
 
     Attributes:
         level: the edit level that the scenarios need; they are skipped where less is declared.
+        models: what they run on; the adopter's models where None.
     """
 
     level: ClassVar[EditLevel] = EditLevel.REPLAY
+    models: ClassVar[tuple[str, ...] | None] = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each scenario on each model."""
-        models = fixtures_of(metafunc.module, metafunc.config).models
+        models = self.models or fixtures_of(metafunc.module, metafunc.config).models
         metafunc.parametrize("bench", models, indirect=True, ids=[name.rpartition("/")[2] for name in models])
 
     @pytest.fixture
