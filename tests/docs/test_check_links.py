@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.check_links import main
+from check_links import main
 
 OTHER = """# Other page
 
