@@ -1,0 +1,75 @@
+"""The commands of ``slm``, and what becomes of errors."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from slm_core.cli import answering, bench, conformance, demo, looking, repl
+from slm_core.cli.terminal import INTERRUPTED, complain
+from slm_core.errors import SlmError
+
+EXIT_CODES = "Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted."
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer has no public name for it
+
+
+class Group(TyperGroup):
+    """Turns errors into one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; with ``--debug``, errors keep their traceback."""
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, UsageError, BrokenPipeError):
+            raise
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:  # whatever it is, users get one line
+            if ctx.params.get("debug"):
+                raise
+            expected = isinstance(error, (SlmError, OSError))
+            complain(str(error) if expected else f"{type(error).__name__}: {error} (slm --debug shows where)")
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=Group,
+    name="slm",
+    help="Run small language models on whichever engine suits.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"slm {importlib.metadata.version('slm-core')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Run small language models on whichever engine suits."""
+
+
+_TALK, _LOOK, _MEASURE = "Talk to a model", "Look at models and engines", "Measure and prove"
+
+app.command(epilog="Example: slm demo", rich_help_panel=_TALK)(demo.demo)
+app.command(epilog='Example: slm run model.gguf -p "What is 12 + 30?"', rich_help_panel=_TALK)(answering.run)
+app.command(epilog="Example: slm chat model.gguf --backend native", rich_help_panel=_TALK)(repl.chat)
+app.command(epilog="Example: slm info model.gguf", rich_help_panel=_LOOK)(looking.info)
+app.command(epilog="Example: slm backends", rich_help_panel=_LOOK)(looking.backends)
+app.command(epilog='Example: slm tokenize model.gguf "some text"', rich_help_panel=_LOOK)(looking.tokenize)
+app.command(epilog="Example: slm bench model.gguf --json", rich_help_panel=_MEASURE)(bench.bench)
+app.command(epilog="Example: slm conformance --backend native", rich_help_panel=_MEASURE)(conformance.conformance)

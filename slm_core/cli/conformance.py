@@ -1,0 +1,27 @@
+"""``slm conformance``: the suite, on one engine."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slm_core.cli import options as o
+from slm_core.errors import BackendUnavailable
+
+
+def conformance(
+    backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="The engine to test.")],
+    model: Annotated[
+        Path | None, typer.Option("--model", help="A GGUF file to test it on, besides the suite's own.")
+    ] = None,
+    device: o.Device = "auto",
+) -> None:
+    """Prove, clause by clause, that an engine keeps the contract."""
+    try:
+        suite = importlib.import_module("slm_conformance")  # stands above slm_core, which does not import it
+    except ImportError as error:
+        raise BackendUnavailable(f"{error} (to get the suite: pip install 'slm-core[conformance]')") from error
+    raise typer.Exit(suite.run(backend, model=model, device=device))

@@ -1,0 +1,134 @@
+"""``slm info``, ``slm backends`` and ``slm tokenize``: look, without running anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from slm_core.cli import options as o
+from slm_core.cli.answering import print_json
+from slm_core.cli.terminal import out, write
+from slm_core.gguf import GgufFile
+from slm_core.loading import backends as list_backends
+from slm_core.loading import demo_model_path, load_vocab
+from slm_core.modelinfo import model_info
+from slm_core.plugins import registry
+from slm_core.types import BackendStatus, ModelInfo
+
+
+def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
+    """Tell what a model file is, and which engines can run it; reads its header only."""
+    path = demo_model_path() if model is None else model.expanduser()
+    with GgufFile.open(path) as file:
+        facts = _facts(model_info(file, backend="", device=""))
+    support = {name: _support(name, path) for name in registry().backends}
+    if as_json:
+        print_json({**facts, "backends": support})
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts.items():
+        table.add_row(Text(name.replace("_", " "), style="dim"), Text(_spelled(value)))
+    for name, refusal in support.items():
+        answer = Text("yes", style="green") if refusal is None else Text(f"no: {refusal}")
+        table.add_row(Text(f"runs on {name}", style="dim"), answer)
+    out().print(table)
+
+
+def backends(as_json: o.AsJson = False) -> None:
+    """List the engines: installed or not, versions, devices, and how to get what is missing."""
+    found = list_backends()
+    if as_json:
+        print_json([dataclasses.asdict(status) for status in found])
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("engine", "installed", "version", "devices", "remarks"):
+        table.add_column(column)
+    for status in found:
+        table.add_row(*_row(status))
+    out().print(table)
+
+
+def tokenize(
+    text: Annotated[
+        list[str],
+        typer.Argument(metavar="[MODEL] TEXT", help='Of the demo model if none is named; "-" reads standard input.'),
+    ],
+    special: Annotated[
+        bool, typer.Option("--special", help="Read spelled-out control tokens as those tokens.")
+    ] = False,
+    bos: Annotated[bool, typer.Option("--bos", help="Add what the model puts around a text.")] = False,
+    ids_only: Annotated[bool, typer.Option("--ids", help="Print the ids alone, on one line.")] = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Show the tokens of a text; works with vocabulary-only files, too."""
+    if len(text) > 2:
+        raise typer.BadParameter("give one text, in quotes if it has spaces", param_hint="TEXT")
+    vocab = load_vocab(Path(text[0]) if len(text) == 2 else demo_model_path())
+    content = sys.stdin.read() if text[-1] == "-" else text[-1]
+    ids = vocab.encode(content, add_special=bos, parse_special=special)
+    pieces = [vocab.token_bytes(token, special=True) for token in ids]
+    if as_json:
+        texts = [piece.decode("utf-8", "replace") for piece in pieces]
+        print_json({"ids": ids, "pieces": texts, "bytes": [piece.hex() for piece in pieces]})
+    elif ids_only:
+        write(out(), " ".join(map(str, ids)) + "\n")
+    else:
+        lines = (f"{token:>8}  {_quoted(piece)}\n" for token, piece in zip(ids, pieces, strict=True))
+        write(out(), "".join(lines))
+
+
+def _quoted(piece: bytes) -> str:
+    """The text of a token in quotes; its bytes where it is part of a character only."""
+    try:
+        return json.dumps(piece.decode(), ensure_ascii=False)
+    except UnicodeDecodeError:
+        return repr(piece)
+
+
+def _facts(found: ModelInfo) -> dict[str, object]:
+    """What the file says of itself."""
+    template = found.chat_template
+    return {
+        "file": str(found.path),
+        "architecture": found.architecture,
+        "name": found.name,
+        "parameters": found.n_params,
+        "layers": found.n_layers,
+        "embedding_width": found.n_embd,
+        "vocabulary": found.n_vocab,
+        "trained_context": found.n_ctx_train,
+        "weights": found.quantization,
+        "bytes": found.n_bytes,
+        "chat_template": None if template is None else f"{len(template)} characters",
+        "fingerprint": found.fingerprint,
+    }
+
+
+def _spelled(value: object) -> str:
+    if value is None:
+        return "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _support(name: str, path: Path) -> str | None:
+    """Why a backend cannot run the file; None where it can."""
+    backend = registry().backend(name)
+    status = backend.status()
+    if not status.installed:
+        return status.reason
+    support = backend.supports(path)
+    return None if support.supported else support.reason
+
+
+def _row(status: BackendStatus) -> list[Text]:
+    remarks = status.reason + (f" (to get it: {status.hint})" if status.hint else "")
+    devices = ", ".join(device.name for device in status.devices if device.available)
+    installed = Text("yes", style="green") if status.installed else Text("no", style="red")
+    return [Text(status.name, style="bold"), installed, Text(status.version), Text(devices), Text(remarks, style="dim")]

@@ -1,0 +1,260 @@
+"""``slm chat``: talk to a model, line by line."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.text import Text
+
+from slm_core.chat import Chat
+from slm_core.cli import options as o
+from slm_core.cli.answering import show
+from slm_core.cli.terminal import complain, err, out
+from slm_core.errors import SlmError
+from slm_core.generation import FinishReason
+from slm_core.loading import LoadedModel
+from slm_core.types import EditLevel, Message, Role
+
+HELP = """\
+/undo            take back the last question and what followed it
+/forget [N]      cut message N out of the KV cache; without N, list the messages
+/system [TEXT]   set the system message; without TEXT, show it
+/backend [NAME]  go on with another engine; without NAME, tell which one runs
+/save FILE       write the conversation, KV cache included, to a file
+/load FILE       go on with a saved conversation
+/help            this list
+/exit            leave (so does the end of input, or Ctrl-C twice)
+Anything else is said to the model; a line that begins with // is said without its first slash."""
+
+
+def chat(
+    model: o.ModelPath = None,
+    system: o.System = None,
+    thinking: o.Thinking = None,
+    backend: o.BackendName = None,
+    device: o.Device = "auto",
+    threads: o.Threads = None,
+    option: o.BackendOptions = None,
+    format: o.Format = None,  # noqa: A002  # the name of the option
+    ctx: o.ContextSize = None,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repeat_penalty: o.RepeatPenalty = None,
+    seed: o.Seed = None,
+    max_tokens: o.MaxTokens = None,
+    stop: o.Stops = None,
+) -> None:
+    """Talk to a model. /help lists the commands; Ctrl-C ends an answer, and twice at the prompt the program."""
+    sampling = o.sampling_of(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop,
+    )
+    loading = o.Loading(model, backend, device, threads, option or (), format)
+    loaded = loading.load()
+    talk = loaded.chat(system=system, n_ctx=o.context_size(loaded, ctx), sampling=sampling, thinking=thinking)
+    with Repl(loading, loaded, talk) as repl:
+        repl.run()
+
+
+class Repl:
+    """A conversation with commands in it. Owns the model and the chat that it is given."""
+
+    def __init__(self, loading: o.Loading, loaded: LoadedModel, talk: Chat) -> None:
+        self._loading = loading
+        self._loaded = loaded
+        self._chat = talk
+        self._console: Console = out()
+        self._interactive = sys.stdin.isatty()
+        self._commands: dict[str, Callable[[str], None]] = {
+            "undo": self._undo,
+            "forget": self._forget,
+            "system": self._system,
+            "backend": self._backend,
+            "save": self._save,
+            "load": self._load,
+            "help": lambda argument: self._say(HELP),
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._chat.close()
+        self._loaded.close()
+
+    def run(self) -> None:
+        """Read lines until the end.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed twice at the prompt.
+        """
+        if self._interactive:
+            if importlib.util.find_spec("readline") is not None:
+                importlib.import_module("readline")  # gives input() a history and editing keys
+            self._say(f"{self._loaded.info.path.name} on {self._loaded.info.backend}. /help lists the commands.")
+        while (line := self._read()) is not None and line.strip() != "/exit":
+            if line.strip():
+                self._handle(line)
+
+    def _read(self) -> str | None:
+        """The next line; None at the end of input."""
+        pressed = False
+        while True:
+            try:
+                return input("> " if self._interactive else "")
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if pressed or not self._interactive:
+                    raise
+                pressed = True
+                self._say("\n(Ctrl-C again leaves)")
+
+    def _handle(self, line: str) -> None:
+        try:
+            if line.startswith("/") and not line.startswith("//"):
+                self._command(*line[1:].strip().partition(" ")[::2])
+            else:
+                self._talk(line.removeprefix("/") if line.startswith("//") else line)
+        except (SlmError, OSError) as error:
+            complain(str(error))
+        except KeyboardInterrupt:
+            self._say("\n(interrupted: the conversation is as it was before)")
+
+    def _talk(self, text: str) -> None:
+        answer = show(self._chat.stream(text), self._console)
+        if answer.finish_reason is FinishReason.CANCELLED:
+            self._say("(stopped)")
+        elif answer.finish_reason is FinishReason.LENGTH:
+            self._say("(cut off: --max-tokens was reached, or the context is full; /forget or /undo make room)")
+
+    def _command(self, name: str, argument: str) -> None:
+        command = self._commands.get(name)
+        if command is None:
+            complain(
+                f"unknown command /{name} (accepted: {', '.join('/' + known for known in (*self._commands, 'exit'))})"
+            )
+        else:
+            command(argument.strip())
+
+    def _undo(self, argument: str) -> None:
+        messages = self._chat.messages
+        asked = [i for i, message in enumerate(messages) if message.role is Role.USER]
+        if not asked:
+            complain("there is nothing to take back")
+            return
+        for i in reversed(range(asked[-1], len(messages))):
+            self._chat.delete(i)
+        self._say(f"(taken back: {_short(messages[asked[-1]])})")
+
+    def _forget(self, argument: str) -> None:
+        messages = self._chat.messages
+        if not argument:
+            self._say(
+                "\n".join(f"{i:>3} {_short(message)}" for i, message in enumerate(messages)) or "(no messages yet)"
+            )
+            return
+        if not argument.isdecimal() or int(argument) >= len(messages):
+            complain(f"there is no message {argument} (/forget lists them)")
+            return
+        level = self._chat.forget(int(argument))
+        how = "cut out of the KV cache" if level is EditLevel.CUT else "removed; what follows is computed again"
+        self._say(f"({how}: {_short(messages[int(argument)])})")
+
+    def _system(self, argument: str) -> None:
+        messages = self._chat.messages
+        has_system = bool(messages) and messages[0].role is Role.SYSTEM
+        if not argument:
+            self._say(messages[0].content if has_system else "(no system message)")
+        elif has_system:
+            self._chat.edit(0, argument)
+        else:
+            self._replace_messages((Message(Role.SYSTEM, argument), *messages))
+
+    def _backend(self, argument: str) -> None:
+        if not argument:
+            info = self._loaded.info
+            self._say(f"({info.backend}, {info.device}: {info.reason})")
+            return
+        loaded = dataclasses.replace(self._loading, backend=argument, device="auto", threads=None, options=()).load()
+        try:
+            talk = Chat.restore(loaded, self._chat.dump())
+        except BaseException:
+            loaded.close()
+            raise
+        self._chat.close()
+        self._loaded.close()
+        self._chat, self._loaded = talk, loaded
+        self._say(f"(going on with {loaded.info.backend})")
+
+    def _save(self, argument: str) -> None:
+        if not argument:
+            complain("/save needs the name of a file")
+            return
+        path = Path(argument).expanduser()
+        data = self._chat.dump()
+        _write_whole(path, data)
+        self._say(f"(saved {len(self._chat.messages)} messages, {len(data):,} bytes, to {path})")
+
+    def _load(self, argument: str) -> None:
+        if not argument:
+            complain("/load needs the name of a file")
+            return
+        talk = Chat.restore(self._loaded, Path(argument).expanduser().read_bytes())
+        self._chat.close()
+        self._chat = talk
+        self._say(f"(going on with {len(talk.messages)} messages)")
+
+    def _replace_messages(self, messages: tuple[Message, ...]) -> None:
+        """Go on with other messages, in a context of the same size."""
+        old, context = self._chat, self._chat.session.context
+        options = old.options
+        talk = self._loaded.chat(
+            messages=messages,
+            n_ctx=context.n_ctx,
+            n_seq_max=context.n_seq_max,
+            n_batch=context.n_batch,
+            sampling=options.sampling,
+            tools=options.tools,
+            thinking=options.thinking,
+        )
+        self._chat = talk
+        old.close()
+
+    def _say(self, text: str) -> None:
+        """Something of the program's own, apart from what the model says."""
+        err().print(Text(text, style="dim"), soft_wrap=True)
+
+
+def _short(message: Message, width: int = 60) -> str:
+    """A message on one line."""
+    text = " ".join(message.content.split())
+    return f"{message.role}: {text if len(text) <= width else text[: width - 1] + '…'}"
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink()
+        raise

@@ -1,0 +1,98 @@
+"""What the commands share of the terminal: consoles, streamed text, progress, Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.text import Text
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+_WIDTH_OF_PIPES = 120
+_TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Cancellable(Protocol):
+    """Something that can be told to stop."""
+
+    def cancel(self) -> None:
+        """Stop as soon as possible."""
+        ...
+
+
+def out() -> Console:
+    """Standard output. Colours only on a terminal, and not with ``NO_COLOR``."""
+    return _console(stderr=False)
+
+
+def err() -> Console:
+    """Standard error."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else _WIDTH_OF_PIPES)
+
+
+def complain(message: str) -> None:
+    """One line about what went wrong."""
+    err().print(Text("error: ", style="bold red") + Text(" ".join(message.split())), soft_wrap=True)
+
+
+def note(message: str) -> None:
+    """One line about what happened, on standard error."""
+    err().print(Text(message, style="dim"), soft_wrap=True)
+
+
+def write(console: Console, text: str, style: str = "") -> None:
+    """Write streamed text at once; what could steer a terminal is left out on one."""
+    if not console.is_terminal:
+        console.file.write(text)
+    elif text := _TERMINAL_CONTROLS.sub("", text):
+        console.print(Text(text, style=style), end="", soft_wrap=True)
+    console.file.flush()
+
+
+@contextmanager
+def progress_of(label: str) -> Iterator[Callable[[float], None] | None]:
+    """A progress bar on standard error while something loads; None where that is no terminal."""
+    console = err()
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=1.0)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def stopping(running: Cancellable) -> Iterator[None]:
+    """While inside, Ctrl-C cancels ``running``; a second one raises ``KeyboardInterrupt``."""
+    pressed = False
+
+    def cancel(signum: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+        running.cancel()
+
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
