@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from slm_core.chat import Chat, ChatOptions, Session
-from slm_core.errors import BackendUnavailable, InvalidOption, TemplateError, UnsupportedModel
+from slm_core.errors import InvalidOption, PluginError, TemplateError, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.plugins import FormatterSource, Registry, registry
 from slm_core.protocols import Backend, Context, Formatter, Model, Vocab
@@ -186,36 +186,27 @@ def _kv_type(name: KvType | str) -> KvType:
 
 def _choose(known: Registry, source: Path, name: str | None, device: str) -> tuple[Backend, str]:
     """The backend to use, and why."""
-    for chosen, reason in (
-        (name, "named by the caller"),
-        (os.environ.get(BACKEND_VARIABLE), f"named by {BACKEND_VARIABLE}"),
-    ):
-        if chosen:
-            engine = known.backend(chosen)
-            status = engine.status()
-            if not status.installed:
-                hint = f" (to get it: {status.hint})" if status.hint else ""
-                raise BackendUnavailable(f"backend {chosen!r} cannot run here: {status.reason}{hint}")
-            return engine, reason
-    return _best(known, source, device)
-
-
-def _best(known: Registry, source: Path, device: str) -> tuple[Backend, str]:
-    refusals, able = [], []
-    for name in known.backends:
-        engine = known.backend(name)
-        status = engine.status()
-        support = engine.supports(source, device) if status.installed else None
-        if support is not None and support.supported:
-            able.append((support.rank, name, engine))
+    chosen = name or os.environ.get(BACKEND_VARIABLE)
+    if chosen:
+        return known.backend(chosen), "named by the caller" if name else f"named by {BACKEND_VARIABLE}"
+    able: list[tuple[int, str, Backend]] = []
+    refusals = []
+    for candidate in known.backends:
+        try:
+            engine = known.backend(candidate)
+        except PluginError as error:  # somebody's broken plugin must not keep the others from running
+            refusals.append(f"{candidate}: {error}")
+            continue
+        support = engine.supports(source, device)
+        if support.supported:
+            able.append((support.rank, candidate, engine))
         else:
-            refusals.append(f"{name}: {status.reason if support is None else support.reason}")
+            refusals.append(f"{candidate}: {support.reason}")
     if not able:
-        raise UnsupportedModel(
-            f"no backend can run {source} on device {device!r} ({'; '.join(refusals) or 'none is registered'})"
-        )
-    rank, name, engine = max(able, key=lambda found: found[0])
-    others = ", ".join(f"{other} {r}" for r, other, _ in able if other != name)
+        why = "; ".join(refusals) or "none is registered"
+        raise UnsupportedModel(f"no backend can run {source} on device {device!r} ({why})")
+    rank, best, engine = max(able, key=lambda found: found[0])
+    others = ", ".join(f"{other} {r}" for r, other, _ in able if other != best)
     why = f"ranked {rank} for this file and device" + (f" (others: {others})" if others else ", the only one that can")
     return engine, "; ".join([why, *refusals])
 

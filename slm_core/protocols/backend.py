@@ -28,7 +28,9 @@ class Backend(Protocol):
         ...
 
     def supports(self, source: Path, device: str = "auto") -> Support:
-        """Say whether this backend can run ``source`` on ``device``, reading headers only.
+        """Say whether this backend can run ``source`` on ``device`` here, reading headers only.
+
+        No where the engine is not installed, and where the device is missing.
 
         Raises:
             InvalidModelFile: the file is missing or damaged.
