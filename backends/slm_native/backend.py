@@ -46,12 +46,13 @@ class NativeBackend:
         """Report which kernels there are and why."""
         try:
             choice = select_kernels()
+            reason = f"tier {choice.kernels.name}: {choice.reason}"
+            hint = "" if choice.kernels.name == "cpu" else "install the package where there is a C++ compiler"
         except SlmError as error:
+            choice = select_kernels("reference")
+            reason = f"tier reference alone, and only where it is asked for: {error}"
             hint = "pass the backend option tier='reference', or install the package anew"
-            return BackendStatus(BACKEND, installed=False, version=_version(), reason=str(error), hint=hint)
         device = DeviceStatus("cpu", available=True, detail=choice.kernels.describe())
-        hint = "" if choice.kernels.name == "cpu" else "install the package where there is a C++ compiler"
-        reason = f"tier {choice.kernels.name}: {choice.reason}"
         return BackendStatus(BACKEND, installed=True, version=_version(), devices=(device,), reason=reason, hint=hint)
 
     def supports(self, source: Path, device: str = "auto") -> Support:

@@ -61,12 +61,21 @@ def test_status_tells_the_tier_and_why(backend):
     assert status.reason.startswith(("tier reference: ", "tier cpu: "))
 
 
-def test_status_never_raises(backend, monkeypatch):
-    monkeypatch.setenv(ISA_VARIABLE, "sse9")
+def test_kernels_that_do_not_load_leave_the_reference_to_those_who_ask(backend, path, monkeypatch):
+    monkeypatch.setattr("slm_native._extension.why_missing", lambda: None)
+    monkeypatch.setitem(sys.modules, "slm_native._native", None)  # importing it fails
     status = backend.status()
-    assert not status.installed
-    assert "sse9" in status.reason
+    assert status.installed
+    assert "the C++ extension is there but does not load" in status.reason
     assert "tier='reference'" in status.hint
+    with pytest.raises(BackendUnavailable, match="does not load"):
+        backend.load(path, ModelOptions())
+    backend.load(path, ModelOptions(backend_options={"tier": "reference"})).close()
+
+
+def test_an_instruction_set_that_is_forced_and_missing_is_in_the_status(backend, monkeypatch):
+    monkeypatch.setenv(ISA_VARIABLE, "sse9")
+    assert "sse9" in backend.status().reason
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
