@@ -36,14 +36,17 @@ class Ledger:
 
     def __init__(self, n_ctx: int, n_seq_max: int, *, share_forks: bool) -> None:
         self._sequences = [SequenceRecord() for _ in range(n_seq_max)]
-        self._references = np.zeros(n_ctx, np.int32)
-        self._unused = list(range(n_ctx - 1, -1, -1))
+        # Cells are numbered as they are first taken, so that a large n_ctx costs nothing until it is used.
+        self._references = np.zeros(min(n_ctx, 256), np.int32)
+        self._n_untouched = n_ctx
+        self._n_touched = 0
+        self._released: list[int] = []
         self._share_forks = share_forks
 
     @property
     def n_free(self) -> int:
         """Cells that no sequence holds."""
-        return len(self._unused)
+        return self._n_untouched + len(self._released)
 
     def length(self, seq_id: int) -> int:
         """Tokens of a sequence."""
@@ -126,8 +129,16 @@ class Ledger:
     def _take(self, n: int) -> list[int]:
         if n == 0:
             return []
-        cells = self._unused[-n:]
-        del self._unused[-n:]
+        n_fresh = max(0, n - len(self._released))
+        split = len(self._released) - (n - n_fresh)
+        cells = [*self._released[split:], *range(self._n_touched, self._n_touched + n_fresh)]
+        del self._released[split:]
+        self._n_touched += n_fresh
+        self._n_untouched -= n_fresh
+        if self._n_touched > len(self._references):
+            grown = np.zeros(max(2 * len(self._references), self._n_touched), np.int32)
+            grown[: len(self._references)] = self._references
+            self._references = grown
         self._references[cells] = 1
         return cells
 
@@ -135,7 +146,7 @@ class Ledger:
         if not cells:
             return
         np.subtract.at(self._references, cells, 1)
-        self._unused.extend(cell for cell in cells if self._references[cell] == 0)
+        self._released.extend(cell for cell in cells if self._references[cell] == 0)
 
 
 def truncated_edits(edits: Sequence[Edit], length: int) -> list[Edit]:
