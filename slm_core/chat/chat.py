@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from slm_core.chat.oracle import Oracle
 
 
+# n_ctx, n_seq_max, n_batch: a forged dump must not make us reserve the machine's memory.
+_LARGEST_CONTEXT = (2**22, 2**12, 2**16)
+
+
 class ChatModel(Protocol):
     """What ``Chat.restore`` needs of a model: ``slm.load`` returns one."""
 
@@ -397,8 +401,10 @@ def _read_dump(data: bytes) -> _ChatState:
         raise InvalidSnapshot("the dump's messages or tools are malformed")
     if thinking not in (None, True, False) or not isinstance(n_answers, int) or not is_count(n_answers):
         raise InvalidSnapshot("the dump's chat options are malformed")
-    if not isinstance(sizes, list) or len(sizes) != 3 or not all(is_count(n) and 0 < n < 2**31 for n in sizes):
+    if not isinstance(sizes, list) or len(sizes) != 3 or not all(is_count(n) for n in sizes):
         raise InvalidSnapshot("the dump's context sizes are malformed")
+    if not all(0 < n <= limit for n, limit in zip(sizes, _LARGEST_CONTEXT, strict=True)):
+        raise InvalidSnapshot(f"the dump's context sizes {sizes} are beyond {_LARGEST_CONTEXT}")
     options = ChatOptions(read_sampling(meta["sampling"]), tuple(tools), thinking)
     said = tuple(from_json(message) for message in messages)
     return _ChatState(said, options, n_answers, (sizes[0], sizes[1], sizes[2]), sections[0])

@@ -153,6 +153,7 @@ def test_a_dump_goes_on_as_the_chat_would(payload_format: str) -> None:
         lambda meta: meta["messages"][0].update(tool_calls=[{"name": 1}]),
         lambda meta: meta.update(context=[10**12, 1, 1]),
         lambda meta: meta.update(context=[0, 1, 1]),
+        lambda meta: meta.update(context=[1, 1, 2**17]),
         lambda meta: meta.update(thinking="yes"),
         lambda meta: meta.update(tools=["x"]),
         lambda meta: meta.update(n_answers=-1),
