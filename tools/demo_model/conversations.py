@@ -32,7 +32,7 @@ MIX = {
     "weather": 0.5, "chat": 1.5,
 }  # fmt: skip
 # Share of the conversations that practise one skill only; numbers and plain copying need it most.
-DRILLS = {"arithmetic": 0.24, "repeat": 0.06, "json": 0.08, "spell": 0.03, "recall": 0.05}
+DRILLS = {"arithmetic": 0.28, "repeat": 0.04, "json": 0.12, "spell": 0.02, "recall": 0.05}
 
 
 def generate(

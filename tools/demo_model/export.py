@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="GGUF file to write")
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json from tokenizer.py")
     args = parser.parse_args()
+    args.output.parent.mkdir(parents=True, exist_ok=True)
     model = load_model(args.checkpoint)
     writer = gguf.GGUFWriter(args.output, "qwen3")
     add_architecture(writer, model.config)

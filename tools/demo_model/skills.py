@@ -194,15 +194,15 @@ def _answer(d: Dialogue, slot: str, skill: str) -> None:
 def _operands(d: Dialogue) -> tuple[bool, int, int]:
     """(subtract, a, b); two-digit pairs are split by hash, the small table of one-digit pairs is not."""
     rng = d.rng
+    subtract = rng.random() < 0.55
+    largest = 99 if rng.random() < 0.85 else 9
     while True:
-        subtract = rng.random() < 0.5
-        largest = 99 if rng.random() < 0.8 else 9
         a, b = rng.randint(0, largest), rng.randint(0, largest)
         if largest == 99 and rng.random() < 0.2:
             b = rng.randint(0, 9)
         if subtract and b > a:
             a, b = b, a
-        if max(a, b) <= 9 or is_held_out(subtract, a, b) == d.held:
+        if largest == 9 or is_held_out(subtract, a, b) == d.held:
             return subtract, a, b
 
 

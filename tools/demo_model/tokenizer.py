@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--conversations", type=int, default=30000)
     args = parser.parse_args()
+    args.output.parent.mkdir(parents=True, exist_ok=True)
     train_tokenizer(args.vocab_size, args.conversations).save(str(args.output))
 
 
