@@ -1,0 +1,199 @@
+"""The commands against the Python API."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import slm_core as slm
+from slm_core.cli.app import app
+from slm_core.gguf import GgufFile
+
+Run = Callable[..., object]
+NATIVE = ("--backend", "native", "--temperature", "0")
+COMMANDS = ("demo", "run", "chat", "info", "backends", "tokenize", "bench", "conformance")
+
+
+@pytest.fixture(scope="module")
+def model() -> slm.LoadedModel:
+    return slm.load(slm.demo_model_path(), backend="native")
+
+
+def test_help_lists_every_command_with_an_example(run) -> None:
+    assert sorted(command.name or command.callback.__name__ for command in app.registered_commands) == sorted(COMMANDS)
+    overview = run("--help").out
+    for command in COMMANDS:
+        assert re.search(rf"^\W*{command} ", overview, re.MULTILINE), f"slm --help does not list {command}"
+        assert f"Example: slm {command}" in run(command, "--help").out
+    assert "130 interrupted" in overview
+
+
+def test_version(run) -> None:
+    assert re.fullmatch(r"slm \d+\.\d+\.\d+\S*\n", run("--version").out)
+
+
+def test_run_answers_as_the_api_does(run, model) -> None:
+    chat = model.chat(system="You are terse.", n_ctx=512, sampling=slm.Sampling(temperature=0))
+    expected = chat.send("What is 12 + 30?")
+    found = run("run", "-p", "What is 12 + 30?", "-s", "You are terse.", "--stats", *NATIVE)
+    assert (found.code, found.out) == (0, expected.text + "\n")
+    assert f"{expected.usage.prompt_tokens} prompt tokens" in found.err
+
+    piped = run("run", "-s", "You are terse.", "--json", *NATIVE, input="What is 12 + 30?")
+    answer = json.loads(piped.out)
+    assert answer["text"] == expected.text
+    assert answer["usage"]["completion_tokens"] == expected.usage.completion_tokens
+    assert answer["finish_reason"] == "stop"
+
+
+def test_run_options_reach_the_generation(run, model) -> None:
+    limited = json.loads(run("run", "-p", "Hello!", "--max-tokens", "2", "--json", *NATIVE).out)
+    assert (limited["usage"]["completion_tokens"], limited["finish_reason"]) == (2, "length")
+
+    draws = (
+        "--seed",
+        "7",
+        "--temperature",
+        "2",
+        "--top-k",
+        "0",
+        "--top-p",
+        "1",
+        "--min-p",
+        "0.01",
+        "--max-tokens",
+        "9",
+    )
+    sampling = slm.Sampling(seed=7, temperature=2.0, top_k=0, top_p=1.0, min_p=0.01, max_tokens=9)
+    drawn = run("run", "-p", "Hello!", "--backend", "native", "--ctx", "256", *draws).out
+    assert drawn == model.chat(n_ctx=256, sampling=sampling).send("Hello!").text + "\n"
+
+
+def test_run_raw_continues_the_text(run, model) -> None:
+    session = model.session(n_ctx=256, sampling=slm.Sampling(temperature=0, max_tokens=8))
+    session.append("My name is")
+    expected = session.generate().run().text
+    assert run("run", "--raw", "-p", "My name is", "--max-tokens", "8", *NATIVE).out == expected + "\n"
+
+
+def test_run_shows_reasoning_before_the_answer(run, model) -> None:
+    answer = model.chat(sampling=slm.Sampling(temperature=0, max_tokens=60), n_ctx=512, thinking=True).send("2 + 3?")
+    found = run("run", "-p", "2 + 3?", "--thinking", "--max-tokens", "60", *NATIVE)
+    assert answer.reasoning, "the demo model thinks when it is asked to"
+    assert found.out == "\n\n".join(filter(None, (answer.reasoning, answer.text))) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "no-such-file.gguf", "-p", "hi"), "no-such-file.gguf: no such file"),
+        (("info", "no-such-file.gguf"), "no-such-file.gguf: no such file"),
+        (("tokenize", "no-such-file.gguf", "hi"), "no-such-file.gguf: no such file"),
+        (("run", "-p", "hi", "--backend", "nosuch"), "unknown backend 'nosuch' (registered: "),
+        (("run", "-p", "hi", "--backend", "native", "--option", "nosuch=1"), "nosuch"),
+        (("run", "-p", "hi", "--option", "novalue"), "'novalue' (accepted: KEY=VALUE)"),
+        (("run", "-p", "hi", "--temperature", "-1"), "temperature=-1.0 (accepted: "),
+        (("run", "-p", "hi", "--format", "nosuch", *NATIVE), "unknown chat format 'nosuch' (registered: "),
+        (("run", "-p", "hi", "--raw", "--system", "x"), "do not go with it"),
+        (("run", "-p", "hi " * 3000, "--ctx", "100", *NATIVE), "the context is full"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_1(run, arguments: tuple[str, ...], message: str) -> None:
+    found = run(*arguments)
+    assert found.code == 1
+    assert found.out == ""
+    assert re.fullmatch(r"error: [^\n]+\n", found.err), found.err
+    assert message in found.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nosuch",), ("run", "--nosuch"), ("tokenize", "a", "b", "c"), ("bench", "--rounds", "0")]
+)
+def test_wrong_usage_is_exit_code_2(run, arguments: tuple[str, ...]) -> None:
+    found = run(*arguments)
+    assert (found.code, found.out) == (2, "")
+    assert "Usage: slm" in found.err
+
+
+def test_debug_keeps_the_traceback(run) -> None:
+    with pytest.raises(slm.SlmError):
+        # The runner hands on what the interpreter would print a traceback for.
+        from typer.testing import CliRunner
+
+        CliRunner().invoke(app, ["--debug", "info", "no-such-file.gguf"], catch_exceptions=False)
+
+
+def test_info_tells_what_the_file_says(run, model) -> None:
+    facts = json.loads(run("info", "--json").out)
+    with GgufFile.open(slm.demo_model_path()) as file:
+        assert facts["architecture"] == file.require("general.architecture", str)
+    assert facts["parameters"] == model.info.n_params
+    assert facts["fingerprint"] == model.info.fingerprint
+    assert facts["backends"]["native"] is None
+    shown = run("info").out
+    assert re.search(rf"^parameters +{model.info.n_params:,} *$", shown, re.MULTILINE)
+    assert re.search(r"^runs on native +yes *$", shown, re.MULTILINE)
+
+
+def test_backends_lists_all_with_what_is_missing(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses = [
+        slm.BackendStatus("here", installed=True, version="1.2", reason="tier fast"),
+        slm.BackendStatus("there", installed=False, reason="no runtime", hint="pip install there"),
+    ]
+    monkeypatch.setattr("slm_core.cli.looking.list_backends", lambda: statuses)
+    shown = run("backends").out
+    assert re.search(r"^here +yes +1\.2 +tier fast", shown, re.MULTILINE)
+    assert re.search(r"^there +no +no runtime \(to get it: pip install there\)", shown, re.MULTILINE)
+    assert [status["name"] for status in json.loads(run("backends", "--json").out)] == ["here", "there"]
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_tokenize_gives_the_ids_of_the_vocabulary(run, special: bool) -> None:
+    text = "Héllo <|im_end|> 日本"
+    ids = slm.load_vocab(slm.demo_model_path()).encode(text, add_special=False, parse_special=special)
+    flags = ("--special",) if special else ()
+    assert run("tokenize", text, "--ids", *flags).out.split() == [str(token) for token in ids]
+    found = json.loads(run("tokenize", str(slm.demo_model_path()), "-", "--json", *flags, input=text).out)
+    assert found["ids"] == ids
+    assert bytes.fromhex("".join(found["bytes"])).decode() == text
+    assert [line.split()[0] for line in run("tokenize", text, *flags).out.splitlines()] == [str(token) for token in ids]
+
+
+def test_bench_reports_every_round(run) -> None:
+    sizes = ("--prompt-tokens", "20", "--new-tokens", "4", "--rounds", "3", "--backend", "native")
+    found = json.loads(run("bench", "--json", *sizes).out)
+    assert (found["prompt_tokens"], found["new_tokens"]) == (20, 4)
+    for name in ("prefill", "decode"):
+        assert len(found[name]) == 3
+        assert found[f"{name}_median"] == statistics.median(found[name]) > 0
+    shown = run("bench", *sizes).out
+    assert re.search(r"^prefill +20 +[\d.]+ +[\d.]+ +[\d.]+ *$", shown, re.MULTILINE)
+
+
+def test_output_of_a_pipe_is_plain(run) -> None:
+    for arguments in (
+        ("backends",),
+        ("info",),
+        ("run", "-p", "Hello!", *NATIVE),
+        ("bench", "--rounds", "1", "--prompt-tokens", "4", "--backend", "native"),
+    ):
+        found = run(*arguments)
+        assert "\x1b" not in found.out + found.err, f"slm {arguments[0]} writes escape sequences into a pipe"
+
+
+def test_conformance_runs_the_suite(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = pytest.importorskip("slm_conformance")
+    calls = []
+
+    def fake(backend: str, *, model: Path | None, device: str) -> int:
+        calls.append((backend, model, device))
+        return 1
+
+    monkeypatch.setattr(suite, "run", fake, raising=False)
+    assert run("conformance", "--backend", "native", "--device", "cpu").code == 1
+    assert calls == [("native", None, "cpu")]

@@ -1,0 +1,90 @@
+"""``slm demo``: what it shows, and that it tells when engines disagree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+import slm_core as slm
+from slm_core.cli import demo
+
+
+@pytest.fixture
+def two_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The native engine under two names, and an engine that is not installed."""
+    statuses = [
+        slm.BackendStatus(name, installed=name != "absent", reason="why not") for name in ("one", "two", "absent")
+    ]
+    monkeypatch.setattr(demo, "backends", lambda: statuses)
+    monkeypatch.setattr(demo, "_load", lambda name: slm.load(slm.demo_model_path(), backend="native"))
+
+
+def answers(output: str, name: str) -> list[str]:
+    return re.findall(rf"^ +{name}  (\S.*?)(?:   .*)?$", output, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("two_engines")
+def test_every_step_is_shown_with_what_changed(run) -> None:
+    found = run("demo")
+    assert found.code == 0, found.out + found.err
+    asked = list(demo.CONVERSATION)
+    chat = slm.load(slm.demo_model_path(), backend="native").chat(sampling=demo.GREEDY, n_ctx=demo.N_CTX)
+    said = [chat.send(question) for question in asked]
+    assert answers(found.out, "you")[: len(asked)] == asked
+    assert answers(found.out, "one")[: len(asked)] == [answer.text for answer in said]
+    assert answers(found.out, "two")[: len(asked)] == [answer.text for answer in said]
+    assert f"the same {sum(len(answer.tokens) for answer in said)} tokens on 2 engines" in found.out
+
+    for step, before, after in re.findall(
+        r"^(Truncate|Cut).*\n.*KV cache (\d+) -> (\d+) tokens", found.out, re.MULTILINE
+    ):
+        assert int(after) < int(before), f"{step} makes the cache shorter"
+    assert "takes 0 new places" in found.out
+    assert re.search(r"kB from one into a new context of two", found.out)
+    assert re.search(r"kB from two into a new context of one", found.out)
+    assert re.search(r"^absent +- .*why not", found.out, re.MULTILINE)
+    assert "All engines agree." in found.out
+
+
+def test_one_engine_alone_says_so(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "backends", lambda: [slm.BackendStatus("native", installed=True)])
+    found = run("demo")
+    assert found.code == 0
+    assert "on the same engine: no other is installed" in found.out
+    assert "One engine ran: install another to compare." in found.out
+
+
+@pytest.mark.usefixtures("two_engines")
+def test_engines_that_disagree_are_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, calls = slm.Chat.stream, []
+
+    def other_on_the_second(self: slm.Chat, content: str, *, brakes: Sequence[object] = ()) -> slm.ChatStream:
+        calls.append(content)
+        return honest(self, "Hello!" if calls.count(content) == 2 else content)
+
+    monkeypatch.setattr(slm.Chat, "stream", other_on_the_second)
+    found = run("demo")
+    assert found.code == 1
+    assert "DIFFER" in found.out
+    assert "The engines do not agree" in found.out
+
+
+@pytest.mark.usefixtures("two_engines")
+def test_engine_that_fails_to_load_is_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> slm.LoadedModel:
+        if name == "two":
+            raise slm.SlmError("out of order")
+        return slm.load(slm.demo_model_path(), backend="native")
+
+    monkeypatch.setattr(demo, "_load", load)
+    found = run("demo")
+    assert found.code == 1
+    assert re.search(r"^two .*out of order", found.out, re.MULTILINE)
+
+
+def test_no_engine_at_all_is_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "backends", list)
+    found = run("demo")
+    assert (found.code, found.err) == (1, "error: no engine can run the demo model (none is installed)\n")

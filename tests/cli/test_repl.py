@@ -1,0 +1,118 @@
+"""``slm chat`` with a script on its standard input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import slm_core as slm
+
+GREEDY = ("--backend", "native", "--temperature", "0")
+
+
+@pytest.fixture(scope="module")
+def model() -> slm.LoadedModel:
+    return slm.load(slm.demo_model_path(), backend="native")
+
+
+@pytest.fixture
+def chat(model: slm.LoadedModel) -> slm.Chat:
+    return model.chat(n_ctx=1024, sampling=slm.Sampling(temperature=0))
+
+
+def test_lines_are_said_in_turn(run, chat) -> None:
+    lines = ["My name is Ada.", "", "What is my name?"]
+    expected = [chat.send(line).text for line in lines if line]
+    found = run("chat", *GREEDY, input="\n".join(lines))
+    assert (found.code, found.out.splitlines()) == (0, expected)
+
+
+def test_undo_takes_the_last_question_back(run, chat) -> None:
+    first = chat.send("My name is Ada.").text
+    second = chat.send("My dog is called Rex.").text
+    chat.delete(3)
+    chat.delete(2)
+    third = chat.send("What is my dog called?").text
+    found = run("chat", *GREEDY, input="My name is Ada.\nMy dog is called Rex.\n/undo\nWhat is my dog called?\n")
+    assert found.out.splitlines() == [first, second, third]
+    assert "(taken back: user: My dog is called Rex.)" in found.err
+
+
+def test_forget_cuts_a_message(run, chat) -> None:
+    answers = [chat.send(text).text for text in ("My dog is called Rex.", "My name is Ada.")]
+    assert chat.forget(0) is slm.EditLevel.CUT
+    answers.append(chat.send("What is my name?").text)
+    script = "My dog is called Rex.\nMy name is Ada.\n/forget\n/forget 0\n/forget\nWhat is my name?\n"
+    found = run("chat", *GREEDY, input=script)
+    assert found.out.splitlines() == answers
+    assert "  2 user: My name is Ada.\n" in found.err
+    assert "(cut out of the KV cache: user: My dog is called Rex.)" in found.err
+    assert "  1 user: My name is Ada.\n" in found.err, "the second list has moved up"
+
+
+def test_system_message_is_set_changed_and_shown(run, model) -> None:
+    chat = model.chat(system="You are Pip.", n_ctx=1024, sampling=slm.Sampling(temperature=0))
+    answer = chat.send("Hello!").text
+    script = "/system\n/system You are terse.\n/system You are Pip.\n/system\nHello!\n"
+    found = run("chat", *GREEDY, input=script)
+    assert found.out.splitlines() == [answer]
+    assert found.err.splitlines()[-2:] == ["(no system message)", "You are Pip."]
+
+
+def test_saved_conversation_goes_on(run, chat, tmp_path: Path) -> None:
+    file = tmp_path / "talk.chat"
+    expected = [chat.send(text).text for text in ("My name is Ada.", "What is my name?")]
+    saved = run("chat", *GREEDY, input=f"My name is Ada.\n/save {file}\n")
+    loaded = run("chat", *GREEDY, input=f"/load {file}\nWhat is my name?\n")
+    assert saved.out.splitlines() + loaded.out.splitlines() == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["talk.chat"], "nothing else is left behind"
+
+
+def test_conversation_moves_to_another_backend(run, chat) -> None:
+    status = next((status for status in slm.backends() if status.name == "llamacpp"), None)
+    if status is None or not status.installed:
+        pytest.skip("backend llamacpp is not installed")
+    expected = [chat.send(text).text for text in ("My name is Ada.", "What is my name?")]
+    script = "My name is Ada.\n/backend llamacpp\n/backend\nWhat is my name?\n"
+    found = run("chat", *GREEDY, input=script)
+    assert found.out.splitlines() == expected
+    assert "(going on with llamacpp" in found.err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "/nosuch",
+            "error: unknown command /nosuch (accepted: /undo, /forget, /system, /backend, /save, /load, /help, /exit)",
+        ),
+        ("/undo", "error: there is nothing to take back"),
+        ("/forget 5", "error: there is no message 5 (/forget lists them)"),
+        ("/forget x", "error: there is no message x (/forget lists them)"),
+        ("/save", "error: /save needs the name of a file"),
+        ("/save no-such-folder/talk.chat", "No such file or directory"),
+        ("/load no-such.chat", "No such file or directory"),
+        ("/load {damaged}", "error: "),
+        ("/backend nosuch", "error: unknown backend 'nosuch' (registered: "),
+    ],
+)
+def test_an_error_leaves_the_conversation_as_it_was(run, chat, tmp_path: Path, command: str, message: str) -> None:
+    damaged = tmp_path / "damaged.chat"
+    damaged.write_bytes(b"not a dump")
+    expected = [chat.send("Hello!").text]
+    found = run("chat", *GREEDY, input=f"{command.format(damaged=damaged)}\nHello!\n/exit\nnot read\n")
+    assert (found.code, found.out.splitlines()) == (0, expected)
+    assert len(found.err.splitlines()) == 1
+    assert message in found.err
+
+
+def test_a_doubled_slash_is_said(run, chat) -> None:
+    expected = chat.send("/help").text
+    assert run("chat", *GREEDY, input="//help\n").out == expected + "\n"
+
+
+def test_help_lists_the_commands(run) -> None:
+    found = run("chat", *GREEDY, input="/help\n").err
+    for command in ("/undo", "/forget", "/save", "/load", "/backend", "/system", "/help", "/exit"):
+        assert f"\n{command} " in f"\n{found}"
