@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 SOURCES := pyproject.toml README.md $(shell find slm_core backends formatters conformance -type f ! -path '*/__pycache__/*')
 
+# NumPy's threads gain nothing on models of a few megabytes, and where cores are busy they wait for each other.
+export OPENBLAS_NUM_THREADS ?= 1
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test check clean
 
