@@ -22,8 +22,8 @@ _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 def build_vocab(gguf: GgufFile) -> GgufVocab:
     """Build the vocabulary that a file's ``tokenizer.ggml.*`` metadata describes.
 
-    Nothing is kept on disk: building 150,000 byte-pair tokens takes about 0.4 s, reading them included, and every form
-    of the merges that the ``tokenizers`` library can load back takes longer than making them anew.
+    Nothing is kept on disk: the ``tokenizers`` library makes a model from lists of tokens and merges, which the file
+    has, faster than it loads one that it saved.
 
     Args:
         gguf: an open file; it is not needed afterwards.

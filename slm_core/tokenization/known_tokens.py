@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from slm_core.tokenization.kinds import TokenKind
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_NORMAL, _CONTROL = 1, 3  # of TokenKind, which is defined above this module
 
 _ENDS = (
     "<|eot_id|>",
@@ -96,11 +96,11 @@ def apply_known_texts(ids: Mapping[str, int], kinds: bytearray, special: Mapping
         if not any(role in special for role in roles):
             control.update(first(texts))
     for i in control:
-        kinds[i] = _CONTROL
+        kinds[i] = TokenKind.CONTROL
     eog.update(special[role] for role in ("eos", "eot", "eom") if role in special)
     shown = {ids[text] for text in _HARMONY_MARKUP if text in ids}
     for i in shown:
-        kinds[i] = _CONTROL
+        kinds[i] = TokenKind.CONTROL
     _except_harmony_end(ids, eog, shown)
     _except_plain_s(ids, eog, kinds)
     return KnownTokens(bytes(kinds), frozenset(eog), frozenset(shown))
@@ -119,4 +119,4 @@ def _except_plain_s(ids: Mapping[str, int], eog: set[int], kinds: bytearray) -> 
     """In gemma-4 and plamo vocabularies ``</s>`` is an ordinary token."""
     if ids.get("</s>") in eog and any(ids.get(text) in eog for text in ("<|tool_response>", "<|plamo:eos|>")):
         eog.discard(ids["</s>"])
-        kinds[ids["</s>"]] = _NORMAL
+        kinds[ids["</s>"]] = TokenKind.NORMAL

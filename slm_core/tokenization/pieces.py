@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slm_core.tokenization.kinds import TokenKind
 from slm_core.tokenization.sentencepiece import METASPACE
-from slm_core.tokenization.spec import TokenKind, VocabSpec
+from slm_core.tokenization.spec import VocabSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

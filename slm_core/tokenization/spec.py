@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.tokenization.kinds import TokenKind
 from slm_core.tokenization.known_tokens import apply_known_texts
 from slm_core.tokenization.pretokenizers import PreTokenization, pre_tokenization
 
@@ -39,18 +39,6 @@ _ID_NAMES = (
     *("bos", "eos", "eot", "eom", "unknown", "seperator", "fim_pad", "fim_rep", "fim_sep"),
     *("fim_pre", "fim_suf", "fim_mid", "prefix", "suffix", "middle"),  # the last three are deprecated
 )
-
-
-class TokenKind(IntEnum):
-    """The values of ``tokenizer.ggml.token_type``."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 @dataclass(frozen=True)

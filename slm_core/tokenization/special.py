@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from slm_core.tokenization.kinds import TokenKind
 from slm_core.tokenization.matcher import LongestMatcher
-from slm_core.tokenization.spec import TokenKind, VocabSpec
+from slm_core.tokenization.spec import VocabSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,9 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from slm_core.tokenization.kinds import TokenKind
 from slm_core.tokenization.sentencepiece import METASPACE, SentencePieceNormalizer, crosses_words
-from slm_core.tokenization.spec import TokenKind, VocabSpec
+from slm_core.tokenization.spec import VocabSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

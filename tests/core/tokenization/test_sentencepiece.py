@@ -250,6 +250,7 @@ def test_character_map_is_the_published_one(unigram):
     charsmap = CharsMap(unigram.metadata["precompiled_charsmap"], "x")
     # nmt_nfkc: compatibility forms, composition over several characters, control characters go, other spaces are spaces
     assert charsmap("\ufb01\u2460\uff21 \u30ab\u3099 e\u0301\tx\u0007\u3000\u200b|") == "fi1A \u30ac \u00e9 x  |"
+    assert charsmap("\uff76\uff76\uff9e") == "\u30ab\u30ac"  # the longer key wins
 
 
 def test_damaged_character_maps(unigram, write_gguf, open_vocab):

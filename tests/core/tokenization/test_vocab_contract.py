@@ -41,7 +41,7 @@ def test_text_comes_back(vocab, text):
 def test_bytes_of_tokens_make_the_text(vocab, text):
     ids = vocab.encode(text, add_special=False, parse_special=False)
     joined = b"".join(vocab.token_bytes(i) for i in ids).decode("utf-8", "replace")
-    assert joined.removeprefix(" ") == vocab.decode(ids).removeprefix(" ")
+    assert vocab.decode(ids) in (joined, joined.removeprefix(" "))
 
 
 @few
