@@ -29,7 +29,7 @@ from slm_core.errors import SlmError, UnsupportedModel
 from slm_core.loading import demo_model_path, formatter_source
 from slm_core.plugins import registry
 from slm_core.protocols import Backend, Batch, Context, Formatter, Model, Vocab
-from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos, Progress
 
 Rows = NDArray[np.floating]
 
@@ -88,7 +88,12 @@ class Workshop:
 
     def load(self, path: Path) -> Model:
         """Load a file anew, as the adopter said."""
-        return self.backend.load(path, ModelOptions(self.fixtures.device, backend_options=self.fixtures.load_options))
+        return self.backend.load(path, self.options())
+
+    def options(self, progress: Progress | None = None) -> ModelOptions:
+        """How the adopter loads."""
+        fixtures = self.fixtures
+        return ModelOptions(fixtures.device, fixtures.n_threads, progress, fixtures.load_options)
 
     @functools.cache  # noqa: B019  (a workshop lives as long as the run)
     def tolerance(self, name: str, kv_type: KvType) -> Tolerance:
@@ -276,6 +281,7 @@ class Bench:
             "backend": fixtures.backend,
             "path": str(self.path),
             "device": fixtures.device,
+            "n_threads": fixtures.n_threads,
             "load_options": dict(fixtures.load_options),
             "kv_type": self.kv_type,
             "tokens": list(tokens),

@@ -16,10 +16,10 @@ def main(task: str, arguments: str) -> None:
 
     Args:
         task: "dump" writes a dump of the sequence to standard output; "exit" ends with model and context left open.
-        arguments: backend, path, device, load_options, kv_type, tokens.
+        arguments: backend, path, device, n_threads, load_options, kv_type, tokens.
     """
     given = json.loads(arguments)
-    options = ModelOptions(given["device"], backend_options=given["load_options"])
+    options = ModelOptions(given["device"], given["n_threads"], backend_options=given["load_options"])
     model = make_backend(given["backend"]).load(Path(given["path"]), options)
     kv_type = KvType(given["kv_type"])
     context = model.new_context(ContextOptions(128, 2, 64, kv_type, kv_type))

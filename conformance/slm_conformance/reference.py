@@ -37,14 +37,25 @@ class Reference:
         weights: the model.
         round_inputs: what becomes of the vector that enters a matrix product; with it, tolerances are derived.
         round_kept: what becomes of the keys and values that are kept.
+        round_queries: what becomes of the queries that are multiplied with kept keys.
+        round_attention: what becomes of the attention weights that are multiplied with kept values.
     """
 
-    def __init__(self, weights: Weights, round_inputs: Rounding = exact, round_kept: Rounding = exact) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        round_inputs: Rounding = exact,
+        round_kept: Rounding = exact,
+        round_queries: Rounding = exact,
+        round_attention: Rounding = exact,
+    ) -> None:
         self._shape = weights.shape
         self._tensors = weights.tensors  # float32; every product with float64 is float64
         self._frequencies = rope_frequencies(weights)
         self._round_inputs = round_inputs
         self._round_kept = round_kept
+        self._round_queries = round_queries
+        self._round_attention = round_attention
         self._sequences: dict[int, list[_LayerMemory]] = {}
 
     def length(self, seq_id: int = 0) -> int:
@@ -96,10 +107,10 @@ class Reference:
         group = shape.n_heads // shape.n_kv_heads
         keys = self._rotated(kept.keys, 0).repeat(group, axis=1)  # [S, H, D]
         values = kept.values.repeat(group, axis=1)
-        scores = np.einsum("thd,shd->hts", self._rotated(q, first), keys) / np.sqrt(shape.head_dim)
+        scores = np.einsum("thd,shd->hts", self._round_queries(self._rotated(q, first)), keys) / np.sqrt(shape.head_dim)
         unseen = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
         scores[:, unseen] = -np.inf
-        seen = np.einsum("hts,shd->thd", _softmax(scores), values)
+        seen = np.einsum("hts,shd->thd", self._round_attention(_softmax(scores)), values)
         return self._linear(f"blk.{layer}.attn_output", seen.reshape(len(x), -1))
 
     def _feed_forward(self, layer: int, x: Array) -> Array:

@@ -13,7 +13,7 @@ from slm_conformance.bench import Bench
 from slm_conformance.factories import tiny_model
 from slm_conformance.scenarios.base import Scenarios
 from slm_core.errors import BackendUnavailable, InvalidModelFile, UnknownOption
-from slm_core.types import BackendStatus, ModelOptions, Progress, Support
+from slm_core.types import BackendStatus, ModelOptions, Support
 
 
 class TestBackend(Scenarios):
@@ -103,7 +103,7 @@ class TestBackend(Scenarios):
     def test_progress(self, bench: Bench) -> None:
         """Backend: ``progress`` is called with shares from 0 to 1, ending at 1; an exception in it cancels."""
         shares: list[float] = []
-        bench.backend.load(bench.path, self._options(bench, shares.append)).close()
+        bench.backend.load(bench.path, bench.workshop.options(shares.append)).close()
         assert shares, "progress was never called"
         assert all(a <= b for a, b in zip([0.0, *shares], [*shares, 1.0], strict=True)), f"progress went {shares}"
         assert shares[-1] == 1.0, f"progress ended at {shares[-1]}, not at 1.0"
@@ -112,9 +112,4 @@ class TestBackend(Scenarios):
             raise KeyError(share)
 
         with pytest.raises(KeyError):
-            bench.backend.load(bench.path, self._options(bench, refuse)).close()
-
-    @staticmethod
-    def _options(bench: Bench, progress: Progress) -> ModelOptions:
-        fixtures = bench.workshop.fixtures
-        return ModelOptions(fixtures.device, progress=progress, backend_options=fixtures.load_options)
+            bench.backend.load(bench.path, bench.workshop.options(refuse)).close()
