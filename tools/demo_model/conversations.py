@@ -28,11 +28,11 @@ SKILLS: dict[str, skills.Skill] = {
 }
 # Relative weight of a skill within a mixed conversation.
 MIX = {
-    "tell": 4.0, "recall": 6.0, "which": 3.0, "json": 2.0, "arithmetic": 1.5, "spell": 1.5, "repeat": 1.5,
+    "tell": 4.0, "recall": 6.0, "which": 3.0, "json": 4.0, "arithmetic": 1.5, "spell": 1.5, "repeat": 1.5,
     "weather": 0.5, "chat": 1.5,
 }  # fmt: skip
 # Share of the conversations that practise one skill only; numbers and plain copying need it most.
-DRILLS = {"arithmetic": 0.28, "repeat": 0.04, "json": 0.12, "spell": 0.02, "recall": 0.05}
+DRILLS = {"arithmetic": 0.25, "repeat": 0.08, "json": 0.1, "spell": 0.03, "recall": 0.05}
 
 
 def generate(
