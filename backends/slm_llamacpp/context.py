@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slm_llamacpp.model import LlamaCppModel
 
 _QUANTIZED = (KvType.Q8_0, KvType.Q5_0, KvType.Q4_0)
+_QUANTIZED_BLOCK = 32
 _ROTATION_WIDTH = 64  # llama.cpp re-rotates quantized keys only in heads of a multiple of this
 _NO_ROOM = 1
 _FAILURES = {_NO_ROOM: "it found no room in its KV cache", 2: "it was aborted", -1: "it calls the batch invalid"}
@@ -53,6 +54,7 @@ class LlamaCppContext(ContextBase):
         self._model = model
         self._type_k, self._type_v = options.kv_type_k or KvType.F16, options.kv_type_v or KvType.F16
         flash = flash_attention(settings, self._type_v)
+        check_key_type(self._type_k, model.head_dim)
         self._pointer = self._create(model_pointer, options, settings, flash)
         self._free = weakref.finalize(self, api.llama_free, self._pointer)
         self._free.atexit = False  # at exit the system takes the memory back
@@ -77,8 +79,10 @@ class LlamaCppContext(ContextBase):
             most = api.llama_max_parallel_sequences() * options.n_seq_max // n_sequences
             raise InvalidOption(f"n_seq_max={options.n_seq_max} (accepted by llama.cpp for this model: 1 to {most})")
         params = api.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_seq_max = options.n_ctx, options.n_batch, n_sequences
-        params.n_ubatch = min(settings.options.n_ubatch or params.n_ubatch, options.n_batch)
+        # It ends the process where a batch has fewer places than there are sequences.
+        params.n_ctx, params.n_batch = max(options.n_ctx, n_sequences), max(options.n_batch, n_sequences)
+        params.n_seq_max = n_sequences
+        params.n_ubatch = min(settings.options.n_ubatch or params.n_ubatch, params.n_batch)
         params.n_threads = params.n_threads_batch = settings.n_threads
         params.type_k, params.type_v = GGML_TYPES[self._type_k], GGML_TYPES[self._type_v]
         params.flash_attn_type = flash
@@ -144,6 +148,7 @@ class LlamaCppContext(ContextBase):
 
     def _engine_close(self) -> None:
         self._free()
+        library.return_memory()
 
     # Steps.
 
@@ -169,6 +174,7 @@ class LlamaCppContext(ContextBase):
         held, length = self._memory.length(seq_id), self._ledger.length(seq_id)
         if held == length:
             return
+        logs.logger.debug("sequence %d held %d tokens in llama.cpp, %d by the ledger", seq_id, held, length)
         if held > length and (length == 0 or self.edit_level >= EditLevel.TRUNCATE):
             self._memory.remove(seq_id, length)
         else:
@@ -249,6 +255,20 @@ def flash_attention(settings: Settings, type_v: KvType) -> int:
     if settings.device.gpus:
         return _FLASH_AUTO
     return _FLASH_ON if type_v in _QUANTIZED else _FLASH_OFF
+
+
+def check_key_type(type_k: KvType, head_dim: int | None) -> None:
+    """Refuse keys that llama.cpp would compute garbage with: it looks for this only where flash attention is on.
+
+    Raises:
+        InvalidOption: quantized keys whose blocks do not fit the heads.
+    """
+    if type_k in _QUANTIZED and (head_dim is None or head_dim % _QUANTIZED_BLOCK):
+        width = "of several widths" if head_dim is None else f"{head_dim} wide"
+        raise InvalidOption(
+            f"kv_type_k={type_k} packs blocks of {_QUANTIZED_BLOCK}, and this model's heads are {width}"
+            f" (accepted: {', '.join(kind for kind in KvType if kind not in _QUANTIZED)})"
+        )
 
 
 def can_rotate(type_k: KvType, head_dim: int | None) -> bool:

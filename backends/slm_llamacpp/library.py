@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
+import sys
 import threading
 from typing import Any
 
@@ -53,3 +55,14 @@ def load() -> Any:
             api.llama_backend_init()
             _loaded = api
     return _loaded
+
+
+def return_memory() -> None:
+    """Give freed memory back to the system now: glibc keeps freed blocks, up to 32 MiB each, for later."""
+    if sys.platform != "linux":
+        return
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except AttributeError:  # another C library, which keeps none
+        return
+    trim(ctypes.c_size_t(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ logger = logging.getLogger("slm_llamacpp")
 logger.addHandler(logging.NullHandler())  # an application that set up no logging gets nothing on stderr
 
 _CONTINUATION = 5
-_LEVELS = {1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}  # ggml_log_level
+_SPEAKER = re.compile(r"\A(\w+: )?(error loading model: )?")  # the function's name, and what it always says
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # ggml_log_level
 
 
 class Complaint(NamedTuple):
@@ -65,11 +67,8 @@ def collected() -> Iterator[list[Complaint]]:
 def reason_in(complaints: Sequence[Complaint]) -> str:
     """What went wrong, in one line: the most telling of llama.cpp's error lines."""
     lines = [line for level, line in complaints if level >= logging.ERROR]
-    for line in lines:
-        _, found, reason = line.partition("error loading model: ")
-        if found:
-            return reason
-    return lines[-1] if lines else "it gave no reason"
+    telling = [line for line in lines if "error loading model: " in line] or lines[-1:] or ["it gave no reason"]
+    return _SPEAKER.sub("", telling[0])
 
 
 def route(api: Any) -> None:

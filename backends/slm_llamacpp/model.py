@@ -89,6 +89,7 @@ class LlamaCppModel:
             for context in list(self._contexts):
                 context.close()
             self._handle.free()
+            library.return_memory()
 
     def __enter__(self) -> Self:
         return self

@@ -109,7 +109,9 @@ def outcome_of(command: list[str]) -> Outcome:
     """Start a probe and see how it ends."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=_TIMEOUT, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603  (our own script, in our own interpreter)
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.warning("the probe of llama.cpp did not run: %s", error)
         return Outcome.INCONCLUSIVE

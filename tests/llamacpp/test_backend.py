@@ -1,0 +1,285 @@
+"""Status, support, loading and what loading refuses."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slm_conformance.factories import make_tiny_model
+from slm_conformance.gguf_writer import write_gguf
+from slm_core.errors import BackendUnavailable, InvalidModelFile, InvalidOption, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.plugins import Registry
+from slm_core.types import ModelOptions
+from slm_llamacpp import devices, library, logs, plugin
+from slm_llamacpp.backend import LlamaCppBackend
+from tests.llamacpp.conftest import LoadModel
+from tests.llamacpp.feeding import error, feed, new_context, some_tokens
+from tests.llamacpp.models import changed_model, recurrent_model, windowed_model
+
+
+@pytest.fixture
+def backend() -> LlamaCppBackend:
+    return LlamaCppBackend()
+
+
+def test_it_registers_without_its_engine() -> None:
+    script = (
+        "import sys; from slm_core.plugins import Registry; from slm_llamacpp import plugin;"
+        "backend = Registry({'llamacpp': plugin}).backend('llamacpp');"
+        "assert backend.name == 'llamacpp' and backend.load_options;"
+        "print(sorted(name for name in sys.modules if name.startswith(('llama_cpp', 'torch', 'onnx', 'tokenizers'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_the_entry_has_a_hint() -> None:
+    entry = Registry({"llamacpp": plugin}).backends["llamacpp"]
+    assert "slm-core[llamacpp]" in entry.hint
+
+
+class TestStatus:
+    def test_installed(self, backend: LlamaCppBackend) -> None:
+        status = backend.status()
+        assert status.installed
+        assert status.version.startswith(importlib.metadata.version("llama-cpp-python"))
+        assert "cpu" in [device.name for device in status.devices]
+
+    def test_not_installed(self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        def missing(name: str) -> str:
+            raise importlib.metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(importlib.metadata, "version", missing)
+        status = backend.status()
+        assert not status.installed
+        assert "not installed" in status.reason
+        assert "pip install" in status.hint
+
+    @pytest.mark.parametrize("raised", [OSError("libgomp.so.1: no such file\n"), RuntimeError("x"), ImportError("y")])
+    def test_a_broken_installation(
+        self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch, raised: Exception
+    ) -> None:
+        def fail(name: str) -> Any:
+            raise raised
+
+        monkeypatch.setattr(library, "_loaded", None)
+        monkeypatch.setattr(library.importlib, "import_module", fail)
+        status = backend.status()
+        assert (status.installed, "\n" in status.reason) == (False, False)
+        assert str(raised).strip() in status.reason
+
+    def test_it_never_raises(self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(devices, "all_devices", lambda: 1 / 0)
+        assert "ZeroDivisionError" in backend.status().reason
+
+
+class TestSupports:
+    def test_yes(self, backend: LlamaCppBackend, llama_file: Path) -> None:
+        for device in ("auto", "cpu"):
+            assert (backend.supports(llama_file, device).supported, backend.supports(llama_file, device).rank) == (
+                True,
+                50,
+            )
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"general__architecture": "bert"}, "'bert' is an encoder"),
+            ({"general__architecture": "t5"}, "an encoder with a decoder"),
+            ({"general__architecture": "dream"}, "a diffusion model"),
+            ({"general__architecture": "llama9"}, "'llama9' is not among those"),
+            ({"general__architecture": None}, "general.architecture"),
+            ({"llama__attention__causal": False}, "the model is an encoder"),
+            ({"tokenizer__ggml__model": None}, "tokenizer.ggml.model"),
+            ({"tokenizer__ggml__tokens": None}, "tokenizer.ggml.tokens"),
+        ],
+    )
+    def test_no(self, backend: LlamaCppBackend, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+        support = backend.supports(changed_model(tmp_path / "model.gguf", **changes))
+        assert not support.supported
+        assert words in support.reason
+
+    def test_a_vocabulary_alone(self, backend: LlamaCppBackend, tmp_path: Path) -> None:
+        path = write_gguf(tmp_path / "vocab.gguf", make_tiny_model("qwen2").metadata, {})
+        assert "a vocabulary only" in backend.supports(path).reason
+        with pytest.raises(UnsupportedModel, match="a vocabulary only"):
+            backend.load(path, ModelOptions())
+
+    def test_a_device_that_is_missing(self, backend: LlamaCppBackend, llama_file: Path) -> None:
+        assert "no device 'cuda:7'" in backend.supports(llama_file, "cuda:7").reason
+        with pytest.raises(BackendUnavailable, match="no device 'cuda:7'"):
+            backend.load(llama_file, ModelOptions(device="cuda:7"))
+
+    def test_not_installed(self, backend: LlamaCppBackend, llama_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(library, "is_installed", lambda: False)
+        assert "not installed" in backend.supports(llama_file).reason
+
+    def test_damaged_files_raise(self, backend: LlamaCppBackend, tmp_path: Path) -> None:
+        (tmp_path / "empty.gguf").touch()
+        for path in (tmp_path / "nothing.gguf", tmp_path, tmp_path / "empty.gguf"):
+            for call in (lambda p=path: backend.supports(p), lambda p=path: backend.load(p, ModelOptions())):
+                with pytest.raises(InvalidModelFile) as caught:
+                    call()
+                assert "\n" not in str(caught.value)
+
+    def test_every_architecture_that_is_claimed_is_known_to_llamacpp(self, tmp_path: Path) -> None:
+        # A name that llama.cpp does not know is "unknown"; a known one lacks this or that.
+        script = (
+            "import sys; from pathlib import Path; from slm_llamacpp import library, logs, source;"
+            "from tests.llamacpp.models import changed_model; api = library.load(); path = Path(sys.argv[1])\n"
+            "for name in sorted(source._RUNS):\n"
+            "    params = api.llama_model_default_params(); params.vocab_only = True\n"
+            "    changed_model(path, general__architecture=name)\n"
+            "    with logs.collected() as complaints:\n"
+            "        api.llama_model_load_from_file(str(path).encode(), params)\n"
+            "    if 'architecture' in logs.reason_in(complaints): print(name, logs.reason_in(complaints))\n"
+        )
+        command = [sys.executable, "-c", script, str(tmp_path / "model.gguf")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+class TestLoad:
+    def test_info(self, load: LoadModel, llama_file: Path) -> None:
+        info = load(llama_file).info
+        assert (info.architecture, info.n_layers, info.n_embd, info.n_vocab) == ("llama", 3, 96, 305)
+        assert info.backend == f"llamacpp {importlib.metadata.version('llama-cpp-python')}"
+        assert info.device == "cpu"
+
+    @pytest.mark.parametrize("options", [{"use_mmap": True}, {"use_mmap": False}, {"repack": False}, {"n_ubatch": 3}])
+    def test_options_do_not_change_the_answer(
+        self, load: LoadModel, llama_file: Path, options: Mapping[str, object]
+    ) -> None:
+        expected = feed(new_context(load(llama_file)), some_tokens(20))
+        assert error(feed(new_context(load(llama_file, **options)), some_tokens(20)), expected) <= 1e-5
+
+    def test_flash_attention_is_what_was_asked_for(self, load: LoadModel, llama_file: Path) -> None:
+        off, on = (
+            feed(new_context(load(llama_file, flash_attention=flash)), some_tokens(20)) for flash in (False, True)
+        )
+        default = feed(new_context(load(llama_file)), some_tokens(20))
+        assert (default == off).all(), "off on a CPU"
+        assert 1e-5 < error(on, off) < 1e-2, "llama.cpp's flash attention rounds keys and values to f16"
+
+    def test_check_tensors_finds_a_damaged_weight(self, load: LoadModel, tmp_path: Path) -> None:
+        path = make_tiny_model("qwen2", "f16").write(tmp_path / "model.gguf")
+        with GgufFile.open(path) as gguf:
+            offset = gguf.tensors["blk.1.ffn_up.weight"].offset
+        data = bytearray(path.read_bytes())
+        data[offset : offset + 2] = b"\x00\x7e"  # NaN
+        path.write_bytes(data)
+        load(path)
+        with pytest.raises(InvalidModelFile, match="invalid data"):
+            load(path, check_tensors=True)
+
+    def test_memory_that_cannot_be_locked(
+        self, load: LoadModel, llama_file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        api = library.load()
+        load_file = api.llama_model_load_from_file
+
+        def warn_and_load(path: bytes, params: Any) -> int:
+            warning = b"warning: failed to mlock 4096-byte buffer (after previously locking 0 bytes): no memory\n"
+            logs.receive(3, warning, None)
+            return int(load_file(path, params))
+
+        monkeypatch.setattr(api, "llama_model_load_from_file", warn_and_load)
+        with pytest.raises(InvalidOption, match="use_mlock=True, but the system"):
+            load(llama_file, use_mlock=True)
+        load(llama_file)
+
+    def test_locked_memory(self, load: LoadModel, llama_file: Path) -> None:
+        for options in ({"use_mlock": True}, {"use_mlock": True, "use_mmap": False}):
+            assert feed(new_context(load(llama_file, **options)), [1]).shape[0] == 1
+
+    @pytest.mark.parametrize("n_threads", [0, -1, 1.5, True, "2", 10_000])
+    def test_threads_that_do_not_fit(self, backend: LlamaCppBackend, llama_file: Path, n_threads: Any) -> None:
+        with pytest.raises(InvalidOption, match="n_threads="):
+            backend.load(llama_file, ModelOptions(n_threads=n_threads))
+
+    def test_threads_reach_llamacpp(self, backend: LlamaCppBackend, llama_file: Path) -> None:
+        with backend.load(llama_file, ModelOptions(n_threads=3)) as model:
+            context: Any = new_context(model)
+            api = context._api
+            assert api.llama_n_threads(context._pointer) == api.llama_n_threads_batch(context._pointer) == 3
+
+    def test_gpu_options_on_a_cpu(self, load: LoadModel, llama_file: Path) -> None:
+        with pytest.raises(InvalidOption, match="n_gpu_layers=4 is for GPUs"):
+            load(llama_file, n_gpu_layers=4)
+
+    @pytest.mark.parametrize("make", [windowed_model, recurrent_model])
+    def test_other_architectures(self, backend: LlamaCppBackend, load: LoadModel, tmp_path: Path, make: Any) -> None:
+        path = make(tmp_path / "model.gguf", *((8,) if make is windowed_model else ()))
+        assert backend.supports(path).supported
+        assert load(path).info.n_layers in (2, 4)
+
+
+class TestProgress:
+    def test_it_rises_to_the_end(self, backend: LlamaCppBackend, llama_file: Path) -> None:
+        shares: list[float] = []
+        backend.load(llama_file, ModelOptions(n_threads=1, progress=shares.append)).close()
+        assert shares == sorted(shares)
+        assert (shares[0], shares[-1]) == (0.0, 1.0)
+
+    @pytest.mark.parametrize("raised", [ValueError("stop"), KeyboardInterrupt()])
+    @pytest.mark.parametrize("after", [0, 2])
+    def test_an_exception_cancels(
+        self, backend: LlamaCppBackend, llama_file: Path, raised: BaseException, after: int
+    ) -> None:
+        calls: list[float] = []
+
+        def progress(share: float) -> None:
+            calls.append(share)
+            if len(calls) > after:
+                raise raised
+
+        with pytest.raises(type(raised)) as caught:
+            backend.load(llama_file, ModelOptions(n_threads=1, progress=progress))
+        assert caught.value is raised
+        assert len(calls) == after + 1, "nothing is loaded after the exception"
+
+
+class TestRefusals:
+    """Files that a header check passes and llama.cpp does not load: one line, with its reason."""
+
+    @pytest.mark.parametrize(
+        ("changes", "kind", "words"),
+        [
+            ({"llama__attention__layer_norm_rms_epsilon": None}, InvalidModelFile, "layer_norm_rms_epsilon"),
+            ({"llama__block_count": 4}, InvalidModelFile, "blk.3"),
+            ({"llama__embedding_length": 64}, InvalidModelFile, "wrong shape"),
+            (
+                {"tokenizer__ggml__pre": "never-heard-of"},
+                UnsupportedModel,
+                "unknown pre-tokenizer type: 'never-heard-of'",
+            ),
+            ({"tokenizer__ggml__model": "never-heard-of"}, UnsupportedModel, "unknown tokenizer: 'never-heard-of'"),
+            ({"tokenizer__ggml__merges": None}, InvalidModelFile, "merges"),
+        ],
+    )
+    def test_reason(
+        self,
+        load: LoadModel,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        changes: dict[str, Any],
+        kind: type[Exception],
+        words: str,
+    ) -> None:
+        path = changed_model(tmp_path / "model.gguf", **changes)
+        with pytest.raises(kind) as caught:
+            load(path)
+        assert words in str(caught.value)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert any(record.levelno == logging.ERROR and words in record.getMessage() for record in caplog.records)

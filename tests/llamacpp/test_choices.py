@@ -1,0 +1,140 @@
+"""What is decided before a model is loaded: options, devices, threads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slm_core.errors import BackendUnavailable, InvalidOption, UnknownOption
+from slm_llamacpp.devices import Device, DeviceKind, choose
+from slm_llamacpp.options import DESCRIPTIONS, LoadOptions
+from slm_llamacpp.threads import count_cores, cpu_quota, usable_cores
+
+CPU = Device(1, "CPU", "a CPU", DeviceKind.CPU)
+BLAS = Device(2, "BLAS", "OpenBLAS", DeviceKind.ACCELERATOR)
+CUDA = [Device(3, "CUDA0", "a GPU", DeviceKind.GPU), Device(4, "CUDA1", "a GPU", DeviceKind.GPU)]
+INTEGRATED = Device(5, "Vulkan0", "a GPU in a CPU", DeviceKind.INTEGRATED_GPU)
+METAL, NEW_METAL = Device(6, "Metal", "M", DeviceKind.GPU), Device(6, "MTL0", "M", DeviceKind.GPU)
+ALL = [*CUDA, INTEGRATED, BLAS, CPU]
+
+
+class TestDevices:
+    @pytest.mark.parametrize(
+        ("devices", "wanted", "names", "label"),
+        [
+            (ALL, "auto", ["CUDA0", "CUDA1"], "cuda:0,cuda:1"),
+            (ALL, "cpu", [], "cpu"),
+            (ALL, "cuda", ["CUDA0", "CUDA1"], "cuda:0,cuda:1"),
+            (ALL, "cuda:1", ["CUDA1"], "cuda:1"),
+            (ALL, "vulkan", ["Vulkan0"], "vulkan:0"),
+            ([INTEGRATED, CPU], "auto", ["Vulkan0"], "vulkan:0"),
+            ([BLAS, CPU], "auto", [], "cpu"),
+            ([METAL, CPU], "metal", ["Metal"], "metal"),
+            ([METAL, CPU], "metal:0", ["Metal"], "metal"),
+            ([NEW_METAL, CPU], "metal", ["MTL0"], "mtl:0"),
+        ],
+    )
+    def test_choice(self, devices: list[Device], wanted: str, names: list[str], label: str) -> None:
+        choice = choose(wanted, devices)
+        assert ([gpu.name for gpu in choice.gpus], choice.label) == (names, label)
+
+    @pytest.mark.parametrize("wanted", ["cuda:2", "CUDA", "cud", "rocm", "blas", "cpu:0", "", "cuda:", "cuda:-1"])
+    def test_a_device_that_is_missing(self, wanted: str) -> None:
+        with pytest.raises(BackendUnavailable) as caught:
+            choose(wanted, ALL)
+        assert "(accepted: auto, cpu, cuda:0, cuda:1, vulkan:0)" in str(caught.value)
+
+
+class TestOptions:
+    def test_defaults(self) -> None:
+        assert LoadOptions.parse({}) == LoadOptions()
+        assert set(DESCRIPTIONS) == set(LoadOptions.__dataclass_fields__)
+
+    def test_values(self) -> None:
+        given = {"n_gpu_layers": -1, "tensor_split": [1, 2.5], "flash_attention": True, "split_mode": "row"}
+        parsed = LoadOptions.parse(given)
+        assert (parsed.n_gpu_layers, parsed.tensor_split, parsed.flash_attention) == (-1, (1.0, 2.5), True)
+        assert LoadOptions.parse({"flash_attention": "auto"}).flash_attention is None
+
+    def test_unknown(self) -> None:
+        with pytest.raises(UnknownOption, match=r"'n_gpu_layer' .*accepted: flash_attention, .*n_gpu_layers"):
+            LoadOptions.parse({"n_gpu_layer": 3})
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("flash_attention", "on"),
+            ("flash_attention", 1),
+            ("n_ubatch", 0),
+            ("n_ubatch", True),
+            ("n_ubatch", 2**31),
+            ("n_ubatch", 64.0),
+            ("use_mmap", "yes"),
+            ("use_mlock", None),
+            ("check_tensors", 0),
+            ("repack", "auto"),
+            ("n_gpu_layers", -2),
+            ("n_gpu_layers", "all"),
+            ("split_mode", "rows"),
+            ("split_mode", ["row"]),
+            ("main_gpu", -1),
+            ("tensor_split", []),
+            ("tensor_split", "11"),
+            ("tensor_split", [0, 0]),
+            ("tensor_split", [1, -1]),
+            ("tensor_split", [1, float("nan")]),
+            ("tensor_split", [True]),
+            ("tensor_split", 1.0),
+            ("offload_kv", "no"),
+        ],
+    )
+    def test_a_value_that_does_not_fit(self, name: str, value: object) -> None:
+        with pytest.raises(InvalidOption, match=rf"{name}=.*\(accepted: "):
+            LoadOptions.parse({name: value})
+
+    @pytest.mark.parametrize(
+        "given",
+        [{"n_gpu_layers": 3}, {"split_mode": "row"}, {"main_gpu": 0}, {"tensor_split": [1]}, {"offload_kv": True}],
+    )
+    def test_gpu_options_without_a_gpu(self, given: dict[str, object]) -> None:
+        options = LoadOptions.parse(given)
+        with pytest.raises(InvalidOption, match="the model runs on the CPU"):
+            options.check_gpus(0, 16)
+        options.check_gpus(1, 16)
+
+    def test_gpu_options_for_other_gpus(self) -> None:
+        LoadOptions.parse({"n_gpu_layers": 0}).check_gpus(0, 16)
+        with pytest.raises(InvalidOption, match=r"main_gpu=2 \(accepted: 0 to 1\)"):
+            LoadOptions.parse({"main_gpu": 2}).check_gpus(2, 16)
+        with pytest.raises(InvalidOption, match="3 shares for 2 GPUs"):
+            LoadOptions.parse({"tensor_split": [1, 1, 1]}).check_gpus(2, 16)
+
+
+class TestThreads:
+    def test_hardware_threads_of_one_core_count_once(self, tmp_path: Path) -> None:
+        for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+            folder = tmp_path / f"cpu{cpu}" / "topology"
+            folder.mkdir(parents=True)
+            (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+        assert [count_cores(cpus, tmp_path) for cpus in ({0, 1, 2, 3}, {0, 2}, {0, 7}, set())] == [2, 1, 2, 1]
+
+    @pytest.mark.parametrize(
+        ("inner", "outer", "quota"),
+        [("max 100000", "max 100000", None), ("150000 100000", "max 100000", 1.5), ("max 100000", "50000 100000", 0.5)],
+    )
+    def test_the_least_quota_on_the_way_up_counts(
+        self, tmp_path: Path, inner: str, outer: str, quota: float | None
+    ) -> None:
+        group = tmp_path / "cgroup" / "slice" / "job"
+        group.mkdir(parents=True)
+        (group / "cpu.max").write_text(f"{inner}\n")
+        (group.parent / "cpu.max").write_text(f"{outer}\n")
+        membership = tmp_path / "self"
+        membership.write_text("0::/slice/job\n")
+        assert cpu_quota(tmp_path / "cgroup", membership) == quota
+        assert cpu_quota(tmp_path / "nowhere", tmp_path / "nothing") is None
+
+    def test_within_what_this_process_may_use(self) -> None:
+        assert 1 <= usable_cores() <= (os.cpu_count() or 1)

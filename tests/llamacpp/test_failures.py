@@ -1,0 +1,212 @@
+"""What llama.cpp reports is checked, and whatever fails leaves the context as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slm_core.errors import DecodeFailed, InvalidOption, UnsupportedEdit
+from slm_core.protocols import Context
+from slm_core.types import ContextOptions, EditLevel, KvType, Pos
+from tests.llamacpp.conftest import LoadModel
+from tests.llamacpp.feeding import error, feed, new_context, some_tokens
+from tests.llamacpp.models import recurrent_model
+
+EXACT = 1e-6  # the same numbers, added in another order: float32 holds seven digits
+
+
+class Interposed:
+    """The low-level functions with some of them replaced."""
+
+    def __init__(self, api: Any, **replaced: Callable[..., Any]) -> None:
+        self._api = api
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api, name)
+
+
+@pytest.fixture
+def context(load: LoadModel, llama_file: Path) -> Context:
+    return new_context(load(llama_file))
+
+
+def interpose(context: Any, **replaced: Callable[..., Any]) -> Any:
+    """Replace functions of one context; returns the original ones."""
+    original = context._api
+    context._api = context._memory._api = Interposed(original, **replaced)
+    return original
+
+
+def undo(context: Any, original: Any) -> None:
+    context._api = context._memory._api = original
+
+
+@pytest.mark.parametrize(("code", "words"), [(1, "no room"), (2, "aborted"), (-1, "invalid"), (-3, "code -3")])
+def test_a_failed_decode_changes_nothing(context: Any, code: int, words: str) -> None:
+    before = some_tokens(10)
+    feed(context, before)
+    feed(context, before[:4], 1)
+    batch = context.new_batch()
+    for seq_id in (0, 1):
+        batch.extend([5, 6, 7], Pos(seq_id, context.length(seq_id)), logits="all")
+
+    def decode_and_fail(pointer: int, llama_batch: Any) -> int:
+        assert api.llama_decode(pointer, llama_batch) == 0, "as when the first of several parts succeeds"
+        return code
+
+    api = interpose(context, llama_decode=decode_and_fail)
+    with pytest.raises(DecodeFailed, match=words):
+        context.decode(batch)
+    undo(context, api)
+    assert (context.length(0), context.length(1)) == (10, 4)
+    expected = new_context(context._model)
+    feed(expected, before)
+    assert error(feed(context, [5, 6, 7]), feed(expected, [5, 6, 7])) <= EXACT
+
+
+def test_an_interrupt_after_a_decode_changes_nothing(context: Any) -> None:
+    feed(context, some_tokens(10))
+
+    def decode_and_interrupt(pointer: int, llama_batch: Any) -> int:
+        api.llama_decode(pointer, llama_batch)
+        raise KeyboardInterrupt
+
+    api = interpose(context, llama_decode=decode_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        feed(context, [5, 6, 7])
+    undo(context, api)
+    expected = new_context(context._model)
+    feed(expected, some_tokens(10))
+    assert error(feed(context, [5, 6, 7]), feed(expected, [5, 6, 7])) <= EXACT
+
+
+def test_an_interrupt_between_llamacpp_and_the_ledger_is_made_good(context: Any) -> None:
+    feed(context, some_tokens(12))
+    context.cut(Pos(0, 2), Pos(0, 4))
+    context._memory.remove(0, 7)  # as if a truncate had been interrupted before the ledger knew of it
+    assert context.length(0) == 10
+    expected = new_context(context._model)
+    feed(expected, some_tokens(12))
+    expected.cut(Pos(0, 2), Pos(0, 4))
+    assert error(feed(context, [5, 6, 7]), feed(expected, [5, 6, 7])) <= EXACT
+
+
+def test_no_logits_is_a_failure(context: Any) -> None:
+    feed(context, some_tokens(3))
+    api = interpose(context, llama_get_logits=lambda pointer: None)
+    with pytest.raises(DecodeFailed, match="no logits"):
+        feed(context, [1])
+    undo(context, api)
+    assert context.length(0) == 3
+    feed(context, [1])
+
+
+def test_cells_that_cannot_be_copied_leave_both_sequences(context: Any) -> None:
+    feed(context, some_tokens(10))
+    context.fork(0, 1)
+    api = interpose(context, llama_state_seq_set_data_ext=lambda *_: 0)
+    with pytest.raises(DecodeFailed, match="shares"):
+        context.cut(Pos(0, 1), Pos(0, 4))
+    undo(context, api)
+    assert context.n_free == 256 - 10
+    expected = new_context(context._model)
+    feed(expected, some_tokens(10))
+    rows = feed(expected, [5, 6])
+    for seq_id in (0, 1):
+        assert error(feed(context, [5, 6], seq_id), rows) <= EXACT
+
+
+def test_a_refused_removal_is_reported(context: Any) -> None:
+    feed(context, some_tokens(10))
+    api = interpose(context, llama_memory_seq_rm=lambda *_: False)
+    with pytest.raises(DecodeFailed, match="refused to forget"):
+        context.truncate(Pos(0, 4))
+    undo(context, api)
+    assert context.length(0) == 10
+
+
+class TestRecurrent:
+    """Mamba: nothing can be undone but by decoding again."""
+
+    @pytest.fixture
+    def context(self, load: LoadModel, tmp_path: Path) -> Context:
+        return new_context(load(recurrent_model(tmp_path / "mamba.gguf")))
+
+    def test_declares_what_it_can(self, context: Context) -> None:
+        assert context.edit_level is EditLevel.REPLAY
+        feed(context, some_tokens(8))
+        with pytest.raises(UnsupportedEdit):
+            context.truncate(Pos(0, 4))
+        with pytest.raises(UnsupportedEdit, match="fork all of it"):
+            context.fork(0, 1, 4)
+        assert context.length(1) == 0
+
+    def test_forks_diverge(self, context: Context) -> None:
+        feed(context, some_tokens(8))
+        context.fork(0, 1)
+        first = feed(context, [3, 4, 5])
+        second = feed(context, [6, 7], 1)
+        for tokens, rows in (([*some_tokens(8), 3, 4, 5], first), ([*some_tokens(8), 6, 7], second)):
+            expected = feed(context, tokens, 2)
+            context.drop(2)
+            assert error(rows, expected[8:]) <= EXACT
+
+    def test_a_dump_replays(self, context: Context) -> None:
+        feed(context, some_tokens(8))
+        data = context.dump(0)
+        context.restore(1, data)
+        assert error(feed(context, [3], 1), feed(context, [3])) <= EXACT
+
+    def test_a_failed_decode_is_made_good_by_decoding_again(self, context: Any) -> None:
+        feed(context, some_tokens(8))
+        failing = True
+
+        def fail_once(pointer: int, llama_batch: Any) -> int:
+            nonlocal failing
+            code, failing = (-3, False) if failing else (0, False)
+            return api.llama_decode(pointer, llama_batch) or code
+
+        api = interpose(context, llama_decode=fail_once)
+        with pytest.raises(DecodeFailed, match="code -3"):
+            feed(context, [5, 6, 7])
+        undo(context, api)
+        expected = feed(context, [*some_tokens(8), 9], 1)[8:]
+        assert error(feed(context, [9]), expected) <= EXACT
+
+
+class TestContextOptions:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (ContextOptions(n_seq_max=256), r"n_seq_max=256 \(accepted by llama.cpp for this model: 1 to 255\)"),
+            (ContextOptions(kv_type_k=KvType.Q8_0), r"heads are 16 wide \(accepted: f32, f16, bf16\)"),
+            (ContextOptions(kv_type_v=KvType.Q8_0), "does not divide n_embd_head_v=16"),
+        ],
+    )
+    def test_what_llamacpp_cannot_is_refused(
+        self, load: LoadModel, qwen2_file: Path, options: ContextOptions, words: str
+    ) -> None:
+        with pytest.raises(InvalidOption, match=words) as caught:
+            load(qwen2_file).new_context(options)
+        assert "\n" not in str(caught.value)
+
+    def test_quantized_values_without_flash_attention(self, load: LoadModel, llama_file: Path) -> None:
+        with pytest.raises(InvalidOption, match="needs flash attention"):
+            load(llama_file, flash_attention=False).new_context(ContextOptions(kv_type_v=KvType.Q8_0))
+
+    def test_quantized_values_turn_flash_attention_on(self, load: LoadModel, llama_file: Path) -> None:
+        model = load(llama_file)
+        exact, quantized = (
+            feed(new_context(model, kv_type=kv_type), some_tokens(40)) for kv_type in (KvType.F32, KvType.Q8_0)
+        )
+        # Half a step of 1/127 of the largest of 32 is a relative error of a value of about 1/127; it averages out.
+        assert 0 < error(quantized, exact) < 0.1
+
+    def test_the_most_sequences(self, load: LoadModel, llama_file: Path) -> None:
+        context = new_context(load(llama_file), n_seq_max=255)
+        assert np.isfinite(feed(context, [1], 254)).all()

@@ -1,0 +1,166 @@
+"""Closing frees memory, in any order; an interpreter may end at any time."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slm_core.errors import ContextBusy, ContextClosed, ModelClosed
+from slm_core.protocols import Model
+from slm_core.types import ContextOptions
+from tests.llamacpp.conftest import LoadModel
+from tests.llamacpp.feeding import feed, new_context, some_tokens
+from tests.llamacpp.models import wide_model
+
+MIB = 2**20
+START = (
+    "import gc, sys, threading; from pathlib import Path; from slm_core.types import *;"
+    "from slm_llamacpp.backend import LlamaCppBackend;"
+    "model = LlamaCppBackend().load(Path(sys.argv[1]), ModelOptions(n_threads=1));"
+    "context = model.new_context(ContextOptions(n_ctx=256)); batch = context.new_batch();"
+    "batch.extend(list(range(3, 99)), Pos(0, 0), logits='last');"
+)
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured by /proc")
+def test_close_frees_memory_now(load: LoadModel, tmp_path: Path) -> None:
+    n_ff = 2**16
+    weights = 9 * 96 * n_ff * 2  # nine matrices of f16
+    path = wide_model(tmp_path / "wide.gguf", n_ff)
+    load(path).close()  # what llama.cpp allocates once is not counted
+    before = resident()
+    model = load(path, use_mmap=False)
+    loaded = resident()
+    assert loaded - before > 0.9 * weights
+    context = model.new_context(ContextOptions(n_ctx=2**15))
+    cells = 2**15 * 3 * 2 * 64 * 2  # layers, keys and values, their width, f16
+    with_context = resident()
+    assert with_context - loaded > 0.9 * cells
+    context.close()
+    assert with_context - resident() > 0.9 * cells
+    model.close()
+    assert loaded - resident() > 0.9 * weights
+
+
+def test_closing_a_model_closes_its_contexts_first(load: LoadModel, llama_file: Path) -> None:
+    model = load(llama_file)
+    contexts = [new_context(model) for _ in range(2)]
+    model.close()
+    model.close()
+    for context in contexts:
+        with pytest.raises(ContextClosed):
+            feed(context, [1])
+        context.close()
+    with pytest.raises(ModelClosed):
+        model.new_context(ContextOptions())
+    assert model.info.architecture == "llama"
+
+
+def test_a_context_keeps_its_model(load: LoadModel, llama_file: Path) -> None:
+    model = load(llama_file)
+    context: Any = new_context(model)
+    kept = weakref.ref(context._model)
+    del model
+    gc.collect()
+    assert kept() is not None
+    assert feed(context, [1]).shape == (1, 305)
+
+
+def test_what_is_forgotten_is_freed(llama_file: Path) -> None:
+    # In a process of its own: no fixture may hold the model.
+    script = START + (
+        "freed = []; api = context._api; handle = model._handle; free = handle._free;"
+        "handle._free = lambda pointer: freed.append('model') or free(pointer);"
+        "import weakref; weakref.finalize(context, freed.append, 'context');"
+        "del model; gc.collect(); assert freed == [], freed; del context; gc.collect(); print(freed)"
+    )
+    assert run(script, llama_file) == "['context', 'model']\n"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "context.decode(batch)",
+        "context.decode(batch); context.fork",
+        "model.close()",
+        "context.close()",
+        "del model; context.decode(batch)",
+        "del context",
+        "cycle = [context, model]; cycle.append(cycle); del context, model",
+        "context.owner = context; model.owner = model",
+        "threading.Thread(target=lambda: [context.clear() or context.decode(batch) for _ in iter(int, 1)],"
+        " daemon=True).start(); threading.Event().wait(0.2)",
+        "sys.exit(0)",
+    ],
+)
+def test_the_interpreter_may_end(llama_file: Path, ending: str) -> None:
+    assert run(START + ending, llama_file) == ""
+
+
+def test_a_busy_context_is_not_pulled_away(load: LoadModel, llama_file: Path) -> None:
+    model = load(llama_file)
+    context: Any = new_context(model)
+    inside, leave = threading.Event(), threading.Event()
+    original = context._memory
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            inside.set()
+            leave.wait(30)
+            return getattr(original, name)
+
+    context._memory = Slow()
+    thread = threading.Thread(target=feed, args=(context, [1, 2]))
+    thread.start()
+    assert inside.wait(30)
+    with pytest.raises(ContextBusy):
+        model.close()
+    with pytest.raises(ModelClosed):
+        model.new_context(ContextOptions())
+    leave.set()
+    thread.join()
+    model.close()
+    with pytest.raises(ContextClosed):
+        context.length(0)
+
+
+def test_threads_share_a_model(load: LoadModel, llama_file: Path) -> None:
+    model: Model = load(llama_file)
+    expected = feed(new_context(model), some_tokens(30))
+    found: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        with new_context(model) as context:
+            found[number] = feed(context, some_tokens(30))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((found[number] == expected).all() for number in range(4))
+
+
+def test_logits_outlive_their_context(load: LoadModel, llama_file: Path) -> None:
+    with new_context(load(llama_file)) as context:
+        rows = feed(context, some_tokens(30))
+        copy = rows.copy()
+    assert (rows == copy).all()
+
+
+def run(script: str, path: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout

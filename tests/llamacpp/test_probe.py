@@ -1,0 +1,148 @@
+"""The probe: what is concluded from how it ends, what is remembered, and that it runs here."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slm_core.errors import BackendUnavailable
+from slm_core.types import ModelOptions
+from slm_llamacpp import backend, probe
+from slm_llamacpp.probe import Outcome
+
+
+def probe_of(*outcomes: Outcome) -> tuple[Callable[[bool], Outcome], list[bool]]:
+    """A probe that ends as told, and the list of what it was asked."""
+    asked: list[bool] = []
+    left = list(outcomes)
+
+    def run(repack: bool) -> Outcome:
+        asked.append(repack)
+        return left.pop(0)
+
+    return run, asked
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "may_repack", "is_kept"),
+    [
+        ([Outcome.PASSED], True, True),
+        ([Outcome.INCONCLUSIVE], True, False),
+        ([Outcome.CRASHED, Outcome.PASSED], False, True),
+        ([Outcome.CRASHED, Outcome.INCONCLUSIVE], False, False),
+    ],
+)
+def test_verdicts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, outcomes: list[Outcome], may_repack: bool, is_kept: bool
+) -> None:
+    file = tmp_path / "deep" / "verdict.json"
+    run, asked = probe_of(*outcomes)
+    assert probe.remembered(file, run) is may_repack
+    assert asked == [True, False][: len(outcomes)]
+    assert bool(caplog.records) is (outcomes != [Outcome.PASSED]), "whatever is not as it should be is logged"
+    again, asked = probe_of(Outcome.PASSED)
+    assert probe.remembered(file, again) is (may_repack if is_kept else True)
+    assert asked == ([] if is_kept else [True])
+
+
+def test_a_build_that_always_crashes_is_unavailable(tmp_path: Path) -> None:
+    run, _ = probe_of(Outcome.CRASHED, Outcome.CRASHED)
+    with pytest.raises(BackendUnavailable, match="crashes on this CPU"):
+        probe.remembered(tmp_path / "verdict.json", run)
+    assert not (tmp_path / "verdict.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"repack": "yes"}', "null", "\xff"])
+def test_a_damaged_verdict_is_made_anew(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "verdict.json"
+    file.write_bytes(text.encode("latin-1"))
+    for outcomes in ([Outcome.CRASHED, Outcome.PASSED], []):
+        run, _ = probe_of(*outcomes)
+        assert probe.remembered(file, run) is False
+    assert [path.name for path in tmp_path.iterdir()] == ["verdict.json"], "no parts are left"
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run, asked = probe_of(Outcome.PASSED, Outcome.PASSED)
+    for _ in range(2):
+        assert probe.remembered(tmp_path / "file" / "verdict.json", run) is True
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [
+        ("pass", Outcome.PASSED),
+        ("raise SystemExit(1)", Outcome.INCONCLUSIVE),
+        ("import nothing_of_this_name", Outcome.INCONCLUSIVE),
+        *(
+            (f"import os; os.kill(os.getpid(), {int(number)})", Outcome.CRASHED)
+            for number in (signal.SIGSEGV, signal.SIGILL, signal.SIGABRT)
+        ),
+        (f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})", Outcome.INCONCLUSIVE),
+    ],
+)
+def test_how_a_process_ends(script: str, outcome: Outcome) -> None:
+    assert probe.outcome_of([sys.executable, "-S", "-c", script]) is outcome
+
+
+def test_a_probe_that_cannot_start_or_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert probe.outcome_of([str(tmp_path / "nothing")]) is Outcome.INCONCLUSIVE
+    monkeypatch.setattr(probe, "_TIMEOUT", 0.2)
+    hangs = "import threading; threading.Event().wait()"
+    assert probe.outcome_of([sys.executable, "-S", "-c", hangs]) is Outcome.INCONCLUSIVE
+    monkeypatch.setattr(sys, "executable", "")
+    assert probe.run(True) is Outcome.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("repack", [True, False])
+def test_the_probe_passes_here(caplog: pytest.LogCaptureFixture, repack: bool) -> None:
+    with caplog.at_level(logging.WARNING, "slm_llamacpp"):
+        assert probe.run(repack) is Outcome.PASSED, caplog.text
+
+
+def test_the_key_depends_on_library_and_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "libggml-cpu.so"
+    library.write_bytes(b"one build")
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
+    keys = {probe.build_key(), probe.build_key()}
+    assert len(keys) == 1
+    library.write_bytes(b"another build")
+    keys.add(probe.build_key())
+    monkeypatch.setattr(probe, "_cpu", lambda: "another CPU")
+    keys.add(probe.build_key())
+    assert len(keys) == 3
+
+
+def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLM_CACHE_DIR", str(tmp_path))
+    assert probe.cache_dir() == tmp_path
+    monkeypatch.delenv("SLM_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if sys.platform == "linux":
+        assert probe.cache_dir() == tmp_path / "slm-core"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "asked", "expected"), [(False, {}, False), (True, {}, True), (True, {"repack": False}, False)]
+)
+def test_a_model_is_loaded_as_the_verdict_says(
+    monkeypatch: pytest.MonkeyPatch, llama_file: Path, verdict: bool, asked: dict[str, object], expected: bool
+) -> None:
+    monkeypatch.setattr(probe, "may_repack", lambda: verdict)
+    given: list[bool] = []
+    load = backend.LlamaCppModel
+
+    def note(api: object, gguf: object, settings: backend.Settings, progress: object) -> object:
+        given.append(settings.repack)
+        return load(api, gguf, settings, progress)
+
+    monkeypatch.setattr(backend, "LlamaCppModel", note)
+    backend.LlamaCppBackend().load(llama_file, ModelOptions(n_threads=1, backend_options=asked)).close()
+    assert given == [expected]

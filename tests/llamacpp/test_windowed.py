@@ -1,0 +1,77 @@
+"""A sliding window: llama.cpp reuses cells that the window has passed, and must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slm_core.protocols import Context, Model
+from slm_core.types import Capability, EditLevel, Pos
+from tests.llamacpp.conftest import LoadModel
+from tests.llamacpp.feeding import error, feed, new_context, some_tokens
+from tests.llamacpp.models import windowed_model
+
+pytestmark = pytest.mark.usefixtures("no_rebuild")
+
+WINDOW = 8
+TOLERANCE = 1e-2  # the contract's for 16 bit: Gemma's GELU is a table of f16 in llama.cpp
+
+
+@pytest.fixture
+def model(load: LoadModel, tmp_path: Path) -> Model:
+    return load(windowed_model(tmp_path / "gemma2.gguf", WINDOW))
+
+
+@pytest.fixture
+def context(model: Model) -> Context:
+    return new_context(model)
+
+
+def test_declares_what_it_can(context: Context) -> None:
+    assert context.edit_level is EditLevel.TRUNCATE
+    assert Capability.KV_PAYLOAD not in context.capabilities, "llama.cpp's dump leaves out what the window has passed"
+
+
+def test_truncate_and_replay_behind_the_window(context: Context) -> None:
+    tokens = some_tokens(60)
+    rows = feed(context, tokens)
+    context.truncate(Pos(0, 20))
+    assert error(feed(context, tokens[20:]), rows[20:]) <= TOLERANCE
+
+
+def test_another_sequence_does_not_take_cells_that_the_window_has_passed(context: Context) -> None:
+    # Of llama.cpp's 256 cells, 0-99 are freed, so the search for cells begins there and comes to those of sequence 1.
+    tokens = some_tokens(100, seed=1)
+    feed(context, some_tokens(100))
+    rows = feed(context, tokens, 1)
+    context.drop(0)
+    feed(context, some_tokens(150, seed=2), 2)
+    context.truncate(Pos(1, 52))  # without precautions, positions from 50 on are left, and the window begins at 44
+    assert error(feed(context, tokens[52:60], 1), rows[52:60]) <= TOLERANCE
+    context.truncate(Pos(1, 30))
+    assert error(feed(context, tokens[30:36], 1), rows[30:36]) <= TOLERANCE
+
+
+def test_forks_share_and_diverge(context: Context) -> None:
+    tokens = some_tokens(40)
+    rows = feed(context, tokens)
+    context.fork(0, 1, 25)
+    assert context.n_free == 256 - 40
+    feed(context, some_tokens(30, seed=1), 1)
+    context.truncate(Pos(0, 10))
+    assert error(feed(context, tokens[10:], 0), rows[10:]) <= TOLERANCE
+    context.drop(0)
+    context.truncate(Pos(1, 25))
+    assert error(feed(context, tokens[25:], 1), rows[25:]) <= TOLERANCE
+
+
+def test_a_dump_replays(context: Context) -> None:
+    feed(context, some_tokens(40))
+    context.restore(2, context.dump(0))
+    assert error(feed(context, [5], 2), feed(context, [5])) <= TOLERANCE
+
+
+def test_sequences_have_twins(model: Model) -> None:
+    context = new_context(model, n_seq_max=128)
+    assert feed(context, [1], 127).shape == (1, model.vocab.size)
