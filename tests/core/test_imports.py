@@ -33,6 +33,6 @@ def test_listing_plugins_imports_nothing_heavy() -> None:
 
 def test_all_is_sorted_and_complete() -> None:
     assert slm_core.__all__ == sorted(slm_core.__all__)
-    public = {name for name, value in vars(slm_core).items() if name[0].isalpha()}
+    public = {name for name in vars(slm_core) if name[0].isalpha()}
     submodules = {name for name in public if f"slm_core.{name}" in sys.modules}
     assert public - submodules == set(slm_core.__all__) - submodules
