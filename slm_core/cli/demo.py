@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slm_core.chat import Chat
+from slm_core.cli.looking import remarks
 from slm_core.cli.terminal import out, write
 from slm_core.errors import BackendUnavailable, InvalidOption, SlmError
 from slm_core.generation import Answer
@@ -178,7 +179,7 @@ class Show:
         table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
         for column in ("engine", "version", "device", "tokens/s", "load"):
             table.add_column(column, no_wrap=True, justify="right" if column in ("tokens/s", "load") else "left")
-        table.add_column("remarks", style="dim")
+        table.add_column("remarks")
         for status in statuses:
             table.add_row(*self._row(status))
         self.console.print(table)
@@ -257,14 +258,14 @@ class Show:
         else:
             self.console.print(Text(f"{what} DIFFER between the engines", style="bold red"))
 
-    def _row(self, status: BackendStatus) -> list[str]:
+    def _row(self, status: BackendStatus) -> list[Text]:
         engine = next((engine for engine in self.engines if engine.name == status.name), None)
+        told = Text(self.failures.get(status.name, remarks(status)), style="dim")
         if engine is None:
-            reason = self.failures.get(status.name, status.reason)
-            hint = f" (to get it: {status.hint})" if status.hint else ""
-            return [status.name, status.version or "-", "-", "-", "-", reason + hint]
+            return [Text(status.name), Text(status.version or "-"), Text("-"), Text("-"), Text("-"), told]
         rate = f"{engine.n_decoded / engine.decode_s:.0f}" if engine.decode_s else "-"
-        return [status.name, status.version, engine.model.info.device, rate, f"{engine.load_s:.1f} s", status.reason]
+        facts = (status.name, status.version, engine.model.info.device, rate, f"{engine.load_s:.1f} s")
+        return [*map(Text, facts), told]
 
 
 def _load(name: str) -> LoadedModel:

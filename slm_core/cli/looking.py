@@ -127,8 +127,19 @@ def _support(name: str, path: Path) -> str | None:
     return None if support.supported else support.reason
 
 
+def remarks(status: BackendStatus) -> str:
+    """What an engine says of itself, and how to get what is missing."""
+    told = not status.hint or status.hint in status.reason
+    return status.reason if told else f"{status.reason} (to get it: {status.hint})"
+
+
 def _row(status: BackendStatus) -> list[Text]:
-    remarks = status.reason + (f" (to get it: {status.hint})" if status.hint else "")
     devices = ", ".join(device.name for device in status.devices if device.available)
     installed = Text("yes", style="green") if status.installed else Text("no", style="red")
-    return [Text(status.name, style="bold"), installed, Text(status.version), Text(devices), Text(remarks, style="dim")]
+    return [
+        Text(status.name, style="bold"),
+        installed,
+        Text(status.version),
+        Text(devices),
+        Text(remarks(status), style="dim"),
+    ]

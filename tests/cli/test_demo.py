@@ -15,7 +15,8 @@ from slm_core.cli import demo
 def two_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The native engine under two names, and an engine that is not installed."""
     statuses = [
-        slm.BackendStatus(name, installed=name != "absent", reason="why not") for name in ("one", "two", "absent")
+        slm.BackendStatus(name, installed=name != "absent", reason="why not", hint="pip install x[y]")
+        for name in ("one", "two", "absent")
     ]
     monkeypatch.setattr(demo, "backends", lambda: statuses)
     monkeypatch.setattr(demo, "_load", lambda name: slm.load(slm.demo_model_path(), backend="native"))
@@ -44,7 +45,7 @@ def test_every_step_is_shown_with_what_changed(run) -> None:
     assert "takes 0 new places" in found.out
     assert re.search(r"kB from one into a new context of two", found.out)
     assert re.search(r"kB from two into a new context of one", found.out)
-    assert re.search(r"^absent +- .*why not", found.out, re.MULTILINE)
+    assert re.search(r"^absent +- .*why not \(to get it: pip install x\[y\]\)", found.out, re.MULTILINE)
     assert "All engines agree." in found.out
 
 
