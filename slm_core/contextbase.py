@@ -382,7 +382,7 @@ class ContextBase(abc.ABC):
 
     def _fits_payload(self, snapshot: SequenceSnapshot) -> bool:
         same_engine = (snapshot.backend, snapshot.payload_format) == (self._backend, self._payload_format)
-        return same_engine and Capability.KV_PAYLOAD in self._capabilities
+        return same_engine and Capability.KV_PAYLOAD in self._capabilities and len(snapshot.payload) > 0
 
     def _fill(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
         """Fill an empty sequence: by its payload where that fits, else by decoding and cutting again."""

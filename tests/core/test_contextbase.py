@@ -1,0 +1,437 @@
+"""The context base over an engine that remembers what each cell saw: edits, room, dumps, and harmless errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from slm_core.contextbase import ContextBase
+from slm_core.errors import (
+    BatchFull,
+    ContextBusy,
+    ContextClosed,
+    ContextFull,
+    DecodeFailed,
+    InvalidOption,
+    InvalidPosition,
+    InvalidSequence,
+    InvalidSnapshot,
+    InvalidToken,
+    SnapshotMismatch,
+    UnsupportedEdit,
+)
+from slm_core.snapshot import SequenceSnapshot
+from slm_core.types import Capability, ContextOptions, EditLevel, Pos
+
+N_VOCAB = 50
+ALL = frozenset(Capability)
+
+
+class Engine(ContextBase):
+    """Each cell is [token, a hash of the cells it saw]; a cut moves cells as they are. It can be told to fail."""
+
+    def __init__(self, n_ctx=64, n_seq_max=3, n_batch=16, *, level=EditLevel.CUT, able=ALL, payload_format="json-1"):
+        super().__init__(
+            ContextOptions(n_ctx, n_seq_max, n_batch),
+            backend="engine",
+            fingerprint="f",
+            n_vocab=N_VOCAB,
+            edit_level=level,
+            capabilities=able,
+            payload_format=payload_format,
+        )
+        self.cells = [[] for _ in range(n_seq_max)]
+        self.fails = False
+        self.calls = []
+
+    def _call_engine(self, name):
+        self.calls.append(name)
+        if self.fails:
+            raise DecodeFailed(f"{name} failed")
+
+    def _engine_decode(self, batch):
+        self._call_engine("decode")
+        rows = []
+        for token, seq_id, wanted in zip(
+            batch.tokens.tolist(), batch.seq_ids.tolist(), batch.wants_logits, strict=True
+        ):
+            cells = self.cells[seq_id]
+            cells.append([token, hash(str(cells))])
+            if wanted:
+                rows.append(cells[-1][1] % 997 + np.arange(N_VOCAB))
+        return np.array(rows, np.float32).reshape(-1, N_VOCAB)
+
+    def _engine_fork(self, src, dst, end):
+        self._call_engine("fork")
+        assert not self.cells[dst]
+        self.cells[dst] = [list(cell) for cell in self.cells[src][:end]]
+
+    def _engine_truncate(self, seq_id, length):
+        self._call_engine("truncate")
+        assert length < len(self.cells[seq_id])
+        del self.cells[seq_id][length:]
+
+    def _engine_cut(self, seq_id, start, end):
+        self._call_engine("cut")
+        assert start < end < len(self.cells[seq_id])
+        del self.cells[seq_id][start:end]
+
+    def _engine_drop(self, seq_id):
+        self.calls.append("drop")
+        assert self.cells[seq_id]
+        self.cells[seq_id] = []
+
+    def _engine_export(self, seq_id):
+        self.calls.append("export")
+        return json.dumps(self.cells[seq_id]).encode()
+
+    def _engine_import(self, seq_id, n_tokens, payload):
+        self.calls.append("import")
+        if payload == b"hostile":
+            raise InvalidSnapshot("the payload is hostile")
+        self.cells[seq_id] = json.loads(payload)
+        assert len(self.cells[seq_id]) == n_tokens
+
+    def _engine_close(self):
+        self.calls.append("close")
+
+
+def feed(context, tokens, seq_id=0):
+    batch = context.new_batch()
+    batch.extend(tokens, Pos(seq_id, context.length(seq_id)), logits="all")
+    return context.decode(batch).copy()
+
+
+def state(context):
+    held = [context.tokens(s) for s in range(context.n_seq_max)]
+    return held, context.n_free, [[list(cell) for cell in cells] for cells in context.cells]
+
+
+@contextlib.contextmanager
+def refused(context, error, match=None):
+    before = state(context)
+    with pytest.raises(error, match=match):
+        yield
+    assert state(context) == before
+
+
+def do_something(rng, context, seq_id):
+    length = context.length(seq_id)
+    start, end = sorted((rng.randint(0, length), rng.randint(0, length)))
+    call = rng.choices(["feed", "truncate", "cut", "fork", "restore", "drop"], [10, 3, 5, 3, 2, 1])[0]
+    if call == "feed":
+        feed(context, [rng.randrange(N_VOCAB) for _ in range(rng.randint(1, 9))], seq_id)
+    elif call == "truncate":
+        context.truncate(Pos(seq_id, start))
+    elif call == "cut":
+        context.cut(Pos(seq_id, start), Pos(seq_id, end))
+    elif call == "fork":
+        context.fork(seq_id, rng.randrange(3), end)
+    elif call == "restore":
+        context.restore(rng.randrange(3), context.dump(seq_id))
+    else:
+        context.drop(seq_id)
+
+
+def edits(context, seq_id):
+    return SequenceSnapshot.from_bytes(context.dump(seq_id)).edits
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_calls_keep_engine_ledger_and_replay_in_step(seed):
+    """An engine without payloads, and of smaller batches, gets to the same cells by replaying every dump."""
+    rng = random.Random(seed)
+    context, other = Engine(), Engine(200, 1, 5, able=frozenset({Capability.SHARED_FORK}))
+    for _ in range(40):
+        seq_id, before = rng.randrange(3), state(context)
+        try:
+            do_something(rng, context, seq_id)
+        except (ContextFull, InvalidSequence):
+            assert state(context) == before
+        for cells, tokens in zip(context.cells, state(context)[0], strict=True):
+            assert tuple(token for token, _ in cells) == tokens
+        other.restore(0, context.dump(seq_id))
+        assert other.cells[0] == context.cells[seq_id]
+        assert other.tokens(0) == context.tokens(seq_id)
+        assert edits(other, 0) == edits(context, seq_id)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: feed(c, [1]),
+        lambda c: c.fork(0, 1),
+        lambda c: c.truncate(Pos(0, 2)),
+        lambda c: c.cut(Pos(0, 1), Pos(0, 3)),
+    ],
+)
+def test_an_engine_that_fails_leaves_the_books_as_they_were(call):
+    context = Engine()
+    feed(context, [1, 2, 3, 4, 5])
+    context.fails = True
+    with refused(context, DecodeFailed):
+        call(context)
+    context.fails = False
+    call(context)
+
+
+def test_what_is_checked_never_reaches_the_engine():
+    context = Engine(16, 2, 8)
+    feed(context, [1, 2, 3, 4, 5])
+    context.calls.clear()
+    for error, tokens, pos in (
+        (InvalidToken, [N_VOCAB], Pos(0, 5)),
+        (InvalidPosition, [1], Pos(0, 4)),
+        (InvalidPosition, [1], Pos(0, 6)),
+        (InvalidSequence, [1], Pos(2, 0)),
+    ):
+        batch = context.new_batch()
+        batch.extend(tokens, pos)
+        with refused(context, error):
+            context.decode(batch)
+    for error, call in (
+        (InvalidPosition, lambda: context.truncate(Pos(0, 6))),
+        (InvalidPosition, lambda: context.truncate(Pos(0, -1))),
+        (InvalidPosition, lambda: context.cut(Pos(0, 3), Pos(0, 2))),
+        (InvalidPosition, lambda: context.cut(Pos(0, 3), Pos(0, 6))),
+        (InvalidSequence, lambda: context.cut(Pos(0, 0), Pos(1, 0))),
+        (InvalidSequence, lambda: context.fork(0, 0)),
+        (InvalidSequence, lambda: context.fork(1, 0)),
+        (InvalidPosition, lambda: context.fork(0, 1, 6)),
+        (InvalidSequence, lambda: context.drop(2)),
+        (InvalidSequence, lambda: context.drop(-1)),
+        (InvalidSequence, lambda: context.dump(2)),
+        (InvalidOption, lambda: context.new_batch(9)),
+    ):
+        with refused(context, error):
+            call()
+    assert context.calls == []
+
+
+def test_calls_that_change_nothing_do_not_reach_the_engine():
+    context = Engine()
+    feed(context, [1, 2, 3])
+    context.calls.clear()
+    assert context.decode(context.new_batch()).shape == (0, N_VOCAB)
+    assert context.truncate(Pos(0, 3)) == Pos(0, 3)
+    assert context.cut(Pos(0, 1), Pos(0, 1)) == Pos(0, 3)
+    assert context.fork(0, 1, 0) == Pos(1, 0)
+    context.drop(1)
+    assert context.calls == []
+
+
+def test_a_cut_at_the_tail_is_a_truncate():
+    context = Engine()
+    feed(context, [1, 2, 3])
+    context.calls.clear()
+    assert context.cut(Pos(0, 1), Pos(0, 3)) == Pos(0, 1)
+    assert context.calls == ["truncate"]
+    assert SequenceSnapshot.from_bytes(context.dump(0)).edits == ()
+
+
+def test_a_full_context_says_what_is_needed_and_what_is_free():
+    context = Engine(10, 2, 8)
+    feed(context, [1] * 7)
+    with refused(context, ContextFull, match="4 positions needed, 3 free") as _:
+        feed(context, [1] * 4)
+    batch = Engine(n_batch=9).new_batch()
+    batch.extend([1] * 9, Pos(0, 7))
+    with refused(context, BatchFull, match="n_batch is 8"):
+        context.decode(batch)
+
+
+def test_forks_without_shared_storage_need_room():
+    context = Engine(10, 3, 8, able=frozenset())
+    feed(context, [1] * 6)
+    with refused(context, ContextFull, match="6 positions needed, 4 free"):
+        context.fork(0, 1)
+    context.fork(0, 1, 4)
+    assert context.n_free == 0
+
+
+def test_a_cut_of_shared_storage_needs_room_for_what_moves():
+    context = Engine(12, 2, 16)
+    feed(context, [1] * 10)
+    context.fork(0, 1)
+    with refused(context, ContextFull, match="7 positions needed, 2 free"):
+        context.cut(Pos(1, 1), Pos(1, 3))
+    assert context.cut(Pos(1, 1), Pos(1, 8)) == Pos(1, 3)  # two move
+    assert context.n_free == 0
+
+
+def test_a_restore_needs_room_to_bring_back_what_was_there():
+    context, small = Engine(12, 2, 16), Engine()
+    feed(context, [1] * 10)
+    context.fork(0, 1)
+    feed(small, [2, 2])
+    with refused(context, ContextFull, match="10 positions needed, 2 free"):
+        context.restore(1, small.dump(0))
+
+
+@pytest.mark.parametrize("level", [EditLevel.REPLAY, EditLevel.TRUNCATE])
+def test_calls_above_the_level_are_refused(level):
+    context = Engine(level=level)
+    feed(context, [1, 2, 3])
+    with refused(context, UnsupportedEdit, match=f"cannot cut .its edit level is {level.name}"):
+        context.cut(Pos(0, 0), Pos(0, 0))
+    if level is EditLevel.REPLAY:
+        with refused(context, UnsupportedEdit, match="drop the sequence"):
+            context.truncate(Pos(0, 3))
+    edited = Engine(payload_format="other")
+    feed(edited, [1, 2, 3, 4])
+    edited.cut(Pos(0, 1), Pos(0, 2))
+    with refused(context, UnsupportedEdit):
+        context.restore(1, edited.dump(0))
+
+
+def test_a_payload_is_used_where_it_fits_and_only_there():
+    source = Engine()
+    feed(source, [1, 2, 3, 4])
+    source.cut(Pos(0, 1), Pos(0, 2))
+    for target, expected in (
+        (Engine(), ["export", "import"]),
+        (Engine(payload_format="json-2"), ["export", "decode", "cut"]),
+        (Engine(able=frozenset()), ["decode", "cut"]),
+    ):
+        feed(target, [9])
+        target.calls.clear()
+        target.restore(0, source.dump(0))
+        assert [call for call in target.calls if call != "drop"] == expected
+        assert target.cells[0] == source.cells[0]
+
+
+def test_a_dump_without_payload_is_replayed_where_payloads_are_known():
+    source, target = Engine(able=frozenset()), Engine()
+    feed(source, [1, 2, 3])
+    target.restore(1, source.dump(0))
+    assert target.cells[1] == source.cells[0]
+
+
+@pytest.mark.parametrize("able", [ALL, frozenset()])
+def test_a_restore_that_fails_brings_back_what_was_there(able):
+    context = Engine(able=able)
+    feed(context, [1, 2, 3])
+    context.fork(0, 1)
+    feed(context, [4], seq_id=1)
+    before = [list(cell) for cell in context.cells[1]]
+    snapshot = SequenceSnapshot("engine", "json-1", "f", np.array([5, 6], np.int32), (), b"hostile")
+    if able:
+        with pytest.raises(InvalidSnapshot, match="hostile"):
+            context.restore(1, snapshot.to_bytes())
+    else:
+        context.restore(1, snapshot.to_bytes())
+        before = context.cells[1]
+    assert context.cells[1] == before
+    assert context.tokens(1) == tuple(token for token, _ in before)
+
+
+def test_dumps_that_are_refused_before_anything_moves():
+    context = Engine(12, 2, 8)
+    feed(context, [1, 2, 3])
+    context.calls.clear()
+    whole = SequenceSnapshot("engine", "json-1", "f", np.array([5, 6], np.int32), (), b"[]")
+    small = Engine()
+    feed(small, [1] * 10)
+    for error, data in (
+        (SnapshotMismatch, SequenceSnapshot("engine", "json-1", "g", whole.tokens, (), b"[]").to_bytes()),
+        (InvalidSnapshot, SequenceSnapshot("x", "y", "f", np.array([N_VOCAB], np.int32), (), b"").to_bytes()),
+        (InvalidSnapshot, SequenceSnapshot("x", "y", "f", np.array([-1], np.int32), (), b"").to_bytes()),
+        (InvalidSnapshot, b"nothing of the kind"),
+        (ContextFull, small.dump(0)),
+    ):
+        with refused(context, error):
+            context.restore(1, data)
+    assert "import" not in context.calls
+    assert "decode" not in context.calls
+
+
+def test_a_dump_whose_replay_needs_more_room_than_its_tokens():
+    """Two tokens are left of a history that held eleven: replaying it takes eleven positions on the way."""
+    source = Engine(payload_format="other")
+    feed(source, [1] * 11)
+    source.cut(Pos(0, 1), Pos(0, 10))
+    with refused(context := Engine(10, 1, 8), ContextFull, match="11 positions needed, 10 free"):
+        context.restore(0, source.dump(0))
+    Engine(11, 1, 8).restore(0, source.dump(0))
+
+
+class Blocking(Engine):
+    """Its decode waits until it is told to go on."""
+
+    def __init__(self):
+        super().__init__()
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def _engine_decode(self, batch):
+        self.entered.set()
+        assert self.go_on.wait(10)
+        return super()._engine_decode(batch)
+
+
+def test_a_second_thread_is_refused_whatever_it_calls():
+    context = Blocking()
+    data = Engine().dump(0)
+    thread = threading.Thread(target=feed, args=(context, [1, 2]))
+    thread.start()
+    assert context.entered.wait(10)
+    batch = Engine().new_batch()
+    for call in (
+        lambda: context.decode(batch),
+        lambda: context.fork(0, 1),
+        lambda: context.truncate(Pos(0, 0)),
+        lambda: context.cut(Pos(0, 0), Pos(0, 0)),
+        lambda: context.drop(0),
+        lambda: context.clear(),
+        lambda: context.dump(0),
+        lambda: context.restore(0, data),
+        lambda: context.close(),
+    ):
+        with pytest.raises(ContextBusy):
+            call()
+    context.go_on.set()
+    thread.join()
+    assert context.tokens(0) == (1, 2)
+
+
+def test_after_close():
+    context = Engine()
+    feed(context, [1])
+    data, batch = context.dump(0), context.new_batch()
+    with context:
+        pass
+    context.close()
+    assert context.calls.count("close") == 1
+    for call in (
+        lambda: context.length(0),
+        lambda: context.tokens(0),
+        lambda: context.new_batch(),
+        lambda: context.decode(batch),
+        lambda: context.fork(0, 1),
+        lambda: context.truncate(Pos(0, 0)),
+        lambda: context.cut(Pos(0, 0), Pos(0, 0)),
+        lambda: context.drop(0),
+        lambda: context.clear(),
+        lambda: context.dump(0),
+        lambda: context.restore(0, data),
+    ):
+        with pytest.raises(ContextClosed):
+            call()
+
+
+@pytest.mark.parametrize("name", ["n_ctx", "n_seq_max", "n_batch"])
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])
+def test_sizes_that_no_context_can_have(name, size):
+    with pytest.raises(InvalidOption, match=name):
+        Engine(**{name: size})
+
+
+def test_what_is_declared_can_be_read():
+    context = Engine(20, 2, 4, level=EditLevel.TRUNCATE, able=frozenset({Capability.SHARED_FORK}))
+    assert (context.n_ctx, context.n_seq_max, context.n_batch, context.n_free) == (20, 2, 4, 20)
+    assert context.edit_level is EditLevel.TRUNCATE
+    assert context.capabilities == {Capability.SHARED_FORK}
