@@ -270,7 +270,7 @@ class ToyContext:
 
     def _is_ours(self, snapshot: SequenceSnapshot) -> bool:
         ours = (snapshot.backend, snapshot.payload_format) == ("toy", self.payload_format)
-        return ours and Capability.KV_PAYLOAD in self.capabilities
+        return ours and Capability.KV_PAYLOAD in self.capabilities and len(snapshot.payload) > 0
 
 
 class PlainToyContext(ToyContext):

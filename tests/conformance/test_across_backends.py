@@ -1,0 +1,71 @@
+"""Sessions that move between installed backends, and answers that are the same on all of them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import slm_core as slm
+from slm_conformance.factories import make_tiny_model
+from slm_conformance.reference import Reference
+from slm_conformance.tolerance import relative_errors
+from slm_conformance.weights import Weights
+from slm_core.plugins import registry
+from slm_core.protocols import Context, Model
+from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
+
+BACKENDS = ("native", "llamacpp")
+N_THREADS = {"native": None, "llamacpp": 1}
+SIZES = ContextOptions(128, 2, 64, KvType.F32, KvType.F32)
+
+
+def load(name: str, path: Path) -> Model:
+    backend = registry().backend(name)
+    status = backend.status()
+    if not status.installed:
+        pytest.skip(f"backend {name} is not installed: {status.reason}")
+    return backend.load(path, ModelOptions(n_threads=N_THREADS[name]))
+
+
+def feed(context: Context, tokens: list[int]) -> np.ndarray:
+    batch = context.new_batch()
+    batch.extend(tokens, Pos(0, context.length(0)), logits="all")
+    return context.decode(batch).copy()
+
+
+@pytest.mark.parametrize(("here", "there"), list(itertools.permutations(BACKENDS, 2)))
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_an_edited_sequence_moves_to_another_backend(tmp_path, architecture, here, there):
+    tiny = make_tiny_model(architecture, "f32")
+    path, reference = tiny.write(tmp_path / "tiny.gguf"), Reference(Weights.of(tiny))
+    tokens = np.random.default_rng(4).integers(0, 305, 50).tolist()
+    with load(here, path) as first, load(there, path) as second:
+        assert first.info.fingerprint == second.info.fingerprint
+        source, target = first.new_context(SIZES), second.new_context(SIZES)
+        feed(source, tokens[:30])
+        source.cut(Pos(0, 4), Pos(0, 11))
+        feed(source, tokens[30:40])
+        target.restore(0, source.dump(0))
+        found = feed(target, tokens[40:])
+    reference.decode(tokens[:30])
+    reference.cut(4, 11)
+    reference.decode(tokens[30:40])
+    errors = relative_errors(found, reference.decode(tokens[40:]))
+    assert errors.max() < 1e-4, f"logits after the move differ by up to {errors.max():.1e} (allowed: float32's 1e-4)"
+
+
+SAID = ("My name is Ada and my dog is called Rex.", "What is my name?", "What is 12 + 7?", "What is my dog called?")
+
+
+def test_the_demo_model_answers_alike_everywhere():
+    answers = {}
+    for name in BACKENDS:
+        if not registry().backend(name).status().installed:
+            pytest.skip(f"backend {name} is not installed")
+        with slm.load(slm.demo_model_path(), backend=name, n_threads=N_THREADS[name]) as model:
+            chat = model.chat(n_ctx=1024, sampling=slm.Sampling(temperature=0, max_tokens=60))
+            answers[name] = [chat.send(text).tokens for text in SAID]
+    assert answers["native"] == answers["llamacpp"]
