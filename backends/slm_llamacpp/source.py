@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
+from slm_llamacpp.hazards import check_hazards
 
 # llama.cpp has no function that lists these: they are from llama-arch.cpp of the version that the package requires.
 _NAMES = """
@@ -51,12 +52,4 @@ def check_source(gguf: GgufFile) -> None:
     tokenizer = gguf.require("tokenizer.ggml.model", str)
     if tokenizer in _NO_VOCABULARY:
         raise UnsupportedModel(f"{path}: the file has no vocabulary (tokenizer.ggml.model is {tokenizer!r})")
-    _check_tokens(gguf)
-
-
-def _check_tokens(gguf: GgufFile) -> None:
-    tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(gguf.require("tokenizer.ggml.tokens", list[str]))]
-    ids = {text: i for i, text in enumerate(tokens)}
-    if len(ids) != len(tokens):
-        again = next(i for i, text in enumerate(tokens) if ids[text] != i)
-        raise InvalidModelFile(f"{gguf.path}: tokens {again} and {ids[tokens[again]]} are both {tokens[again][:80]!r}")
+    check_hazards(gguf)

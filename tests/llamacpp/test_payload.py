@@ -52,7 +52,7 @@ def swap_position(payload: bytearray) -> bytearray:
 
 
 HOSTILE = {
-    "empty": lambda payload: b"",
+    "next to nothing": lambda payload: b"\0",
     "cut in the header": lambda payload: payload[:10],
     "cut in the cells": lambda payload: payload[: HEADER + CELL],
     "cut in the keys": lambda payload: payload[: DATA + 5],
