@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.batchbuffers import BatchBuffers
 from slm_llamacpp.memory import Memory, n_llama_sequences
 from slm_llamacpp.options import Settings
-from slm_llamacpp.payload import GGML_TYPES, check_payload
+from slm_llamacpp.payload import BYTES_PER_NUMBER, GGML_TYPES, check_payload
 
 if TYPE_CHECKING:
     from slm_llamacpp.model import LlamaCppModel
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _QUANTIZED = (KvType.Q8_0, KvType.Q5_0, KvType.Q4_0)
 _QUANTIZED_BLOCK = 32
 _ROTATION_WIDTH = 64  # llama.cpp re-rotates quantized keys only in heads of a multiple of this
+_MAX_CTX = 2**31 - 256  # positions are int32, and llama.cpp rounds up
 _NO_ROOM = 1
 _FAILURES = {_NO_ROOM: "it found no room in its KV cache", 2: "it was aborted", -1: "it calls the batch invalid"}
 _FLASH_OFF, _FLASH_ON, _FLASH_AUTO = 0, 1, -1  # llama_flash_attn_type
@@ -55,11 +57,12 @@ class LlamaCppContext(ContextBase):
         self._type_k, self._type_v = options.kv_type_k or KvType.F16, options.kv_type_v or KvType.F16
         flash = flash_attention(settings, self._type_v)
         check_key_type(self._type_k, model.head_dim)
+        self._check_memory(model_pointer, options, settings)
         self._pointer = self._create(model_pointer, options, settings, flash)
         self._free = weakref.finalize(self, api.llama_free, self._pointer)
         self._free.atexit = False  # at exit the system takes the memory back
         self._memory = Memory(api, self._pointer, model_pointer, options.n_seq_max)
-        self._buffers = BatchBuffers(api, options.n_batch, self._memory.ids())
+        self._buffers = BatchBuffers(api, min(options.n_batch, options.n_ctx), self._memory.ids())
         self._keys_lag = False  # whether keys wait to be re-rotated, which llama.cpp does at the next decode
         super().__init__(
             options,
@@ -80,7 +83,8 @@ class LlamaCppContext(ContextBase):
             raise InvalidOption(f"n_seq_max={options.n_seq_max} (accepted by llama.cpp for this model: 1 to {most})")
         params = api.llama_context_default_params()
         # It ends the process where a batch has fewer places than there are sequences.
-        params.n_ctx, params.n_batch = max(options.n_ctx, n_sequences), max(options.n_batch, n_sequences)
+        params.n_ctx = max(options.n_ctx, n_sequences)
+        params.n_batch = max(min(options.n_batch, options.n_ctx), n_sequences)
         params.n_seq_max = n_sequences
         params.n_ubatch = min(settings.options.n_ubatch or params.n_ubatch, params.n_batch)
         params.n_threads = params.n_threads_batch = settings.n_threads
@@ -94,6 +98,22 @@ class LlamaCppContext(ContextBase):
         if not pointer:
             raise InvalidOption(f"llama.cpp cannot create this context: {logs.reason_in(complaints)} ({options})")
         return pointer
+
+    def _check_memory(self, model_pointer: int, options: ContextOptions, settings: Settings) -> None:
+        """llama.cpp fills the cache with zeros at once: where memory does not suffice, the system ends the process."""
+        if options.n_ctx > _MAX_CTX:
+            raise InvalidOption(f"n_ctx={options.n_ctx} (accepted by llama.cpp: 1 to {_MAX_CTX})")
+        if sys.platform != "linux" or (settings.device.gpus and settings.options.offload_kv is not False):
+            return
+        api, head_dim = self._api, self._model.head_dim or 0
+        n_numbers = api.llama_model_n_layer(model_pointer) * api.llama_model_n_head_kv(model_pointer) * head_dim
+        needed = options.n_ctx * n_numbers * (BYTES_PER_NUMBER[self._type_k] + BYTES_PER_NUMBER[self._type_v])
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > there:
+            raise InvalidOption(
+                f"n_ctx={options.n_ctx} takes {needed / 2**30:.0f} GiB of keys and values, and this machine has"
+                f" {there / 2**30:.0f} GiB: choose a smaller n_ctx or kv_type"
+            )
 
     # What ContextBase asks for.
 

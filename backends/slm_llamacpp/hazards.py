@@ -31,8 +31,8 @@ def check_hazards(gguf: GgufFile) -> None:
     """Refuse a file that would end the process.
 
     Raises:
-        InvalidModelFile: the file contradicts itself; the message names the key or tensor and its value.
-        UnsupportedModel: it is beyond what llama.cpp can take.
+        UnsupportedModel: a value is beyond what llama.cpp can take; the message names the key or tensor.
+        InvalidModelFile: the file contradicts itself.
     """
     architecture = gguf.require("general.architecture", str)
     _check_tokens(gguf)
@@ -118,5 +118,5 @@ def _largest(gguf: GgufFile, key: str) -> int:
     return value if isinstance(value, int) else int(max(gguf.require(key, np.ndarray), default=0))
 
 
-def _wrong(gguf: GgufFile, key: str, value: object, accepted: str) -> InvalidModelFile:
-    return InvalidModelFile(f"{gguf.path}: metadata {key!r} is {value!r} (accepted by llama.cpp: {accepted})")
+def _wrong(gguf: GgufFile, key: str, value: object, accepted: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{gguf.path}: metadata {key!r} is {value!r} (accepted by llama.cpp: {accepted})")

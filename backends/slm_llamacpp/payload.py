@@ -16,6 +16,14 @@ from slm_core.errors import InvalidSnapshot
 from slm_core.types import KvType
 
 GGML_TYPES = {KvType.F32: 0, KvType.F16: 1, KvType.Q4_0: 2, KvType.Q5_0: 6, KvType.Q8_0: 8, KvType.BF16: 30}
+BYTES_PER_NUMBER = {
+    KvType.F32: 4.0,
+    KvType.F16: 2.0,
+    KvType.BF16: 2.0,
+    KvType.Q8_0: 34 / 32,
+    KvType.Q5_0: 22 / 32,
+    KvType.Q4_0: 18 / 32,
+}
 _MAGIC = 0xAF143CD8
 _HEADER = struct.Struct("<IiII")  # magic, seq_id, streams, cells
 _CELL = np.dtype([("position", "<i4"), ("n_seq_ids", "<u4"), ("seq_id", "<i4")])

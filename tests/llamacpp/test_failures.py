@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_core.errors import DecodeFailed, InvalidOption, UnsupportedEdit
+from slm_core.errors import ContextFull, DecodeFailed, InvalidOption, UnsupportedEdit
 from slm_core.protocols import Context
 from slm_core.types import ContextOptions, EditLevel, KvType, Pos
 from tests.llamacpp.conftest import LoadModel
@@ -186,6 +186,8 @@ class TestContextOptions:
             (ContextOptions(n_seq_max=256), r"n_seq_max=256 \(accepted by llama.cpp for this model: 1 to 255\)"),
             (ContextOptions(kv_type_k=KvType.Q8_0), r"heads are 16 wide \(accepted: f32, f16, bf16\)"),
             (ContextOptions(kv_type_v=KvType.Q8_0), "does not divide n_embd_head_v=16"),
+            (ContextOptions(n_ctx=2**31), r"n_ctx=2147483648 \(accepted by llama.cpp: 1 to 2147483392\)"),
+            (ContextOptions(n_ctx=2**31 - 256, kv_type_k=KvType.F32), r"takes 1152 GiB of keys and values"),
         ],
     )
     def test_what_llamacpp_cannot_is_refused(
@@ -206,6 +208,16 @@ class TestContextOptions:
         )
         # Half a step of 1/127 of the largest of 32 is a relative error of a value of about 1/127; it averages out.
         assert 0 < error(quantized, exact) < 0.1
+
+    def test_a_batch_larger_than_the_context(self, load: LoadModel, llama_file: Path) -> None:
+        with load(llama_file).new_context(ContextOptions(n_ctx=8, n_batch=2**33)) as context:
+            batch = context.new_batch(9)
+            batch.extend(list(range(9)), Pos(0, 0))
+            with pytest.raises(ContextFull):
+                context.decode(batch)
+            batch.clear()
+            batch.extend(list(range(8)), Pos(0, 0), logits="all")
+            assert context.decode(batch).shape == (8, 305)
 
     def test_the_most_sequences(self, load: LoadModel, llama_file: Path) -> None:
         context = new_context(load(llama_file), n_seq_max=255)

@@ -100,8 +100,9 @@ def test_what_is_forgotten_is_freed(llama_file: Path) -> None:
         "del context",
         "cycle = [context, model]; cycle.append(cycle); del context, model",
         "context.owner = context; model.owner = model",
-        "threading.Thread(target=lambda: [context.clear() or context.decode(batch) for _ in iter(int, 1)],"
-        " daemon=True).start(); threading.Event().wait(0.2)",
+        "running = threading.Event();"
+        "work = lambda: [(context.clear(), context.decode(batch), running.set()) for _ in iter(int, 1)];"
+        "threading.Thread(target=work, daemon=True).start(); running.wait()",
         "sys.exit(0)",
     ],
 )
