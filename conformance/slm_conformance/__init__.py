@@ -1,1 +1,56 @@
-"""The conformance suite: scenarios that say, clause by clause, what a backend keeps of the contract."""
+"""The conformance suite: scenarios that say, clause by clause, what a backend keeps of the contract.
+
+Adopt it with ``slm_conformance.fixtures.BackendFixtures``, or ``run`` it without a file of your own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["run"]
+
+
+def run(
+    backend: str, model: str | os.PathLike[str] | None = None, device: str = "auto", extra_args: Sequence[str] = ()
+) -> int:
+    """Run all scenarios on a backend, in a pytest of its own; what it finds goes to standard output.
+
+    Args:
+        backend: a registered backend, or "package.module:attribute" for one that is not.
+        model: the model file to test on; None for the suite's tiny random models and the demo model.
+        device: passed to ``load``.
+        extra_args: further arguments of pytest, as in ``["-k", "TestCut", "-x"]``.
+
+    Returns:
+        0 where everything that the backend declares holds; else pytest's exit status.
+
+    Raises:
+        BackendUnavailable: pytest, or the backend, is not installed.
+        UnknownBackend: no plugin provides it.
+    """
+    from slm_conformance.spec import make_backend
+    from slm_core.errors import BackendUnavailable
+
+    if importlib.util.find_spec("pytest") is None:
+        raise BackendUnavailable("the suite needs pytest (to get it: pip install 'slm-core[conformance]')")
+    status = make_backend(backend).status()
+    if not status.installed:
+        hint = f" (to get it: {status.hint})" if status.hint else ""
+        raise BackendUnavailable(f"backend {backend!r} cannot run here: {status.reason}{hint}")
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-c", str(here / "pytest.ini"), "--rootdir", str(here)]
+    command += [] if _is_registered() else ["-p", "slm_conformance.pytest_plugin"]
+    command += [f"--slm-backend={backend}", f"--slm-device={device}"]
+    command += [] if model is None else [f"--slm-model={Path(model).resolve()}"]
+    return subprocess.call([*command, *extra_args, str(here / "adopted.py")])  # noqa: S603  (this interpreter)
+
+
+def _is_registered() -> bool:
+    """Whether pytest finds the plugin by itself."""
+    return any(point.name == "slm_conformance" for point in importlib.metadata.entry_points(group="pytest11"))

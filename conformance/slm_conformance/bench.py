@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import os
 import subprocess
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from slm_conformance.factories import Architecture, WeightType, make_tiny_model, tiny_model
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.reference import Reference
+from slm_conformance.spec import make_backend
 from slm_conformance.tolerance import KV_LEVELS, Precision, Tolerance, random_tokens, relative_errors, tolerance
 from slm_conformance.weights import Weights
 from slm_core.errors import SlmError, UnsupportedModel
@@ -34,14 +34,6 @@ from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelO
 Rows = NDArray[np.floating]
 
 _KV_BLOCK = 32  # heads of another width cannot be stored in blocks
-
-
-def make_backend(spec: str) -> Backend:
-    """The registered backend of that name, or what ``package.module:attribute`` makes."""
-    if ":" not in spec:
-        return registry().backend(spec)
-    module, attribute = spec.split(":")
-    return cast("Backend", getattr(importlib.import_module(module), attribute)())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +77,13 @@ class Workshop:
         if name not in self._models:
             self._models[name] = self.load(self.source(name).path)
         return self._models[name]
+
+    def refusal(self, name: str) -> str | None:
+        """Why the backend cannot run a model that the adopter has not named, or None where it can or must."""
+        if name in vars(type(self.fixtures)).get("models", ()):
+            return None
+        support = self.backend.supports(self.source(name).path, self.fixtures.device)
+        return None if support.supported else support.reason
 
     def load(self, path: Path) -> Model:
         """Load a file anew, as the adopter said."""
@@ -247,7 +246,10 @@ class Bench:
         return [kv_type for kv_type in declared if fits or kv_type not in KV_LEVELS]
 
     def requires(self, level: EditLevel) -> None:
-        """Skip the scenario where the context declares less."""
+        """Skip the scenario where the backend does not run the model, or the context declares less."""
+        refusal = self.workshop.refusal(self.name)
+        if refusal is not None:
+            pytest.skip(f"declared absent: {self.backend.name} does not run {self.name}: {refusal}")
         if self.edit_level < level:
             pytest.skip(f"declared absent: the edit level is {self.edit_level.name}, this needs {level.name}")
 

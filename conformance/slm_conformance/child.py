@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from slm_conformance.bench import make_backend
+from slm_conformance.spec import make_backend
 from slm_core.protocols import Context
 from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 
@@ -23,6 +24,7 @@ def prepare(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     for module, adopted in _by_module(items).items():
         expected = fixtures_of(module, config).expected_failures
         _check_complete(module)
+        _check_models(module, config)
         _check_names(module, expected)
         for item in adopted:
             reason = expected.get(_name(item), expected.get(_name(item, with_model=True)))
@@ -48,6 +50,10 @@ def _describe(workshop: Workshop) -> list[str]:
     devices = ", ".join(device.name for device in status.devices if device.available) or "none"
     lines = [f"{status.name} {status.version}, devices {devices}"]
     for name in workshop.fixtures.models:
+        refusal = workshop.refusal(name)
+        if refusal is not None:
+            lines.append(f"  {name}: not supported: {refusal}")
+            continue
         try:
             info = workshop.model(name).info
             level, capabilities = workshop.declared(name)
@@ -78,6 +84,15 @@ def _check_complete(module: ModuleType) -> None:
         for test in tests_of(ours):
             if getattr(theirs, test) is not getattr(ours, test):
                 raise pytest.UsageError(f"{module.__name__} replaces {name}::{test}: put it into expected_failures")
+
+
+def _check_models(module: ModuleType, config: pytest.Config) -> None:
+    """Refuse a run that could only skip."""
+    with contextlib.suppress(pytest.skip.Exception):
+        workshop = workshop_of(module, config)
+        refusals = [workshop.refusal(name) for name in workshop.fixtures.models]
+        if None not in refusals:
+            raise pytest.UsageError(f"{workshop.fixtures.backend} runs none of the suite's models: {refusals[0]}")
 
 
 def _check_names(module: ModuleType, expected: Mapping[str, str]) -> None:

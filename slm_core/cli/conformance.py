@@ -15,7 +15,7 @@ from slm_core.errors import BackendUnavailable
 def conformance(
     backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="The engine to test.")],
     model: Annotated[
-        Path | None, typer.Option("--model", help="A GGUF file to test it on, besides the suite's own.")
+        Path | None, typer.Option("--model", help="A GGUF file to test it on, instead of the suite's own.")
     ] = None,
     device: o.Device = "auto",
 ) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import slm_core as slm
 from slm_conformance.factories import make_tiny_model
 from slm_conformance.reference import Reference
 from slm_conformance.tolerance import relative_errors
@@ -55,17 +54,3 @@ def test_an_edited_sequence_moves_to_another_backend(tmp_path, architecture, her
     reference.decode(tokens[30:40])
     errors = relative_errors(found, reference.decode(tokens[40:]))
     assert errors.max() < 1e-4, f"logits after the move differ by up to {errors.max():.1e} (allowed: float32's 1e-4)"
-
-
-SAID = ("My name is Ada and my dog is called Rex.", "What is my name?", "What is 12 + 7?", "What is my dog called?")
-
-
-def test_the_demo_model_answers_alike_everywhere():
-    answers = {}
-    for name in BACKENDS:
-        if not registry().backend(name).status().installed:
-            pytest.skip(f"backend {name} is not installed")
-        with slm.load(slm.demo_model_path(), backend=name, n_threads=N_THREADS[name]) as model:
-            chat = model.chat(n_ctx=1024, sampling=slm.Sampling(temperature=0, max_tokens=60))
-            answers[name] = [chat.send(text).tokens for text in SAID]
-    assert answers["native"] == answers["llamacpp"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -26,7 +27,7 @@ class Scenarios:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each scenario on each model."""
         models = self.models or fixtures_of(metafunc.module, metafunc.config).models
-        metafunc.parametrize("bench", models, indirect=True, ids=[name.rpartition("/")[2] for name in models])
+        metafunc.parametrize("bench", models, indirect=True, ids=[Path(name).name for name in models])
 
     @pytest.fixture
     def bench(self, request: pytest.FixtureRequest) -> Iterator[Bench]:

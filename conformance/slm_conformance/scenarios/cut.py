@@ -131,7 +131,7 @@ class TestCut(Scenarios):
             bench.agree(bench.feed(context, more), reference.decode(more), f"a cut of (5, 10), then truncate({index})")
 
     def test_frees_positions(self, bench: Bench) -> None:
-        """What was cut can be used again: a full context takes as many tokens as were cut."""
+        """Clause 4: what was cut can be used again: a full context takes as many tokens as were cut."""
         context, reference, tokens = bench.context(n_ctx=32), bench.reference(), bench.tokens(32)
         bench.feed(context, tokens)
         reference.decode(tokens)

@@ -69,7 +69,7 @@ class TestDecode(Scenarios):
             bench.agree(rows, expected, f"step {step} of three sequences that grow together")
 
     def test_rows_come_in_the_order_of_the_batch(self, bench: Bench) -> None:
-        """Rows are those asked for, in the order of the batch, whatever their sequences."""
+        """Context: rows are those asked for, in the order of the batch, whatever their sequences."""
         context = bench.context()
         runs = {seq_id: bench.tokens(6, seed=seq_id) for seq_id in (3, 1, 2)}
         batch = context.new_batch()
@@ -84,7 +84,7 @@ class TestDecode(Scenarios):
         bench.agree(rows, np.array([expected[s][i] for s, i in wanted]), "every other row of three sequences")
 
     def test_rows_not_asked_for(self, bench: Bench) -> None:
-        """No row asked for, no row; and what follows is not affected."""
+        """Context: no row asked for, no row; and what follows is not affected."""
         context, tokens = bench.context(), bench.tokens(20)
         batch = context.new_batch()
         batch.extend(tokens[:19], Pos(0, 0))
@@ -96,7 +96,7 @@ class TestDecode(Scenarios):
         bench.agree(context.decode(batch), expected, "the one row asked for, after 19 that were not")
 
     def test_an_empty_batch(self, bench: Bench) -> None:
-        """An empty batch gives no rows and changes nothing."""
+        """Context: an empty batch gives no rows and changes nothing."""
         context, tokens = bench.context(), bench.tokens(10)
         bench.feed(context, tokens[:9])
         rows = context.decode(context.new_batch())
@@ -105,7 +105,7 @@ class TestDecode(Scenarios):
         bench.agree(bench.feed(context, tokens[9:]), expected, "what follows an empty batch")
 
     def test_a_batch_used_again(self, bench: Bench) -> None:
-        """A batch that was decoded, cleared and filled again is as good as a new one."""
+        """Batch: one that was decoded, cleared and filled again is as good as a new one."""
         context, tokens = bench.context(), bench.tokens(24)
         batch, rows = context.new_batch(capacity=8), []
         for first in range(0, 24, 8):
@@ -119,7 +119,7 @@ class TestDecodeLimits(Scenarios):
     """The limits of a context: reached exactly, and crossed without harm."""
 
     def test_n_batch_exactly(self, bench: Bench) -> None:
-        """``n_batch`` tokens are decoded in one call."""
+        """Context: ``n_batch`` tokens are decoded in one call."""
         context, tokens = bench.context(n_batch=24), bench.tokens(24)
         rows = context.decode(bench.batch(context, (0, 0, tokens)))
         bench.agree(rows, bench.reference().decode(tokens), "a batch of n_batch tokens")
@@ -136,7 +136,7 @@ class TestDecodeLimits(Scenarios):
         bench.agree(bench.feed(context, tokens[5:]), expected, "what follows a batch that was too large")
 
     def test_the_batch_has_a_capacity(self, bench: Bench) -> None:
-        """``new_batch`` makes batches of ``n_batch`` tokens; a run that does not fit is refused whole."""
+        """Batch: ``new_batch`` makes batches of ``n_batch`` tokens; a run that does not fit is refused whole."""
         context = bench.context(n_batch=24)
         batch = context.new_batch()
         assert batch.capacity == 24, f"new_batch() has room for {batch.capacity} tokens, not for n_batch, 24"
@@ -146,7 +146,7 @@ class TestDecodeLimits(Scenarios):
         assert len(batch) == 20, f"a refused extend left {len(batch)} tokens in the batch instead of 20"
 
     def test_n_ctx_exactly(self, bench: Bench) -> None:
-        """One sequence may take every position of the context."""
+        """Context: one sequence may take every position of the context."""
         context, tokens = bench.context(n_ctx=48, n_seq_max=3, n_batch=32), bench.tokens(48)
         rows = bench.feed(context, tokens, seq_id=2)
         assert context.n_free == 0, f"48 tokens in a context of 48 leave {context.n_free} positions free"
@@ -178,7 +178,7 @@ class TestDecodeLimits(Scenarios):
         bench.agree(bench.feed(context, tokens[32:]), expected, "what follows an overflow, once there is room")
 
     def test_sequences_share_the_positions(self, bench: Bench) -> None:
-        """``n_ctx`` counts what all sequences hold together."""
+        """Context: ``n_ctx`` counts what all sequences hold together."""
         context = bench.context(n_ctx=48, n_seq_max=3)
         free = []
         for seq_id, n in ((0, 20), (2, 5), (1, 10)):

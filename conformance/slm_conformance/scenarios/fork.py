@@ -141,7 +141,7 @@ class TestDrop(Scenarios):
     """Forgetting whole sequences."""
 
     def test_one_sequence(self, bench: Bench) -> None:
-        """``drop`` forgets one sequence: it begins anew, the others go on."""
+        """Context: ``drop`` forgets one sequence, which begins anew, the others go on."""
         context, ours, theirs = bench.context(), bench.tokens(20), bench.tokens(24, seed=1)
         before = bench.feed(context, ours, seq_id=0)
         bench.feed(context, theirs[:20], seq_id=1)
@@ -153,7 +153,7 @@ class TestDrop(Scenarios):
         bench.agree(bench.feed(context, theirs[20:], seq_id=1), expected, "the neighbour of a dropped sequence")
 
     def test_an_empty_one_or_none(self, bench: Bench) -> None:
-        """Dropping an empty sequence is fine; one that does not exist is refused (clause 1)."""
+        """Clause 1: dropping an empty sequence is fine, one that does not exist is refused."""
         context = bench.context(n_seq_max=2)
         bench.feed(context, bench.tokens(9))
         context.drop(1)
@@ -163,7 +163,7 @@ class TestDrop(Scenarios):
         assert context.length(0) == 9, "dropping an empty sequence changed another"
 
     def test_all(self, bench: Bench) -> None:
-        """``clear`` forgets all sequences; the context is as new."""
+        """Context: ``clear`` forgets all sequences; the context is as new."""
         context, tokens = bench.context(), bench.tokens(20)
         before = bench.feed(context, tokens)
         bench.feed(context, bench.tokens(20, seed=1), seq_id=3)

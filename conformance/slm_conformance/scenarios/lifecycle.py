@@ -76,7 +76,7 @@ class TestClose(Scenarios):
         assert model.info == info, "the info of a closed model is another than before"
 
     def test_leaves_other_contexts(self, bench: Bench) -> None:
-        """Contexts of one model are independent: closing one leaves the others."""
+        """Context: those of one model are independent: closing one leaves the others."""
         first, second, tokens = bench.context(), bench.context(), bench.tokens(30)
         bench.feed(second, tokens[:20])
         bench.feed(first, bench.tokens(40, seed=1))
@@ -93,14 +93,14 @@ class TestSizes(Scenarios):
     """What a context is made with."""
 
     def test_are_as_asked(self, bench: Bench) -> None:
-        """A new context is empty, has the sizes it was asked for, and all of it is free."""
+        """Context: a new one is empty, has the sizes it was asked for, and all of it is free."""
         context = bench.context(n_ctx=100, n_seq_max=3, n_batch=20)
         sizes = (context.n_ctx, context.n_seq_max, context.n_batch, context.n_free)
         assert sizes == (100, 3, 20, 100), f"asked for (100, 3, 20), n_ctx, n_seq_max, n_batch and n_free are {sizes}"
         assert [context.length(seq_id) for seq_id in range(3)] == [0, 0, 0], "a new context holds tokens"
 
     def test_below_one(self, bench: Bench) -> None:
-        """A size below 1 is refused with ``InvalidOption``."""
+        """Context: a size below 1 is refused with ``InvalidOption``."""
         for size in (0, -1):
             sized = (ContextOptions(n_ctx=size), ContextOptions(n_seq_max=size), ContextOptions(n_batch=size))
             for name, options in zip(("n_ctx", "n_seq_max", "n_batch"), sized, strict=True):
@@ -108,7 +108,7 @@ class TestSizes(Scenarios):
                     bench.model.new_context(options)
 
     def test_batch_capacity(self, bench: Bench) -> None:
-        """A batch larger than ``n_batch``, or without room, is refused with ``InvalidOption``."""
+        """Batch: one larger than ``n_batch``, or without room, is refused with ``InvalidOption``."""
         context = bench.context(n_batch=20)
         for capacity in (0, 21, -3):
             with bench.refused(f"new_batch({capacity}) where n_batch is 20", InvalidOption):
@@ -123,7 +123,7 @@ class TestSizes(Scenarios):
                     call(seq_id)
 
     def test_kv_types(self, bench: Bench) -> None:
-        """A KV type that the backend has works; any other is refused with ``InvalidOption``, not ignored."""
+        """Context: a KV type that the backend has works; any other is refused with ``InvalidOption``, not ignored."""
         declared = {KvType(name) for name in bench.workshop.fixtures.kv_types}
         for kv_type in sorted(set(KvType) - declared):
             with bench.refused(f"KV type {kv_type.value}, which is not declared", InvalidOption):
@@ -138,7 +138,7 @@ class TestThreads(Scenarios):
     """A context is for one thread at a time, a model for any."""
 
     def test_a_busy_context_refuses(self, bench: Bench) -> None:
-        """A second thread inside a call gets ``ContextBusy`` at once; the first call goes on undisturbed."""
+        """Context: a second thread inside a call gets ``ContextBusy`` at once; the first call goes on undisturbed."""
         context, tokens = bench.context(), bench.tokens(20)
         intruder = _Intruder(lambda: bench.feed(context, bench.tokens(1), seq_id=1))
         batch = _WatchedBatch(20, intruder)
@@ -154,11 +154,11 @@ class TestThreads(Scenarios):
             )
 
     def test_two_threads_with_one_context(self, bench: Bench) -> None:
-        """Threads that try again after ``ContextBusy`` get what each gets alone: never corruption."""
+        """Context: threads that try again after ``ContextBusy`` get what each gets alone: never corruption."""
         _race(bench, until_refused=False)
 
     def test_contexts_in_parallel(self, bench: Bench) -> None:
-        """Three threads, each with a context of its own over one model, give what each gives alone."""
+        """Model: three threads, each with a context of its own over one model, give what each gives alone."""
         runs = [bench.tokens(30, seed=seed) for seed in range(3)]
         contexts = [bench.context() for _ in runs]
         with _quick_switching(), ThreadPoolExecutor(3) as threads:

@@ -26,7 +26,7 @@ class TestNumbers(Scenarios):
             self._check(bench, kv_type, rows, expected)
 
     def test_the_default_kv_type(self, bench: Bench) -> None:
-        """A context that names no KV type has 16 bits or better."""
+        """Clause 9: a context that names no KV type has 16 bits or better."""
         context, tokens = bench.model.new_context(ContextOptions(256, 1, 64)), bench.tokens(N_SAMPLE)
         with context:
             self._check(bench, KvType.F16, bench.feed(context, tokens), bench.reference().decode(tokens))
@@ -43,14 +43,14 @@ class TestNumbers(Scenarios):
         assert len(wrong) == 0, f"in {len(wrong)} rows the best token is not the reference's, first in row {wrong[:1]}"
 
     def test_the_same_again(self, bench: Bench) -> None:
-        """The same calls on a new context give the same logits, bit for bit."""
+        """Context: the same calls on a new one give the same logits, bit for bit."""
         tokens = bench.tokens(40)
         first, second = bench.feed(bench.context(), tokens), bench.feed(bench.context(), tokens)
         differing = int((first != second).any(axis=1).sum())
         assert differing == 0, f"the same calls on two new contexts: {differing} of 40 rows of logits differ"
 
     def test_are_finite(self, bench: Bench) -> None:
-        """Logits are numbers, for every token of the vocabulary."""
+        """Clause 9: logits are numbers, for every token of the vocabulary."""
         context = bench.context(n_ctx=128)
         for first in range(0, bench.vocab.size, 96):
             rows = bench.feed(context, list(range(first, min(first + 96, bench.vocab.size))))

@@ -90,7 +90,7 @@ class TestDumpRestore(Scenarios):
         bench.agree(bench.feed(context, tokens), before, "a prompt after restoring an empty sequence")
 
     def test_leaves_the_dumped_sequence(self, bench: Bench) -> None:
-        """``dump`` changes nothing, and twice gives the same."""
+        """Clause 6: ``dump`` changes nothing, and twice gives the same."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
         first, second = context.dump(0), context.dump(0)

@@ -79,7 +79,7 @@ class TestTruncate(Scenarios):
         bench.agree(bench.feed(context, theirs[20:], seq_id=1), expected, "the neighbour of a truncated sequence")
 
     def test_frees_positions(self, bench: Bench) -> None:
-        """What is forgotten can be used again: a full context takes as many tokens as were truncated."""
+        """Clause 3: what is forgotten can be used again: a full context takes as many tokens as were truncated."""
         context, tokens = bench.context(n_ctx=32), bench.tokens(42)
         bench.feed(context, tokens[:32])
         context.truncate(Pos(0, 22))

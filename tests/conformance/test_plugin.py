@@ -1,0 +1,221 @@
+"""The pytest plugin: how the suite is adopted, what it says, and what it does not let an adopter do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+
+import pytest
+
+import slm_conformance
+from slm_conformance import collection, scenarios
+from slm_conformance.faults import FAULTS
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.meta import Outcome, Verdict, play, scenario_names
+from slm_conformance.spec import make_backend
+from slm_core.errors import BackendUnavailable, UnknownBackend
+from slm_core.types import BackendStatus
+
+pytest_plugins = ["pytester"]
+
+ADOPTION = """
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.scenarios import *
+
+class Fixtures(BackendFixtures):
+    backend = "slm_conformance.toy:ToyBackend"
+    models = ("llama-f32",)
+    kv_types = ("f32",)
+"""
+
+
+@pytest.fixture
+def adopt(pytester: pytest.Pytester):
+    """Run pytest on a module that adopts the suite."""
+
+    def run(source: str, *args: str) -> pytest.RunResult:
+        pytester.makepyfile(test_adopted=source)
+        plugin = () if _is_registered() else ("-p", "slm_conformance.pytest_plugin")
+        return pytester.runpytest_inprocess(*plugin, "-p", "no:cacheprovider", "-ra", *args)
+
+    return run
+
+
+def _is_registered() -> bool:
+    return any(point.name == "slm_conformance" for point in importlib.metadata.entry_points(group="pytest11"))
+
+
+def outcomes(result: pytest.RunResult) -> dict[str, int]:
+    """How many tests passed, failed, ..., without those that were not chosen."""
+    return {kind: n for kind, n in result.parseoutcomes().items() if kind not in ("deselected", "warnings")}
+
+
+def test_a_module_of_a_few_lines_adopts_the_suite(adopt):
+    result = adopt(ADOPTION, "-k", "TestDeclarations or test_at_zero")
+    assert outcomes(result) == {"passed": 5}
+    result.stdout.fnmatch_lines(
+        [
+            "slm-conformance: toy 1, devices cpu",
+            "slm-conformance: * llama-f32: toy on cpu, edit level CUT, declares kv_payload, shared_fork",
+        ]
+    )
+
+
+def test_what_is_declared_absent_is_skipped_and_named(adopt):
+    result = adopt(ADOPTION + "    load_options = {'edit_level': 'replay'}\n", "-k", "TestCut")
+    assert outcomes(result) == {"skipped": len(collection.tests_of(scenarios.TestCut))}
+    result.stdout.fnmatch_lines(["SKIPPED*declared absent: the edit level is REPLAY, this needs CUT"])
+
+
+def test_leaving_scenarios_out_is_refused(adopt):
+    result = adopt(ADOPTION + "del TestCut\n")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*test_adopted leaves out TestCut: import all of slm_conformance.scenarios;*"])
+
+
+def test_replacing_a_scenario_is_refused(adopt):
+    source = "\nclass TestCut(TestCut):\n    def test_at_the_head(self, bench):\n        pass\n"
+    result = adopt(ADOPTION + source)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*test_adopted replaces TestCut::test_at_the_head: put it into expected_failures*"])
+
+
+def test_empty_subclasses_adopt_as_well(adopt):
+    result = adopt(ADOPTION + "\nclass TestCut(TestCut):\n    pass\n", "-k", "test_at_the_head")
+    assert outcomes(result) == {"passed": 1}
+
+
+BROKEN = ADOPTION.replace("toy:ToyBackend", "faults:TruncateClamps")
+
+
+@pytest.mark.parametrize("name", ["TestTruncate::test_past_the_end", "TestTruncate::test_past_the_end[llama-f32]"])
+def test_an_expected_failure_is_named(adopt, name):
+    result = adopt(BROKEN + f"    expected_failures = {{'{name}': 'it clamps'}}\n", "-k", "TestTruncate and past")
+    assert outcomes(result) == {"xfailed": 1}
+    result.stdout.fnmatch_lines(["XFAIL*test_past_the_end*it clamps*"])
+
+
+def test_a_stale_expected_failure_fails(adopt):
+    source = "    expected_failures = {'TestTruncate::test_past_the_end': 'it clamps'}\n"
+    result = adopt(ADOPTION + source, "-k", "TestTruncate and past")
+    assert outcomes(result) == {"failed": 1}
+
+
+def test_an_expected_failure_that_names_nothing_is_refused(adopt):
+    result = adopt(ADOPTION + "    expected_failures = {'TestTruncate::test_nothing': 'it clamps'}\n")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*expects TestTruncate::test_nothing to fail, but there is no such scenario*"])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("from slm_conformance.scenarios import *\n", "exactly one subclass of BackendFixtures (found: none)"),
+        (ADOPTION + "\nclass Other(BackendFixtures):\n    pass\n", "(found: Fixtures, Other)"),
+        (ADOPTION.replace('    backend = "slm_conformance.toy:ToyBackend"\n', ""), "no backend is named"),
+    ],
+)
+def test_a_module_without_one_backend_is_refused(adopt, source, message):
+    result = adopt(source)
+    assert result.ret in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED)
+    assert message in result.stdout.str() + result.stderr.str()
+
+
+def test_the_command_line_names_backend_and_model(adopt, pytester):
+    model = make_tiny(pytester.path)
+    source = ADOPTION[: ADOPTION.index("    backend")] + "    kv_types = ('f32',)\n"
+    options = ("--slm-backend", "slm_conformance.toy:ToyBackend", "--slm-model", str(model), "--slm-device", "cpu")
+    result = adopt(source, *options, "-v", "-k", "test_at_zero")
+    assert outcomes(result) == {"passed": 1}
+    result.stdout.fnmatch_lines(["*test_at_zero?tiny-qwen2-q8_0-0.gguf? PASSED*"])
+
+
+def make_tiny(directory):
+    from slm_conformance.factories import tiny_model
+
+    return tiny_model(directory, "qwen2", "q8_0")
+
+
+class AbsentBackend:
+    """A backend whose engine is not there."""
+
+    name = "absent"
+
+    def status(self) -> BackendStatus:
+        return BackendStatus("absent", installed=False, reason="no engine", hint="pip install engine")
+
+
+class ChoosyBackend(make_backend("slm_conformance.toy:ToyBackend").__class__):
+    """A backend that runs nothing that the suite has."""
+
+    def supports(self, source, device="auto"):
+        support = super().supports(source, device)
+        return support.__class__(supported=False, reason="only models of 7 layers")
+
+
+def test_a_backend_that_is_not_installed_is_skipped_loudly(adopt, monkeypatch):
+    monkeypatch.setattr("slm_conformance.toy.ToyBackend", AbsentBackend)
+    result = adopt(ADOPTION, "-k", "TestTruncate")
+    assert outcomes(result) == {"skipped": len(collection.tests_of(scenarios.TestTruncate))}
+    result.stdout.fnmatch_lines(["slm-conformance: backend 'absent' is not installed: no engine"])
+
+
+def test_a_backend_that_runs_no_model_is_refused(adopt, monkeypatch):
+    monkeypatch.setattr("slm_conformance.toy.ToyBackend", ChoosyBackend)
+    result = adopt(ADOPTION.replace('    models = ("llama-f32",)\n', ""), "-k", "TestTruncate")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*runs none of the suite's models: only models of 7 layers*"])
+
+
+def test_a_run_of_pytest_without_scenarios_imports_nothing_heavy():
+    code = "import slm_conformance.pytest_plugin, sys; print(*{'numpy', 'slm_core', 'pluggy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["pluggy"]  # pytest's own
+
+
+def test_run_needs_no_file():
+    toy = "slm_conformance.toy:ToyBackend"
+    assert slm_conformance.run(toy, extra_args=["-q", "-k", "test_at_zero and llama"]) == 0
+    broken = "slm_conformance.faults:TruncateOffByOne"
+    assert slm_conformance.run(broken, extra_args=["-q", "-k", "test_at_zero and llama"]) == 1
+
+
+@pytest.mark.parametrize("spec", ["no_such_backend", "no.such:module", "slm_conformance.toy:NoSuchBackend"])
+def test_run_refuses_a_backend_that_does_not_exist(spec):
+    with pytest.raises(UnknownBackend):
+        slm_conformance.run(spec)
+
+
+def test_run_refuses_a_backend_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr("slm_conformance.toy.ToyBackend", AbsentBackend)
+    with pytest.raises(BackendUnavailable, match=r"no engine \(to get it: pip install engine\)"):
+        slm_conformance.run("slm_conformance.toy:ToyBackend")
+
+
+CLAUSE = re.compile(r"(Clauses? \d[\d, and]*|Backend|Model|Vocab|Context|Batch|Session|Chat|Oracle): .*\.", re.DOTALL)
+
+
+def test_every_scenario_names_its_clause():
+    texts = {
+        name: getattr(getattr(scenarios, name.split("::")[0]), name.split("::")[1]).__doc__ for name in scenario_names()
+    }
+    assert [name for name, text in texts.items() if not text or not CLAUSE.fullmatch(text.strip())] == []
+
+
+def test_faults_have_names_of_their_own_and_scenarios_that_exist():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 12
+    assert {fault.killed_by for fault in FAULTS} <= set(scenario_names())
+
+
+def test_a_scenario_can_be_played_without_pytest():
+    class Truncating(BackendFixtures):
+        backend = "slm_conformance.toy:ToyBackend"
+        models = ("llama-f32",)
+        kv_types = ("f32",)
+        load_options = {"edit_level": "truncate"}  # noqa: RUF012
+
+    assert play(Truncating(), "TestTruncate::test_at_zero") == Outcome(Verdict.HOLDS)
+    absent = play(Truncating(), "TestCut::test_at_the_head")
+    assert absent == Outcome(Verdict.ABSENT, "declared absent: the edit level is TRUNCATE, this needs CUT")
