@@ -54,7 +54,7 @@ class LlamaCppContext(ContextBase):
         check_context_options(options)
         self._api = api
         self._model = model
-        self._type_k, self._type_v = options.kv_type_k or KvType.F16, options.kv_type_v or KvType.F16
+        self._type_k, self._type_v = kv_type(options.kv_type_k), kv_type(options.kv_type_v)
         flash = flash_attention(settings, self._type_v)
         check_key_type(self._type_k, model.head_dim)
         self._check_memory(model_pointer, options, settings)
@@ -257,6 +257,17 @@ class LlamaCppContext(ContextBase):
         if failure not in (0, _NO_ROOM):
             raise DecodeFailed(f"llama.cpp could not re-rotate keys (code {failure})")
         self._keys_lag = False
+
+
+def kv_type(asked: KvType | None) -> KvType:
+    """The type to store keys or values in.
+
+    Raises:
+        InvalidOption: there is no such type.
+    """
+    if asked is not None and asked not in GGML_TYPES:
+        raise InvalidOption(f"unknown KV type {asked!r} (accepted: {', '.join(GGML_TYPES)})")
+    return KvType.F16 if asked is None else KvType(asked)
 
 
 def flash_attention(settings: Settings, type_v: KvType) -> int:
