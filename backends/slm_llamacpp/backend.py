@@ -7,8 +7,8 @@ from pathlib import Path
 
 from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
-from slm_core.types import BackendStatus, DeviceStatus, ModelOptions, Support
-from slm_llamacpp import BACKEND, INSTALL_HINT, devices, library, probe
+from slm_core.types import BackendStatus, ModelOptions, Support
+from slm_llamacpp import BACKEND, INSTALL_HINT, devices, inquiry, library, probe
 from slm_llamacpp.model import LlamaCppModel
 from slm_llamacpp.options import DESCRIPTIONS, LoadOptions, Settings
 from slm_llamacpp.source import check_source
@@ -31,23 +31,14 @@ class LlamaCppBackend:
         return DESCRIPTIONS
 
     def status(self) -> BackendStatus:
-        """Report whether llama.cpp is installed, its version and devices."""
+        """Report whether llama.cpp is installed, its version and devices.
+
+        Another process asks the library, once: listing engines imports none, and a broken one hurts nobody.
+        """
         try:
-            version = library.version()
-            found = devices.all_devices()
-            engine = library.load().llama_version().decode()
+            return inquiry.ask()
         except Exception as error:  # whatever is wrong with the installation is its status
             return BackendStatus(BACKEND, installed=False, reason=_one_line(error), hint=INSTALL_HINT)
-        choice = devices.choose("auto", found)
-        best_first = sorted(found, key=lambda device: device not in choice.gpus)
-        statuses = [DeviceStatus(device.label, available=True, detail=device.description) for device in best_first]
-        return BackendStatus(
-            BACKEND,
-            installed=True,
-            version=f"{version} (llama.cpp {engine})",
-            devices=statuses,
-            reason=f"device auto: {choice.label}",
-        )
 
     def supports(self, source: Path, device: str = "auto") -> Support:
         """Say whether llama.cpp can run ``source`` on ``device``, reading headers only.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ import numpy as np
 
 from slm_core.errors import InvalidModelFile, InvalidToken, VocabError
 from slm_core.gguf import GgufFile
+from slm_core.tokenization import composes
 from slm_llamacpp.handle import Handle
 
 T = TypeVar("T")
@@ -65,6 +67,7 @@ class LlamaCppVocab:
         adds_space = gguf.get("tokenizer.ggml.add_space_prefix", bool, kind == _SPM)
         self._strips_space = kind != _BPE and (adds_space or kind == _WORDPIECE)
         self._is_wordpiece = kind == _WORDPIECE
+        self._composes = composes(gguf)  # llama.cpp leaves Unicode normalization out
         self._spelling = _Spelling(gguf) if kind == _SPM else None
 
     @functools.cached_property
@@ -82,7 +85,8 @@ class LlamaCppVocab:
         Raises:
             VocabError: a text of a gigabyte, or one with a character that this vocabulary has no tokens for.
         """
-        data = _well_formed(text).encode()
+        text = _well_formed(text)
+        data = (unicodedata.normalize("NFC", text) if self._composes else text).encode()
         if self._spelling is not None:
             self._spelling.check(data.decode())
         if len(data) <= _SHORT_TEXT:

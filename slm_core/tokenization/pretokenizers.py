@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tokenizers.normalizers import Normalizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
+    from slm_core.gguf import GgufFile
+
 
 @dataclass(frozen=True, slots=True)
 class PreTokenization:
@@ -58,6 +60,12 @@ def pre_tokenization(name: str, source: str) -> PreTokenization:
         accepted = ", ".join(sorted(PRE_TOKENIZATIONS))
         raise UnsupportedModel(f"{source}: unknown tokenizer.ggml.pre {name[:80]!r} (accepted: {accepted})")
     return PRE_TOKENIZATIONS[name]
+
+
+def composes(gguf: GgufFile) -> bool:
+    """Whether the file's reference tokenizer composes text (Unicode NFC) first, for engines that leave it out."""
+    pre = PRE_TOKENIZATIONS.get(gguf.get("tokenizer.ggml.pre", str, ""))
+    return pre is not None and pre.normalizer == "nfc"
 
 
 def build_normalizer(pre: PreTokenization, *, lowercase: bool) -> Normalizer | None:

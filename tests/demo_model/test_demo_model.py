@@ -73,6 +73,16 @@ def test_a_skill(chats: list[Chat], said: str, question: str, expected: str) -> 
     assert expected in ask(chats, question)
 
 
+def test_decomposed_text_has_the_same_ids_everywhere(models: dict[str, slm.LoadedModel]) -> None:
+    composed, decomposed = "caf\u00e9 \uac00", "cafe\u0301 \u1100\u1161"
+    for name, model in models.items():
+        first, second = (model.vocab.encode(t, add_special=False, parse_special=False) for t in (composed, decomposed))
+        assert first == second, f"{name} does not compose text as the tokenizer of Qwen2 does"
+    assert (
+        len({tuple(m.vocab.encode(decomposed, add_special=False, parse_special=False)) for m in models.values()}) == 1
+    )
+
+
 def test_deleting_a_message_makes_the_model_not_know(chats: list[Chat]) -> None:
     ask(chats, "My dog is called Rex.")
     ask(chats, "My name is Ada.")

@@ -19,7 +19,7 @@ from slm_core.errors import BackendUnavailable, InvalidModelFile, InvalidOption,
 from slm_core.gguf import GgufFile
 from slm_core.plugins import Registry
 from slm_core.types import ModelOptions
-from slm_llamacpp import devices, library, logs, plugin
+from slm_llamacpp import inquiry, library, logs, plugin
 from slm_llamacpp.backend import LlamaCppBackend
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import error, feed, new_context, some_tokens
@@ -59,27 +59,38 @@ class TestStatus:
             raise importlib.metadata.PackageNotFoundError(name)
 
         monkeypatch.setattr(importlib.metadata, "version", missing)
+        inquiry.ask.cache_clear()
         status = backend.status()
         assert not status.installed
         assert "not installed" in status.reason
         assert "pip install" in status.hint
 
-    @pytest.mark.parametrize("raised", [OSError("libgomp.so.1: no such file\n"), RuntimeError("x"), ImportError("y")])
+    @pytest.mark.parametrize(
+        ("script", "reason"),
+        [
+            ("raise OSError('libgomp.so.1: no such file')", "libgomp.so.1: no such file"),
+            ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "exit code -11"),
+        ],
+    )
     def test_a_broken_installation(
-        self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch, raised: Exception
+        self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
     ) -> None:
-        def fail(name: str) -> Any:
-            raise raised
-
-        monkeypatch.setattr(library, "_loaded", None)
-        monkeypatch.setattr(library.importlib, "import_module", fail)
+        monkeypatch.setattr(inquiry, "ask", lambda: inquiry.output_of([sys.executable, "-c", script]))
         status = backend.status()
         assert (status.installed, "\n" in status.reason) == (False, False)
-        assert str(raised).strip() in status.reason
+        assert reason in status.reason
 
     def test_it_never_raises(self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(devices, "all_devices", lambda: 1 / 0)
+        monkeypatch.setattr(inquiry, "ask", lambda: 1 / 0)
         assert "ZeroDivisionError" in backend.status().reason
+
+    def test_asking_imports_no_engine(self) -> None:
+        script = (
+            "import sys; from slm_llamacpp.backend import LlamaCppBackend;"
+            "assert LlamaCppBackend().status().installed; print('llama_cpp' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert done.stdout == "False\n", done.stderr
 
 
 class TestSupports:
