@@ -33,7 +33,11 @@ def fixtures_of(module: ModuleType, config: pytest.Config) -> BackendFixtures:
 
 
 def workshop_of(module: ModuleType, config: pytest.Config) -> Workshop:
-    """The module's workshop, made on first use; skips where the backend is not installed."""
+    """The module's workshop, made on first use; skips where the backend is not installed.
+
+    Raises:
+        pytest.UsageError: it is required, and not installed.
+    """
     workshops = config.stash.setdefault(_WORKSHOPS, {})
     if module.__name__ not in workshops:
         if _DIRECTORY not in config.stash:
@@ -42,7 +46,10 @@ def workshop_of(module: ModuleType, config: pytest.Config) -> Workshop:
     workshop = workshops[module.__name__]
     status = workshop.backend.status()
     if not status.installed:
-        pytest.skip(f"backend {status.name!r} is not installed: {status.reason}")
+        why = f"backend {status.name!r} is not installed: {status.reason}"
+        if workshop.fixtures.required:
+            raise pytest.UsageError(why)
+        pytest.skip(why)
     return workshop
 
 

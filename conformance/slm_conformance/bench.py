@@ -25,7 +25,7 @@ from slm_conformance.reference import Reference
 from slm_conformance.spec import make_backend
 from slm_conformance.tolerance import KV_LEVELS, Precision, Tolerance, random_tokens, relative_errors, tolerance
 from slm_conformance.weights import Weights
-from slm_core.errors import SlmError, UnsupportedModel
+from slm_core.errors import InvalidOption, SlmError, UnsupportedModel
 from slm_core.loading import demo_model_path, formatter_source
 from slm_core.plugins import registry
 from slm_core.protocols import Backend, Batch, Context, Formatter, Model, Vocab
@@ -102,9 +102,21 @@ class Workshop:
         return tolerance(source.weights, Precision(precision), kv_type)
 
     @functools.cache  # noqa: B019
+    def kv_types(self, name: str) -> tuple[KvType, ...]:
+        """The storage types for a model: those that the adopter names and whose blocks fit, or those that are taken."""
+        weights = self.source(name).weights
+        fits = weights is None or weights.shape.head_dim % _KV_BLOCK == 0
+        named = [KvType(kv_type) for kv_type in self.fixtures.kv_types]
+        if named:
+            return tuple(kv_type for kv_type in named if fits or kv_type not in KV_LEVELS)
+        taken = tuple(kv_type for kv_type in KvType if self._takes(name, kv_type))
+        assert taken, f"{self.backend.name} refuses every KV type: {', '.join(KvType)}"
+        return taken
+
+    @functools.cache  # noqa: B019
     def declared(self, name: str) -> tuple[EditLevel, frozenset[Capability]]:
         """What a context of a model declares."""
-        kv_type = KvType(self.fixtures.kv_types[0])
+        kv_type = self.kv_types(name)[0]
         with self.model(name).new_context(ContextOptions(64, 1, 16, kv_type, kv_type)) as context:
             return context.edit_level, context.capabilities
 
@@ -112,6 +124,13 @@ class Workshop:
         """Close the models."""
         for model in self._models.values():
             model.close()
+
+    def _takes(self, name: str, kv_type: KvType) -> bool:
+        try:
+            self.model(name).new_context(ContextOptions(64, 1, 16, kv_type, kv_type)).close()
+        except InvalidOption:
+            return False
+        return True
 
     def _make_source(self, name: str) -> Source:
         if name == "demo":
@@ -142,7 +161,6 @@ class Bench:
     def __init__(self, workshop: Workshop, name: str) -> None:
         self.workshop = workshop
         self.name = name
-        self.kv_type = KvType(workshop.fixtures.kv_types[0])
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -174,6 +192,16 @@ class Bench:
     def vocab(self) -> Vocab:
         """The model's vocabulary."""
         return self.model.vocab
+
+    @property
+    def kv_types(self) -> tuple[KvType, ...]:
+        """The storage types of keys and values that there are, the most exact one first."""
+        return self.workshop.kv_types(self.name)
+
+    @property
+    def kv_type(self) -> KvType:
+        """The one that scenarios use."""
+        return self.kv_types[0]
 
     @property
     def tolerance(self) -> Tolerance:
@@ -238,12 +266,6 @@ class Bench:
     def capabilities(self) -> frozenset[Capability]:
         """The capabilities that contexts of this model declare."""
         return self.workshop.declared(self.name)[1]
-
-    def kv_types(self) -> list[KvType]:
-        """The storage types that the adopter declares, the first one first, without those whose blocks do not fit."""
-        fits = self.weights().shape.head_dim % _KV_BLOCK == 0
-        declared = [KvType(name) for name in self.workshop.fixtures.kv_types]
-        return [kv_type for kv_type in declared if fits or kv_type not in KV_LEVELS]
 
     def requires(self, level: EditLevel) -> None:
         """Skip the scenario where the backend does not run the model, or the context declares less."""

@@ -35,8 +35,9 @@ class BackendFixtures:
         load_options: passed to ``load`` as ``backend_options``.
         precision: by weight type, the numbers the backend computes with: "float32", "float16" (or bfloat16), or
             "quantized" activations. The tolerances follow from it (clause 9).
-        kv_types: the storage types of keys and values that the backend has. Scenarios use the first: name the most
-            exact one first.
+        kv_types: the storage types of keys and values that the backend has, any other must be refused; found by trying
+            where none is named. Scenarios use the first: name the most exact one first.
+        required: whether a backend that is not installed fails the run; otherwise its scenarios are skipped.
         expected_failures: what the backend is known to break, with the reason:
             ``{"TestCut::test_at_the_head": "engine bug 123"}``. Each must fail, and the reason is shown.
     """
@@ -47,5 +48,6 @@ class BackendFixtures:
     models: ClassVar[tuple[str, ...]] = DEFAULT_MODELS
     load_options: ClassVar[Mapping[str, object]] = MappingProxyType({})
     precision: ClassVar[Mapping[str, str]] = MappingProxyType({"f32": "float32", "f16": "float16", "q8_0": "quantized"})
-    kv_types: ClassVar[tuple[str, ...]] = ("f32", "f16")
+    kv_types: ClassVar[tuple[str, ...]] = ()
+    required: ClassVar[bool] = False
     expected_failures: ClassVar[Mapping[str, str]] = MappingProxyType({})

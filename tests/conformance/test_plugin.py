@@ -162,6 +162,13 @@ def test_a_backend_that_is_not_installed_is_skipped_loudly(adopt, monkeypatch):
     result.stdout.fnmatch_lines(["slm-conformance: backend 'absent' is not installed: no engine"])
 
 
+def test_a_required_backend_that_is_not_installed_fails_the_run(adopt, monkeypatch):
+    monkeypatch.setattr("slm_conformance.toy.ToyBackend", AbsentBackend)
+    result = adopt(ADOPTION + "    required = True\n", "-k", "TestTruncate")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*backend 'absent' is not installed: no engine*"])
+
+
 def test_a_backend_that_runs_no_model_is_refused(adopt, monkeypatch):
     monkeypatch.setattr("slm_conformance.toy.ToyBackend", ChoosyBackend)
     result = adopt(ADOPTION.replace('    models = ("llama-f32",)\n', ""), "-k", "TestTruncate")

@@ -21,7 +21,7 @@ class TestNumbers(Scenarios):
 
     def test_each_kv_type(self, bench: Bench) -> None:
         """Clause 9: so it is with each storage type of keys and values."""
-        for kv_type in bench.kv_types()[1:]:
+        for kv_type in bench.kv_types[1:]:
             rows, expected = self._rows(bench, kv_type)
             self._check(bench, kv_type, rows, expected)
 
