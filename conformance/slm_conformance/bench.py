@@ -23,7 +23,7 @@ from slm_conformance.factories import Architecture, WeightType, make_tiny_model,
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.reference import Reference
 from slm_conformance.spec import make_backend
-from slm_conformance.tolerance import KV_LEVELS, Precision, Tolerance, random_tokens, relative_errors, tolerance
+from slm_conformance.tolerance import KV_LEVELS, Precision, Tolerance, random_tokens, relative_errors
 from slm_conformance.weights import Weights
 from slm_core.errors import InvalidOption, SlmError, UnsupportedModel
 from slm_core.loading import demo_model_path, formatter_source
@@ -99,7 +99,7 @@ class Workshop:
         """How far a model's logits may be from the reference."""
         source = self.source(name)
         precision = self.fixtures.precision.get(source.weight_type, Precision.QUANTIZED)
-        return tolerance(source.weights, Precision(precision), kv_type)
+        return Tolerance(source.weights, Precision(precision), kv_type)
 
     @functools.cache  # noqa: B019
     def kv_types(self, name: str) -> tuple[KvType, ...]:

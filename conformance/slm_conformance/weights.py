@@ -17,7 +17,7 @@ from slm_core.gguf import GgufFile, TensorInfo
 from slm_core.modelinfo import main_weight_type
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Weights:
     """What a forward pass needs.
 
