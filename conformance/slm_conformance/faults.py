@@ -19,7 +19,7 @@ from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Array, Cell, ToyEngine
 from slm_conformance.weights import Weights
 from slm_core.errors import ContextFull, DecodeFailed, SlmError, UnsupportedEdit
-from slm_core.protocols import Batch
+from slm_core.protocols import Batch, Vocab
 from slm_core.snapshot import Edit, SequenceSnapshot
 from slm_core.types import Capability, EditLevel, Logits, ModelOptions, Pos
 
@@ -467,3 +467,101 @@ class RawErrors(ToyBackend):
             return super().load(source, options)
         except SlmError as error:
             raise FileNotFoundError(str(source)) from error
+
+
+@fault("TestBackend::test_an_unknown_device")
+class AnyDevice(ToyBackend):
+    """A device that does not exist is taken for the CPU."""
+
+    def load(self, source: Path, options: ModelOptions) -> ToyModel:
+        """Take it."""
+        return super().load(source, dataclasses.replace(options, device="cpu"))
+
+
+@fault("TestClose::test_of_the_model")
+class ContextsOutliveTheModel(ToyModel):
+    """Closing a model leaves its contexts open."""
+
+    def close(self) -> None:
+        """Close the model alone."""
+        self._closed = True
+
+
+@fault("TestDrop::test_all")
+class ClearForgetsTheLast(ToyContext):
+    """``clear`` leaves the last sequence."""
+
+    def clear(self) -> None:
+        """Stop one short."""
+        for seq_id in range(self.n_seq_max - 1):
+            self.drop(seq_id)
+
+
+@fault("TestFork::test_of_the_first_tokens")
+class ForkIgnoresEnd(ToyContext):
+    """``fork`` copies all, whatever ``end`` says."""
+
+    def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
+        """Copy all."""
+        place = super().fork(src, dst, end)
+        self.replace(dst, self.cells[src], self.edits[src])
+        return place
+
+
+class _WrongVocab:
+    """A vocabulary that passes everything on; its descendants get one thing wrong."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self.size, self.bos, self.eos, self.eog_ids = vocab.size, vocab.bos, vocab.eos, vocab.eog_ids
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return self._vocab.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002
+        return self._vocab.token_bytes(id, special=special)
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        return self._vocab.decode(ids, special=special)
+
+
+class _AlwaysSpecial(_WrongVocab):
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return super().encode(text, add_special=add_special, parse_special=True)
+
+
+class _Strict(_WrongVocab):
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return super().encode(text.encode().decode(), add_special=add_special, parse_special=parse_special)
+
+
+class _Alone(_WrongVocab):
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        return "".join(super(_Alone, self).decode([token], special=special) for token in ids)
+
+
+@fault("TestVocabulary::test_control_tokens_are_parsed_or_not")
+class SpecialAlwaysParsed(ToyModel):
+    """Spelled-out control tokens are always those tokens."""
+
+    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        self.vocab = _AlwaysSpecial(self.vocab)
+
+
+@fault("TestVocabulary::test_any_string_is_text")
+class SurrogatesRaise(ToyModel):
+    """A text with an unpaired surrogate raises ``UnicodeEncodeError``."""
+
+    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        self.vocab = _Strict(self.vocab)
+
+
+@fault("TestVocabulary::test_bytes_join_back")
+class TokensDecodedAlone(ToyModel):
+    """``decode`` joins the texts of tokens, not their bytes, so that characters of several tokens break."""
+
+    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        self.vocab = _Alone(self.vocab)

@@ -212,7 +212,7 @@ def test_every_scenario_names_its_clause():
 
 
 def test_faults_have_names_of_their_own_and_scenarios_that_exist():
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 12
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 40
     assert {fault.killed_by for fault in FAULTS} <= set(scenario_names())
 
 
