@@ -29,14 +29,19 @@ class Fault:
     """A broken toy.
 
     Attributes:
-        name: of the backend in this module.
+        backend: how the adopter of it is to call it, ``module:attribute``.
         breaks: what is wrong with it.
         killed_by: the scenario that must fail, ``TestClass::test_name``.
     """
 
-    name: str
+    backend: str
     breaks: str
     killed_by: str
+
+    @property
+    def name(self) -> str:
+        """Of the broken toy."""
+        return self.backend.partition(":")[2]
 
 
 FAULTS: list[Fault] = []
@@ -46,7 +51,7 @@ def fault(killed_by: str) -> Callable[[type], type[ToyBackend]]:
     """Register a broken context, model or backend; the name of the class becomes that of a backend."""
 
     def register(broken: type) -> type[ToyBackend]:
-        FAULTS.append(Fault(broken.__name__, str(broken.__doc__), killed_by))
+        FAULTS.append(Fault(f"{broken.__module__}:{broken.__name__}", str(broken.__doc__), killed_by))
         if issubclass(broken, ToyBackend):
             return broken
         place = "context_type" if issubclass(broken, ToyContext) else "model_type"

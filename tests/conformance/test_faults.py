@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slm_conformance import faults_random  # noqa: F401  (registers its own)
 from slm_conformance.faults import FAULTS, Fault
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.meta import Verdict, play
@@ -11,7 +12,7 @@ from slm_conformance.meta import Verdict, play
 
 def fixtures(fault: Fault) -> BackendFixtures:
     class Broken(BackendFixtures):
-        backend = f"slm_conformance.faults:{fault.name}"
+        backend = fault.backend
         models = ("llama-f32",)
         kv_types = ("f32",)
 

@@ -7,6 +7,7 @@ from slm_conformance.scenarios.decode import TestDecode, TestDecodeLimits, TestD
 from slm_conformance.scenarios.edit_levels import TestDeclarations
 from slm_conformance.scenarios.fork import TestDrop, TestFork
 from slm_conformance.scenarios.lifecycle import TestClose, TestSizes, TestThreads
+from slm_conformance.scenarios.model_based import TestModelBased
 from slm_conformance.scenarios.numbers import TestNumbers
 from slm_conformance.scenarios.sessions import TestSession
 from slm_conformance.scenarios.snapshots import TestBadDumps, TestDumpRestore
@@ -27,6 +28,7 @@ __all__ = [
     "TestDumpRestore",
     "TestFork",
     "TestMeaning",
+    "TestModelBased",
     "TestNumbers",
     "TestOracle",
     "TestSession",

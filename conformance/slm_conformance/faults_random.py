@@ -1,0 +1,67 @@
+"""Broken toys that only an odd order of calls, or a hostile dump, brings out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slm_conformance.faults import fault
+from slm_conformance.toy_context import ToyContext
+from slm_conformance.toy_engine import Cell
+from slm_core.errors import SlmError
+from slm_core.protocols import Batch
+from slm_core.snapshot import Edit, SequenceSnapshot
+from slm_core.types import Logits, Pos
+
+PROGRAMS = "TestModelBased::test_random_programs"
+
+
+class _Restored(Cell):
+    """A cell that came out of a dump."""
+
+
+@fault(PROGRAMS)
+class CutOfWhatWasRestored(ToyContext):
+    """A cut of a sequence that was restored leaves keys where they were."""
+
+    def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
+        """Mark the cells."""
+        cells, edits = super().unpacked(snapshot)
+        return [_Restored(cell.token, cell.keys, cell.values) for cell in cells], edits
+
+    def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Do not rotate those that are marked."""
+        kept, edits = super().without(cells, edits, first, last)
+        moved = zip(cells[last:], kept[first:], strict=True)
+        return kept[:first] + [
+            Cell(old.token, old.keys, old.values) if isinstance(old, _Restored) else new for old, new in moved
+        ], edits
+
+
+@fault(PROGRAMS)
+class RestoreFreesTheFork(ToyContext):
+    """``restore`` over one side of a fork frees what both share."""
+
+    def restore(self, seq_id: int, data: bytes) -> Pos:
+        """Free it."""
+        replaced = {id(cell) for cell in self.cells[self._checked(seq_id)]}
+        place = super().restore(seq_id, data)
+        self.cells = [[cell for cell in cells if id(cell) not in replaced] for cells in self.cells]
+        return place
+
+
+@fault(PROGRAMS)
+class BatchLeftByARefusal(ToyContext):
+    """The batch after a refused one gives its rows in the wrong order."""
+
+    refused = False
+
+    def decode(self, batch: Batch) -> Logits:
+        """Remember the refusal."""
+        try:
+            rows = super().decode(batch)
+        except SlmError:
+            self.refused = True
+            raise
+        rows = rows[::-1] if self.refused else rows
+        self.refused = False
+        return rows

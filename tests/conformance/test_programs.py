@@ -1,0 +1,65 @@
+"""Random programs find what they are there for, and what they print is runnable."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from slm_conformance.faults import FAULTS, Fault
+from slm_conformance.faults_random import PROGRAMS
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.meta import Verdict, play
+from slm_conformance.programs import Clear, Decode, Drop, Run
+from slm_conformance.random_programs import ProgramMaker, shrink
+from slm_core.errors import SlmError
+from slm_core.types import Capability, EditLevel
+
+MOST_CALLS = 6
+
+
+def fixtures(fault: Fault) -> BackendFixtures:
+    class Broken(BackendFixtures):
+        backend = fault.backend
+        models = ("llama-f32",)
+        kv_types = ("f32",)
+
+    return Broken()
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f.killed_by == PROGRAMS], ids=lambda fault: fault.name)
+def test_a_fault_is_shown_by_a_short_script(fault, tmp_path, monkeypatch):
+    outcome = play(fixtures(fault), fault.killed_by)
+    assert outcome.verdict is Verdict.FAILS, fault.breaks
+    script = outcome.reason.partition("\n\n")[2]
+    assert len(re.findall(r"context\.\w+\(|decode\(context", script.partition("new_context")[2])) <= MOST_CALLS, script
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((AssertionError, SlmError)) as caught:
+        exec(compile(script, "script.py", "exec"), {})
+    last = [entry.lineno for entry in caught.traceback if str(entry.path).endswith("script.py")]
+    assert last[0] + 1 == len(script.strip().splitlines()), "the script fails before its last line"
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f.killed_by == PROGRAMS], ids=lambda fault: fault.name)
+def test_a_script_that_is_right_for_the_toy(fault, tmp_path, monkeypatch):
+    script = play(fixtures(fault), fault.killed_by).reason.partition("\n\n")[2]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(script.replace(fault.backend, "slm_conformance.toy:ToyBackend"), "script.py", "exec"), {})
+
+
+def test_a_program_shrinks_to_what_matters():
+    needed = Decode((Run(1, 0, (7,)),)), Drop(1)
+    program = [Clear(), Drop(0), Decode((Run(0, 0, (1, 2)), Run(1, 0, (7, 8, 9)))), Clear(), Drop(2), Drop(1), Clear()]
+
+    def fails(steps):
+        seven = [i for i, s in enumerate(steps) if isinstance(s, Decode) for r in s.runs if r.tokens[:1] == (7,)]
+        return bool(seven) and Drop(1) in steps[seven[0] :]
+
+    assert shrink(program, fails) == list(needed)
+
+
+def test_programs_are_the_same_in_each_run_and_differ_from_one_another():
+    makers = [ProgramMaker(300, EditLevel.CUT, frozenset(Capability), seed=5) for _ in range(2)]
+    first, second = ([maker.make() for _ in range(2)] for maker in makers)
+    assert first == second
+    assert first[0] != first[1]
