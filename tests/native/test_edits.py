@@ -7,7 +7,7 @@ import pytest
 
 from slm_conformance.factories import SHAPES, make_tiny_model
 from slm_conformance.reference import Reference
-from slm_conformance.tolerance import Precision, tolerance
+from slm_conformance.tolerance import Precision, Tolerance
 from slm_conformance.weights import Weights
 from slm_core.errors import InvalidSnapshot
 from slm_core.snapshot import SequenceSnapshot
@@ -71,7 +71,7 @@ def test_cuts_of_rounded_keys_stay_within_what_rounding_costs(
         context.cut(Pos(0, start), Pos(0, end))
         reference.cut(start, end)
     # Each cut rounds keys once more: four independent roundings, twice one of them.
-    bound = 2 * tolerance(weights, Precision.FLOAT32, kv_type).row
+    bound = 2 * Tolerance(weights, Precision.FLOAT32, kv_type).row
     assert_close(feed(context, more), reference.decode(more), bound)
 
 
@@ -85,7 +85,7 @@ def test_keys_and_values_have_types_of_their_own(
     options = ContextOptions(n_ctx=128, kv_type_k=kv_type_k, kv_type_v=kv_type_v)
     with load(tiny.write(tmp_path / "m.gguf")).new_context(options) as context:
         found = feed(context, tokens)
-    bounds = [tolerance(weights, Precision.FLOAT32, KvType(kind)).row for kind in (kv_type_k, kv_type_v)]
+    bounds = [Tolerance(weights, Precision.FLOAT32, KvType(kind)).row for kind in (kv_type_k, kv_type_v)]
     error = assert_close(found, Reference(weights).decode(tokens), max(bounds))
     exact = kv_type_k == kv_type_v == "f32"
     assert exact == (error < 2**-14), f"{error:.1e}: rounding by 2**-12 leaves a mark, float32 does not"
@@ -160,7 +160,7 @@ def test_a_dump_of_other_kv_types_is_replayed(tiny, open_context, feed, random_t
     context.cut(Pos(0, 20), Pos(0, 50))
     other.restore(0, context.dump(0))
     more = random_tokens(5, seed=6)
-    bound = tolerance(Weights.of(tiny), Precision.FLOAT32, KvType.F16).row
+    bound = Tolerance(Weights.of(tiny), Precision.FLOAT32, KvType.F16).row
     assert_close(feed(other, more), feed(context, more), bound)
 
 

@@ -12,7 +12,7 @@ import pytest
 import slm_core
 from slm_conformance.factories import SHAPES, make_tiny_model
 from slm_conformance.reference import Reference
-from slm_conformance.tolerance import Precision, tolerance
+from slm_conformance.tolerance import Precision, Tolerance
 from slm_conformance.weights import Weights
 from slm_core.types import ContextOptions, KvType, Pos
 
@@ -113,7 +113,7 @@ def test_the_demo_model_equals_llama_cpp(load, feed, assert_close, llama_cpp_log
         for _ in range(24):
             tokens.append(int(found[-1].argmax()))
             found = np.concatenate([found, feed(context, tokens[-1:])])
-    bound = tolerance(Weights.read(path), Precision.QUANTIZED, KvType.F32).row
+    bound = Tolerance(Weights.read(path), Precision.QUANTIZED, KvType.F32).row
     assert_close(found, llama_cpp_logits(path, tokens), bound)
 
 
