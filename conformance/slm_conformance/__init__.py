@@ -17,7 +17,11 @@ __all__ = ["run"]
 
 
 def run(
-    backend: str, model: str | os.PathLike[str] | None = None, device: str = "auto", extra_args: Sequence[str] = ()
+    backend: str,
+    model: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    extra_args: Sequence[str] = (),
+    reports: Sequence[str | os.PathLike[str]] = (),
 ) -> int:
     """Run all scenarios on a backend, in a pytest of its own; what it finds goes to standard output.
 
@@ -26,6 +30,7 @@ def run(
         model: the model file to test on; None for the suite's tiny random models and the demo model.
         device: passed to ``load``.
         extra_args: further arguments of pytest, as in ``["-k", "TestCut", "-x"]``.
+        reports: where to write what was found, as .html, .json or .svg.
 
     Returns:
         0 where everything that the backend declares holds; else pytest's exit status.
@@ -33,12 +38,16 @@ def run(
     Raises:
         BackendUnavailable: pytest, or the backend, is not installed.
         UnknownBackend: no plugin provides it.
+        InvalidOption: a report that cannot be written.
     """
     from slm_conformance.spec import make_backend
     from slm_core.errors import BackendUnavailable
 
     if importlib.util.find_spec("pytest") is None:
         raise BackendUnavailable("the suite needs pytest (to get it: pip install 'slm-core[conformance]')")
+    from slm_conformance.report import check_paths
+
+    paths = check_paths(reports)
     status = make_backend(backend).status()
     if not status.installed:
         hint = f" (to get it: {status.hint})" if status.hint else ""
@@ -48,6 +57,7 @@ def run(
     command += [] if _is_registered() else ["-p", "slm_conformance.pytest_plugin"]
     command += [f"--slm-backend={backend}", f"--slm-device={device}"]
     command += [] if model is None else [f"--slm-model={Path(model).resolve()}"]
+    command += [f"--slm-report={path}" for path in paths]
     return subprocess.call([*command, *extra_args, str(here / "adopted.py")])  # noqa: S603  (this interpreter)
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from slm_conformance import scenarios
 from slm_conformance.adoption import fixtures_of, workshop_of
-from slm_conformance.bench import Workshop
 from slm_conformance.meta import scenario_names, tests_of
 from slm_conformance.scenarios.base import Scenarios
+from slm_conformance.subject import describe
 
 
 def prepare(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
@@ -21,7 +21,7 @@ def prepare(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     Raises:
         pytest.UsageError: a module leaves out or replaces scenarios, or expects one to fail that does not exist.
     """
-    for module, adopted in _by_module(items).items():
+    for module, adopted in by_module(items).items():
         expected = fixtures_of(module, config).expected_failures
         _check_complete(module)
         _check_models(module, config)
@@ -35,37 +35,18 @@ def prepare(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
 def headers(config: pytest.Config, items: Iterable[pytest.Item]) -> list[str]:
     """Lines that say what is under test: backend, versions, devices, models, what is declared."""
     lines = []
-    for module in _by_module(items):
+    for module in by_module(items):
         try:
-            workshop = workshop_of(module, config)
+            subject = describe(workshop_of(module, config))
         except pytest.skip.Exception as skipped:
             lines.append(f"slm-conformance: {skipped.msg}")
             continue
-        lines += [f"slm-conformance: {line}" for line in _describe(workshop)]
+        lines += [f"slm-conformance: {line}" for line in (str(subject), *(f"  {model}" for model in subject.models))]
     return lines
 
 
-def _describe(workshop: Workshop) -> list[str]:
-    status = workshop.backend.status()
-    devices = ", ".join(device.name for device in status.devices if device.available) or "none"
-    lines = [f"{status.name} {status.version}, devices {devices}"]
-    for name in workshop.fixtures.models:
-        refusal = workshop.refusal(name)
-        if refusal is not None:
-            lines.append(f"  {name}: not supported: {refusal}")
-            continue
-        try:
-            info = workshop.model(name).info
-            level, capabilities = workshop.declared(name)
-        except Exception as error:  # whatever a backend raises is shown here, and again by the scenarios
-            lines.append(f"  {name}: cannot be loaded: {error}")
-            continue
-        declared = ", ".join(sorted(capabilities)) or "nothing"
-        lines.append(f"  {name}: {info.backend} on {info.device}, edit level {level.name}, declares {declared}")
-    return lines
-
-
-def _by_module(items: Iterable[pytest.Item]) -> Mapping[ModuleType, list[pytest.Function]]:
+def by_module(items: Iterable[pytest.Item]) -> Mapping[ModuleType, list[pytest.Function]]:
+    """The scenarios among what pytest collected, by the module that adopts them."""
     adopted: dict[ModuleType, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.cls is not None and issubclass(item.cls, Scenarios):

@@ -15,6 +15,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--slm-backend", metavar="NAME", help="the backend under test: a name, or package.module:attribute")
     group.addoption("--slm-model", metavar="PATH", help="the model file to test on (default: tiny random models)")
     group.addoption("--slm-device", metavar="NAME", default="auto", help="the device to load on (default: auto)")
+    what = "write a report: .html, .json or .svg (repeatable)"
+    group.addoption("--slm-report", metavar="PATH", action="append", default=[], help=what)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch the run where a report is wanted."""
+    if config.getoption("--slm-report"):
+        from slm_conformance.report.recorder import watch
+
+        watch(config)
 
 
 @pytest.hookimpl(trylast=True)

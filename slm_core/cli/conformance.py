@@ -18,10 +18,14 @@ def conformance(
         Path | None, typer.Option("--model", help="A GGUF file to test it on, instead of the suite's own.")
     ] = None,
     device: o.Device = "auto",
+    report: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="Write what was found as .html, .json or .svg (a badge); repeatable."),
+    ] = None,
 ) -> None:
     """Prove, clause by clause, that an engine keeps the contract."""
     try:
         suite = importlib.import_module("slm_conformance")  # stands above slm_core, which does not import it
     except ImportError as error:
         raise BackendUnavailable(f"{error} (to get the suite: pip install 'slm-core[conformance]')") from error
-    raise typer.Exit(suite.run(backend, model=model, device=device))
+    raise typer.Exit(suite.run(backend, model=model, device=device, reports=report or ()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -190,10 +190,11 @@ def test_conformance_runs_the_suite(run, monkeypatch: pytest.MonkeyPatch) -> Non
     suite = pytest.importorskip("slm_conformance")
     calls = []
 
-    def fake(backend: str, *, model: Path | None, device: str) -> int:
-        calls.append((backend, model, device))
+    def fake(backend: str, *, model: Path | None, device: str, reports: Sequence[Path]) -> int:
+        calls.append((backend, model, device, reports))
         return 1
 
     monkeypatch.setattr(suite, "run", fake, raising=False)
     assert run("conformance", "--backend", "native", "--device", "cpu").code == 1
-    assert calls == [("native", None, "cpu")]
+    assert run("conformance", "-b", "native", "--report", "a.html", "--report", "b.svg").code == 1
+    assert calls == [("native", None, "cpu", ()), ("native", None, "auto", [Path("a.html"), Path("b.svg")])]

@@ -1,0 +1,52 @@
+"""Where to look when a class of scenarios fails: one line for each, shown beside the failure."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+HINTS = MappingProxyType(
+    {
+        "TestBackend": "the backend's `status`, `supports` and `load`: which checks come before the engine sees the"
+        " file, and which options are accepted without having an effect",
+        "TestBadDumps": "the import of a payload: every length is checked against the file before it is used, and the"
+        " sequence is filled only when all of it has been read",
+        "TestChat": "the decode, truncate and cut scenarios first: a chat makes its cache follow the messages with"
+        " nothing else. If they hold, the chat template and the vocabulary",
+        "TestClose": "`close` and what outlives it: contexts and models that are called after it, threads of the"
+        " engine, and finalizers that run when the interpreter is already going down",
+        "TestCut": "the rotation of keys that move (direction, frequencies, pairs side by side or half a head apart),"
+        " and whether cells that a fork shares are copied before they are rotated",
+        "TestDeclarations": "what the context declares as edit level and capabilities, and whether a call beyond it"
+        " raises before anything is changed",
+        "TestDecode": "the attention mask and positions across chunks and sequences, and the order in which rows are"
+        " gathered: an error near 1 is a wrong position or a wrong neighbour, one near the tolerance is precision",
+        "TestDecodeLimits": "the count of free positions: where `n_ctx` and `n_batch` are checked, and what a refused"
+        " batch has already written",
+        "TestDecodeRefusals": "the order of check, compute and exchange in `decode`: nothing may be kept of a batch of"
+        " which any part is refused",
+        "TestDrop": "what is freed with a sequence: cells that another sequence still shares must stay",
+        "TestDumpRestore": "export and import of keys and values: layout, token order, positions after edits; and the"
+        " payload format's name, which must change with the layout",
+        "TestFork": "storage that two sequences share: who copies it, and when, once either side writes; and the bound"
+        " `end`",
+        "TestMeaning": "the edits: what was deleted is still attended to. If they hold on the random models, the"
+        " numbers on this file's weight type",
+        "TestHostileDumps": "every number that is read from a dump: it is compared with the bytes that are there before"
+        " it sizes a buffer, a loop or an index",
+        "TestModelBased": "the script that is printed: run it, and look at its last call; what else fails above names"
+        " the clause more closely",
+        "TestNumbers": "`precision` in the fixtures class: is it what the engine computes in? Then norms, biases, rope"
+        " base and factors, tied output, and the KV type that was asked for",
+        "TestOracle": "the truncate, fork and drop scenarios first: an oracle's rollback is made of them",
+        "TestSession": "the truncate, cut and dump scenarios first; then `tokens` and `length`, which a session trusts",
+        "TestSizes": "`new_context`: sizes and KV types that are rounded or replaced, instead of being taken or"
+        " refused",
+        "TestThreads": "the lock of a context, which is taken without waiting; and buffers that contexts of one model"
+        " share",
+        "TestTruncate": "the tail that is forgotten: does the mask still see it, are its positions free, and is a cell"
+        " that a fork shares left in place",
+        "TestVocabulary": "the tokenizer: the file's pre-tokenization rule, merges, byte fallback, the leading space,"
+        " and control tokens, which plain text must never become",
+    }
+)
+"""By class name."""

@@ -1,0 +1,198 @@
+"""What a report is made of. Texts that come from a run are made harmless here, and escaped again by each format."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import platform
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from slm_conformance import scenarios
+from slm_conformance.meta import scenario_names
+from slm_conformance.report.hints import HINTS
+from slm_conformance.scenarios.base import Scenarios
+from slm_conformance.subject import Subject
+
+_MAX_CHARS = 500
+
+
+class Verdict(StrEnum):
+    """How a scenario ended on one model; the worst comes first."""
+
+    FAILS = "FAILS"
+    EXPECTED = "expected to fail"
+    NOT_RUN = "not run"
+    ABSENT = "declared absent"
+    HOLDS = "holds"
+
+
+PLURALS = {
+    Verdict.FAILS: "FAIL",
+    Verdict.HOLDS: "hold",
+    Verdict.ABSENT: "declared absent",
+    Verdict.EXPECTED: "expected to fail",
+    Verdict.NOT_RUN: "not run",
+}
+"""After a number, in the order of interest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a scenario on one model.
+
+    Attributes:
+        verdict: how it ended.
+        reason: one line, why it does not hold; "" where it holds.
+        seconds: how long it took.
+    """
+
+    verdict: Verdict
+    reason: str = ""
+    seconds: float = 0.0
+
+
+NOT_RUN = Result(Verdict.NOT_RUN)
+
+
+@dataclass(slots=True)
+class Run:
+    """All that was found on one backend.
+
+    Attributes:
+        module: the module that adopts the suite.
+        subject: what was under test.
+        results: by scenario, ``TestClass::test_name``, and model; a scenario that was not chosen at all is missing.
+    """
+
+    module: str
+    subject: Subject
+    results: dict[str, dict[str, Result]] = field(default_factory=dict)
+
+    def of(self, scenario: str) -> dict[str, Result]:
+        """The results of a scenario by model; under no name where it was not chosen."""
+        return self.results.get(scenario) or {"": NOT_RUN}
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A row of the table.
+
+    Attributes:
+        name: ``TestClass::test_name``.
+        clause: the number or noun that its docstring begins with.
+        proves: the rest of the docstring.
+    """
+
+    name: str
+    clause: str
+    proves: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A class of scenarios.
+
+    Attributes:
+        name: of the class.
+        about: its docstring.
+        hint: where to look if one fails.
+        scenarios: its rows.
+    """
+
+    name: str
+    about: str
+    hint: str
+    scenarios: tuple[Scenario, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A table of clauses by backend.
+
+    Attributes:
+        date: of the run, ISO 8601 in UTC.
+        runs: the columns.
+        sections: the rows.
+        versions: of what the suite itself ran on.
+    """
+
+    date: str
+    runs: tuple[Run, ...]
+    sections: tuple[Section, ...]
+    versions: dict[str, str]
+
+    def labels(self) -> list[str]:
+        """A name for each run: that of the backend, with the module where two are called the same."""
+        backends = [run.subject.backend for run in self.runs]
+        return [
+            name if backends.count(name) == 1 else f"{name} ({run.module.rpartition('.')[2]})"
+            for name, run in zip(backends, self.runs, strict=True)
+        ]
+
+    def count(self, run: Run, section: Section | None = None) -> Counter[Verdict]:
+        """How often each verdict was given in a run, or in one section of it."""
+        chosen = self.sections if section is None else (section,)
+        names = [scenario.name for part in chosen for scenario in part.scenarios]
+        return Counter(result.verdict for name in names for result in run.of(name).values())
+
+    def total(self) -> Counter[Verdict]:
+        """How often each verdict was given."""
+        return sum((self.count(run) for run in self.runs), Counter())
+
+    def failures(self) -> Iterator[tuple[str, Scenario, str, Result]]:
+        """Label of the run, scenario, model and result of all that fails."""
+        for label, run in zip(self.labels(), self.runs, strict=True):
+            for section in self.sections:
+                for scenario in section.scenarios:
+                    for model, result in run.of(scenario.name).items():
+                        if result.verdict is Verdict.FAILS:
+                            yield label, scenario, model, result
+
+
+def one_line(text: str) -> str:
+    """The first line that is not empty, of bounded length; what cannot be printed is shown as its escape."""
+    line = next((line for line in text.splitlines() if line.strip()), "").strip()
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
+    return shown if len(shown) <= _MAX_CHARS else shown[: _MAX_CHARS - 1] + "…"
+
+
+def sections(adopted: dict[str, type[Scenarios]]) -> tuple[Section, ...]:
+    """The suite's classes, and those that adopting modules add to it."""
+    ours: dict[str, type[Scenarios]] = {name: getattr(scenarios, name) for name in scenarios.__all__}
+    tests: dict[str, list[str]] = {name: [] for name in ours}
+    for scenario in scenario_names():
+        class_name, test = scenario.split("::")
+        tests[class_name].append(test)
+    for name, scenario_class in adopted.items():
+        if name not in ours:
+            ours[name] = scenario_class
+            tests[name] = [test for test in vars(scenario_class) if test.startswith("test_")]
+    return tuple(_section(ours[name], tests[name]) for name in ours)
+
+
+def versions() -> dict[str, str]:
+    """What the suite runs on."""
+    packages = {name: importlib.metadata.version(name) for name in ("numpy", "pytest")}
+    try:
+        packages["slm-core"] = importlib.metadata.version("slm-core")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        packages["slm-core"] = "from a checkout"
+    return {**packages, "python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+
+
+def _section(scenario_class: type[Scenarios], tests: list[str]) -> Section:
+    name = scenario_class.__name__
+    rows = tuple(_scenario(f"{name}::{test}", getattr(scenario_class, test)) for test in tests)
+    return Section(name, _text_of(scenario_class), HINTS.get(name, ""), rows)
+
+
+def _scenario(name: str, test: object) -> Scenario:
+    clause, _, proves = _text_of(test).partition(": ")
+    return Scenario(name, clause if proves else "", proves or clause)
+
+
+def _text_of(thing: object) -> str:
+    return one_line(" ".join((inspect.getdoc(thing) or "").split()))
