@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Sequence
 
 from slm_conformance.faults import fault
@@ -65,3 +67,52 @@ class BatchLeftByARefusal(ToyContext):
         rows = rows[::-1] if self.refused else rows
         self.refused = False
         return rows
+
+
+class _Remembers(ToyContext):
+    """A context that knows the last dump that was made, by any."""
+
+    last = b""
+
+    def dump(self, seq_id: int) -> bytes:
+        """Keep it."""
+        _Remembers.last = super().dump(seq_id)
+        return _Remembers.last
+
+
+@fault("TestHostileDumps::test_every_byte")
+class ChecksumWithAHole(_Remembers):
+    """The checksum leaves out a byte of the payload."""
+
+    def restore(self, seq_id: int, data: bytes) -> Pos:
+        """Correct that byte."""
+        return super().restore(seq_id, data[:1111] + self.last[1111:1112] + data[1112:])
+
+
+@fault("TestHostileDumps::test_every_truncation")
+class LostBytesFilledIn(_Remembers):
+    """A dump that lacks 77 bytes is completed from a buffer that still holds them."""
+
+    def restore(self, seq_id: int, data: bytes) -> Pos:
+        """Complete it."""
+        return super().restore(seq_id, self.last if len(data) + 77 == len(self.last) else data)
+
+
+@fault("TestHostileDumps::test_hostile_dumps")
+class RemovedTokensUnchecked(ToyContext):
+    """Of a dump, only the tokens that are held are looked at, not those that cuts removed."""
+
+    def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
+        edits = tuple(dataclasses.replace(edit, removed=(0,) * len(edit.removed)) for edit in snapshot.edits)
+        super()._check_snapshot(seq_id, dataclasses.replace(snapshot, edits=edits))
+
+
+@fault("TestHostileDumps::test_memory_for_hostile_dumps")
+class RoomBeforeTheCheck(ToyContext):
+    """Memory is taken for as many bytes as the header says, before anything is checked."""
+
+    def restore(self, seq_id: int, data: bytes) -> Pos:
+        """Take it."""
+        for n in re.findall(rb"[0-9]{4,}", data[:600]):
+            bytearray(min(int(n), 2**26))
+        return super().restore(seq_id, data)

@@ -6,6 +6,7 @@ from slm_conformance.scenarios.cut import TestCut
 from slm_conformance.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
 from slm_conformance.scenarios.edit_levels import TestDeclarations
 from slm_conformance.scenarios.fork import TestDrop, TestFork
+from slm_conformance.scenarios.hostile import TestHostileDumps
 from slm_conformance.scenarios.lifecycle import TestClose, TestSizes, TestThreads
 from slm_conformance.scenarios.model_based import TestModelBased
 from slm_conformance.scenarios.numbers import TestNumbers
@@ -27,6 +28,7 @@ __all__ = [
     "TestDrop",
     "TestDumpRestore",
     "TestFork",
+    "TestHostileDumps",
     "TestMeaning",
     "TestModelBased",
     "TestNumbers",
