@@ -6,10 +6,12 @@ from slm_conformance.scenarios.cut import TestCut
 from slm_conformance.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
 from slm_conformance.scenarios.edit_levels import TestDeclarations
 from slm_conformance.scenarios.fork import TestDrop, TestFork
+from slm_conformance.scenarios.generation import TestGeneration
 from slm_conformance.scenarios.hostile import TestHostileDumps
 from slm_conformance.scenarios.lifecycle import TestClose, TestSizes, TestThreads
 from slm_conformance.scenarios.model_based import TestModelBased
 from slm_conformance.scenarios.numbers import TestNumbers
+from slm_conformance.scenarios.sampling import TestSampling
 from slm_conformance.scenarios.sessions import TestSession
 from slm_conformance.scenarios.snapshots import TestBadDumps, TestDumpRestore
 from slm_conformance.scenarios.truncate import TestTruncate
@@ -28,11 +30,13 @@ __all__ = [
     "TestDrop",
     "TestDumpRestore",
     "TestFork",
+    "TestGeneration",
     "TestHostileDumps",
     "TestMeaning",
     "TestModelBased",
     "TestNumbers",
     "TestOracle",
+    "TestSampling",
     "TestSession",
     "TestSizes",
     "TestThreads",
