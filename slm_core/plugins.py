@@ -8,7 +8,7 @@ import importlib.metadata
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
@@ -33,13 +33,11 @@ class FormatterSource:
         template: the model's own template text, or None.
         bos_token: text of the token that begins a sequence, or "".
         eos_token: text of the token that ends one, or "".
-        control_tokens: texts of all control tokens.
     """
 
     template: str | None = None
     bos_token: str = ""
     eos_token: str = ""
-    control_tokens: frozenset[str] = field(default_factory=frozenset)
 
 
 class Registry:
