@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 SOURCES := pyproject.toml README.md $(shell find slm_core backends formatters conformance -type f ! -path '*/__pycache__/*')
+EXAMPLE := $(shell find examples/my_backend -type f ! -path '*/__pycache__/*')
 
 # NumPy's threads gain nothing on models of a few megabytes, and where cores are busy they wait for each other.
 export OPENBLAS_NUM_THREADS ?= 1
@@ -19,7 +20,7 @@ help: ## list the targets
 demo: $(VENV)/installed $(ENGINES:%=$(VENV)/engine-%) ## set up .venv and run the main job on every engine (ENGINES= for the built-in one alone)
 	@$(BIN)/slm demo
 
-test: $(VENV)/installed-dev ## run all tests; a summary names what was skipped, and why
+test: $(VENV)/installed-dev $(VENV)/example/installed ## run all tests; a summary names what was skipped, and why
 	$(BIN)/pytest
 
 check: $(VENV)/installed-dev ## check style, types, layers and the links in the documentation
@@ -46,6 +47,12 @@ $(VENV)/installed-dev: $(SOURCES) | $(BIN)/python
 	@echo "Installing slm-core and what its tests need into $(VENV) (llama.cpp is built from source: about 4 minutes, once) ..."
 	@$(PIP) '.[dev]'
 	@touch $@ $(VENV)/installed $(VENV)/engine-llamacpp
+
+# Beside the environment, not into it: a few tests put this folder on their path, the others must not see the backend.
+$(VENV)/example/installed: $(EXAMPLE) | $(VENV)/installed-dev
+	@rm -rf $(@D)
+	@$(PIP) --no-deps --target $(@D) examples/my_backend
+	@touch $@
 
 # An engine that cannot be built is reported, and the demo runs with what is there.
 $(VENV)/engine-%: | $(VENV)/installed

@@ -1,0 +1,1 @@
+"""An example of a backend for slm-core."""

@@ -1,0 +1,86 @@
+"""What the backend is, what it can run, and how it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Self
+from weakref import WeakSet
+
+from my_backend.context import MyContext
+from my_backend.engine import Qwen3, check_readable
+from slm_core.errors import BackendUnavailable, InvalidOption, ModelClosed, UnknownOption, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.modelinfo import model_info
+from slm_core.tokenization import build_vocab
+from slm_core.types import BackendStatus, ContextOptions, DeviceStatus, KvType, ModelOptions, Support
+
+
+class MyModel:
+    """Weights and vocabulary; makes contexts."""
+
+    def __init__(self, source: Path) -> None:
+        with GgufFile.open(source) as file:
+            self._engine: Qwen3 | None = Qwen3(file)
+            self.info = model_info(file, backend="mine", device="cpu")
+            self.vocab = build_vocab(file)
+        self._contexts: WeakSet[MyContext] = WeakSet()
+
+    def new_context(self, options: ContextOptions) -> MyContext:
+        """An empty context; keys and values are float32."""
+        if self._engine is None:
+            raise ModelClosed("the model is closed")
+        for kv_type in (options.kv_type_k, options.kv_type_v):
+            if kv_type not in (None, KvType.F32):  # what is not there is refused, not ignored
+                raise InvalidOption(f"unknown KV type {kv_type.value!r} (accepted: f32)")
+        context = MyContext(self._engine, self.info.fingerprint, options)
+        self._contexts.add(context)
+        return context
+
+    def close(self) -> None:
+        """Close the contexts and let go of the weights."""
+        for context in list(self._contexts):
+            context.close()
+        self._engine = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MyBackend:
+    """Loads qwen3 files whose weights are F32, F16 or Q8_0, with one thread and without options of its own."""
+
+    name = "mine"
+    load_options: Mapping[str, str] = MappingProxyType({})
+
+    def status(self) -> BackendStatus:
+        """NumPy is always there."""
+        return BackendStatus(self.name, installed=True, version="1.0", devices=(DeviceStatus("cpu", available=True),))
+
+    def supports(self, source: Path, device: str = "auto") -> Support:
+        """Whether the file's header names nothing unknown."""
+        if device not in ("auto", "cpu"):
+            return Support(supported=False, reason=f"no device {device!r} (accepted: auto, cpu)")
+        with GgufFile.open(source) as file:
+            try:
+                check_readable(file)
+            except UnsupportedModel as error:
+                return Support(supported=False, reason=str(error))
+        return Support(supported=True, reason="an example, in NumPy", rank=0)
+
+    def load(self, source: Path, options: ModelOptions) -> MyModel:
+        """Read the whole file into memory."""
+        if options.backend_options:
+            raise UnknownOption(f"unknown option {min(options.backend_options)!r} (accepted: none)")
+        if options.device not in ("auto", "cpu"):
+            raise BackendUnavailable(f"no device {options.device!r} (accepted: auto, cpu)")
+        if options.n_threads not in (None, 1):
+            raise InvalidOption(f"n_threads={options.n_threads} (accepted: 1; this engine has one thread)")
+        model = MyModel(source)
+        if options.progress is not None:
+            options.progress(1.0)
+        return model
