@@ -152,8 +152,8 @@ def test_a_crash_of_the_backend_is_named(report_on):
     assert document["runs"][0]["models"][0]["problem"] == "cannot be loaded: " + message.partition(": ")[2]
 
 
-def test_scenarios_of_an_adopters_own_have_a_row(report_on):
-    own = '''
+OWN = '''
+import pytest
 from slm_conformance.scenarios.base import Scenarios
 
 class TestOurs(Scenarios):
@@ -161,9 +161,27 @@ class TestOurs(Scenarios):
 
     def test_it(self, bench):
         """Clause 99: something more."""
+        {}
+
+    def teardown_method(self):
+        {}
 '''
-    _, document = report_on({"test_good": GOOD + own}, "-k", "TestOurs")
-    assert cells(document)["TestOurs::test_it"] == ("holds", "")
+
+
+@pytest.mark.parametrize(
+    ("call", "teardown", "cell"),
+    [
+        ("pass", "pass", ("holds", "")),
+        ("pytest.exit('stop')", "pass", ("not run", "")),
+        ("pass", "raise OSError('leak')", ("FAILS", "OSError: leak")),
+        ("assert not bench, 'first'", "raise OSError('leak')", ("FAILS", "first")),
+        ("pytest.skip('no reference')", "pass", ("not run", "no reference")),
+        ("raise RuntimeError", "pass", ("FAILS", "RuntimeError")),
+    ],
+)
+def test_every_phase_of_a_scenario_counts(report_on, call, teardown, cell):
+    _, document = report_on({"test_good": GOOD + OWN.format(call, teardown)}, "-k", "TestOurs")
+    assert cells(document)["TestOurs::test_it"] == cell
 
 
 @pytest.mark.parametrize(

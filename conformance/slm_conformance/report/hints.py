@@ -29,15 +29,19 @@ HINTS = MappingProxyType(
         " payload format's name, which must change with the layout",
         "TestFork": "storage that two sequences share: who copies it, and when, once either side writes; and the bound"
         " `end`",
-        "TestMeaning": "the edits: what was deleted is still attended to. If they hold on the random models, the"
-        " numbers on this file's weight type",
+        "TestGeneration": "the rows that `decode` returns: their order, and whether they stay until the next"
+        " call; then the vocabulary's bytes and its end-of-generation tokens",
         "TestHostileDumps": "every number that is read from a dump: it is compared with the bytes that are there before"
         " it sizes a buffer, a loop or an index",
+        "TestMeaning": "the edits: what was deleted is still attended to. If they hold on the random models, the"
+        " numbers on this file's weight type",
         "TestModelBased": "the script that is printed: run it, and look at its last call; what else fails above names"
         " the clause more closely",
         "TestNumbers": "`precision` in the fixtures class: is it what the engine computes in? Then norms, biases, rope"
         " base and factors, tied output, and the KV type that was asked for",
         "TestOracle": "the truncate, fork and drop scenarios first: an oracle's rollback is made of them",
+        "TestSampling": "the rows that `decode` returns: values that are not finite, and rows that a later call writes"
+        " into; then `dump` and `restore`, which carry the sampler's state",
         "TestSession": "the truncate, cut and dump scenarios first; then `tokens` and `length`, which a session trusts",
         "TestSizes": "`new_context`: sizes and KV types that are rounded or replaced, instead of being taken or"
         " refused",

@@ -143,5 +143,6 @@ def _reason(found: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
         return one_line(str(found.longrepr))
     error = call.excinfo.value
     said = one_line(str(error))
-    named = isinstance(error, (AssertionError, pytest.fail.Exception, pytest.skip.Exception))
-    return said if named and said else f"{type(error).__name__}: {said}"
+    if isinstance(error, (AssertionError, pytest.fail.Exception, pytest.skip.Exception)) and said:
+        return said
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
