@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from slm_core.cli import options as o
-from slm_core.errors import BackendUnavailable
+from slm_core.errors import BackendUnavailable, InvalidOption
 
 
 def conformance(
@@ -28,4 +28,8 @@ def conformance(
         suite = importlib.import_module("slm_conformance")  # stands above slm_core, which does not import it
     except ImportError as error:
         raise BackendUnavailable(f"{error} (to get the suite: pip install 'slm-core[conformance]')") from error
-    raise typer.Exit(suite.run(backend, model=model, device=device, reports=report or ()))
+    try:
+        status = suite.run(backend, model=model, device=device, reports=report or ())
+    except InvalidOption as error:
+        raise typer.BadParameter(str(error), param_hint="--report") from error
+    raise typer.Exit(status)

@@ -198,3 +198,10 @@ def test_conformance_runs_the_suite(run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert run("conformance", "--backend", "native", "--device", "cpu").code == 1
     assert run("conformance", "-b", "native", "--report", "a.html", "--report", "b.svg").code == 1
     assert calls == [("native", None, "cpu", ()), ("native", None, "auto", [Path("a.html"), Path("b.svg")])]
+
+
+def test_a_report_that_cannot_be_written_is_wrong_usage(run) -> None:
+    pytest.importorskip("slm_conformance")
+    found = run("conformance", "--backend", "native", "--report", "x.pdf")
+    assert found.code == 2
+    assert ".html, .json, .svg" in found.err
