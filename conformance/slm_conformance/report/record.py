@@ -195,4 +195,4 @@ def _scenario(name: str, test: object) -> Scenario:
 
 
 def _text_of(thing: object) -> str:
-    return one_line(" ".join((inspect.getdoc(thing) or "").split()))
+    return one_line(" ".join((inspect.getdoc(thing) or "").split()).replace("``", "`"))
