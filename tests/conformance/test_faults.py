@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slm_conformance import faults_random  # noqa: F401  (registers its own)
+from slm_conformance import faults_generation, faults_random  # noqa: F401  (they register their own)
 from slm_conformance.faults import FAULTS, Fault
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.meta import Verdict, play

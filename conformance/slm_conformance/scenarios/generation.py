@@ -159,6 +159,17 @@ class TestGeneration(Scenarios):
             )
             bench.agree(next_row(session), after, f"the next logits of an answer that was paused after token {n}")
 
+    def test_paused_in_a_character(self, bench: Bench) -> None:
+        """Generation: paused after each token, inside characters and beginnings of stop texts, the text is the same."""
+        said = bench.vocab.encode("aé日🙂 bcdé🙂x", add_special=False, parse_special=False)
+        text = _text(bench, said)
+        for stop, expected in ((), text), ((text[7:-1],), text[:7]), ((text[5:] + "!",), text):
+            answer = _say(bench, said, stop=stop, brakes=[_always(BrakeAction.PAUSE)])
+            assert answer.text == expected, (
+                f"paused after each token, with stop texts {stop}, {text!r} came out as {answer.text!r},"
+                f" expected {expected!r}"
+            )
+
     def test_limits(self, bench: Bench) -> None:
         """Generation: ``max_tokens`` of 0, 1 and 2 give so many tokens, and ``length``."""
         for limit in (0, 1, 2):

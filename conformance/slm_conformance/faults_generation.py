@@ -1,0 +1,372 @@
+"""Toys above which generation or sampling is broken: while such a model is open, a part of slm_core does it wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slm_conformance.faults import fault
+from slm_conformance.toy import ToyModel
+from slm_conformance.toy_context import ToyContext
+from slm_core.chat import Session, session_dump
+from slm_core.errors import DecodeFailed
+from slm_core.generation import Brake, BrakeAction, Draft, Event, Generation, StopMatcher, TextStream, Usage, loop
+from slm_core.generation.brakes import ask
+from slm_core.generation.loop import log_probability
+from slm_core.sampling import SamplerChain, Sampling
+from slm_core.types import EditLevel
+
+_RESUME, _NEXT, _FEED, _NEXT_LOGITS = Generation.resume, Generation.__next__, TextStream.feed, Session.next_logits
+_CHAIN, _WRITE = SamplerChain.__init__, session_dump.write
+_UNIFORM, _PENALIZED = SamplerChain._uniform, SamplerChain._penalized  # noqa: SLF001  (faults inside)
+_ROWS: list[Any] = []
+
+
+class _Above(ToyModel):
+    """A model that exchanges ``owner.attribute`` for ``broken`` until it is closed."""
+
+    owner: Any
+    attribute: str
+    broken: Any
+
+    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        self._before = getattr(self.owner, self.attribute)
+        setattr(self.owner, self.attribute, self.broken)
+
+    def close(self) -> None:
+        """Put it right again."""
+        setattr(self.owner, self.attribute, self._before)
+        super().close()
+
+
+@fault("TestGeneration::test_log_probabilities")
+class LogitForLogProbability(_Above):
+    """Events carry the logit in place of the log probability."""
+
+    owner, attribute = loop, "log_probability"
+
+    @staticmethod
+    def broken(logits: Any, token: int) -> float:
+        """Not normalised."""
+        return log_probability(logits, token) + float(np.log(np.exp(logits - logits.max()).sum()))
+
+
+@fault("TestGeneration::test_brakes")
+class StopIsFinish(_Above):
+    """A brake's STOP ends the answer as complete."""
+
+    owner, attribute = loop, "ask"
+
+    @staticmethod
+    def broken(brakes: Sequence[Brake], event: Event, draft: Draft) -> BrakeAction:
+        """Confuse them."""
+        action = ask(brakes, event, draft)
+        return BrakeAction.FINISH if action is BrakeAction.STOP else action
+
+
+@fault("TestGeneration::test_brakes_in_order")
+class ContinueAsksOn(_Above):
+    """CONTINUE is taken for NEXT."""
+
+    owner, attribute = loop, "ask"
+
+    @staticmethod
+    def broken(brakes: Sequence[Brake], event: Event, draft: Draft) -> BrakeAction:
+        """Ask on."""
+        for brake in brakes:
+            action = brake(event, draft)
+            if action not in (BrakeAction.NEXT, BrakeAction.CONTINUE):
+                return action
+        return BrakeAction.NEXT
+
+
+@fault("TestGeneration::test_a_brake_does_not_lift_the_limit")
+class BrakesLiftTheLimit(_Above):
+    """A token limit counts only where there are no brakes."""
+
+    owner, attribute = loop, "ask"
+
+    @staticmethod
+    def broken(brakes: Sequence[Brake], event: Event, draft: Draft) -> BrakeAction:
+        """Make the tokens seem few."""
+        action = ask(brakes, event, draft)
+        if action is BrakeAction.CONTINUE and isinstance(draft.tokens, list) and len(draft.tokens) > 4:
+            del draft.tokens[0]
+        return action
+
+
+@fault("TestGeneration::test_paused_in_a_character")
+class PauseLosesThePrefix(_Above):
+    """A pause forgets the bytes of a character that is not complete yet."""
+
+    owner, attribute = Generation, "resume"
+
+    @staticmethod
+    def broken(generation: Generation, brakes: Sequence[Brake] | None) -> Generation:
+        """Begin a new stream of text."""
+        generation._stream = TextStream(generation.progress.stops)  # noqa: SLF001  (a fault inside)
+        resumed: Generation = _RESUME(generation, brakes)
+        return resumed
+
+
+@fault("TestGeneration::test_limits")
+class ZeroIsOne(_Above):
+    """``max_tokens=0`` gives a token."""
+
+    owner, attribute = Generation, "__next__"
+
+    @staticmethod
+    def broken(generation: Generation) -> Event:
+        """At least one."""
+        if generation.progress.max_tokens == 0:
+            generation.progress.max_tokens = 1
+        event: Event = _NEXT(generation)
+        return event
+
+
+@fault("TestGeneration::test_stop_text_across_tokens")
+class StopTextLeaks(_Above):
+    """A stop text is looked for in each token alone, and what came before it is shown."""
+
+    owner, attribute = StopMatcher, "feed"
+
+    @staticmethod
+    def broken(matcher: StopMatcher, text: str) -> tuple[str, bool]:
+        """Hold nothing back."""
+        whole, matcher.held = StopMatcher(matcher._stops), ""  # noqa: SLF001  (a fault inside)
+        found = [at for at in (text.find(stop) for stop in whole._stops) if at >= 0]  # noqa: SLF001
+        return (text[: min(found)], True) if found else (text, False)
+
+
+@fault("TestGeneration::test_what_only_begins_a_stop_text")
+class HeldTextIsLost(_Above):
+    """What was held back as a possible stop text is dropped at the end."""
+
+    owner, attribute = StopMatcher, "flush"
+
+    @staticmethod
+    def broken(matcher: StopMatcher) -> str:
+        """Drop it."""
+        matcher.held = ""
+        return ""
+
+
+@fault("TestGeneration::test_characters_are_whole")
+class CharactersSplit(_Above):
+    """Each token's bytes are made text by themselves."""
+
+    owner, attribute = TextStream, "feed"
+
+    @staticmethod
+    def broken(stream: TextStream, data: bytes) -> tuple[str, bool]:
+        """Replace what is not whole."""
+        return stream._matcher.feed(data.decode("utf-8", "replace"))  # noqa: SLF001  (a fault inside)
+
+
+@fault("TestGeneration::test_random_bytes")
+class BadBytesAreDropped(_Above):
+    """Bytes that cannot be UTF-8 vanish from the text."""
+
+    owner, attribute = TextStream, "feed"
+
+    @staticmethod
+    def broken(stream: TextStream, data: bytes) -> tuple[str, bool]:
+        """Leave the replacement characters out."""
+        text, stopped = _FEED(stream, data)
+        return text.replace("\ufffd", ""), stopped
+
+
+class _OnlyEos:
+    """A vocabulary that knows one end of generation."""
+
+    def __init__(self, vocab: Any) -> None:
+        self._vocab = vocab
+        self.eog_ids = frozenset({vocab.eos})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._vocab, name)
+
+
+@fault("TestGeneration::test_every_end_of_generation")
+class OnlyEosEnds(ToyModel):
+    """Only EOS ends an answer; other ends of generation are tokens like any."""
+
+    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        self.vocab = _OnlyEos(self.vocab)  # all else is the vocabulary's
+
+
+@fault("TestGeneration::test_cancelled_in_prefill")
+class PrefillGoesOn(_Above):
+    """A prompt is decoded to its end, though it was cancelled."""
+
+    owner, attribute = Session, "next_logits"
+
+    @staticmethod
+    def broken(session: Session, cancelled: Any = None) -> Any:
+        """Do not ask."""
+        return _NEXT_LOGITS(session)
+
+
+@fault("TestGeneration::test_paused_anywhere")
+class PauseBeginsTheDraws(_Above):
+    """A pause takes the sampler back to its first draw."""
+
+    owner, attribute = Generation, "resume"
+
+    @staticmethod
+    def broken(generation: Generation, brakes: Sequence[Brake] | None) -> Generation:
+        """Reset it."""
+        generation.sampler.reset()
+        resumed: Generation = _RESUME(generation, brakes)
+        return resumed
+
+
+@fault("TestGeneration::test_greedy_is_the_largest_logit")
+class RowOfTheStepBefore(_Above):
+    """A generation chooses from the row before the one it asked for."""
+
+    owner, attribute = Session, "next_logits"
+
+    @staticmethod
+    def broken(session: Session, cancelled: Any = lambda: False) -> Any:
+        """Give the last one."""
+        _ROWS.append(_NEXT_LOGITS(session, cancelled))
+        return _ROWS[-2] if len(_ROWS) > 1 else _ROWS[0]
+
+
+@fault("TestGeneration::test_a_full_context")
+class FullIsAnError(_Above):
+    """A context that is full in mid-answer raises."""
+
+    owner, attribute = loop, "ContextFull"
+    broken = DecodeFailed
+
+
+@fault("TestGeneration::test_usage")
+class CachedIsPrompt(_Above):
+    """Usage says that the whole prompt was cached."""
+
+    owner, attribute = loop, "Usage"
+
+    @staticmethod
+    def broken(n_prompt: int, n_cached: int, n_tokens: int) -> Usage:
+        """All of it."""
+        return Usage(n_prompt, n_prompt, n_tokens)
+
+
+@fault("TestSampling::test_shares")
+class UnevenDraws(_Above):
+    """Small random numbers come too often."""
+
+    owner, attribute = SamplerChain, "_uniform"
+
+    @staticmethod
+    def broken(chain: SamplerChain) -> float:
+        """Bend them."""
+        return float(_UNIFORM(chain) ** 1.3)
+
+
+class _OtherChain(_Above):
+    """A chain that is made with other arguments."""
+
+    owner, attribute = SamplerChain, "__init__"
+
+
+@fault("TestSampling::test_cuts")
+class TopPIgnored(_OtherChain):
+    """``top_p`` has no effect."""
+
+    @staticmethod
+    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0) -> None:
+        """Keep all."""
+        _CHAIN(chain, dataclasses.replace(sampling, top_p=1.0), stream=stream)
+
+
+@fault("TestSampling::test_a_seed")
+class OneSeedForAll(_OtherChain):
+    """Every seed gives the same draws."""
+
+    @staticmethod
+    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0) -> None:
+        """Take seed 0."""
+        _CHAIN(chain, dataclasses.replace(sampling, seed=0), stream=stream)
+
+
+@fault("TestSampling::test_draws_differ")
+class OneStream(_OtherChain):
+    """All streams of a seed are the same."""
+
+    @staticmethod
+    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0) -> None:
+        """Take stream 0."""
+        _CHAIN(chain, sampling)
+
+
+@fault("TestSampling::test_greedy")
+class GreedyDraws(_OtherChain):
+    """Temperature 0 is a low temperature."""
+
+    @staticmethod
+    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0) -> None:
+        """Take 0.9."""
+        warm = sampling if sampling.temperature else dataclasses.replace(sampling, temperature=0.9)
+        _CHAIN(chain, warm, stream=stream)
+
+
+@fault("TestSampling::test_the_row_stays")
+class PenaltyInPlace(_Above):
+    """Penalties are written into the row of logits."""
+
+    owner, attribute = SamplerChain, "_penalized"
+
+    @staticmethod
+    def broken(chain: SamplerChain, logits: Any) -> Any:
+        """Write."""
+        logits[:] = _PENALIZED(chain, logits)
+        return logits
+
+
+@fault("TestSampling::test_penalty")
+class PenaltyOfTheLast(_Above):
+    """A repeat penalty sees the last token only."""
+
+    owner, attribute = SamplerChain, "_penalized"
+
+    @staticmethod
+    def broken(chain: SamplerChain, logits: Any) -> Any:
+        """Forget the others."""
+        brief = SamplerChain(chain.sampling)
+        brief.set_history(list(chain._history)[-1:])  # noqa: SLF001  (a fault inside)
+        return _PENALIZED(brief, logits)
+
+
+@fault("TestSampling::test_state_and_clone")
+class CloneBeginsAnew(_Above):
+    """A clone begins the stream again."""
+
+    owner, attribute = SamplerChain, "clone"
+
+    @staticmethod
+    def broken(chain: SamplerChain) -> SamplerChain:
+        """A new one."""
+        return SamplerChain(chain.sampling)
+
+
+@fault("TestSampling::test_a_session_dump_goes_on")
+class DumpWithoutSampler(_Above):
+    """A session's dump between two answers holds a fresh sampler."""
+
+    owner, attribute = session_dump, "write"
+
+    @staticmethod
+    def broken(state: Any) -> Any:
+        """Leave it out."""
+        fresh = SamplerChain(state.sampling).state()
+        kept = state if state.answer is not None else dataclasses.replace(state, sampler=fresh)
+        return _WRITE(kept)
