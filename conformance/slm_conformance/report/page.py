@@ -15,6 +15,7 @@ _STYLE = """
   --band: #1f2228; --FAILS: #ff8a80; --holds: #7fd18f; --absent: #a2a8b3; --open: #e6b85c; } }
 body { font: 15px/1.45 system-ui, sans-serif; color: var(--text); background: var(--page); margin: 2rem auto;
   padding: 0 1rem; max-width: 75rem; }
+a { color: inherit; }
 h1 { font-size: 1.5rem; margin: 0 0 .3rem; }
 h2 { font-size: 1.1rem; margin: 1.6rem 0 .4rem; }
 code { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; }
