@@ -15,7 +15,8 @@ def main(task: str, arguments: str) -> None:
     """Make a context as ``arguments`` (JSON) say, decode their tokens, and do the task.
 
     Args:
-        task: "dump" writes a dump of the sequence to standard output; "exit" ends with model and context left open.
+        task: "dump" writes a dump of the sequence to standard output and closes the model; "exit" ends with all left
+            open.
         arguments: backend, path, device, n_threads, load_options, kv_type, tokens.
     """
     given = json.loads(arguments)
@@ -26,6 +27,7 @@ def main(task: str, arguments: str) -> None:
     _feed(context, given["tokens"])
     if task == "dump":
         sys.stdout.buffer.write(context.dump(0))
+        model.close()
 
 
 def _feed(context: Context, tokens: list[int]) -> None:

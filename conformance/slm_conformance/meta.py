@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -48,18 +49,30 @@ def tests_of(scenario_class: type[Scenarios]) -> list[str]:
 
 def play(fixtures: BackendFixtures, scenario: str) -> Outcome:
     """Play one scenario on the first model of ``fixtures``."""
-    class_name, test = scenario.split("::")
-    scenario_class: type[Scenarios] = getattr(scenarios, class_name)
+    ((_, outcome),) = play_in_turn(fixtures, [scenario])
+    return outcome
+
+
+def play_in_turn(fixtures: BackendFixtures, names: Iterable[str]) -> Iterator[tuple[str, Outcome]]:
+    """Play scenarios on the first model of ``fixtures``, loaded once; yields each with how it ended."""
     with tempfile.TemporaryDirectory() as directory:
         workshop = Workshop(fixtures, Path(directory))
         try:
-            with Bench(workshop, fixtures.models[0]) as bench:
-                bench.requires(scenario_class.level)
-                getattr(scenario_class(), test)(bench)
-        except pytest.skip.Exception as skipped:
-            return Outcome(Verdict.ABSENT, str(skipped))
-        except (Exception, pytest.fail.Exception) as error:
-            return Outcome(Verdict.FAILS, str(error) or type(error).__name__)
+            for name in names:
+                yield name, _play(workshop, name)
         finally:
             workshop.close()
+
+
+def _play(workshop: Workshop, scenario: str) -> Outcome:
+    class_name, test = scenario.split("::")
+    scenario_class: type[Scenarios] = getattr(scenarios, class_name)
+    try:
+        with Bench(workshop, workshop.fixtures.models[0]) as bench:
+            bench.requires(scenario_class.level)
+            getattr(scenario_class(), test)(bench)
+    except pytest.skip.Exception as skipped:
+        return Outcome(Verdict.ABSENT, str(skipped))
+    except (Exception, pytest.fail.Exception) as error:
+        return Outcome(Verdict.FAILS, str(error) or type(error).__name__)
     return Outcome(Verdict.HOLDS)

@@ -20,7 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the run where a report is wanted."""
+    """Name the marker of slow scenarios; watch the run where a report is wanted."""
+    config.addinivalue_line("markers", "slow: takes more than a few seconds (listed with --durations)")
     if config.getoption("--slm-report"):
         from slm_conformance.report.recorder import watch
 

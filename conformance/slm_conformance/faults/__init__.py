@@ -6,6 +6,7 @@
 from slm_conformance.faults.decoding import *  # noqa: F403
 from slm_conformance.faults.dumps import *  # noqa: F403
 from slm_conformance.faults.edits import *  # noqa: F403
+from slm_conformance.faults.forks import *  # noqa: F403
 from slm_conformance.faults.life import *  # noqa: F403
 from slm_conformance.faults.registry import FAULTS as FAULTS
 from slm_conformance.faults.registry import Fault as Fault

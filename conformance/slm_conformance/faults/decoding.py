@@ -7,6 +7,7 @@ import numpy as np
 from slm_conformance.faults.registry import fault
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Cell
+from slm_core.batch import TokenBatch
 from slm_core.errors import ContextFull, DecodeFailed
 from slm_core.protocols import Batch
 from slm_core.types import Logits, Pos
@@ -116,3 +117,166 @@ class NeededAndFreeSwapped(ToyContext):
             return super().decode(batch)
         except ContextFull as error:
             raise ContextFull(error.free, error.needed) from error
+
+
+@fault("TestDecode::test_a_prompt_in_one_batch")
+class DoublePrecisionRows(ToyContext):
+    """Logits are float64."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Widen."""
+        return super().decode(batch).astype(np.float64)
+
+
+@fault("TestDecode::test_a_prompt_token_by_token")
+class FirstTokenAlone(ToyContext):
+    """A sequence that begins with a batch of one token begins with a token of zeros."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Forget keys and values."""
+        rows = super().decode(batch)
+        if len(batch) == 1 and batch.positions[0] == 0:
+            (cell,) = self.cells[int(batch.seq_ids[0])]
+            cell.keys[...] = cell.values[...] = 0
+        return rows
+
+
+@fault("TestDecode::test_strangers_beside_a_long_history")
+class OneLengthForAll(ToyContext):
+    """Sequences that go on together see as many tokens as the shortest of them has."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Hide what is longer."""
+        whole = dict(enumerate(self.cells))
+        together = sorted(set(batch.seq_ids.tolist()))
+        shortest = min((len(self.cells[s]) for s in together if s < self.n_seq_max), default=0)
+        rows = super().decode(batch)
+        if len(together) > 1 and 0 < shortest < max(len(whole[s]) for s in together):
+            seen = {s: whole[s][-shortest:] for s in together}
+            for i, (token, s) in enumerate(zip(batch.tokens.tolist(), batch.seq_ids.tolist(), strict=True)):
+                cell, rows[i] = self.engine.step(token, seen[s])
+                seen[s].append(cell)
+        return rows
+
+
+@fault("TestDecode::test_an_empty_batch")
+class EmptyBatchRefused(ToyContext):
+    """An empty batch is an error."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Refuse it."""
+        if len(batch) == 0:
+            raise DecodeFailed("nothing to decode")
+        return super().decode(batch)
+
+
+class _ClearedTwice(TokenBatch):
+    n_cleared = 0
+
+    def clear(self) -> None:
+        self.n_cleared += 1
+        if self.n_cleared < 3:
+            super().clear()
+
+
+@fault("TestDecode::test_a_batch_used_again")
+class BatchWearsOut(ToyContext):
+    """A batch can be cleared twice, not a third time."""
+
+    def new_batch(self, capacity: int | None = None) -> Batch:
+        """One that wears out."""
+        return _ClearedTwice(super().new_batch(capacity).capacity)
+
+
+@fault("TestDecodeLimits::test_n_batch_exactly")
+class LastPlaceOfAnOddBatch(ToyContext):
+    """The last row of a full batch that is no multiple of 16 is that of the token before."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Repeat a row."""
+        rows = super().decode(batch)
+        if len(batch) == self.n_batch and self.n_batch % 16 and len(rows) > 1:
+            rows[-1] = rows[-2]
+        return rows
+
+
+@fault("TestDecodeLimits::test_more_than_n_batch")
+class AnyBatchSize(ToyContext):
+    """A batch larger than ``n_batch`` is decoded."""
+
+    def _check_batch(self, batch: Batch) -> None:
+        n_batch, self.n_batch = self.n_batch, max(self.n_batch, len(batch))
+        try:
+            super()._check_batch(batch)
+        finally:
+            self.n_batch = n_batch
+
+
+@fault("TestDecodeLimits::test_the_batch_has_a_capacity")
+class RoomyBatches(ToyContext):
+    """``new_batch`` makes batches for more than ``n_batch`` tokens."""
+
+    def new_batch(self, capacity: int | None = None) -> Batch:
+        """Twice as large."""
+        batch = super().new_batch(capacity)
+        return batch if capacity is not None else TokenBatch(2 * batch.capacity)
+
+
+@fault("TestDecodeLimits::test_n_ctx_exactly")
+class LastSequenceReserved(ToyContext):
+    """The last position is not for the last sequence."""
+
+    def _check_batch(self, batch: Batch) -> None:
+        super()._check_batch(batch)
+        if len(batch) == self.n_free and self.n_seq_max - 1 in batch.seq_ids:
+            raise ContextFull(len(batch), self.n_free - 1)
+
+
+@fault("TestDecodeLimits::test_sequences_share_the_positions")
+class ThirdSequenceUncounted(ToyContext):
+    """``n_free`` counts two sequences."""
+
+    @property
+    def n_free(self) -> int:
+        """Of the two longest."""
+        longest = sorted(self.cells, key=len)[-2:]
+        return self.n_ctx - len({id(cell) for cells in longest for cell in cells})
+
+
+@fault("TestDecodeRefusals::test_a_token_outside_the_vocabulary")
+class HighestIdIsNone(ToyContext):
+    """The highest id stands for no token, and token 0 is decoded."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Replace it."""
+        if not (batch.tokens == 2**31 - 1).any():
+            return super().decode(batch)
+        replaced = TokenBatch(batch.capacity)
+        for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
+            replaced.add(int(token) if token < 2**31 - 1 else 0, Pos(int(seq_id), int(position)), logits=True)
+        return super().decode(replaced)
+
+
+@fault("TestDecodeRefusals::test_a_gap_inside_a_batch")
+class FirstPositionsChecked(ToyContext):
+    """Of a sequence's positions in a batch the first is checked, the others are taken as they come."""
+
+    def _check_batch(self, batch: Batch) -> None:
+        checked, following = TokenBatch(max(1, len(batch))), dict[int, int]()
+        for token, seq_id, position in zip(
+            batch.tokens.tolist(), batch.seq_ids.tolist(), batch.positions.tolist(), strict=True
+        ):
+            place = following.get(seq_id, position)
+            checked.add(token, Pos(seq_id, place))
+            following[seq_id] = place + 1
+        super()._check_batch(checked)
+
+
+@fault("TestDecodeRefusals::test_a_sequence_that_does_not_exist")
+class RawIndexError(ToyContext):
+    """The first sequence that does not exist raises ``IndexError``."""
+
+    def _check_batch(self, batch: Batch) -> None:
+        if self.n_seq_max in batch.seq_ids:
+            raise IndexError("list index out of range")
+        super()._check_batch(batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from slm_conformance.faults.registry import fault
 from slm_conformance.toy import ToyModel
@@ -44,28 +45,106 @@ class _Alone(_WrongVocab):
         return "".join(super(_Alone, self).decode([token], special=special) for token in ids)
 
 
-@fault("TestVocabulary::test_control_tokens_are_parsed_or_not")
-class SpecialAlwaysParsed(ToyModel):
-    """Spelled-out control tokens are always those tokens."""
+class _Leaky(_WrongVocab):
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002
+        return super().token_bytes(id, special=True)
+
+
+class _Lenient(_WrongVocab):
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002
+        return b"" if id < 0 else super().token_bytes(id, special=special)
+
+
+class _DropsBrokenBytes(_WrongVocab):
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        return super().decode(ids, special=special).replace("\ufffd", "")
+
+
+class _OneMore(_WrongVocab):
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return super().encode(text, add_special=add_special, parse_special=parse_special) + [0] * add_special
+
+
+class _WithoutJoiners(_WrongVocab):
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        shorter = text.replace("\u200d", "") if len(text) < 8 else text
+        return super().encode(shorter, add_special=add_special, parse_special=parse_special)
+
+
+class _NoBos(_WrongVocab):
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__(vocab)
+        self.bos = vocab.size - 1
+
+
+class _VocabModel(ToyModel):
+    """A model whose vocabulary is wrong."""
+
+    vocab_type: ClassVar[type[_WrongVocab]]
 
     def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
-        self.vocab = _AlwaysSpecial(self.vocab)
+        self.vocab = self.vocab_type(self.vocab)
+
+
+@fault("TestVocabulary::test_control_tokens_are_parsed_or_not")
+class SpecialAlwaysParsed(_VocabModel):
+    """Spelled-out control tokens are always those tokens."""
+
+    vocab_type = _AlwaysSpecial
 
 
 @fault("TestVocabulary::test_any_string_is_text")
-class SurrogatesRaise(ToyModel):
+class SurrogatesRaise(_VocabModel):
     """A text with an unpaired surrogate raises ``UnicodeEncodeError``."""
 
-    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
-        super().__init__(source, edit_level, context_type)
-        self.vocab = _Strict(self.vocab)
+    vocab_type = _Strict
 
 
 @fault("TestVocabulary::test_bytes_join_back")
-class TokensDecodedAlone(ToyModel):
+class TokensDecodedAlone(_VocabModel):
     """``decode`` joins the texts of tokens, not their bytes, so that characters of several tokens break."""
 
-    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
-        super().__init__(source, edit_level, context_type)
-        self.vocab = _Alone(self.vocab)
+    vocab_type = _Alone
+
+
+@fault("TestVocabulary::test_equals_the_reference")
+class SpecialMisplaced(_VocabModel):
+    """``add_special`` adds a token that the file does not ask for."""
+
+    vocab_type = _OneMore
+
+
+@fault("TestVocabulary::test_random_strings")
+class JoinersLost(_VocabModel):
+    """Zero-width joiners in short texts are lost."""
+
+    vocab_type = _WithoutJoiners
+
+
+@fault("TestVocabulary::test_special_tokens_are_the_files")
+class WrongBos(_VocabModel):
+    """The token that begins a sequence is the last of the vocabulary."""
+
+    vocab_type = _NoBos
+
+
+@fault("TestVocabulary::test_control_tokens_are_no_text")
+class SpecialLeaks(_VocabModel):
+    """``token_bytes`` gives the text of control tokens, asked for or not."""
+
+    vocab_type = _Leaky
+
+
+@fault("TestVocabulary::test_ids_outside")
+class NegativeIdsAreEmpty(_VocabModel):
+    """Negative ids stand for no bytes."""
+
+    vocab_type = _Lenient
+
+
+@fault("TestVocabulary::test_broken_utf8_is_replaced")
+class BrokenBytesDropped(_VocabModel):
+    """``decode`` leaves out bytes that are not UTF-8."""
+
+    vocab_type = _DropsBrokenBytes

@@ -61,6 +61,8 @@ class TestCut(Scenarios):
             tokens = bench.tokens(15, seed=turn)
             bench.agree(bench.feed(context, tokens), reference.decode(tokens), f"15 tokens after {turn} cuts")
             self._cut(context, reference, *span)
+        more = bench.tokens(6, seed=9)
+        bench.agree(bench.feed(context, more), reference.decode(more), "6 tokens after 5 cuts")
 
     def test_across_pages(self, bench: Bench) -> None:
         """Clause 4: spans that begin and end anywhere in a long sequence."""

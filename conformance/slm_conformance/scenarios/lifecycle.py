@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Barrier
 from typing import TypeVar
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.bench import Bench
@@ -20,6 +24,8 @@ from slm_core.types import ContextOptions, EditLevel, KvType, Pos
 
 _Result = TypeVar("_Result")
 _ROUNDS = 100
+_MEMORY_N_CTX = 2048
+_STATM = Path("/proc/self/statm")
 
 
 class TestClose(Scenarios):
@@ -83,6 +89,35 @@ class TestClose(Scenarios):
         first.close()
         expected = bench.reference().decode(tokens)[20:]
         bench.agree(bench.feed(second, tokens[20:]), expected, "a context, after another of its model was closed")
+
+    @pytest.mark.slow
+    def test_memory_stays_flat(self, bench: Bench) -> None:
+        """Clause 10: closing frees memory now: 200 rounds of load, decode and close take no more than a few do."""
+        weights = bench.weights()
+        if not _STATM.exists():
+            pytest.skip("the memory of a process is read from /proc/self/statm, which this system does not have")
+        if bench.name != bench.workshop.fixtures.models[0]:
+            pytest.skip(f"the first model shows what leaks: {bench.workshop.fixtures.models[0]}")
+        shape = weights.shape
+        kv_bytes = 2 * _MEMORY_N_CTX * shape.n_layers * shape.n_kv_heads * shape.head_dim  # a byte a number, or more
+        for _ in range(20):  # allocators, caches and thread pools grow to their size
+            self._load_and_close(bench)
+        before = _resident_bytes()
+        for _ in range(200):
+            self._load_and_close(bench)
+        grown = _resident_bytes() - before
+        # One KV cache or one model left in each round would be 200 times that; a quarter of it is noise of allocators.
+        allowed = 200 * min(kv_bytes, bench.path.stat().st_size) // 4
+        assert grown <= allowed, (
+            f"200 rounds of load, decode and close took {grown / 2**20:.1f} MiB (allowed: {allowed / 2**20:.1f} MiB)"
+        )
+
+    @staticmethod
+    def _load_and_close(bench: Bench) -> None:
+        with bench.workshop.load(bench.path) as model:
+            sizes = ContextOptions(_MEMORY_N_CTX, 1, 16, bench.kv_type, bench.kv_type)
+            with model.new_context(sizes) as context:
+                bench.feed(context, bench.tokens(4))
 
     def test_the_interpreter_ends_with_open_contexts(self, bench: Bench) -> None:
         """Clause 10: a program may end without closing: no crash, no hang, status 0."""
@@ -165,6 +200,12 @@ class TestThreads(Scenarios):
             jobs = [threads.submit(bench.feed, c, run, 0, 5) for c, run in zip(contexts, runs, strict=True)]
         for job, run in zip(jobs, runs, strict=True):
             bench.agree(job.result(), bench.reference().decode(run), "one of three contexts in parallel threads")
+
+
+def _resident_bytes() -> int:
+    """What this process has in memory now; garbage is collected first."""
+    gc.collect()
+    return int(_STATM.read_text().split()[1]) * mmap.PAGESIZE
 
 
 class _Intruder:

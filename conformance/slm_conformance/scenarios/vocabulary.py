@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import unicodedata
+
+import numpy as np
+
 from slm_conformance.bench import Bench
 from slm_conformance.scenarios.base import Scenarios
 from slm_core.errors import InvalidToken
 from slm_core.gguf import GgufFile
 from slm_core.protocols import Vocab
-from slm_core.tokenization import build_vocab
+from slm_core.tokenization import GgufVocab, build_vocab
 
 TEXTS = (
     "",
@@ -25,6 +29,17 @@ TEXTS = (
     "<think>why</think>",
     "<|im_start",
 )
+N_RANDOM_STRINGS = 2000
+_ALPHABETS = (
+    *((first, last) for first, last in ((0x20, 0x7E), (0x61, 0x7A), (0x30, 0x39), (0x00, 0x1F), (0x80, 0x24F))),
+    *((first, last) for first, last in ((0x300, 0x36F), (0x370, 0x52F), (0x590, 0x6FF), (0x900, 0xE7F))),
+    *((first, last) for first, last in ((0x1100, 0x11FF), (0x2000, 0x206F), (0x3000, 0x30FF), (0x4E00, 0x9FFF))),
+    *((first, last) for first, last in ((0xAC00, 0xD7A3), (0xE000, 0xF8FF), (0xFE00, 0xFFFF), (0x1F300, 0x1FAFF))),
+    (0, 0x10FFFF),
+)
+"""Code points from which a run of a random string is drawn, first and last."""
+
+_UNUSUAL = (" ", "\n", "\u200d", "\ud800", "\udc00", "\0", "<|im_end|>", "\ufffd", "'s", "\r\n")
 UNPAIRED = ("\ud800", "a\udfffb", "\udc00\ud800 end")
 
 
@@ -55,6 +70,25 @@ class TestVocabulary(Scenarios):
         expected = (reference.size, reference.bos, reference.eos, reference.eog_ids)
         assert found == expected, f"size, bos, eos and eog_ids are {found}, the file says {expected}"
         assert vocab.eos is None or vocab.eos in vocab.eog_ids, f"eos, {vocab.eos}, is not among {vocab.eog_ids}"
+
+    def test_random_strings(self, bench: Bench) -> None:
+        """Vocab: so it is with thousands of random strings, long runs among them, and their bytes join back.
+
+        Where the vocabulary under test is slm-core's own, comparing its ids with itself says nothing, and is left out.
+        """
+        reference = None
+        if not isinstance(bench.vocab, GgufVocab):
+            with GgufFile.open(bench.path) as file:
+                reference = build_vocab(file)
+        for text in _random_strings(N_RANDOM_STRINGS):
+            ids = bench.vocab.encode(text, add_special=False, parse_special=False)
+            if reference is not None:
+                expected = reference.encode(text, add_special=False, parse_special=False)
+                assert list(ids) == expected, f"{text!r} is {ids[:12]}..., the file's rules say {expected[:12]}..."
+            back = bench.vocab.decode(ids, special=True)
+            joined = b"".join(bench.vocab.token_bytes(token, special=True) for token in ids)
+            assert _composed(back) == _composed(text), f"{text!r} comes back as {back!r}"
+            assert joined.decode().removeprefix(" ") == back.removeprefix(" "), f"bytes of {text!r} join to {joined!r}"
 
     def test_bytes_join_back(self, bench: Bench) -> None:
         """Vocab: the bytes of a text's tokens, joined, are the text; ``decode`` gives it back."""
@@ -107,6 +141,25 @@ class TestVocabulary(Scenarios):
         halves = [token for token, piece in zip(ids, pieces, strict=True) if piece in (b"\xc3", b"\xa9")]
         for token in halves:
             assert vocab.decode([token]) == "\ufffd", f"half a character decodes to {vocab.decode([token])!r}"
+
+
+def _random_strings(n: int) -> list[str]:
+    """Strings of one to four runs, each from an alphabet of its own or of one string again and again."""
+    random = np.random.default_rng(17)
+
+    def run() -> str:
+        length = int(random.choice([1, 2, 5, 12, 200], p=[0.3, 0.3, 0.25, 0.14, 0.01]))
+        if random.random() < 0.3:
+            return _UNUSUAL[random.integers(len(_UNUSUAL))] * length
+        first, last = _ALPHABETS[random.integers(len(_ALPHABETS))]
+        return "".join(map(chr, random.integers(first, last + 1, length)))
+
+    return ["".join(run() for _ in range(random.integers(1, 5))) for _ in range(n)]
+
+
+def _composed(text: str) -> str:
+    """Text as some models' tokenizers compose it; pairs of surrogates are characters, others U+FFFD."""
+    return unicodedata.normalize("NFC", text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
 
 
 def _control_token(vocab: Vocab) -> tuple[int, str]:
