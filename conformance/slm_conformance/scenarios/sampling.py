@@ -13,7 +13,7 @@ from slm_core.sampling import SamplerChain, Sampling
 PLAIN = Sampling(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0, seed=17)
 """Every token may come, as often as its probability says."""
 
-N_DRAWS = 4000
+N_DRAWS = 2000
 SIGMAS = 6
 
 
@@ -21,7 +21,7 @@ class TestSampling(Scenarios):
     """Sampling: the draws are what the row says and a function of the seed; their stream survives copies and dumps."""
 
     def test_shares(self, bench: Bench) -> None:
-        """Sampling: over 4,000 draws tokens come as often as softmax says, by chi-square, at three temperatures."""
+        """Sampling: over 2,000 draws tokens come as often as softmax says, by chi-square, at three temperatures."""
         row = self._row(bench)
         for temperature in (0.7, 1.0, 1.6):
             chain = SamplerChain(Sampling(top_k=0, top_p=1.0, min_p=0.0, temperature=temperature, seed=17))
