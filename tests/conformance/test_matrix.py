@@ -1,0 +1,30 @@
+"""The page of faults by scenario lists what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from slm_conformance.matrix import all_faults, only_killers
+from slm_conformance.meta import scenario_names
+
+PAGE = Path(__file__).parents[2] / "docs" / "conformance-faults.md"
+ADVICE = "run: python -m slm_conformance.matrix docs/conformance-faults.md"
+
+
+def test_the_page_lists_the_faults_that_there_are() -> None:
+    listed = re.findall(r"^\| `(\w+)` \| (.*?) \| `(\w+::\w+)` \| .* \|$", PAGE.read_text(), re.MULTILINE)
+    expected = [(fault.name, fault.breaks.replace("``", "`"), fault.killed_by) for fault in all_faults()]
+    assert sorted(listed) == sorted(expected), f"{PAGE.name} lists other faults than there are ({ADVICE})"
+
+
+def test_the_page_knows_the_scenarios_that_there_are() -> None:
+    text, names = PAGE.read_text(), scenario_names()
+    unknown = set(re.findall(r"`(Test\w+::\w+)`", text)) - set(names)
+    missing = [name for name in names if f"`{name}`" not in text]
+    assert (sorted(unknown), missing) == ([], []), f"{PAGE.name} is stale ({ADVICE})"
+    assert f"The suite has {len(names)} scenarios" in text, f"{PAGE.name} counts other scenarios ({ADVICE})"
+
+
+def test_a_fault_that_two_notice_speaks_for_neither() -> None:
+    assert only_killers({"a": ["x"], "b": ["x", "y"], "c": ["x"]}) == {"x": ["a", "c"]}
