@@ -77,9 +77,9 @@ def only_killers(killed_by: Mapping[str, Sequence[str]]) -> dict[str, list[str]]
         killed_by: for each fault, the scenarios that fail.
     """
     alone: dict[str, list[str]] = {}
-    for fault, (first, *others) in killed_by.items():
-        if not others:
-            alone.setdefault(first, []).append(fault)
+    for fault, scenarios in killed_by.items():
+        if len(scenarios) == 1:
+            alone.setdefault(scenarios[0], []).append(fault)
     return alone
 
 
@@ -132,16 +132,17 @@ def _row(fault: Fault, killers: Sequence[str] | None) -> str:
 
 _HEADER = """# Faults by scenario
 
-Written by `python -m slm_conformance.matrix docs/conformance-faults.md`; not to be edited by hand. How the suite is used and
-extended: [conformance.md](conformance.md).
+Written by `python -m slm_conformance.matrix docs/conformance-faults.md`; not to be edited by hand. How the suite is
+used and extended: [conformance.md](conformance.md).
 
-The suite has {n_scenarios} scenarios, and {n_faults} toys that each break one promise. That each is noticed by the scenario
-it names is tested in every run of the tests. The last column comes from playing other scenarios on it, up to the first that
-fails, too: {n_played} of the {n_faults} were played so, and {n_alone} scenarios have a fault that they alone notice.
+The suite has {n_scenarios} scenarios, and {n_faults} toys that each break one promise. That each is noticed by the
+scenario it names is tested in every run of the tests. The last column comes from playing other scenarios on it, up to
+the first that fails, too: {n_played} of the {n_faults} were played so, and {n_alone} scenarios have a fault that they
+alone notice.
 
-Not played against others are the random programs and what the demo model knows. Scenarios of sessions, chats, generation and
-sampling are played on faults that name one of them; hostile dumps, vocabulary and memory on faults of their area. All toys
-run the tiny llama model in float32.
+Not played against others are the random programs and what the demo model knows. Scenarios of sessions, chats,
+generation and sampling are played on faults that name one of them; hostile dumps, vocabulary and memory on faults of
+their area. All toys run the tiny llama model in float32.
 
 | fault | breaks | killed by | also noticed by |
 |---|---|---|---|"""
