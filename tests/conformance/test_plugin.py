@@ -201,7 +201,11 @@ def test_run_refuses_a_backend_that_is_not_installed(monkeypatch):
         slm_conformance.run("slm_conformance.toy:ToyBackend")
 
 
-CLAUSE = re.compile(r"(Clauses? \d[\d, and]*|Backend|Model|Vocab|Context|Batch|Session|Chat|Oracle): .*\.", re.DOTALL)
+CLAUSE = re.compile(
+    r"(Clauses? \d[\d, andto]*|Backend|Model|Vocab|Context|Batch|Session|Chat|Oracle|Sampling|Generation"
+    r"): .*\.",
+    re.DOTALL,
+)
 
 
 def test_every_scenario_names_its_clause():
