@@ -63,7 +63,11 @@ class ChatOptions:
 
 
 class ChatStream(Iterator[Event]):
-    """An answer of a chat in the making: iterate for its events, then ask for ``answer``."""
+    """An answer of a chat in the making: iterate for its events, then ask for ``answer``.
+
+    Attributes:
+        said: its content so far.
+    """
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class ChatStream(Iterator[Event]):
         self._finished = finished
         self._failed = failed
         self._answer: Answer | None = None
+        self.said = ""
 
     @property
     def answer(self) -> Answer:
@@ -126,7 +131,9 @@ class ChatStream(Iterator[Event]):
         if event is None and not deltas:
             raise StopIteration
         token, logprob = (None, nan) if event is None else (event.token, event.logprob)
-        return Event(token, _joined(deltas, "content"), logprob, _joined(deltas, "reasoning"))
+        text = _joined(deltas, "content")
+        self.said += text
+        return Event(token, text, logprob, _joined(deltas, "reasoning"))
 
     def _end(self) -> list[Delta]:
         deltas, message = self._parser.finish()
@@ -180,9 +187,10 @@ class Chat:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation; the system message, if any, is number 0."""
-        self._settle()
-        return self._messages
+        """The conversation, with what was said so far of an answer that streams; a system message is number 0."""
+        if self._stream is None:
+            return self._messages
+        return (*self._messages, Message(Role.ASSISTANT, self._stream.said))
 
     # Talking.
 
@@ -227,14 +235,16 @@ class Chat:
 
     def edit(self, i: int, content: str) -> None:
         """Replace the content of message ``i``; what follows is computed again when it is needed."""
-        messages = list(self.messages)
+        self._settle()
+        messages = list(self._messages)
         i = self._checked_index(i)
         messages[i] = replace(messages[i], content=content)
         self._become(tuple(messages))
 
     def delete(self, i: int) -> None:
         """Take message ``i`` out; what follows is computed again when it is needed."""
-        messages = list(self.messages)
+        self._settle()
+        messages = list(self._messages)
         del messages[self._checked_index(i)]
         self._become(tuple(messages))
 
@@ -245,7 +255,8 @@ class Chat:
             CUT where that was done; TRUNCATE or REPLAY where the context, or a template in which messages depend
             on each other, leaves only what ``delete`` does.
         """
-        messages = list(self.messages)
+        self._settle()
+        messages = list(self._messages)
         before = self._encode(messages)
         del messages[self._checked_index(i)]
         after = self._encode(messages)

@@ -208,6 +208,13 @@ def test_an_answer_that_nobody_reads_on_ends_there() -> None:
     assert chat.send("y").text == "two"
 
 
+def test_reading_the_messages_does_not_end_an_answer() -> None:
+    chat = new_chat("abc")
+    seen = [spoken(chat)[-1] for _ in chat.stream("x")]
+    assert seen == [("assistant", text) for text in ("a", "ab", "abc", "abc")]
+    assert spoken(chat) == [("system", "sys"), ("user", "x"), ("assistant", "abc")]
+
+
 def test_an_answer_that_raises_leaves_the_chat_as_it_was() -> None:
     def burst(event: object, draft: object) -> BrakeAction:
         raise RuntimeError("brake")
