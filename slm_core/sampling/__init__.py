@@ -1,6 +1,8 @@
-"""Choosing the next token: the options, and the chain that follows them."""
+"""Choosing the next token: the options, the steps, and the chain that runs them."""
 
 from slm_core.sampling.chain import SamplerChain
 from slm_core.sampling.options import Sampling
+from slm_core.sampling.order import ORDER
+from slm_core.sampling.state import Step, StepState
 
-__all__ = ["SamplerChain", "Sampling"]
+__all__ = ["ORDER", "SamplerChain", "Sampling", "Step", "StepState"]

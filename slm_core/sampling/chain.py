@@ -1,22 +1,30 @@
-"""The sampler chain: penalties, then cuts from the most likely tokens, then the draw."""
+"""The sampler chain: the steps that the options ask for, then the draw."""
 
 from __future__ import annotations
 
 import json
+import math
 import secrets
-from collections import deque
-from collections.abc import Sequence
+import weakref
+from collections.abc import Collection, Sequence
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import InvalidSnapshot, SamplingError
+from slm_core.protocols import Vocab
+from slm_core.sampling.candidates import Candidates, softmax, take
+from slm_core.sampling.checks import is_finite
 from slm_core.sampling.options import Sampling
+from slm_core.sampling.order import ORDER
+from slm_core.sampling.state import History, StepState
+from slm_core.sampling.steps import Known, breaker_tokens, build_steps, history_window
+from slm_core.sampling.stream import MASK64, UniformStream
+from slm_core.sampling.temperatures import MU, next_mu
 from slm_core.snapshot import is_count
 
-PENALTY_WINDOW = 64
-_MASK64 = 2**64 - 1
+_breakers: weakref.WeakKeyDictionary[Vocab, dict[tuple[str | int, ...], frozenset[int]]] = weakref.WeakKeyDictionary()
 
 
 class SamplerChain:
@@ -25,96 +33,196 @@ class SamplerChain:
     Args:
         sampling: the options.
         stream: chooses one of many independent streams of the same seed, such as one an answer.
+        eog_ids: the tokens that end an answer; ``min_tokens`` and ``eog_bias`` need them.
+        known: instead of ``eog_ids``, all that is known of the vocabulary.
+
+    Raises:
+        InvalidOption: an option needs to know more of the vocabulary; ``for_vocab`` tells it.
     """
 
-    def __init__(self, sampling: Sampling, *, stream: int = 0) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        *,
+        stream: int = 0,
+        eog_ids: Collection[int] | None = None,
+        known: Known | None = None,
+    ) -> None:
         self.sampling = sampling
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        self._first_state = split_mix(split_mix(seed & _MASK64) ^ (stream & _MASK64))
-        self._n_draws = 0
-        self._history: deque[int] = deque(maxlen=PENALTY_WINDOW)
+        self._known = known if known is not None else Known(eog_ids)
+        self._steps = build_steps(sampling, self._known)
+        self._stream = UniformStream(secrets.randbits(63) if sampling.seed is None else sampling.seed, stream)
+        self._history = History(history_window(sampling))
+        self._n_said = 0
+        self._memory: dict[str, float] = {}
+        self._keeps_last = sampling.logprobs is not None or any(
+            name not in ORDER or name in ("mirostat", "adaptive") for name in sampling.steps
+        )
+        self._last: tuple[NDArray[np.int64], NDArray[np.float64], dict[str, float]] | None = None
+        self._all_ids = np.arange(0)
+
+    @classmethod
+    def for_vocab(cls, sampling: Sampling, vocab: Vocab, *, stream: int = 0) -> Self:
+        """A chain that knows what the options need to know of a vocabulary.
+
+        Raises:
+            InvalidOption: an option names a token that it does not have, or a breaker that is in none.
+        """
+        breaker_ids = _breaker_ids(vocab, sampling.dry_breakers) if sampling.dry_multiplier else None
+        return cls(sampling, stream=stream, known=Known(vocab.eog_ids, breaker_ids, vocab.size))
 
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """Choose a token from one row of logits, float32 [V]; the row is not changed."""
-        best = float(logits.max())
-        if not np.isfinite(best):
-            raise SamplingError(f"no token can be chosen: the largest logit is {best}")
-        row = self._penalized(logits)
-        if self.sampling.temperature == 0:
-            return int(row.argmax())
-        ids, kept = self._most_likely(row)
-        weights = np.exp((kept - kept[0]) / self.sampling.temperature)
-        edges = np.cumsum(weights)
-        return int(ids[np.searchsorted(edges, self._uniform() * edges[-1], side="right").clip(max=len(ids) - 1)])
+        """Choose a token from one row of logits, float32 [V]; the row is not changed.
+
+        Raises:
+            SamplingError: no token can be chosen.
+        """
+        ids, probs = self.distribution(logits)
+        number = self._stream.take()
+        return int(ids[_place(probs, number)]) if len(ids) > 1 else int(ids[0])
+
+    def distribution(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """What ``sample`` would draw from; draws nothing.
+
+        The token that is accepted next counts as drawn from it, whoever drew it: steps that learn (mirostat, adaptive
+        temperature) learn then.
+
+        Args:
+            logits: one row, float32 [V].
+
+        Returns:
+            The n tokens that may come, int64 [n], ascending, and their probabilities, float64 [n], which add up to 1.
+
+        Raises:
+            SamplingError: no token can be chosen.
+        """
+        state = StepState(self._history.tokens, self._n_said, len(logits), self._memory, self._stream.aside())
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            ids, kept = self._run_steps(self._candidates(logits), state)
+            probs = softmax(kept).astype(np.float64, copy=False)
+        if math.isnan(probs[0]):  # all are where a logit is, or an infinite one is the largest
+            raise SamplingError(f"no token can be chosen: after the steps the largest logit is {kept.max()}")
+        if self._keeps_last:
+            self._last = (ids, probs, state.learned)
+        return ids, probs
+
+    @property
+    def drawn_from(self) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+        """What ``distribution`` gave for the last row, until a token is accepted; kept for ``Sampling.logprobs``."""
+        return None if self._last is None else self._last[:2]
+
+    def uniform(self) -> float:
+        """Take the next number in [0, 1) of the stream; ``sample`` takes one a token."""
+        return self._stream.take()
 
     def accept(self, token: int) -> None:
-        """Note a token, for the penalties."""
+        """Note a token, for the penalties and the steps that learn."""
         self._history.append(token)
+        self._n_said += 1
+        if self._last is not None:
+            self._learn(token, *self._last)
+            self._last = None
 
-    def set_history(self, tokens: Sequence[int]) -> None:
-        """Replace what penalties see; the stream of random numbers goes on."""
-        self._history = deque(tokens[-PENALTY_WINDOW:], maxlen=PENALTY_WINDOW)
+    def set_history(self, tokens: Sequence[int] | NDArray[np.int32], *, n_said: int = 0) -> None:
+        """Replace what penalties see. The stream of random numbers, and what was learned, go on.
+
+        Args:
+            tokens: the history.
+            n_said: how many of them are of an answer that goes on; 0 where one begins.
+        """
+        self._history.replace(tokens)
+        self._n_said = n_said
+        self._last = None
 
     def reset(self) -> None:
         """Back to the state at creation."""
-        self._n_draws = 0
-        self._history.clear()
+        self._stream.n_taken = 0
+        self._memory = {}
+        self.set_history(())
 
-    def clone(self) -> Self:
+    def clone(self) -> SamplerChain:
         """An independent copy that continues the same stream."""
-        twin = type(self)(self.sampling)
-        twin.set_state(self.state())
+        twin = SamplerChain(self.sampling, known=self._known)
+        twin._stream.start, twin._stream.n_taken = self._stream.start, self._stream.n_taken
+        twin._history, twin._n_said = self._history.copy(), self._n_said
+        twin._memory, twin._last = dict(self._memory), self._last
         return twin
 
     def state(self) -> bytes:
-        """The exact state, as JSON."""
-        return json.dumps([self._first_state, self._n_draws, list(self._history)]).encode()
+        """The exact state, taken between ``accept`` and the next row: a line of JSON, then the history, int32."""
+        head = [self._stream.start, self._stream.n_taken, self._n_said, self._memory]
+        return json.dumps(head).encode() + b"\n" + self._history.tokens.astype("<i4", copy=False).tobytes()
 
     def set_state(self, state: bytes) -> None:
         """Continue where ``state`` was taken."""
+        head, _, tail = state.partition(b"\n")
         try:
-            first_state, n_draws, history = json.loads(state)
+            start, n_taken, n_said, memory = json.loads(head)
         except (ValueError, TypeError, RecursionError) as error:
             raise InvalidSnapshot("not the state of a sampler chain") from error
-        if not isinstance(history, list) or not all(is_count(n) for n in (first_state, n_draws, *history)):
+        counts = all(is_count(n) and n <= MASK64 for n in (start, n_taken, n_said))
+        if not counts or not _is_memory(memory) or len(tail) % 4:
             raise InvalidSnapshot("not the state of a sampler chain")
-        self._first_state, self._n_draws = first_state & _MASK64, n_draws
+        history = np.frombuffer(tail, "<i4")
+        if len(history) and history.min() < 0:
+            raise InvalidSnapshot("the history in the state of a sampler chain holds what is no token")
         self.set_history(history)
+        self._stream.start, self._stream.n_taken = start, n_taken
+        self._n_said, self._memory = n_said, memory
 
-    def _penalized(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        penalty = self.sampling.repeat_penalty
-        if penalty == 1 or not self._history:
-            return logits
-        row = logits.copy()
-        seen = np.unique(np.array(self._history))
-        row[seen] = np.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
-        return row
+    def _candidates(self, logits: NDArray[np.float32]) -> Candidates:
+        """All tokens that a logit does not exclude."""
+        best = float(logits.max())
+        if not math.isfinite(best):
+            raise SamplingError(f"no token can be chosen: the largest logit is {best}")
+        if len(self._all_ids) != len(logits):
+            self._all_ids = np.arange(len(logits))
+        if logits.min() == -np.inf:
+            return take(self._all_ids, logits, (logits > -np.inf).nonzero()[0])
+        return self._all_ids, logits
 
-    def _most_likely(self, row: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Ids and logits of the tokens that top_k, top_p and min_p keep, most likely first; at least one."""
-        top_k, top_p, min_p = self.sampling.top_k, self.sampling.top_p, self.sampling.min_p
-        ids = np.argpartition(row, -top_k)[-top_k:] if 0 < top_k < len(row) else np.arange(len(row))
-        ids = ids[np.lexsort((ids, -row[ids]))]
-        kept = row[ids].astype(np.float64)
-        share = np.exp(kept - kept[0])
-        if top_p < 1:
-            before = np.cumsum(share) - share
-            share = share[: max(1, np.count_nonzero(before < top_p * share.sum()))]
-        n = max(1, np.count_nonzero(share >= min_p))
-        return ids[:n], kept[:n]
+    def _run_steps(self, candidates: Candidates, state: StepState) -> Candidates:
+        ids, logits = candidates
+        for name, step in self._steps:
+            ids, logits = step(ids, logits, state)
+            if len(ids) == 0:
+                raise SamplingError(f"no token can be chosen: step {name!r} left none")
+        return ids, logits
 
-    def _uniform(self) -> float:
-        """The next number in [0, 1) of the stream."""
-        self._n_draws += 1
-        return (split_mix(self._first_state + self._n_draws) >> 11) / 2**53
+    def _learn(self, token: int, ids: NDArray[np.int64], probs: NDArray[np.float64], learned: dict[str, float]) -> None:
+        self._memory = {**self._memory, **learned}
+        place = int(np.searchsorted(ids, token))
+        if not self.sampling.mirostat or place == len(ids) or ids[place] != token or probs[place] == 0:
+            return
+        tau, eta = self.sampling.mirostat_tau, self.sampling.mirostat_eta
+        surprise = -float(np.log2(probs[place]))
+        self._memory[MU] = next_mu(self._memory.get(MU, 2 * tau), surprise, tau=tau, eta=eta)
 
 
-def split_mix(value: int) -> int:
-    """SplitMix64 (Steele, Lea, Flood 2014): a 64-bit integer to one that looks random.
+def _place(probs: NDArray[np.float64], number: float) -> int:
+    """Where a number in [0, 1) falls among probabilities laid end to end."""
+    n_blocks = 1 if len(probs) < 8192 else len(probs) // 512
+    if n_blocks == 1:
+        edges = probs.cumsum()
+        return min(int(edges.searchsorted(number * edges[-1], side="right")), len(probs) - 1)
+    # A running sum over a vocabulary costs more than all else; over blocks of it, next to nothing.
+    starts = np.arange(n_blocks) * 512
+    blocks = np.add.reduceat(probs, starts)
+    edges = np.cumsum(blocks)
+    at = min(int(np.searchsorted(edges, number * edges[-1], side="right")), n_blocks - 1)
+    within = probs[starts[at] :] if at == n_blocks - 1 else probs[starts[at] : starts[at] + 512]
+    inside = np.cumsum(within) + (edges[at] - blocks[at])
+    return int(starts[at]) + min(int(np.searchsorted(inside, number * edges[-1], side="right")), len(within) - 1)
 
-    As a function of (seed, counter) it makes the state of a stream two integers, the same on every machine.
-    """
-    z = (value * 0x9E3779B97F4A7C15) & _MASK64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return z ^ (z >> 31)
+
+def _is_memory(memory: object) -> bool:
+    return isinstance(memory, dict) and all(map(is_finite, memory.values()))
+
+
+def _breaker_ids(vocab: Vocab, breakers: tuple[str | int, ...]) -> frozenset[int]:
+    """The tokens at which repetitions break; looked up once a vocabulary."""
+    known = _breakers.setdefault(vocab, {})
+    if breakers not in known:
+        data = [vocab.token_bytes(token, special=True) for token in range(vocab.size)]
+        known[breakers] = breaker_tokens(breakers, data)
+    return known[breakers]

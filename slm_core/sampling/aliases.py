@@ -1,0 +1,149 @@
+"""Other spellings of the options, and named sets of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from slm_core.errors import InvalidOption, UnknownOption
+from slm_core.sampling.checks import READERS
+
+PRESETS: Mapping[str, Mapping[str, object]] = {
+    "greedy": {"temperature": 0.0},
+    "precise": {"temperature": 0.3, "top_p": 0.9, "min_p": 0.1},
+    "balanced": {},
+    "creative": {"temperature": 1.1, "top_k": 0, "top_p": 1.0, "xtc_probability": 0.3},
+    "neutral": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+}
+"""What the presets change of the defaults; see docs/sampling.md."""
+
+SPELLINGS: Mapping[str, str] = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "do_sample": "temperature",
+    "temp": "temperature",
+    "repetition_penalty": "repeat_penalty",
+    "penalty_repeat": "repeat_penalty",
+    "penalty_freq": "frequency_penalty",
+    "penalty_present": "presence_penalty",
+    "repeat_last_n": "penalty_window",
+    "penalty_last_n": "penalty_window",
+    "no_repeat_ngram_size": "no_repeat_ngram",
+    "typical": "typical_p",
+    "typ_p": "typical_p",
+    "dynatemp_exp": "dynatemp_exponent",
+    "mirostat_mode": "mirostat",
+    "mirostat_lr": "mirostat_eta",
+    "mirostat_ent": "mirostat_tau",
+    "dry_penalty_last_n": "dry_window",
+    "dry_sequence_breakers": "dry_breakers",
+    "suppress_tokens": "banned_tokens",
+    "bad_words_ids": "banned_tokens",
+    "ignore_eos": "eog_bias",
+    "stop_strings": "stop",
+    "samplers": "order",
+    "top_logprobs": "logprobs",
+    "n_probs": "logprobs",
+}
+"""Spellings of transformers, OpenAI and llama.cpp, and this library's."""
+
+
+def canonical(given: Mapping[str, object], accepted: Sequence[str]) -> dict[str, object]:
+    """The options by this library's names.
+
+    Raises:
+        UnknownOption: no such option in any spelling.
+        InvalidOption: two spellings that disagree, or a value that has no counterpart here.
+    """
+    found: dict[str, tuple[str, object]] = {}
+    for spelling, value in given.items():
+        name = SPELLINGS.get(spelling, spelling)
+        if name not in accepted:
+            raise UnknownOption(f"unknown sampling option {spelling!r} (accepted: {', '.join(sorted(accepted))})")
+        value = _MEANINGS[spelling](spelling, value) if spelling in _MEANINGS else value
+        if value is _UNSAID:
+            continue
+        value = READERS[name](spelling, value)
+        if name in found and found[name][1] != value:
+            other = found[name][0]
+            raise InvalidOption(f"{spelling}={given[spelling]!r} contradicts {other}={given[other]!r}")
+        found[name] = (spelling, value)
+    _check_switches(given, found)
+    return {name: value for name, (_, value) in found.items()}
+
+
+_UNSAID = object()
+"""The meaning of a value that leaves the option as it is."""
+
+
+def _check_switches(given: Mapping[str, object], found: dict[str, tuple[str, object]]) -> None:
+    """What ``do_sample`` and ``logprobs``, which only say yes or no, mean beside the others."""
+    if given.get("do_sample") is True and found.get("temperature", ("", 1))[1] == 0:
+        raise InvalidOption("do_sample=True contradicts temperature=0")
+    if given.get("logprobs") is False and given.get("top_logprobs"):
+        raise InvalidOption(f"logprobs=False contradicts top_logprobs={given['top_logprobs']!r}")
+    if given.get("logprobs") is True:
+        found.setdefault("logprobs", ("logprobs", 0))
+
+
+def _do_sample(name: str, value: object) -> object:
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{name}={value!r} (accepted: True, False)")
+    return _UNSAID if value else 0.0
+
+
+def _ignore_eos(name: str, value: object) -> object:
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{name}={value!r} (accepted: True, False)")
+    return -math.inf if value else _UNSAID
+
+
+def _minus_one_is(meaning: object) -> Callable[[str, object], object]:
+    return lambda name, value: meaning if value == -1 else value
+
+
+def _logprobs(name: str, value: object) -> object:
+    """OpenAI's chat has ``logprobs`` as a switch beside ``top_logprobs``."""
+    return _UNSAID if isinstance(value, bool) else value
+
+
+def _single_tokens(name: str, value: object) -> object:
+    """In transformers these are runs of tokens; here, tokens."""
+    if not isinstance(value, Sequence) or not all(isinstance(run, Sequence) and len(run) == 1 for run in value):
+        raise InvalidOption(f"{name}={value!r} (accepted: a list of lists of one token id each)")
+    return tuple(sorted({run[0] for run in value}))
+
+
+def _bias_pairs(name: str, value: object) -> object:
+    """In llama.cpp also a list of pairs, in which False bans."""
+    if not isinstance(value, list):
+        return value
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], int) for pair in value):
+        raise InvalidOption(f"{name}={value!r} (accepted: a mapping, or a list of pairs, from token ids to numbers)")
+    return {token: -math.inf if bias is False else bias for token, bias in value}
+
+
+def _samplers(name: str, value: object) -> object:
+    """llama.cpp has a short name for one step."""
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    return tuple("typical_p" if step == "typ_p" else step for step in value) if several else value  # type: ignore[attr-defined]  # a sequence
+
+
+_MEANINGS: Mapping[str, Callable[[str, object], object]] = {
+    "do_sample": _do_sample,
+    "ignore_eos": _ignore_eos,
+    "n_predict": _minus_one_is(None),
+    "repeat_last_n": _minus_one_is(None),
+    "penalty_last_n": _minus_one_is(None),
+    "dry_penalty_last_n": _minus_one_is(None),
+    "top_n_sigma": _minus_one_is(0.0),
+    "top_k": _minus_one_is(0),
+    "seed": _minus_one_is(None),
+    "logit_bias": _bias_pairs,
+    "samplers": _samplers,
+    "bad_words_ids": _single_tokens,
+    "logprobs": _logprobs,
+}
+"""Spellings whose values differ, too."""

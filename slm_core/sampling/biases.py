@@ -1,0 +1,120 @@
+"""Steps that change single tokens: biases, bans, and penalties on what came before."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.sampling.candidates import Candidates, Ids, Values, find, remove
+from slm_core.sampling.state import StepState
+
+_LARGEST_EXPONENT = math.log(float(np.finfo(np.float32).max))
+
+
+def logit_bias(
+    ids: Ids, logits: Values, state: StepState, *, tokens: NDArray[np.int64], biases: NDArray[np.float64]
+) -> Candidates:
+    """Add ``biases`` to the logits of ``tokens``; one of -inf takes the token out."""
+    places, known = find(ids, tokens, state.n_vocab)
+    is_ban = np.isneginf(biases[known])
+    if not is_ban.all():
+        logits = logits.copy()
+        logits[places[~is_ban]] += biases[known][~is_ban]
+    return remove(ids, logits, places[is_ban]) if is_ban.any() else (ids, logits)
+
+
+def end_of_answer(
+    ids: Ids, logits: Values, state: StepState, *, eog_ids: NDArray[np.int64], bias: float, min_tokens: int
+) -> Candidates:
+    """Bias the tokens that end an answer; take them out before ``min_tokens``, unless nothing else is left."""
+    places, _ = find(ids, eog_ids, state.n_vocab)
+    if state.n_said < min_tokens or bias == -math.inf:
+        return remove(ids, logits, places) if len(places) < len(ids) else (ids, logits)
+    changed = logits.copy()
+    changed[places] += bias
+    return ids, changed
+
+
+def penalties(
+    ids: Ids,
+    logits: Values,
+    state: StepState,
+    *,
+    repeat: float,
+    frequency: float,
+    presence: float,
+    window: int | None,
+) -> Candidates:
+    """Repeat penalty, then ``count * frequency + presence`` off, for each token of the window."""
+    tokens, counts = np.unique(state.recent(window), return_counts=True)
+    places, known = find(ids, tokens, state.n_vocab)
+    changed, seen = logits.copy(), logits[places].astype(np.float64)
+    seen = np.where(seen > 0, seen / repeat, seen * repeat)
+    changed[places] = seen - counts[known] * frequency - presence
+    return ids, changed
+
+
+def dry(
+    ids: Ids,
+    logits: Values,
+    state: StepState,
+    *,
+    multiplier: float,
+    base: float,
+    allowed_length: int,
+    window: int | None,
+    is_breaker: NDArray[np.bool_],
+) -> Candidates:
+    """Take ``multiplier * base ** (length - allowed_length)`` off a token that would prolong a repetition.
+
+    ``length`` is that of the longest end of the history that came before and was followed by the token. No end
+    reaches across a breaker, and no breaker is penalized. The exponent is bounded to keep the power within float32, as
+    llama.cpp has it. ``is_breaker`` says it of tokens by id; its last entry stands for all beyond, and is False.
+    """
+    history = state.recent(window)
+    exponent = _LARGEST_EXPONENT / math.log(base) if base > 1.000001 else 0.0
+    breaks = np.flatnonzero(is_breaker[np.minimum(history, len(is_breaker) - 1)])
+    since = len(history) if not len(breaks) else len(history) - 1 - int(breaks[-1])
+    followers, lengths = repeated_ends(history, min(since, allowed_length + int(exponent)))
+    long = (lengths >= allowed_length) & ~is_breaker[np.minimum(followers, len(is_breaker) - 1)]
+    tokens, which = np.unique(followers[long], return_inverse=True)
+    longest = np.zeros(len(tokens))
+    np.maximum.at(longest, which, lengths[long])
+    places, known = find(ids, tokens, state.n_vocab)
+    if not len(places):
+        return ids, logits
+    changed = logits.copy()
+    changed[places] -= multiplier * base ** (longest[known] - allowed_length)
+    return ids, changed
+
+
+def no_repeat_ngram(ids: Ids, logits: Values, state: StepState, *, size: int) -> Candidates:
+    """Take out every token that would complete a run of ``size`` tokens that came before."""
+    history = state.history
+    if size == 1:
+        banned = history
+    else:
+        followers, lengths = repeated_ends(history, size - 1)
+        banned = followers[lengths >= size - 1]
+    places, _ = find(ids, np.unique(banned), state.n_vocab)
+    return remove(ids, logits, places) if len(places) else (ids, logits)
+
+
+def repeated_ends(history: NDArray[np.int32], longest: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Where an end of the history came before: the tokens that followed it there, and its length, up to ``longest``."""
+    n = len(history)
+    if n < 2 or longest < 1:
+        return history[:0], np.empty(0, np.int64)
+    ends = np.flatnonzero(history[:-1] == history[-1])
+    lengths = np.zeros(n, np.int64)
+    going, length = ends, 0
+    while len(going):
+        length += 1
+        lengths[going] = length
+        if length == longest:
+            break
+        going = going[going >= length]
+        going = going[history[going - length] == history[n - 1 - length]]
+    return history[ends + 1], lengths[ends]

@@ -1,0 +1,84 @@
+"""What a chain remembers: the history, and what its steps may know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.sampling.candidates import Candidates, Ids, Values
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """What a step may know besides the candidates.
+
+    Attributes:
+        history: the tokens before, oldest first, int32 [n]; as many as the widest window of the chain's steps.
+        n_said: tokens of the answer so far.
+        n_vocab: vocabulary size V.
+        memory: what steps learned with the tokens before, by name.
+        uniform: the next number in [0, 1) that the steps of this draw share; the same if the draw is made again.
+        learned: what to put into ``memory`` when a token is taken.
+    """
+
+    history: NDArray[np.int32]
+    n_said: int
+    n_vocab: int
+    memory: Mapping[str, float]
+    uniform: Callable[[], float]
+    learned: dict[str, float] = field(default_factory=dict)
+
+    def recent(self, window: int | None) -> NDArray[np.int32]:
+        """The last tokens; all for None."""
+        return self.history if window is None else self.history[-window:]
+
+
+Step: TypeAlias = Callable[[Ids, Values, StepState], Candidates]
+"""Candidates in, candidates out: ids int64 [n], ascending, a subset of those given; logits float [n], finite."""
+
+
+class History:
+    """The last tokens of a history.
+
+    Args:
+        window: how many are kept; None for all.
+    """
+
+    def __init__(self, window: int | None) -> None:
+        self._window = window
+        self._buffer: NDArray[np.int32] = np.empty(64, np.int32)
+        self._end = 0
+
+    def append(self, token: int) -> None:
+        """Add a token."""
+        if self._window == 0:
+            return
+        if self._end == len(self._buffer):
+            kept = self.tokens
+            self._buffer = np.empty(max(64, 2 * len(kept)), np.int32)
+            self._buffer[: len(kept)] = kept
+            self._end = len(kept)
+        self._buffer[self._end] = token
+        self._end += 1
+
+    def replace(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
+        """Put other tokens in place of all."""
+        kept = tokens if self._window is None else tokens[max(0, len(tokens) - self._window) :]
+        self._buffer = np.array(kept, np.int32)
+        self._end = len(kept)
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """The tokens, oldest first, int32 [n]; valid until the next change."""
+        start = 0 if self._window is None else max(0, self._end - self._window)
+        return self._buffer[start : self._end]
+
+    def copy(self) -> Self:
+        """An independent copy."""
+        twin = type(self)(self._window)
+        twin.replace(self.tokens)
+        return twin

@@ -1,0 +1,361 @@
+"""The options: every one matters or raises, in every spelling."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripted import ByteVocab, ScriptedContext
+from slm_core.chat import Session
+from slm_core.errors import InvalidOption, OptionError, UnknownOption
+from slm_core.sampling import ORDER, SamplerChain, Sampling
+from slm_core.sampling.aliases import SPELLINGS
+
+EOG = 257
+"""The token that ends an answer in ``ByteVocab``."""
+
+
+def said(**options: object) -> tuple[object, ...]:
+    """What a session says, with the log-probabilities it shows: everything that an option could change."""
+    session = Session(ScriptedContext(n_ctx=200), ByteVocab())
+    session.append("abcabcab: abcab")
+    sampling = Sampling(**{"seed": 5, "max_tokens": 40, "temperature": 1.0, **options})
+    generation = session.generate(sampling)
+    return tuple((event.token, event.text, event.logprobs) for event in generation), generation.answer.finish_reason
+
+
+def ends_at_once(**options: object) -> tuple[object, ...]:
+    """The same where the model wants to end the answer at once."""
+    session = Session(ScriptedContext(lambda data: EOG, n_ctx=200), ByteVocab())
+    session.append("abc")
+    generation = session.generate(Sampling(**{"seed": 5, "max_tokens": 8, "temperature": 0.0, **options}))
+    return tuple(event.token for event in generation), generation.answer.finish_reason
+
+
+def distributions(**options: object) -> tuple[object, ...]:
+    """What is drawn from, step after step, along one history in which runs come back."""
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}
+    chain = SamplerChain.for_vocab(Sampling(**{**neutral, **options}), ByteVocab())
+    rng, found = np.random.default_rng(4), []
+    chain.set_history(list(b"once: upon a time, once: upon a time, once: up" * 3))
+    for _ in range(12):
+        row = (2 * rng.standard_normal(260)).astype(np.float32)
+        ids, probs = chain.distribution(row)
+        found.append((ids.tolist(), probs.tolist()))
+        chain.accept(chain.sample(row))
+    return tuple(found)
+
+
+Behaviour = Callable[..., tuple[object, ...]]
+DRY = {"dry_multiplier": 0.8}
+MIROSTAT = {"mirostat": 2, "mirostat_tau": 3.0}
+
+MATTERS: Mapping[str, tuple[Behaviour, Mapping[str, object], object]] = {
+    "logit_bias": (distributions, {}, {65: 3.0}),
+    "banned_tokens": (distributions, {}, (65, 66)),
+    "eog_bias": (ends_at_once, {}, -math.inf),
+    "min_tokens": (ends_at_once, {}, 5),
+    "repeat_penalty": (distributions, {}, 1.3),
+    "frequency_penalty": (distributions, {}, 0.4),
+    "presence_penalty": (distributions, {}, 0.4),
+    "penalty_window": (distributions, {"frequency_penalty": 0.4}, None),
+    "dry_multiplier": (distributions, {}, 0.8),
+    "dry_base": (distributions, DRY, 1.3),
+    "dry_allowed_length": (distributions, DRY, 5),
+    "dry_window": (distributions, {**DRY, "dry_breakers": ()}, 12),
+    "dry_breakers": (distributions, DRY, ("o",)),
+    "no_repeat_ngram": (distributions, {}, 3),
+    "top_n_sigma": (distributions, {}, 1.0),
+    "top_k": (distributions, {}, 10),
+    "typical_p": (distributions, {}, 0.5),
+    "top_p": (distributions, {}, 0.6),
+    "min_p": (distributions, {}, 0.2),
+    "top_a": (distributions, {}, 0.5),
+    "epsilon_cutoff": (distributions, {}, 0.01),
+    "eta_cutoff": (distributions, {}, 0.01),
+    "xtc_probability": (distributions, {}, 1.0),
+    "xtc_threshold": (distributions, {"xtc_probability": 1.0}, 0.02),
+    "temperature": (distributions, {}, 0.5),
+    "dynatemp_range": (distributions, {}, 0.5),
+    "dynatemp_exponent": (distributions, {"dynatemp_range": 0.5}, 2.0),
+    "adaptive_entropy": (distributions, {}, 1.0),
+    "adaptive_decay": (distributions, {"adaptive_entropy": 1.0}, 0.2),
+    "mirostat": (distributions, {"mirostat_tau": 3.0, "mirostat": 1}, 2),
+    "mirostat_tau": (distributions, {"mirostat": 2}, 2.0),
+    "mirostat_eta": (distributions, MIROSTAT, 0.7),
+    "min_keep": (distributions, {"top_p": 0.1}, 20),
+    "order": (distributions, {"top_p": 0.6, "temperature": 0.5}, ("temperature", "top_p")),
+    "logprobs": (said, {}, 3),
+    "seed": (said, {}, 6),
+    "max_tokens": (said, {}, 7),
+    "stop": (said, {}, ("\x00", *map(chr, range(32, 127)))),
+}
+"""Of each option, what shows its effect, beside which others, and a value that differs from the usual one."""
+
+ELSEWHERE = {"custom": "tests/sampling/test_custom_steps.py"}
+"""Options whose effect another file shows."""
+
+
+def test_every_option_has_a_behavioural_test() -> None:
+    options = {field.name for field in dataclasses.fields(Sampling)}
+    assert options == set(MATTERS) | set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("option", MATTERS)
+def test_the_option_matters(option: str) -> None:
+    behaviour, beside, value = MATTERS[option]
+    assert behaviour(**beside) == behaviour(**beside), "without the option nothing may differ"
+    assert behaviour(**beside) != behaviour(**{**beside, option: value})
+
+
+CANNOT_ACT: list[dict[str, object]] = [
+    {"penalty_window": 9},
+    {"dry_base": 1.3},
+    {"dry_allowed_length": 5},
+    {"dry_window": 30},
+    {"dry_breakers": ("o",)},
+    {"xtc_threshold": 0.02},
+    {"dynatemp_exponent": 2.0},
+    {"adaptive_decay": 0.2},
+    {"mirostat_tau": 2.0},
+    {"mirostat_eta": 0.7},
+    {"min_keep": 2, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"temperature": 0, "mirostat": 2, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"temperature": 0, "dynatemp_range": 0.3},
+    {"temperature": 0, "adaptive_entropy": 1.0},
+    {"mirostat": 1},
+    {"top_k": 3, "min_keep": 4},
+    {"min_tokens": 9, "max_tokens": 8},
+    {"order": ("top_k", "temperature")},
+    {"order": ("top_k", "top_p", "min_p", "temperature", "top_k")},
+]
+
+
+@pytest.mark.parametrize("options", CANNOT_ACT, ids=str)
+def test_an_option_that_cannot_act_raises(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidOption) as error:
+        Sampling(**options)
+    assert any(name in str(error.value) for name in options)
+
+
+OUT_OF_RANGE: list[dict[str, object]] = [
+    {"logit_bias": [1, 2]},
+    {"logit_bias": {"x": 1.0}},
+    {"logit_bias": {-1: 1.0}},
+    {"logit_bias": {1: math.inf}},
+    {"logit_bias": {1: math.nan}},
+    {"banned_tokens": "ab"},
+    {"banned_tokens": [True]},
+    {"banned_tokens": [2**40]},
+    {"eog_bias": math.inf},
+    {"min_tokens": -1},
+    {"repeat_penalty": 0},
+    {"frequency_penalty": math.inf},
+    {"presence_penalty": "1"},
+    {"penalty_window": 0},
+    {"dry_multiplier": -1},
+    {"dry_base": 0.9},
+    {"dry_allowed_length": 0},
+    {"dry_window": 0},
+    {"dry_breakers": ("",)},
+    {"no_repeat_ngram": 1.5},
+    {"top_n_sigma": -0.1},
+    {"top_k": -2},
+    {"top_k": True},
+    {"typical_p": 1.1},
+    {"top_p": 1.1},
+    {"min_p": -0.1},
+    {"top_a": 2},
+    {"epsilon_cutoff": -1},
+    {"eta_cutoff": 1.5},
+    {"xtc_probability": 1.5},
+    {"xtc_threshold": 0.6},
+    {"temperature": -1},
+    {"temperature": 1e-9},
+    {"temperature": math.nan},
+    {"temperature": 10**400},
+    {"dynatemp_range": -1},
+    {"dynatemp_exponent": 0},
+    {"adaptive_entropy": -1},
+    {"adaptive_decay": 1.0},
+    {"mirostat": 3},
+    {"mirostat_tau": 0},
+    {"mirostat_eta": 0},
+    {"min_keep": 0},
+    {"order": "top_k"},
+    {"order": (1,)},
+    {"custom": {"x": 1}},
+    {"logprobs": -1},
+    {"logprobs": 10**6},
+    {"seed": -1},
+    {"max_tokens": -1},
+    {"stop": ("",)},
+    {"stop": 3},
+]
+
+
+@pytest.mark.parametrize("option", OUT_OF_RANGE, ids=str)
+def test_a_value_out_of_range_is_refused(option: dict[str, object]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(option))):
+        Sampling(**option)
+
+
+def test_every_option_has_a_value_out_of_its_range() -> None:
+    assert {name for option in OUT_OF_RANGE for name in option} == {f.name for f in dataclasses.fields(Sampling)}
+
+
+SAME: list[tuple[dict[str, object], dict[str, object]]] = [
+    # transformers
+    ({"max_new_tokens": 9}, {"max_tokens": 9}),
+    ({"min_new_tokens": 3}, {"min_tokens": 3}),
+    ({"do_sample": False}, {"temperature": 0.0}),
+    ({"do_sample": True, "temperature": 0.4}, {"temperature": 0.4}),
+    ({"do_sample": False, "temperature": 0}, {"temperature": 0}),
+    ({"repetition_penalty": 1.2}, {"repeat_penalty": 1.2}),
+    ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram": 3}),
+    ({"suppress_tokens": [5, 4]}, {"banned_tokens": (4, 5)}),
+    ({"bad_words_ids": [[5], [4]]}, {"banned_tokens": (4, 5)}),
+    ({"stop_strings": "x"}, {"stop": ("x",)}),
+    # OpenAI
+    ({"max_completion_tokens": 9}, {"max_tokens": 9}),
+    ({"logit_bias": {"50": -100}}, {"logit_bias": {50: -100}}),
+    ({"logprobs": True}, {"logprobs": 0}),
+    ({"logprobs": True, "top_logprobs": 4}, {"logprobs": 4}),
+    ({"logprobs": False}, {}),
+    ({"logprobs": 5}, {"logprobs": 5}),
+    ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
+    # llama.cpp
+    ({"n_predict": -1}, {"max_tokens": None}),
+    ({"n_predict": 7}, {"max_tokens": 7}),
+    ({"temp": 0.9}, {"temperature": 0.9}),
+    ({"seed": -1}, {"seed": None}),
+    ({"logit_bias": [[5, 1.5], [6, False]]}, {"logit_bias": {5: 1.5, 6: -math.inf}}),
+    ({"repeat_last_n": -1, "repeat_penalty": 1.1}, {"penalty_window": None, "repeat_penalty": 1.1}),
+    ({"penalty_last_n": 9, "repeat_penalty": 1.1}, {"penalty_window": 9, "repeat_penalty": 1.1}),
+    ({"typical": 0.9}, {"typical_p": 0.9}),
+    ({"typ_p": 0.9}, {"typical_p": 0.9}),
+    ({"top_n_sigma": -1}, {}),
+    ({"top_k": -1}, {"top_k": 0}),
+    ({"dynatemp_range": 0.2, "dynatemp_exp": 2.0}, {"dynatemp_range": 0.2, "dynatemp_exponent": 2.0}),
+    ({"dry_multiplier": 1, "dry_penalty_last_n": -1}, {"dry_multiplier": 1}),
+    ({"dry_multiplier": 1, "dry_sequence_breakers": ["x"]}, {"dry_multiplier": 1, "dry_breakers": ("x",)}),
+    ({"ignore_eos": True}, {"eog_bias": -math.inf}),
+    ({"ignore_eos": False}, {}),
+    ({"n_probs": 2}, {"logprobs": 2}),
+    (
+        {"samplers": ["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"]},
+        {"order": ("penalties", "top_k", "typical_p", "top_p", "min_p", "temperature")},
+    ),
+    ({"penalty_repeat": 1.2}, {"repeat_penalty": 1.2}),
+    ({"penalty_freq": 0.2, "penalty_present": 0.3}, {"frequency_penalty": 0.2, "presence_penalty": 0.3}),
+    (
+        {"mirostat_mode": 2, "mirostat_lr": 0.3, "mirostat_ent": 4, "top_k": 0, "top_p": 1, "min_p": 0},
+        {"mirostat": 2, "mirostat_eta": 0.3, "mirostat_tau": 4, "top_k": 0, "top_p": 1, "min_p": 0},
+    ),
+    # two spellings that agree
+    ({"max_tokens": 4, "n_predict": 4}, {"max_tokens": 4}),
+    ({"stop": "x", "stop_strings": ["x"]}, {"stop": ("x",)}),
+    (
+        {"logit_bias": {"5": -1}, "banned_tokens": [3], "suppress_tokens": {3}},
+        {"logit_bias": {5: -1}, "banned_tokens": (3,)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("given_as", "means"), SAME, ids=str)
+def test_other_spellings_mean_the_same(given_as: dict[str, object], means: dict[str, object]) -> None:
+    assert Sampling.create(**given_as) == Sampling.from_dict(given_as) == Sampling(**means)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": False, "temperature": 0.7},
+        {"do_sample": True, "temperature": 0},
+        {"do_sample": "yes"},
+        {"max_tokens": 4, "max_new_tokens": 5},
+        {"repetition_penalty": 1.1, "repeat_penalty": 1.2},
+        {"logprobs": False, "top_logprobs": 3},
+        {"bad_words_ids": [[1, 2]]},
+        {"ignore_eos": 1},
+        {"logit_bias": [["text", 1.0]]},
+    ],
+    ids=str,
+)
+def test_spellings_that_contradict_each_other_raise(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidOption, match="|".join(options)):
+        Sampling.create(**options)
+
+
+def test_every_spelling_is_here() -> None:
+    assert set(SPELLINGS) == {name for given_as, _ in SAME for name in given_as if name in SPELLINGS}
+
+
+def test_a_value_out_of_range_is_told_by_the_name_it_was_given_under() -> None:
+    with pytest.raises(InvalidOption, match=r"^n_predict=-2 \(accepted: an integer from 0 on\)"):
+        Sampling.create(n_predict=-2)
+
+
+def test_an_unknown_option_lists_what_is_accepted() -> None:
+    with pytest.raises(UnknownOption, match=r"temprature.*accepted.*temperature"):
+        Sampling.create(temprature=1)
+
+
+def test_presets() -> None:
+    assert Sampling.preset("balanced") == Sampling()
+    assert Sampling.preset("neutral").steps == ()
+    assert Sampling.preset("precise", temp=0.5) == Sampling(temperature=0.5, top_p=0.9, min_p=0.1)
+    row = np.array([0.0, 2.0, 1.9], np.float32)
+    assert SamplerChain(Sampling.preset("greedy")).distribution(row)[0].tolist() == [1]
+    with pytest.raises(InvalidOption, match=r"'wild' \(accepted: greedy, precise, balanced, creative, neutral\)"):
+        Sampling.preset("wild")
+
+
+def test_presets_go_from_certain_to_open() -> None:
+    """The entropy of what is drawn from grows from preset to preset, on every row."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        row = (2 * rng.standard_normal(500)).astype(np.float32)
+        entropies = []
+        for name in ("greedy", "precise", "balanced", "creative", "neutral"):
+            chain = SamplerChain(dataclasses.replace(Sampling.preset(name), xtc_probability=0.0))
+            p = chain.distribution(row)[1]
+            entropies.append(float(-(p * np.log(p)).sum()))
+        assert entropies == sorted(entropies)
+
+
+def test_options_survive_json() -> None:
+    options = Sampling(
+        logit_bias={5: -math.inf, 7: 1.5}, eog_bias=-math.inf, stop=("x", "y"), order=ORDER, seed=9, max_tokens=5
+    )
+    assert Sampling.from_dict(json.loads(json.dumps(options.to_dict()))) == options
+    assert hash(options) == hash(dataclasses.replace(options))
+
+
+def test_the_order_lists_every_built_in_step_once() -> None:
+    assert len(set(ORDER)) == len(ORDER)
+    assert Sampling(order=ORDER).steps == Sampling().steps
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "x", "7", "top_k", "-inf"])
+JSON = LEAVES | st.lists(LEAVES, max_size=3) | st.dictionaries(st.sampled_from(["", "7", "top_k"]), LEAVES, max_size=2)
+NAMES = [*typing.get_type_hints(Sampling), "do_sample", "samplers", "bad_words_ids", "logprobs", "n_predict"]
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4))
+def test_options_of_strangers_are_read_or_refused(values: dict[str, object]) -> None:
+    try:
+        options = Sampling.from_dict(values)
+    except OptionError as error:
+        assert "\n" not in str(error) or "\\n" in repr(values), "one line"
+        return
+    assert Sampling.from_dict(json.loads(json.dumps(options.to_dict()))) == options

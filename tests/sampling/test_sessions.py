@@ -1,0 +1,72 @@
+"""Sampling in sessions: what steps remember goes on through pauses, dumps, forks and detours."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripted import ByteVocab, ScriptedContext
+from slm_core.chat import Session
+from slm_core.generation import BrakeAction
+from slm_core.sampling import Sampling
+from slm_core.types import Capability
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "mirostat 1": {"mirostat": 1, "mirostat_tau": 4.0, "mirostat_eta": 0.5},
+    "mirostat 2": {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.5},
+    "adaptive": {"adaptive_entropy": 2.0, "temperature": 1.5},
+    "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.01, "temperature": 2.0},
+    "penalties": {"frequency_penalty": 0.5, "repeat_penalty": 1.2, "penalty_window": 9},
+    "dry": {"dry_multiplier": 3.0, "dry_allowed_length": 1, "temperature": 0},
+    "no_repeat_ngram": {"no_repeat_ngram": 1},
+    "min_tokens": {"min_tokens": 12, "eog_bias": 6.0},
+}
+
+
+def session(sampling: Sampling, **options: object) -> Session:
+    made = Session(ScriptedContext(**options), ByteVocab(), sampling=sampling)
+    made.append("abcabcab")
+    return made
+
+
+@pytest.fixture(params=OPTIONS)
+def sampling(request: pytest.FixtureRequest) -> Sampling:
+    return Sampling.preset("neutral", seed=6, max_tokens=24, **OPTIONS[request.param])
+
+
+def pause(wanted: int):
+    return lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == wanted else BrakeAction.NEXT
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_paused_answer_goes_on_after_a_dump(sampling: Sampling, own: bool) -> None:
+    given = sampling if own else None
+    whole = session(sampling).generate(given).run()
+    paused = session(sampling)
+    list(paused.generate(given, brakes=[pause(7)]))
+    restored = Session.restore(ScriptedContext(), ByteVocab(), paused.dump())
+    for each in (paused, restored):
+        assert each.generate(brakes=()).run().tokens == whole.tokens
+    # The next answer of the session's own chain goes on with what was learned, too.
+    if not own:
+        assert paused.generate(brakes=()).run().tokens == restored.generate(brakes=()).run().tokens
+
+
+@pytest.mark.parametrize("capabilities", [frozenset(), frozenset({Capability.SHARED_FORK})], ids=["plain", "shared"])
+def test_a_detour_teaches_the_chain_nothing(sampling: Sampling, capabilities: frozenset[Capability]) -> None:
+    undisturbed, disturbed = (session(sampling, capabilities=capabilities) for _ in range(2))
+    for each in (undisturbed, disturbed):
+        list(each.generate(brakes=[pause(5)]))
+    disturbed.score("something else")
+    with disturbed.detour() as elsewhere:
+        elsewhere.append("xyz")
+        elsewhere.generate(Sampling(temperature=0, max_tokens=4)).run()
+    assert disturbed.generate(brakes=()).run().tokens == undisturbed.generate(brakes=()).run().tokens
+
+
+def test_a_fork_goes_on_with_the_same_draws(sampling: Sampling) -> None:
+    first = session(sampling)
+    first.generate().run()
+    twin = first.fork()
+    for each in (first, twin):
+        each.append("and then")
+    assert first.generate().run().tokens == twin.generate().run().tokens
