@@ -1,0 +1,36 @@
+"""What may be said next: grammars, schemas, expressions and choices, compiled by llguidance."""
+
+from slm_core.constraints.limits import Limits
+from slm_core.constraints.matcher import GrammarConstraint, compile, restore  # noqa: A004  (as in re.compile)
+from slm_core.constraints.specs import (
+    AfterThinking,
+    AnyJson,
+    Choice,
+    Gbnf,
+    JsonSchema,
+    Lark,
+    Regex,
+    Spec,
+    Triggered,
+)
+from slm_core.constraints.toolcalls import NoToolCalls, ToolCalls
+from slm_core.constraints.written import spec_from_dict
+
+__all__ = [
+    "AfterThinking",
+    "AnyJson",
+    "Choice",
+    "Gbnf",
+    "GrammarConstraint",
+    "JsonSchema",
+    "Lark",
+    "Limits",
+    "NoToolCalls",
+    "Regex",
+    "Spec",
+    "ToolCalls",
+    "Triggered",
+    "compile",
+    "restore",
+    "spec_from_dict",
+]

@@ -1,0 +1,348 @@
+"""Which parts of a GBNF grammar can be regular expressions without changing what it says.
+
+GBNF is read character by character; llguidance reads terminals, each as long as it can. A terminal of several
+characters is fast (its tokens are checked by a finite automaton), but says something else where its end is ambiguous:
+``[a-z]+ "x"`` would never find its x. Every single character as a terminal of its own is always right, and slow.
+
+So the largest regular parts are tried first, and a part is taken apart again while some terminal A, complete at some
+point, may be followed by a character that would also go on in a terminal B which could have begun where A began.
+FOLLOW sets and position automata (Glushkov 1961) as in any textbook on compilers; whether A and B can begin at the
+same place is not asked, nor how often something repeats: both only take apart more than is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+
+from slm_core.constraints.gbnf_syntax import Alt, Chars, Node, Ref, Repeat, Seq
+
+_LARGEST_TERMINAL = 1000
+_MOST_PAIRS = 20_000
+_MOST_STEPS = 500_000
+
+
+class Terminals:
+    """The terminals of a grammar.
+
+    Args:
+        rules: the rules.
+        root: the one to start from.
+    """
+
+    def __init__(self, rules: Mapping[str, Node], root: str) -> None:
+        self._rules = rules
+        self._root = root
+        self._regular = _regular_rules(rules)
+        self._apart: set[Node] = set()
+        self._all_apart = False
+        self._sizes: dict[str, int] = {}
+        self._nullable: set[str] = set()
+        self._first = dict.fromkeys(rules, 0)
+        self._automata: dict[Node, _Automaton] = {}
+        self._steps_left = _MOST_STEPS
+        try:
+            self._alphabet = _Alphabet(rules)
+            self._find_nullable()
+            self._find_first()
+            self._settle()
+        except _TooMuchWorkError:
+            self._all_apart = True
+        self._steps_left = sys.maxsize  # what is asked from now on is cheap
+
+    def is_terminal(self, node: Node) -> bool:
+        """Whether a node is a terminal; a reference is one where the rule's body is."""
+        body = self.body(node)
+        if isinstance(body, Chars):
+            return True
+        return (
+            not self._all_apart
+            and body not in self._apart
+            and self._is_regular(body)
+            and self._size(body) <= _LARGEST_TERMINAL
+        )
+
+    def body(self, node: Node) -> Node:
+        """A node, or what it refers to."""
+        while isinstance(node, Ref) and node.name in self._regular:
+            node = self._rules[node.name]
+        return node
+
+    def is_nullable(self, node: Node) -> bool:
+        """Whether a node may say nothing."""
+        self._step()
+        match node:
+            case Chars():
+                return False
+            case Ref(name=name):
+                return name in self._nullable
+            case Seq(items=items):
+                return all(self.is_nullable(item) for item in items)
+            case Alt(items=items):
+                return any(self.is_nullable(item) for item in items)
+            case Repeat(item=item, least=least):
+                return least == 0 or self.is_nullable(item)
+
+    # What grammars are made of.
+
+    def _is_regular(self, node: Node) -> bool:
+        return all(ref in self._regular for ref in _references(node))
+
+    def _size(self, node: Node) -> int:
+        """Characters of a node with all references written out; not much more than the limit."""
+        match node:
+            case Chars():
+                return 1
+            case Ref(name=name):
+                if name not in self._sizes:
+                    self._sizes[name] = self._size(self._rules[name])
+                return self._sizes[name]
+            case Seq(items=items) | Alt(items=items):
+                total = 0
+                for item in items:
+                    total += self._size(item)
+                    if total > _LARGEST_TERMINAL:
+                        break
+                return total
+            case Repeat(item=item):
+                return self._size(item)
+
+    def _find_nullable(self) -> None:
+        while found := {n for n, body in self._rules.items() if n not in self._nullable and self.is_nullable(body)}:
+            self._nullable |= found
+
+    def _find_first(self) -> None:
+        changed = True
+        while changed:
+            changed = False
+            for name, body in self._rules.items():
+                first = self._first_of(body)
+                changed |= first != self._first[name]
+                self._first[name] = first
+
+    def _first_of(self, node: Node) -> int:
+        """Characters that a node may begin with."""
+        self._step()
+        match node:
+            case Chars():
+                return self._alphabet.mask(node)
+            case Ref(name=name):
+                return self._first[name]
+            case Alt(items=items):
+                first = 0
+                for item in items:
+                    first |= self._first_of(item)
+                return first
+            case Seq(items=items):
+                first = 0
+                for item in items:
+                    first |= self._first_of(item)
+                    if not self.is_nullable(item):
+                        break
+                return first
+            case Repeat(item=item, most=most):
+                return 0 if most == 0 else self._first_of(item)
+
+    # Taking apart.
+
+    def _settle(self) -> None:
+        """Take terminals apart until all of them are unambiguous, or are characters."""
+        while ambiguous := self._ambiguous():
+            self._apart |= ambiguous
+
+    def _ambiguous(self) -> set[Node]:
+        """Terminals that would swallow what belongs to the next one."""
+        follow = self._follow_sets()
+        longer = [node for node in follow if not isinstance(node, Chars)]
+        followed = [(node, after) for node, after in follow.items() if after]
+        return {long for long in longer if any(self._swallows(long, node, after) for node, after in followed)}
+
+    def _swallows(self, long: Node, short: Node, after: int) -> bool:
+        """Whether ``long`` may go on, with a character of ``after``, where ``short`` is complete."""
+        self._step()
+        a, b = self._automaton(short), self._automaton(long)
+        pairs = [(p, q) for p in _bits(a.first) for q in _bits(b.first) if a.masks[p] & b.masks[q]]
+        seen = set(pairs)
+        while pairs:
+            p, q = pairs.pop()
+            self._step()
+            if len(seen) > _MOST_PAIRS:
+                return True
+            if a.last >> p & 1 and any(b.masks[r] & after for r in _bits(b.follow[q])):
+                return True
+            for r in _bits(b.follow[q]):
+                new = {(s, r) for s in _bits(a.follow[p]) if a.masks[s] & b.masks[r]} - seen
+                seen |= new
+                pairs.extend(new)
+        return False
+
+    def _automaton(self, node: Node) -> _Automaton:
+        if node not in self._automata:
+            self._automata[node] = _Automaton(node, self._rules, self._alphabet)
+        return self._automata[node]
+
+    def _follow_sets(self) -> dict[Node, int]:
+        """For each terminal in use, the characters that may come after it."""
+        rules: dict[str, int] = {self._root: 0}
+        found: dict[Node, int] = {}
+        while True:
+            before = (dict(rules), dict(found))
+            for name in list(rules):
+                self._pass_on(self._rules[name], rules[name], rules, found)
+            if before == (rules, found):
+                return found
+
+    def _pass_on(self, node: Node, after: int, rules: dict[str, int], found: dict[Node, int]) -> None:
+        self._step()
+        if self.is_terminal(node):
+            body = self.body(node)
+            found[body] = found.get(body, 0) | after
+            return
+        match node:
+            case Ref(name=name):
+                rules[name] = rules.get(name, 0) | after
+            case Alt(items=items):
+                for item in items:
+                    self._pass_on(item, after, rules, found)
+            case Seq(items=items):
+                for item in reversed(items):
+                    self._pass_on(item, after, rules, found)
+                    after = self._first_of(item) | (after if self.is_nullable(item) else 0)
+            case Repeat(item=item, most=most):
+                again = 0 if most is not None and most <= 1 else self._first_of(item)
+                self._pass_on(item, after | again, rules, found)
+
+    def _step(self) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise _TooMuchWorkError
+
+
+class _TooMuchWorkError(Exception):
+    """Whoever wrote such a grammar has it read character by character."""
+
+
+class _Alphabet:
+    """The characters of a grammar, in classes that no part of it tells apart; sets of them are bit masks."""
+
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        nodes = [node for body in rules.values() for node in _characters(body)]
+        edges = sorted({edge for node in nodes for first, last in node.ranges for edge in (first, last + 1)})
+        self._index = {edge: i for i, edge in enumerate(edges)}
+
+    def mask(self, node: Chars) -> int:
+        """The classes of a node's characters."""
+        mask = 0
+        for first, last in node.ranges:
+            mask |= (1 << self._index[last + 1]) - (1 << self._index[first])
+        return mask
+
+
+class _Automaton:
+    """The position automaton of a terminal; counted repeats are taken for endless ones.
+
+    Attributes:
+        masks: the characters of each position.
+        follow: the positions after each, as bit mask.
+        first: positions to begin with.
+        last: positions to end with.
+    """
+
+    def __init__(self, node: Node, rules: Mapping[str, Node], alphabet: _Alphabet) -> None:
+        self.masks: list[int] = []
+        self.follow: list[int] = []
+        self._rules = rules
+        self._alphabet = alphabet
+        _, self.first, self.last = self._add(node)
+
+    def _add(self, node: Node) -> tuple[bool, int, int]:
+        """Add a node's positions; returns whether it may be empty, its first and its last positions."""
+        match node:
+            case Chars():
+                self.masks.append(self._alphabet.mask(node))
+                self.follow.append(0)
+                bit = 1 << len(self.masks) - 1
+                return False, bit, bit
+            case Ref(name=name):
+                return self._add(self._rules[name])
+            case Alt(items=items):
+                parts = [self._add(item) for item in items]
+                return any(p[0] for p in parts), _union(p[1] for p in parts), _union(p[2] for p in parts)
+            case Repeat(item=item, least=least, most=most):
+                if most == 0:
+                    return True, 0, 0
+                empty, first, last = self._add(item)
+                if most != 1:
+                    self._link(last, first)
+                return empty or least == 0, first, last
+            case Seq(items=items):
+                empty, first, last = True, 0, 0
+                for item in items:
+                    item_empty, item_first, item_last = self._add(item)
+                    self._link(last, item_first)
+                    first |= item_first if empty else 0
+                    last = item_last | (last if item_empty else 0)
+                    empty = empty and item_empty
+                return empty, first, last
+
+    def _link(self, before: int, after: int) -> None:
+        for p in _bits(before):
+            self.follow[p] |= after
+
+
+def _union(masks: Iterator[int]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _children(node: Node) -> tuple[Node, ...]:
+    match node:
+        case Seq(items=items) | Alt(items=items):
+            return items
+        case Repeat(item=item):
+            return (item,)
+        case _:
+            return ()
+
+
+def _characters(node: Node) -> Iterator[Chars]:
+    if isinstance(node, Chars):
+        yield node
+    for child in _children(node):
+        yield from _characters(child)
+
+
+def _references(node: Node) -> set[str]:
+    """Names of the rules that a node refers to, itself."""
+    found = {node.name} if isinstance(node, Ref) else set()
+    for child in _children(node):
+        found |= _references(child)
+    return found
+
+
+def _regular_rules(rules: Mapping[str, Node]) -> set[str]:
+    """Rules from which no way leads into a circle: those all of whose references are regular, from the ground up."""
+    references = {name: _references(body) for name, body in rules.items()}
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, refs in references.items():
+        for ref in refs:
+            users[ref].append(name)
+    n_open = {name: len(refs) for name, refs in references.items()}
+    ready = [name for name, n in n_open.items() if not n]
+    regular: set[str] = set()
+    while ready:
+        regular.add(name := ready.pop())
+        for user in users[name]:
+            n_open[user] -= 1
+            if not n_open[user]:
+                ready.append(user)
+    return regular

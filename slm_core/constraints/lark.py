@@ -1,0 +1,107 @@
+"""Pieces of llguidance's grammar language."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from slm_core.constraints.tokens import TokenTable
+from slm_core.errors import ConstraintError
+from slm_core.protocols import Vocab
+
+ANYTHING = "(?s:.*)"
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+
+
+def quoted(text: str) -> str:
+    """A text as a string of a grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """A text as a regular expression that matches it, fit to stand between slashes."""
+    return "".join(c if c in _PLAIN or c > "\x7f" else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def between_slashes(pattern: str) -> tuple[str, list[int]]:
+    """A regular expression made fit to stand between slashes, and where each character of that comes from."""
+    parts, origins, i = [], [], 0
+    while i < len(pattern):
+        part = pattern[i : i + 2] if pattern[i] == "\\" else pattern[i]
+        fit = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}.get(part, part)
+        parts.append(fit)
+        origins += [i] * len(fit)
+        i += len(part)
+    return "".join(parts), origins
+
+
+def without(text: str) -> str:
+    """The terminal of every text, not empty, that does not hold ``text``."""
+    return f"/(?s:.+)/ & ~/{ANYTHING}{escaped(text)}{ANYTHING}/"
+
+
+def token_set(tokens: Sequence[int]) -> str:
+    """One of the tokens, which are sorted and not empty."""
+    runs: list[tuple[int, int]] = []
+    for token in tokens:
+        if runs and runs[-1][1] == token - 1:
+            runs[-1] = (runs[-1][0], token)
+        else:
+            runs.append((token, token))
+    return f"<[{','.join(f'{first}-{last}' for first, last in runs)}]>"
+
+
+def literal_parts(text: str, vocab: Vocab, table: TokenTable) -> list[str | int]:
+    """A text cut into plain pieces and the control tokens that it spells."""
+    control = {*table.control, *table.eog.tolist()}
+    parts: list[str | int] = []
+    for token in vocab.encode(text, add_special=False, parse_special=True):
+        if token in control:
+            before, _, text = text.partition(vocab.token_bytes(token, special=True).decode("utf-8", "replace"))
+            parts += [before, token] if before else [token]
+    return [*parts, text] if text else parts
+
+
+class Opening:
+    """What ends free text: a text, or a control token; then the rest of what was spelled.
+
+    Args:
+        text: spelled out.
+        vocab: knows the control tokens.
+        table: of the same vocabulary.
+
+    Raises:
+        ConstraintError: a control token stands after other text.
+    """
+
+    def __init__(self, text: str, vocab: Vocab, table: TokenTable) -> None:
+        first, *rest = literal_parts(text, vocab, table)
+        if isinstance(first, str) and rest:
+            raise ConstraintError(f"{text!r} has a control token after other text: begin with the control token")
+        self.text = first if isinstance(first, str) else vocab.token_bytes(first, special=True).decode()
+        self.token = first if isinstance(first, int) else None
+        self.rest = " ".join(atom(part) for part in rest)
+
+    def rules(self, control: Sequence[int]) -> str:
+        """Lark rules: ``free`` (with control tokens, ends after one), ``TEXT`` and ``opening``.
+
+        ``free opening`` is free text up to and with the opening, ``free TEXT?`` is free text that holds none. Free text
+        is told from the opening by a lazy terminal that takes all text up to it.
+        """
+        others = [token for token in control if token != self.token]
+        free = f"free: (TEXT? {token_set(others)})*" if others else 'free: ""'
+        if self.token is None:
+            opening = f"opening[lazy]: /{ANYTHING}{escaped(self.text)}/"
+        else:
+            opening = f"opening: TEXT? {atom(self.token)} {self.rest}"
+        return f"{free}\n{opening}\nTEXT: {without(self.text)}\n"
+
+
+def atom(part: str | int) -> str:
+    """A text or a token as an item of a rule."""
+    return quoted(part) if isinstance(part, str) else f"<[{part}]>"
+
+
+def sequence(text: str, vocab: Vocab, table: TokenTable) -> str:
+    """A text, with the control tokens that it spells, as items of a rule; nothing where it is empty."""
+    return " ".join(atom(part) for part in literal_parts(text, vocab, table))

@@ -1,0 +1,199 @@
+"""JSON schemas: nothing that would be ignored goes through, and schemas can be put inside one another."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from slm_core.constraints.limits import Limits
+from slm_core.errors import ConstraintError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+_MAPS = {"properties", "patternProperties", "$defs", "definitions"}
+_LISTS = {"anyOf", "oneOf", "allOf", "prefixItems"}
+_SCHEMAS = {"items", "additionalProperties"}
+_VALUES = {
+    *("type", "enum", "const", "required", "$ref", "minProperties", "maxProperties", "minItems", "maxItems"),
+    *("minLength", "maxLength", "pattern", "format"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+_NOTES = {
+    *("$schema", "$id", "$comment", "title", "description", "default", "example", "examples"),
+    *("deprecated", "readOnly", "writeOnly", "discriminator"),
+}
+_NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_NEAR = 1e-9
+_NEEDS_ESCAPE = re.compile(r"[^\b\t\n\f\r -~\x80-\U0010ffff]")
+KEYWORDS = tuple(sorted(_MAPS | _LISTS | _SCHEMAS | _VALUES))
+"""The keywords of JSON Schema (2020-12) that are enforced."""
+
+
+def pydantic_model(schema: object) -> type[BaseModel] | None:
+    """The class, where ``schema`` is a model of pydantic; None for anything else."""
+    if not isinstance(schema, type):
+        return None
+    try:
+        from pydantic import BaseModel
+    except ModuleNotFoundError:
+        return None  # then the class cannot be one of its models
+    return schema if issubclass(schema, BaseModel) else None
+
+
+def schema_text(schema: object) -> str:
+    """A schema as JSON text: of a mapping, ``True`` or ``False``, JSON text, or a pydantic model.
+
+    Raises:
+        ConstraintError: it is none of these, or no JSON.
+    """
+    model = pydantic_model(schema)
+    if model is not None:
+        schema = model.model_json_schema()
+    if isinstance(schema, str):
+        return _checked_text(schema)
+    if not isinstance(schema, Mapping | bool):
+        raise ConstraintError(f"schema {schema!r} (accepted: a JSON schema as a mapping or text, or a pydantic model)")
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False, default=_as_dict)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConstraintError(f"the schema is no JSON: {error}") from error
+
+
+def lower_schema(schema: Any, limits: Limits, root: str = "#") -> Any:
+    """The schema with only what is enforced left in it, to stand at ``root`` of a larger one.
+
+    Args:
+        schema: JSON values.
+        limits: on how deep it may nest.
+        root: JSON pointer that its references to itself (``#...``) are to begin with.
+
+    Raises:
+        ConstraintError: a keyword would be ignored, or it nests deeper; the message says where.
+    """
+    lowering = _Lowering(limits.depth, root)
+    lowered = lowering.schema(schema, "$", 0)
+    levels = _levels(schema) + sum(_levels(_pointed_at(schema, target)) for target in lowering.references)
+    if levels > limits.levels:
+        raise ConstraintError(f"the schema and what it refers to nest {levels} levels (accepted: {limits.levels})")
+    return lowered
+
+
+class _Lowering:
+    def __init__(self, depth: int, root: str) -> None:
+        self._depth = depth
+        self._root = root
+        self.references: set[str] = set()
+
+    def schema(self, schema: Any, place: str, depth: int) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise ConstraintError(f"the schema at {place} is {schema!r} (accepted: an object, true or false)")
+        if depth > self._depth:
+            raise ConstraintError(f"the schema nests deeper than {self._depth} at {place}")
+        lowered = {}
+        for keyword, value in schema.items():
+            if keyword in _NOTES or _says_nothing(keyword, value):
+                continue
+            lowered[keyword] = self._keyword(keyword, value, f"{place}.{keyword}", depth + 1)
+        return _with_narrow_bounds(lowered)
+
+    def _keyword(self, keyword: str, value: Any, place: str, depth: int) -> Any:
+        if keyword in _MAPS:
+            entries = _checked(value, dict, place, "an object").items()
+            return {name: self.schema(inner, f"{place}.{name}", depth) for name, inner in entries}
+        if keyword in _LISTS:
+            inners = _checked(value, list, place, "an array; for items, see prefixItems")
+            return [self.schema(inner, f"{place}[{i}]", depth) for i, inner in enumerate(inners)]
+        if keyword in _SCHEMAS:
+            return self.schema(value, place, depth)
+        if keyword == "$ref":
+            return self._reference(_checked(value, str, place, "a string"), place)
+        if keyword not in _VALUES:
+            raise ConstraintError(f"{place}: the keyword cannot be enforced (accepted: {', '.join(KEYWORDS)})")
+        if keyword in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ConstraintError(f"{place} is {value!r} (accepted: a number)")
+        if keyword in ("const", "enum"):
+            _check_writable(value, place)
+        return value
+
+    def _reference(self, target: str, place: str) -> str:
+        if not target.startswith("#/") and target != "#":
+            raise ConstraintError(f"{place} is {target!r} (accepted: a JSON pointer into the schema, #/...)")
+        self.references.add(target)
+        return self._root + target[1:]
+
+
+def _levels(schema: object) -> int:
+    inners = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    return 1 + max(map(_levels, inners), default=0)
+
+
+def _pointed_at(schema: Any, pointer: str) -> object:
+    """What a JSON pointer points at; the whole where that is not found, which llguidance will complain about."""
+    found = schema
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, dict) else None
+        if found is None:
+            return schema
+    return found
+
+
+def _says_nothing(keyword: str, value: object) -> bool:
+    """Whether a keyword that cannot be enforced has the value that asks for nothing."""
+    return (keyword == "uniqueItems" and value is False) or (keyword.startswith("x-") and keyword != "x-guidance")
+
+
+def _with_narrow_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """Exclusive bounds less than 1 from the opposite ones made inclusive, a billionth further in.
+
+    llguidance 1.9 takes such a bound for an inclusive one where it is an integer.
+    """
+    low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    above, below = schema.get("minimum", low), schema.get("maximum", high)
+    if low is not None and below is not None and below - low < 1:
+        del schema["exclusiveMinimum"]
+        schema["minimum"] = max(above, low + _NEAR, math.nextafter(low, math.inf))
+    if high is not None and above is not None and high - above < 1:
+        del schema["exclusiveMaximum"]
+        schema["maximum"] = min(below, high - _NEAR, math.nextafter(high, -math.inf))
+    return schema
+
+
+def _check_writable(value: object, place: str) -> None:
+    """Refuse texts that need an escape by number, which is not allowed: it could hide a name."""
+    if isinstance(value, str) and _NEEDS_ESCAPE.search(value):
+        raise ConstraintError(f"{place} holds a control character in {value!r}, which cannot be enforced")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_writable(inner, place)
+
+
+def _checked(value: Any, kind: type, place: str, accepted: str) -> Any:
+    if not isinstance(value, kind):
+        raise ConstraintError(f"{place} is {value!r} (accepted: {accepted})")
+    return value
+
+
+def _checked_text(text: str) -> str:
+    try:
+        json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise ConstraintError(f"the schema is no JSON: {error.msg}", line=error.lineno, column=error.colno) from error
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(f"the schema is no JSON: {error}") from error
+    return text
+
+
+def _refuse_constant(name: str) -> Callable[[], float]:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _as_dict(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{value!r} is not a JSON value")

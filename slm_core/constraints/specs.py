@@ -1,0 +1,206 @@
+"""What may be said, without a vocabulary: frozen values that compare, hash and can be written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from slm_core.constraints.schema import schema_text
+from slm_core.errors import ConstraintError
+
+
+class Spec:
+    """Base of all specs. ``compile(spec, vocab)`` makes a constraint of one.
+
+    Attributes:
+        kind: its name in ``to_dict``.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON values that ``spec_from_dict`` makes the same spec of."""
+        values: dict[str, object] = {one.name: _written(getattr(self, one.name)) for one in fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
+        return {"kind": self.kind, **values}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema(Spec):
+    """A JSON value that fits a schema.
+
+    Object members come in the schema's order. What cannot be enforced is refused when it is compiled:
+    ``constraints.schema.KEYWORDS`` lists what can.
+
+    Attributes:
+        schema: given as a mapping, ``True`` (any value), JSON text or a pydantic model; kept as JSON text.
+        compact: no white space; otherwise a space, or a new line and up to 20 characters of indentation.
+
+    Raises:
+        ConstraintError: the schema is no JSON.
+    """
+
+    kind = "json_schema"
+    schema: Any
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", schema_text(self.schema))
+        _check_flag(self, "compact")
+
+
+@dataclass(frozen=True, slots=True)
+class AnyJson(Spec):
+    """Any JSON value.
+
+    Attributes:
+        compact: no white space.
+    """
+
+    kind = "any_json"
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        _check_flag(self, "compact")
+
+
+@dataclass(frozen=True, slots=True)
+class Regex(Spec):
+    """A text that a regular expression matches as a whole.
+
+    Attributes:
+        pattern: in the syntax of Rust's ``regex`` crate: Unicode, no look-around, no back references.
+    """
+
+    kind = "regex"
+    pattern: str
+
+    def __post_init__(self) -> None:
+        _check_text(self, "pattern")
+
+
+@dataclass(frozen=True, slots=True)
+class Lark(Spec):
+    """A context-free grammar in llguidance's variant of Lark; its rule ``start`` is what may be said.
+
+    Attributes:
+        grammar: its text.
+    """
+
+    kind = "lark"
+    grammar: str
+
+    def __post_init__(self) -> None:
+        _check_text(self, "grammar")
+
+
+@dataclass(frozen=True, slots=True)
+class Gbnf(Spec):
+    """A context-free grammar in llama.cpp's notation.
+
+    Attributes:
+        grammar: its text.
+        root: the rule that is what may be said.
+    """
+
+    kind = "gbnf"
+    grammar: str
+    root: str = "root"
+
+    def __post_init__(self) -> None:
+        _check_text(self, "grammar")
+        _check_text(self, "root")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Spec):
+    """One of several texts.
+
+    Attributes:
+        options: at least one, different, none empty.
+    """
+
+    kind = "choice"
+    options: Sequence[str]
+
+    def __post_init__(self) -> None:
+        options = (self.options,) if isinstance(self.options, str) else tuple(self.options)
+        if not options or not all(isinstance(o, str) and o for o in options) or len(set(options)) < len(options):
+            raise ConstraintError(f"options {options!r} (accepted: at least one text, all different and not empty)")
+        object.__setattr__(self, "options", options)
+        _check_text(self, "options")
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered(Spec):
+    """Free text until a marker, then what another spec says, then nothing more.
+
+    Free text may be anything, control tokens included, and may be all there is.
+
+    Attributes:
+        spec: what follows the marker.
+        marker: the text, or control token spelled out, that ends the freedom.
+        required: whether the marker must come.
+    """
+
+    kind = "triggered"
+    spec: Spec
+    marker: str
+    required: bool = False
+
+    def __post_init__(self) -> None:
+        _check_spec(self)
+        _check_text(self, "marker")
+        _check_flag(self, "required")
+        if not self.marker:
+            raise ConstraintError("the marker is empty (accepted: a text)")
+
+
+@dataclass(frozen=True, slots=True)
+class AfterThinking(Spec):
+    """Reasoning first, which is free, then white space, then what another spec says.
+
+    For a prompt after which the model reasons, whether it opens the block itself or the prompt has.
+
+    Attributes:
+        spec: what follows the reasoning.
+        end: the text, or control token spelled out, that ends the reasoning.
+    """
+
+    kind = "after_thinking"
+    spec: Spec
+    end: str = "</think>"
+
+    def __post_init__(self) -> None:
+        _check_spec(self)
+        _check_text(self, "end")
+        if not self.end:
+            raise ConstraintError("the end of the reasoning is empty (accepted: a text)")
+
+
+def _check_text(spec: Spec, name: str) -> None:
+    value = getattr(spec, name)
+    for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else (value,):
+        if not isinstance(text, str):
+            raise ConstraintError(f"{spec.kind}: {name}={text!r} (accepted: a text)")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConstraintError(f"{spec.kind}: {name} holds an unpaired surrogate, which no text is") from error
+
+
+def _check_flag(spec: Spec, name: str) -> None:
+    if not isinstance(getattr(spec, name), bool):
+        raise ConstraintError(f"{spec.kind}: {name}={getattr(spec, name)!r} (accepted: True, False)")
+
+
+def _check_spec(spec: Triggered | AfterThinking) -> None:
+    if not isinstance(spec.spec, Spec):
+        raise ConstraintError(f"{spec.kind}: spec={spec.spec!r} (accepted: a spec, such as JsonSchema(...))")
+
+
+def _written(value: object) -> object:
+    if isinstance(value, Spec):
+        return value.to_dict()
+    return list(value) if isinstance(value, tuple) else value

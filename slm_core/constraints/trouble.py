@@ -1,0 +1,56 @@
+"""What llguidance complains about, as our errors: one line, with the place where there is one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from slm_core.errors import ConstraintError
+
+_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+_REASON = re.compile(r"^error: (.*)$", re.MULTILINE)
+_LONGEST = 300
+
+
+def trouble(message: str) -> ConstraintError:
+    """An error of llguidance; of a long one, the first line."""
+    if message.startswith("NoExtension"):
+        return ConstraintError("the constraint allows nothing, with this vocabulary or with any")
+    found = _PLACE.match(message)
+    line, column = (int(found[1]), int(found[2])) if found else (None, None)
+    return ConstraintError(_brief(message[found.end() :] if found else message), line=line, column=column)
+
+
+def regex_trouble(message: str, pattern: str, origins: Sequence[int]) -> ConstraintError:
+    """An error in a regular expression, at its place in ``pattern``.
+
+    Args:
+        message: shows the expression on a line, indented by four, and carets under what is wrong.
+        pattern: the expression as it was given.
+        origins: where in it each character of the expression that llguidance saw comes from.
+    """
+    caret = re.search(r"^ {4}( *)\^+$", message, re.MULTILINE)
+    reason = _REASON.search(message)
+    if caret is None or reason is None:
+        return trouble(_PLACE.sub("", message, count=1))
+    n = len(caret[1])
+    at = origins[n] if n < len(origins) else len(pattern)
+    before = pattern[:at]
+    return ConstraintError(reason[1], line=before.count("\n") + 1, column=at - (before.rfind("\n") + 1) + 1)
+
+
+def check_grammar(body: Mapping[str, Any], explain: Callable[[str], ConstraintError] = trouble) -> None:
+    """Raise where llguidance refuses a grammar as it stands, whatever the vocabulary."""
+    from llguidance import LLMatcher
+
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(json.dumps({"grammars": [dict(body)]}))
+    if is_error:
+        raise explain(messages[0])
+
+
+def _brief(message: str) -> str:
+    reason = _REASON.search(message)  # of an expression, shown on the lines before
+    first = f"in a pattern: {reason[1]}" if reason else message.strip().split("\n", 1)[0]
+    return first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."
