@@ -1,21 +1,38 @@
 """Turning logits into text, one token at a time: the loop, its brakes, its stops."""
 
+from slm_core.generation.aio import EventStream
+from slm_core.generation.beam_options import BeamAnswer, Beams, Hypothesis
 from slm_core.generation.brakes import Brake, BrakeAction, Draft
-from slm_core.generation.events import Answer, Event, FinishReason, Timings, Usage
+from slm_core.generation.completions import Completion, CompletionEvent, Completions
+from slm_core.generation.control import Control
+from slm_core.generation.events import Answer, Event, FinishReason, Logprobs, Overflowed, Timings, ToolResult, Usage
 from slm_core.generation.loop import Generation, TokenSource
+from slm_core.generation.scoring import Score
 from slm_core.generation.text import StopMatcher, TextStream
 
 __all__ = [
     "Answer",
+    "BeamAnswer",
+    "Beams",
     "Brake",
     "BrakeAction",
+    "Completion",
+    "CompletionEvent",
+    "Completions",
+    "Control",
     "Draft",
     "Event",
+    "EventStream",
     "FinishReason",
     "Generation",
+    "Hypothesis",
+    "Logprobs",
+    "Overflowed",
+    "Score",
     "StopMatcher",
     "TextStream",
     "Timings",
     "TokenSource",
+    "ToolResult",
     "Usage",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
+from slm_core.errors import InvalidOption
 from slm_core.generation.events import Event
 
 
@@ -42,9 +43,17 @@ Brake: TypeAlias = Callable[[Event, Draft], BrakeAction]
 
 
 def ask(brakes: Sequence[Brake], event: Event, draft: Draft) -> BrakeAction:
-    """The first opinion; NEXT where no brake has one."""
+    """The first opinion; NEXT where no brake has one.
+
+    Raises:
+        InvalidOption: a brake gave something else.
+    """
     for brake in brakes:
         action = brake(event, draft)
+        if not isinstance(action, BrakeAction):
+            raise InvalidOption(
+                f"a brake gave {action!r} (accepted: BrakeAction.NEXT for no opinion, or another of them)"
+            )
         if action is not BrakeAction.NEXT:
             return action
     return BrakeAction.NEXT

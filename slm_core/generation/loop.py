@@ -5,18 +5,28 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import ContextFull, SessionError
+from slm_core.generation.aio import EventStream
 from slm_core.generation.brakes import Brake, BrakeAction, Draft, ask
+from slm_core.generation.control import Control, Countdown, checked_timeout
 from slm_core.generation.events import Answer, Event, FinishReason, Timings, Usage
+from slm_core.generation.logprobs import logprobs_of, wanted_logprobs
 from slm_core.generation.text import TextStream
 from slm_core.protocols import Constraint, FastForward, Sampler, Stop, Vocab
+from slm_core.types import PrefillProgress
+
+if TYPE_CHECKING:
+    from slm_core.generation.shifting import ShiftingSource
+    from slm_core.generation.speculation.settings import Speculation
+    from slm_core.generation.speculation.source import SpeculativeSource
 
 _BRAKE_ENDS = {BrakeAction.FINISH: FinishReason.STOP, BrakeAction.STOP: FinishReason.CANCELLED}
 
@@ -34,12 +44,28 @@ class TokenSource(Protocol):
         """Those of them that have yet to be decoded."""
         ...
 
-    def next_logits(self, cancelled: Callable[[], bool]) -> NDArray[np.float32] | None:
-        """Decode what is pending, then the logits that follow it, float32 [V]; None where ``cancelled`` came true."""
+    def next_logits(
+        self,
+        cancelled: Callable[[], bool],
+        *,
+        expected: Sequence[int] = (),
+        progress: PrefillProgress | None = None,
+    ) -> NDArray[np.float32] | None:
+        """Decode what is pending, then the logits that follow it, float32 [V]; None where ``cancelled`` came true.
+
+        Args:
+            cancelled: asked before each batch.
+            expected: tokens that are likely to follow, to be decoded along.
+            progress: called after each batch.
+        """
         ...
 
     def take(self, token: int) -> None:
         """Add a token to the history."""
+        ...
+
+    def settle(self) -> None:
+        """Forget what was decoded ahead of the history."""
         ...
 
 
@@ -56,8 +82,12 @@ class Progress:
         text: its text so far.
         pending: bytes of an incomplete character.
         held: text that may become a stop text.
-        prefill_s: seconds until the first token could be chosen.
-        decode_s: seconds since.
+        forced: tokens that the constraint says must come next.
+        queue_s: seconds until the first step began; None before that.
+        prefill_s: seconds of the first step.
+        decode_s: seconds of the others.
+        first_token_s: seconds from the beginning to the first token; None before that.
+        time_left_s: seconds after which it is cancelled, pauses not counted; None where it has no timeout.
     """
 
     n_prompt: int
@@ -68,11 +98,20 @@ class Progress:
     text: str = ""
     pending: bytes = b""
     held: str = ""
+    forced: list[int] = field(default_factory=list)
+    queue_s: float | None = None
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    first_token_s: float | None = None
+    time_left_s: float | None = None
+
+    @property
+    def n_left(self) -> int | None:
+        """Tokens that may still come; None for any number."""
+        return None if self.max_tokens is None else self.max_tokens - len(self.tokens)
 
 
-class Generation(Iterator[Event]):
+class Generation(EventStream):
     """An answer in the making: iterate for its events, then ask for ``answer``.
 
     Args:
@@ -80,8 +119,10 @@ class Generation(Iterator[Event]):
         vocab: for the bytes of tokens.
         sampler: chooses them; it is told what is taken.
         progress: where it stands; a fresh one, or that of a paused generation.
-        brakes: asked in order after each token.
+        control: what watches over it.
         constraint: what may be said.
+        speculation: the source, where it is drafted for.
+        shifting: the source, where it drops tokens of the history.
         special: whether control tokens other than EOG become text.
         paused: whether it waits for ``resume``.
     """
@@ -93,21 +134,29 @@ class Generation(Iterator[Event]):
         sampler: Sampler,
         progress: Progress,
         *,
-        brakes: Sequence[Brake] = (),
+        control: Control | None = None,
         constraint: Constraint | None = None,
+        speculation: SpeculativeSource | None = None,
+        shifting: ShiftingSource | None = None,
         special: bool = False,
         paused: bool = False,
     ) -> None:
         self._source = source
         self._vocab = vocab
         self.sampler = sampler
-        self._brakes = tuple(brakes)
+        self._logprobs = wanted_logprobs(sampler)
+        self._control = control if control is not None else Control()
         self._constraint = constraint
+        self.speculation = speculation
+        self.shifting = shifting
         self.special = special
-        self._forced: list[int] = []
+        self._forced = deque(progress.forced)
         self._cancelled = threading.Event()
+        self._countdown = Countdown(progress.time_left_s)
+        self._timed_out = False
         self._stream = TextStream(progress.stops, progress.pending, progress.held)
         self._progress = progress
+        self._made_at = time.perf_counter()
         self._reason: FinishReason | None = None
         self.paused = paused
 
@@ -117,14 +166,31 @@ class Generation(Iterator[Event]):
         return self._reason is not None
 
     @property
-    def constrained(self) -> bool:
-        """Whether a constraint rules it."""
-        return self._constraint is not None
+    def constraint(self) -> Constraint | None:
+        """What rules it, where it stands."""
+        return self._constraint
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether it comes out of a dump without the code or model that drafts for it."""
+        return self.speculation is not None and self.speculation.needs_drafter
+
+    def draft_with(self, speculation: Speculation | None) -> None:
+        """Give the drafter again.
+
+        Raises:
+            SessionError: none was given, or none is missing.
+        """
+        if self.speculation is None:
+            raise SessionError("a generation is paused that nothing drafts for: go on without options")
+        self.speculation.give(speculation)
 
     @property
     def progress(self) -> Progress:
         """Where it stands."""
         self._progress.pending, self._progress.held = self._stream.pending, self._stream.held
+        self._progress.forced = list(self._forced)
+        self._progress.time_left_s = self._countdown.left
         return self._progress
 
     @property
@@ -138,37 +204,64 @@ class Generation(Iterator[Event]):
             state = "paused: call generate() to go on" if self.paused else "not over: iterate it to its end"
             raise SessionError(f"there is no answer yet, the generation is {state}")
         p = self._progress
-        usage = Usage(p.n_prompt, p.n_cached, len(p.tokens))
-        return Answer(p.text, self._reason, tuple(p.tokens), usage, Timings(p.prefill_s, p.decode_s))
+        return Answer(
+            p.text,
+            self._reason,
+            tuple(p.tokens),
+            Usage(p.n_prompt, p.n_cached, len(p.tokens)),
+            Timings(p.prefill_s, p.decode_s, p.queue_s or 0.0, p.first_token_s),
+            timed_out=self._timed_out,
+            speculation=None if self.speculation is None else self.speculation.stats,
+            overflowed=None if self.shifting is None else self.shifting.overflowed,
+        )
 
     def cancel(self) -> None:
-        """End it as soon as possible, from any thread; in prefill, within one batch."""
+        """End it as soon as possible, from any thread or task; in prefill, within one batch."""
         self._cancelled.set()
 
-    def run(self) -> Answer:
-        """Iterate to the end; returns the answer."""
-        for _ in self:
-            pass
-        return self.answer
-
-    def resume(self, brakes: Sequence[Brake] | None) -> Self:
-        """Go on after a pause, with the same brakes unless others are given."""
+    def resume(
+        self,
+        brakes: Sequence[Brake] | None = None,
+        *,
+        timeout: float | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        progress: PrefillProgress | None = None,
+    ) -> Self:
+        """Go on after a pause; what is not given stays as it was. See ``Session.generate``."""
+        seconds = checked_timeout(timeout)
+        before = self._control
+        self._control = Control(
+            before.brakes if brakes is None else brakes,
+            before.on_event if on_event is None else on_event,
+            before.progress if progress is None else progress,
+        )
+        if seconds is not None:
+            self._countdown = Countdown(seconds)
         self.paused = False
-        if brakes is not None:
-            self._brakes = tuple(brakes)
         return self
 
     def __next__(self) -> Event:
         if self._reason is not None or self.paused:
             raise StopIteration
+        self._countdown.start()
+        started = time.perf_counter()
+        if self._progress.queue_s is None:
+            self._progress.queue_s = started - self._made_at
+        n_before = len(self._progress.tokens)
+        try:
+            event = self._next_event()
+        finally:
+            self._clock(started, n_before)
+        if self._control.on_event is not None:
+            self._control.on_event(event)
+        return event
+
+    def _next_event(self) -> Event:
         if self._progress.max_tokens is not None and len(self._progress.tokens) >= self._progress.max_tokens:
             return self._end_without_token(FinishReason.LENGTH)
-        started = time.perf_counter()
-        try:
-            logits = self._next_logits()
-        finally:
-            self._clock(started)
+        logits = self._next_logits()
         if logits is None:
+            self._timed_out = not self._cancelled.is_set()
             return self._end_without_token(FinishReason.CANCELLED)
         if logits.size == 0:
             return self._end_without_token(FinishReason.LENGTH)
@@ -176,57 +269,76 @@ class Generation(Iterator[Event]):
 
     def _next_logits(self) -> NDArray[np.float32] | None:
         """The next row; None where cancelled, an empty row where the context is full in mid-answer."""
-        if self._cancelled.is_set():
+        if self._is_cancelled():
             return None
+        begun = bool(self._progress.tokens)
+        progress = None if begun else self._control.progress
         try:
-            return self._source.next_logits(self._cancelled.is_set)
+            return self._source.next_logits(self._is_cancelled, expected=self._expected(), progress=progress)
         except ContextFull:
-            if not self._progress.tokens:
+            if not begun:
                 raise
             return np.empty(0, np.float32)
 
+    def _is_cancelled(self) -> bool:
+        return self._cancelled.is_set() or self._countdown.is_over
+
+    def _expected(self) -> Sequence[int]:
+        """What must follow, as far as the answer may still go and one more token is to be chosen after it."""
+        if not self._forced:
+            return ()
+        n_left = self._progress.n_left
+        return tuple(self._forced)[: None if n_left is None else n_left - 1]
+
     def _step(self, logits: NDArray[np.float32]) -> Event:
         token = self._choose(logits)
-        event = Event(token, "", log_probability(logits, token))
+        logprob = log_probability(logits, token)
+        logprobs = logprobs_of(self._logprobs, logits, token) if self._logprobs is not None else None
+        ends = self._advance(token)
         self._source.take(token)
         self.sampler.accept(token)
         self._progress.tokens.append(token)
-        ends = self._advance(token)
         data = b"" if token in self._vocab.eog_ids else self._vocab.token_bytes(token, special=self.special)
         text, stopped = self._stream.feed(data)
+        self._progress.text += text
         ends = FinishReason.STOP if stopped else ends
-        return self._close_step(event, text, ends, stopped=stopped)
+        return self._close_step(Event(token, text, logprob, logprobs=logprobs), ends, stopped=stopped)
 
-    def _close_step(self, event: Event, text: str, ends: FinishReason | None, *, stopped: bool) -> Event:
+    def _close_step(self, event: Event, ends: FinishReason | None, *, stopped: bool) -> Event:
         """Ask the brakes about a token, end where it is time, and complete its event."""
-        progress = self._progress
-        progress.text += text
-        action = ask(self._brakes, Event(event.token, text, event.logprob), Draft(progress.tokens, progress.text))
-        ends = ends or _BRAKE_ENDS.get(action)
+        progress, action = self._progress, BrakeAction.NEXT
+        if self._control.brakes:
+            action = ask(self._control.brakes, event, Draft(progress.tokens, progress.text))
+            ends = ends or _BRAKE_ENDS.get(action)
         if ends is None and progress.max_tokens is not None and len(progress.tokens) >= progress.max_tokens:
             ends = FinishReason.LENGTH
-        if ends is None:
-            self.paused = action is BrakeAction.PAUSE
-        else:
-            text += self._finish(ends, flush=not stopped)
-        return Event(event.token, text, event.logprob)
+        if ends is not None:
+            rest = self._finish(ends, flush=not stopped)
+            return replace(event, text=event.text + rest) if rest else event
+        if action is BrakeAction.PAUSE:
+            self._countdown.stop()
+            self.paused = True
+        return event
 
     def _choose(self, logits: NDArray[np.float32]) -> int:
         if self._forced:
-            return self._forced.pop(0)
+            return self._forced.popleft()
         if self._constraint is not None:
             logits = self._constraint.mask(logits)
+        if self.speculation is not None:
+            return self.speculation.choose(self.sampler, logits)
         return self.sampler.sample(logits)
 
     def _advance(self, token: int) -> FinishReason | None:
         """Move the constraint on; returns why the answer ends with this token, if it does."""
-        if token in self._vocab.eog_ids:
-            return FinishReason.STOP
+        ends = FinishReason.STOP if token in self._vocab.eog_ids else None
         if self._constraint is None:
-            return None
+            return ends
         moved = self._constraint.advance(token)
+        if ends is not None:
+            return ends
         if isinstance(moved, FastForward):
-            self._forced.extend(moved.tokens)
+            self._forced = deque(moved.tokens)
         return FinishReason.CONSTRAINT if isinstance(moved, Stop) else None
 
     def _end_without_token(self, reason: FinishReason) -> Event:
@@ -238,19 +350,38 @@ class Generation(Iterator[Event]):
     def _finish(self, reason: FinishReason, *, flush: bool) -> str:
         """End the answer; returns text that was held back."""
         text, stopped = self._stream.flush() if flush else ("", False)
+        self._source.settle()
         self._progress.text += text
         self._reason = FinishReason.STOP if stopped else reason
         return text
 
-    def _clock(self, started: float) -> None:
-        elapsed = time.perf_counter() - started
-        if self._progress.tokens:
-            self._progress.decode_s += elapsed
-        else:
-            self._progress.prefill_s += elapsed
+    def _clock(self, started: float, n_before: int) -> None:
+        """Note the seconds of a step."""
+        progress, now = self._progress, time.perf_counter()
+        if n_before:
+            progress.decode_s += now - started
+            return
+        progress.prefill_s += now - started
+        if progress.tokens:
+            progress.first_token_s = now - self._made_at
+
+
+class _Scratch(threading.local):
+    """A row for each thread: to allocate one a token costs as much as to compute it."""
+
+    row = np.empty(0, np.float32)
+
+
+_scratch = _Scratch()
+_SAFE = 60.0  # exp of it, times any vocabulary, is a float32
 
 
 def log_probability(logits: NDArray[np.float32], token: int) -> float:
     """Natural logarithm of a token's probability under one row of logits, float32 [V]."""
-    best = logits.max()
-    return float(logits[token] - best - np.log(np.exp(logits - best).sum(dtype=np.float64)))
+    best = float(logits.max())
+    if len(_scratch.row) != len(logits):
+        _scratch.row = np.empty(len(logits), np.float32)
+    offset = 0.0 if abs(best) < _SAFE else best
+    shifted = np.subtract(logits, np.float32(offset), out=_scratch.row) if offset else logits
+    total = float(np.einsum("i->", np.exp(shifted, out=_scratch.row)))  # in half the time that sum() takes
+    return float(logits[token]) - offset - math.log(total)

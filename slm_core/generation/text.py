@@ -20,6 +20,8 @@ class StopMatcher:
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Take text; returns what is certain not to be of a stop text, and whether one was found."""
+        if not self._stops:
+            return text, False
         text = self.held + text
         found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
         if found:

@@ -1,0 +1,319 @@
+"""Beam search: the most likely answers, by forks of one sequence that are decoded together."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.errors import ContextFull, InvalidOption, SamplingError
+from slm_core.generation.beam_options import Beams, Hypothesis
+from slm_core.generation.branches import Branches
+from slm_core.generation.events import FinishReason
+from slm_core.generation.forced_words import ForcedWords
+from slm_core.protocols import Constraint, Stop, Vocab
+
+Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A hypothesis that goes on.
+
+    Attributes:
+        seq_id: the sequence that holds its tokens but the last; of its parent, until it is placed.
+        tokens: its tokens.
+        logprobs: the model's log probability of each.
+        score: their sum, with biases and diversity penalties.
+        data: its bytes.
+        constraint: what may follow, if not everything.
+        said: indices of the forced words that it contains.
+    """
+
+    seq_id: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    score: float = 0.0
+    data: bytes = b""
+    constraint: Constraint | None = None
+    said: frozenset[int] = frozenset()
+
+
+class Rules:
+    """What makes one token follow a beam, and end it.
+
+    Args:
+        vocab: the model's vocabulary.
+        beams: what is asked for.
+        special: whether control tokens other than EOG become text.
+
+    Raises:
+        InvalidOption: a biased token is not in the vocabulary, or a forced word does not fit.
+    """
+
+    def __init__(self, vocab: Vocab, beams: Beams, *, special: bool = False) -> None:
+        self.beams = beams
+        self._vocab = vocab
+        self._special = special
+        self._eog = sorted(vocab.eog_ids)
+        self._stops = [stop.encode("utf-8", "replace") for stop in beams.stop]
+        self.words = ForcedWords(beams.force_words, vocab, beams.max_tokens)
+        if beams.logit_bias and max(beams.logit_bias) >= vocab.size:
+            raise InvalidOption(f"logit_bias of token {max(beams.logit_bias)} (accepted: 0 to {vocab.size - 1})")
+
+    @property
+    def n_candidates(self) -> int:
+        """Per beam, so many that as many as there are beams go on, even if each beam could end in every way."""
+        return max(2, 1 + len(self._eog))
+
+    def scores(self, beam: Beam, row: NDArray[np.float32], norm: float, chosen: Counter[int]) -> Scores:
+        """The score of each continuation of a beam, float64 [V]; -inf where a token may not follow.
+
+        Args:
+            beam: the beam.
+            row: the logits that follow it, float32 [V].
+            norm: what makes them log probabilities; see ``log_sum_exp``.
+            chosen: how often earlier groups took a token in this step.
+        """
+        scores = row.astype(np.float64)
+        scores += beam.score - norm
+        for token, bias in self.beams.logit_bias.items():
+            scores[token] += bias
+        for token, n in chosen.items():
+            scores[token] -= n * self.beams.diversity_penalty
+        if len(beam.tokens) < self.beams.min_tokens or not self.words.complete(beam.said):
+            scores[self._eog] = -np.inf
+        if beam.constraint is not None:
+            scores[np.isneginf(beam.constraint.mask(row))] = -np.inf
+        return scores
+
+    def extend(self, beam: Beam, token: int, logprob: float, score: float) -> tuple[Beam, FinishReason | None] | None:
+        """A beam with one token more, and why it ends if it does; None where it may not go on like that."""
+        tokens = (*beam.tokens, token)
+        said = self.words.said(tokens, beam.said)
+        constraint, ends = self._advance(beam, token)
+        ends_generation = token in self._vocab.eog_ids
+        data = beam.data + (b"" if ends_generation else self._vocab.token_bytes(token, special=self._special))
+        if ends_generation or any(stop in data for stop in self._stops):
+            ends = FinishReason.STOP
+        n_left = self.beams.max_tokens - len(tokens)
+        if n_left < self.words.needed(tokens, said) or (ends is not None and not self.words.complete(said)):
+            return None
+        child = Beam(beam.seq_id, tokens, (*beam.logprobs, logprob), score, data, constraint, said)
+        return child, FinishReason.LENGTH if ends is None and n_left == 0 else ends
+
+    def finished(self, beam: Beam, reason: FinishReason) -> Hypothesis:
+        """A beam that ended."""
+        found = [at for at in (beam.data.find(stop) for stop in self._stops) if at >= 0]
+        data = beam.data[: min(found)] if found else beam.data
+        score = beam.score / len(beam.tokens) ** self.beams.length_penalty
+        return Hypothesis(data.decode("utf-8", "replace"), beam.tokens, beam.logprobs, score, reason)
+
+    def _advance(self, beam: Beam, token: int) -> tuple[Constraint | None, FinishReason | None]:
+        if beam.constraint is None or token in self._vocab.eog_ids:
+            return None, None
+        constraint = beam.constraint.clone()
+        moved = constraint.advance(token)
+        return constraint, FinishReason.CONSTRAINT if isinstance(moved, Stop) else None
+
+
+class Group:
+    """Beams that compete with each other; a plain search has one group.
+
+    Args:
+        rules: what may follow.
+        width: beams of the group.
+        first: the empty hypothesis.
+    """
+
+    def __init__(self, rules: Rules, width: int, first: Beam) -> None:
+        self._rules = rules
+        self._width = width
+        self.live = [first]
+        self.finished: list[Hypothesis] = []
+        self.done = False
+
+    def step(self, rows: NDArray[np.float32], chosen: Counter[int]) -> list[int]:
+        """Give each beam its next token; returns those of the beams that go on, or where none does, that ended.
+
+        Args:
+            rows: the logits that follow the beams, float32 [n_live, V].
+            chosen: how often earlier groups took a token in this step.
+        """
+        ranked: list[Beam] = []
+        ended: list[int] = []
+        n_complete = 0
+        norms = [log_sum_exp(row) for row in rows]
+        for beam, token, score in self._candidates(rows, norms, chosen):
+            extended = self._rules.extend(self.live[beam], token, float(rows[beam, token]) - norms[beam], score)
+            if extended is None:
+                continue
+            child, ends = extended
+            if ends is None:
+                ranked.append(child)
+            elif n_complete < self._width:
+                self._keep(self._rules.finished(child, ends))
+                ended.append(token)
+            n_complete += self._rules.words.complete(child.said)
+        self.live = self._chosen(ranked)
+        self.done = not self.live or self._cannot_improve()
+        return [beam.tokens[-1] for beam in self.live] or ended
+
+    def give_up(self, reason: FinishReason) -> None:
+        """End the beams that go on, those whose words are said."""
+        for beam in self.live:
+            if beam.tokens and self._rules.words.complete(beam.said):
+                self._keep(self._rules.finished(beam, reason))
+        self.live, self.done = [], True
+
+    def _candidates(
+        self, rows: NDArray[np.float32], norms: Sequence[float], chosen: Counter[int]
+    ) -> Iterator[tuple[int, int, float]]:
+        """Beam, token and score of the continuations worth a look, best first."""
+        n_vocab = rows.shape[1]
+        scores = np.empty(rows.shape)  # [n_live, V]
+        for i, beam in enumerate(self.live):
+            scores[i] = self._rules.scores(beam, rows[i], norms[i], chosen)
+        places = set(largest(scores.ravel(), self._rules.n_candidates * self._width))
+        if self._rules.beams.force_words:
+            for i, beam in enumerate(self.live):
+                follow = self._rules.words.next_tokens(beam.tokens, beam.said)
+                places.update(i * n_vocab + token for token in (*follow, int(scores[i].argmax())))
+        found = [(*divmod(place, n_vocab), float(scores.flat[place])) for place in places]
+        yield from sorted((f for f in found if f[2] > -np.inf), key=lambda f: (-f[2], f[0], f[1]))
+
+    def _chosen(self, ranked: list[Beam]) -> list[Beam]:
+        """The beams that go on: the best; with forced words, by turns the best of each progress."""
+        if not self._rules.beams.force_words:
+            return ranked[: self._width]
+        banks: dict[int, list[Beam]] = {}
+        for beam in ranked:
+            banks.setdefault(self._rules.words.needed(beam.tokens, beam.said), []).append(beam)
+        turns = [(turn, needed, beam) for needed, bank in banks.items() for turn, beam in enumerate(bank)]
+        return [beam for _, _, beam in sorted(turns, key=lambda t: t[:2])[: self._width]]
+
+    def _keep(self, hypothesis: Hypothesis) -> None:
+        insort(self.finished, hypothesis, key=lambda h: -h.score)
+        del self.finished[self._width :]
+
+    def _cannot_improve(self) -> bool:
+        beams = self._rules.beams
+        if len(self.finished) < self._width:
+            return False
+        if beams.early_stopping is True:
+            return True
+        length = len(self.live[0].tokens)
+        if beams.early_stopping == "never" and beams.length_penalty > 0:
+            length = beams.max_tokens
+        best = max(beam.score for beam in self.live) / float(length) ** beams.length_penalty
+        return bool(best <= self.finished[-1].score)
+
+
+class BeamSearch:
+    """A search over the forks of one sequence, which stays as it is.
+
+    Args:
+        rules: what may follow.
+        branches: ``beams.width`` sequences to work in, off from the prompt.
+        constraint: what may be said.
+    """
+
+    def __init__(self, rules: Rules, branches: Branches, constraint: Constraint | None) -> None:
+        beams = rules.beams
+        self._branches = branches
+        first = Beam(branches.base.seq_id, constraint=constraint)
+        self._groups = [Group(rules, beams.width // beams.n_groups, first) for _ in range(beams.n_groups)]
+        self._n_best = beams.n_best
+
+    def run(self, row: NDArray[np.float32], cancelled: Callable[[], bool]) -> list[Hypothesis]:
+        """Search from the prompt's row of logits, float32 [V]; the best are returned, best first.
+
+        Args:
+            row: the prompt's row.
+            cancelled: asked before each batch; where it comes true, what goes on ends there.
+
+        Raises:
+            SamplingError: constraint, biases and forced words together leave no answer.
+            ContextFull: no room for a single step.
+        """
+        rows: NDArray[np.float32] | None = np.stack([row] * len(self._groups))
+        while rows is not None:
+            self._step(rows)
+            open_beams = self._open_beams
+            if not open_beams:
+                break
+            rows = None if cancelled() else self._decode(open_beams)
+        reason = FinishReason.CANCELLED if cancelled() else FinishReason.LENGTH
+        for group in self._groups:
+            if not group.done:
+                group.give_up(reason)
+        found = [hypothesis for group in self._groups for hypothesis in group.finished]
+        if not found and reason is not FinishReason.CANCELLED:
+            raise SamplingError("no answer is left: constraint, banned tokens and forced words exclude each other")
+        return sorted(found, key=lambda h: -h.score)[: self._n_best]
+
+    @property
+    def _open_beams(self) -> list[Beam]:
+        return [beam for group in self._groups if not group.done for beam in group.live]
+
+    def _step(self, rows: NDArray[np.float32]) -> None:
+        chosen: Counter[int] = Counter()
+        n_seen = 0
+        for group in self._groups:
+            if not group.done:
+                n_live = len(group.live)
+                chosen.update(group.step(rows[n_seen : n_seen + n_live], chosen))
+                n_seen += n_live
+
+    def _decode(self, beams: Sequence[Beam]) -> NDArray[np.float32] | None:
+        """The rows that follow the beams, float32 [n_beams, V]; None where the context is full in mid-search."""
+        try:
+            placed = self._place(beams)
+            rows = self._branches.decode([(beam.seq_id, beam.tokens[-1:]) for beam in placed])
+        except ContextFull:
+            if len(beams[0].tokens) == 1:
+                raise
+            return None
+        found = iter(placed)
+        for group in self._groups:
+            if not group.done:
+                group.live = [next(found) for _ in group.live]
+        return rows
+
+    def _place(self, beams: Sequence[Beam]) -> list[Beam]:
+        """Give each beam a sequence: that of its parent to the first child, forks of it to the others."""
+        for seq_id in self._branches.taken - {beam.seq_id for beam in beams}:
+            self._branches.drop(seq_id)
+        owned = set(self._branches.taken)
+        placed = []
+        for beam in beams:
+            if beam.seq_id in owned:
+                owned.remove(beam.seq_id)
+                placed.append(beam)
+            else:
+                placed.append(replace(beam, seq_id=self._branches.fork(beam.seq_id)))
+        return placed
+
+
+def log_sum_exp(row: NDArray[np.float32]) -> float:
+    """What to take from logits, float32 [V], to make them natural logarithms of probabilities.
+
+    Raises:
+        SamplingError: the row has no finite largest logit.
+    """
+    best = float(row.max())
+    if not np.isfinite(best):
+        raise SamplingError(f"no token can be chosen: the largest logit is {best}")
+    return best + float(np.log(np.exp(row - best).sum(dtype=np.float64)))
+
+
+def largest(values: Scores, n: int) -> list[int]:
+    """Places of the n largest values, largest first, equal ones in order."""
+    least = np.partition(values, -n)[-n] if n < len(values) else -np.inf
+    places = np.flatnonzero(values >= least)
+    ranked: list[int] = places[np.argsort(-values[places], kind="stable")][:n].tolist()
+    return ranked

@@ -1,0 +1,147 @@
+"""What a beam search is asked for, and what it finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from slm_core.errors import InvalidOption
+from slm_core.generation.events import FinishReason, Timings, Usage
+
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beams:
+    """How to search for likely answers; nothing is drawn at random.
+
+    Attributes:
+        width: hypotheses that are kept at each step.
+        n_best: hypotheses that are returned, at most ``width``.
+        length_penalty: a hypothesis of n tokens ranks by its log probability divided by n to this power: above 0
+            favours long ones, 0 is the sum, below 0 favours short ones.
+        early_stopping: when to end once ``width`` hypotheses are finished. True: at once. False: when the best that
+            goes on, as long as it is now, ranks no higher than the worst finished one. "never": when it could not,
+            however long it became; with ``length_penalty=0`` this is the textbook search.
+        n_groups: groups of ``width / n_groups`` beams that search one after the other in each step and avoid what
+            the groups before them chose (diverse beam search: Vijayakumar et al., arXiv 1610.02424).
+        diversity_penalty: taken from a token's log probability for each beam of earlier groups that chose it.
+        max_tokens: the longest hypothesis.
+        min_tokens: tokens before a hypothesis may end with an end-of-generation token.
+        stop: texts that end a hypothesis; its text ends before them.
+        logit_bias: token ids and what is added to their log probabilities; -inf bans a token.
+        force_words: texts that every hypothesis contains.
+
+    Raises:
+        InvalidOption: a value out of its range, or two that exclude each other.
+    """
+
+    width: int = 4
+    n_best: int = 1
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    n_groups: int = 1
+    diversity_penalty: float = 0.0
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    force_words: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "force_words"):
+            texts = getattr(self, name)
+            texts = (texts,) if isinstance(texts, str) else tuple(texts)
+            if not all(isinstance(text, str) and text for text in texts):
+                raise InvalidOption(f"{name}={texts!r} (accepted: texts that are not empty)")
+            object.__setattr__(self, name, texts)
+        for name, least in (("width", 1), ("n_best", 1), ("n_groups", 1), ("max_tokens", 1), ("min_tokens", 0)):
+            _check_integer(name, getattr(self, name), least)
+        _check_finite("length_penalty", self.length_penalty)
+        _check_finite("diversity_penalty", self.diversity_penalty)
+        if self.early_stopping not in (True, False, "never"):
+            raise InvalidOption(f"early_stopping={self.early_stopping!r} (accepted: True, False, 'never')")
+        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        for token, bias in self.logit_bias.items():
+            _check_integer("a token of logit_bias", token, 0)
+            if bias != -math.inf:
+                _check_finite(f"logit_bias[{token}]", bias)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.n_best > self.width:
+            raise InvalidOption(f"n_best={self.n_best} (accepted: up to width, which is {self.width})")
+        if self.width % self.n_groups:
+            raise InvalidOption(f"n_groups={self.n_groups} does not divide width={self.width}")
+        if (self.n_groups > 1) != (self.diversity_penalty > 0):
+            raise InvalidOption(
+                f"n_groups={self.n_groups} with diversity_penalty={self.diversity_penalty}: groups need a penalty"
+                " above 0, and a penalty needs groups"
+            )
+        if self.force_words and self.n_groups > 1:
+            raise InvalidOption("force_words and n_groups do not go together: the words would be in every group")
+        if self.min_tokens > self.max_tokens:
+            raise InvalidOption(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One answer that a beam search found.
+
+    Attributes:
+        text: the answer.
+        tokens: its tokens, with the one that ended it.
+        logprobs: the model's log probability of each, without biases and penalties.
+        score: what it ranks by: log probabilities, biases and diversity penalties, divided by the length penalty.
+        finish_reason: why it ended.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    score: float
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class BeamAnswer:
+    """What a beam search found.
+
+    Attributes:
+        hypotheses: the ``n_best`` that rank highest, best first; fewer only where a constraint allows no more, or
+            where it was cancelled.
+        usage: tokens; the completion's are those of all hypotheses returned.
+        timings: seconds; there is no first token, as nothing is told before the end.
+    """
+
+    hypotheses: tuple[Hypothesis, ...]
+    usage: Usage
+    timings: Timings
+
+    @property
+    def best(self) -> Hypothesis:
+        """The one that ranks highest."""
+        return self.hypotheses[0]
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return self.best.text
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of the hypotheses that are returned, per second of the search; 0.0 where there are none."""
+        return self.usage.completion_tokens / self.timings.decode_s if self.usage.completion_tokens else 0.0
+
+
+def _check_integer(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidOption(f"{name}={value!r} (accepted: an integer from {least} on)")
+
+
+def _check_finite(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise InvalidOption(f"{name}={value!r} (accepted: a finite number)")

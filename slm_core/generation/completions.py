@@ -1,0 +1,302 @@
+"""Several completions of one prompt: it is decoded once, and they are decoded together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import fsum, isnan
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.errors import SessionError
+from slm_core.generation.aio import in_thread
+from slm_core.generation.brakes import Brake
+from slm_core.generation.branches import Branches
+from slm_core.generation.events import Answer, Event
+from slm_core.generation.loop import Generation
+from slm_core.types import PrefillProgress
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionEvent:
+    """One step of one completion.
+
+    Attributes:
+        index: which one, from 0.
+        event: the step.
+    """
+
+    index: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One of several answers to a prompt.
+
+    Attributes:
+        index: which one, from 0: the number of its stream of random numbers, too.
+        answer: the answer.
+        mean_logprob: the mean of its tokens' log probabilities before sampling; 0.0 where it has no tokens.
+    """
+
+    index: int
+    answer: Answer
+    mean_logprob: float
+
+
+class Prefill(Protocol):
+    """Decodes the prompt."""
+
+    def __call__(
+        self, cancelled: Callable[[], bool], *, progress: PrefillProgress | None
+    ) -> NDArray[np.float32] | None:
+        """The logits that follow it, float32 [V]; None where ``cancelled`` came true."""
+        ...
+
+
+class Crowd:
+    """Histories that have a prompt in common; whoever asks for a row first has all of them decoded.
+
+    Args:
+        branches: a sequence for each history.
+        prefill: decodes the prompt, when the first row is asked for.
+        n: histories.
+    """
+
+    def __init__(self, branches: Branches, prefill: Prefill, n: int) -> None:
+        self._branches = branches
+        self._prefill = prefill
+        self._pending: list[list[int]] = [[] for _ in range(n)]
+        self._rows: dict[int, NDArray[np.float32]] = {}
+        self._seq_ids: dict[int, int] = {}
+        self._begun = False
+
+    def n_pending(self, i: int) -> int:
+        """Tokens of a history that are yet to be decoded."""
+        return len(self._pending[i])
+
+    def take(self, i: int, token: int) -> None:
+        """Add a token to a history."""
+        self._pending[i].append(token)
+        self._rows.pop(i, None)
+
+    def row(
+        self, i: int, cancelled: Callable[[], bool], progress: PrefillProgress | None
+    ) -> NDArray[np.float32] | None:
+        """The logits that follow a history, float32 [V]; None where ``cancelled`` came true."""
+        if not self._begun:
+            row = self._prefill(cancelled, progress=progress)
+            if row is None:
+                return None
+            self._begin(row)
+        if i not in self._rows:
+            self._decode()
+        return self._rows[i]
+
+    def leave(self, i: int) -> None:
+        """Forget a history."""
+        self._rows.pop(i, None)
+        if i in self._seq_ids:
+            self._branches.drop(self._seq_ids.pop(i))
+
+    def _begin(self, row: NDArray[np.float32]) -> None:
+        for i in range(len(self._pending)):
+            self._seq_ids[i] = self._branches.fork(self._branches.base.seq_id)
+            self._rows[i] = row.copy()
+        self._begun = True
+
+    def _decode(self) -> None:
+        due = [i for i in self._seq_ids if self._pending[i]]
+        rows = self._branches.decode([(self._seq_ids[i], self._pending[i]) for i in due])
+        for i, row in zip(due, rows, strict=True):
+            self._rows[i] = row
+            self._pending[i] = []
+
+
+class Branch:
+    """One history of a crowd, as a generation needs it; see ``loop.TokenSource``.
+
+    Args:
+        crowd: all of them.
+        index: which one.
+        n_prompt: tokens of the prompt.
+    """
+
+    def __init__(self, crowd: Crowd, index: int, n_prompt: int) -> None:
+        self._crowd = crowd
+        self._index = index
+        self._n_tokens = n_prompt
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the history."""
+        return self._n_tokens
+
+    @property
+    def n_pending(self) -> int:
+        """Those of them that have yet to be decoded."""
+        return self._crowd.n_pending(self._index)
+
+    def next_logits(
+        self,
+        cancelled: Callable[[], bool],
+        *,
+        expected: Sequence[int] = (),
+        progress: PrefillProgress | None = None,
+    ) -> NDArray[np.float32] | None:
+        """The logits that follow, float32 [V]; what is expected waits its turn: the batch is the others', too."""
+        return self._crowd.row(self._index, cancelled, progress)
+
+    def take(self, token: int) -> None:
+        """Add a token to the history."""
+        self._n_tokens += 1
+        self._crowd.take(self._index, token)
+
+    def settle(self) -> None:
+        """Nothing is decoded ahead."""
+
+
+class Completions(Iterator[CompletionEvent]):
+    """Answers in the making: iterate for their events, by turns; then ask for ``answers``.
+
+    Both ``for`` and ``async for`` do; see ``aio.EventStream``. The batch that gives all of them their next rows counts
+    as time of the first one.
+
+    Where a step raises, or the iteration ends, the sequences are given back; where it is left early, ``close`` does it,
+    or leaving a ``with`` block.
+
+    Args:
+        generations: one for each completion, over branches of ``crowd``.
+        crowd: what they have in common.
+        n_best: completions to keep, those with the largest mean log probability; None keeps all, in order.
+        close: gives the sequences back.
+        on_event: called with each event, before the iteration yields it.
+    """
+
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        crowd: Crowd,
+        n_best: int | None,
+        close: Callable[[], None],
+        on_event: Callable[[CompletionEvent], None] | None = None,
+    ) -> None:
+        self._generations = tuple(generations)
+        self._crowd = crowd
+        self._n_best = n_best
+        self._close = close
+        self._on_event = on_event
+        self._closed = False
+        self._turns: deque[int] = deque()
+        self._logprobs: list[list[float]] = [[] for _ in generations]
+
+    @property
+    def over(self) -> bool:
+        """Whether all answers are over."""
+        return all(generation.finished for generation in self._generations)
+
+    @property
+    def paused(self) -> bool:
+        """Whether a brake paused one, and no other goes on."""
+        unfinished = [generation for generation in self._generations if not generation.finished]
+        return bool(unfinished) and all(generation.paused for generation in unfinished)
+
+    @property
+    def answers(self) -> tuple[Completion, ...]:
+        """The completions, in order; where only the best are wanted, those, best first.
+
+        Raises:
+            SessionError: they are not over yet.
+        """
+        if not self.over:
+            raise SessionError("there are no answers yet: iterate the completions to their end")
+        found = tuple(
+            Completion(i, generation.answer, fsum(logprobs) / max(1, len(logprobs)))
+            for i, (generation, logprobs) in enumerate(zip(self._generations, self._logprobs, strict=True))
+        )
+        if self._n_best is None:
+            return found
+        return tuple(sorted(found, key=lambda completion: -completion.mean_logprob)[: self._n_best])
+
+    def run(self) -> tuple[Completion, ...]:
+        """Iterate to the end; returns ``answers``."""
+        for _ in self:
+            pass
+        return self.answers
+
+    async def arun(self) -> tuple[Completion, ...]:
+        """The same for a program on an event loop; see ``aio.EventStream``."""
+        async for _ in self:
+            pass
+        return self.answers
+
+    def cancel(self, index: int | None = None) -> None:
+        """End one, or all, as soon as possible; from any thread."""
+        for generation in self._generations if index is None else (self._generations[index],):
+            generation.cancel()
+
+    def resume(self, brakes: Sequence[Brake] | None = None) -> Self:
+        """Go on with those that a brake paused, with the same brakes unless others are given."""
+        for generation in self._generations:
+            if generation.paused:
+                generation.resume(brakes)
+        return self
+
+    def close(self) -> None:
+        """Give the sequences back. Twice is fine; what is not over then is cancelled."""
+        self._closed = True
+        self.cancel()
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __next__(self) -> CompletionEvent:
+        try:
+            found = self._next()
+            if found is not None and self._on_event is not None:
+                self._on_event(found)
+        except BaseException:
+            self.close()
+            raise
+        if found is None:
+            if self.over:
+                self.close()
+            raise StopIteration
+        return found
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> CompletionEvent:
+        event = await in_thread(lambda: next(self, None), self.cancel)
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    def _next(self) -> CompletionEvent | None:
+        """The next event, in rounds in which each completion has a turn; None where all are over or paused."""
+        while not self._closed:
+            if not self._turns:
+                self._turns.extend(i for i, g in enumerate(self._generations) if not g.finished and not g.paused)
+            if not self._turns:
+                return None
+            i = self._turns.popleft()
+            event = next(self._generations[i], None)
+            if self._generations[i].finished:
+                self._crowd.leave(i)
+            if event is not None:
+                if not isnan(event.logprob):
+                    self._logprobs[i].append(event.logprob)
+                return CompletionEvent(i, event)
+        return None

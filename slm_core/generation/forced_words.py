@@ -1,0 +1,73 @@
+"""Words that every hypothesis of a beam search must contain, and how far one is with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from slm_core.errors import InvalidOption
+from slm_core.protocols import Vocab
+
+
+class ForcedWords:
+    """The words as tokens: each may be spelled with or without a space before it.
+
+    A hypothesis has said a word where its tokens contain one of the spellings. Its progress counts tokens, so that
+    a beam search can keep hypotheses of every progress (dynamic beam allocation: Post and Vilar, arXiv 1804.06609).
+
+    Args:
+        words: texts, not empty.
+        vocab: spells them.
+        max_tokens: of a hypothesis.
+
+    Raises:
+        InvalidOption: a word has no tokens, or all of them do not fit into ``max_tokens``.
+    """
+
+    def __init__(self, words: Sequence[str], vocab: Vocab, max_tokens: int) -> None:
+        self._words = [_spellings(word, vocab) for word in words]
+        needed = self.needed((), frozenset())
+        if needed > max_tokens:
+            raise InvalidOption(
+                f"force_words={tuple(words)!r} take {needed} tokens (accepted: up to max_tokens, {max_tokens})"
+            )
+
+    def said(self, tokens: Sequence[int], before: frozenset[int]) -> frozenset[int]:
+        """Indices of the words that ``tokens`` contain; ``before`` are those without the last token."""
+        return before.union(
+            i
+            for i, spellings in enumerate(self._words)
+            if i not in before and any(_ends(tokens, spelling) == len(spelling) for spelling in spellings)
+        )
+
+    def needed(self, tokens: Sequence[int], said: frozenset[int]) -> int:
+        """Tokens that suffice to say what is missing, the word that is half said included."""
+        missing = [spellings for i, spellings in enumerate(self._words) if i not in said]
+        begun = (
+            min(map(len, spellings)) - min(len(spelling) - _ends(tokens, spelling) for spelling in spellings)
+            for spellings in missing
+        )
+        return sum(min(map(len, spellings)) for spellings in missing) - max(begun, default=0)
+
+    def next_tokens(self, tokens: Sequence[int], said: frozenset[int]) -> set[int]:
+        """Tokens that begin a missing word, or go on with it."""
+        missing = (spelling for i, word in enumerate(self._words) if i not in said for spelling in word)
+        return {spelling[_ends(tokens, spelling)] for spelling in missing}
+
+    def complete(self, said: Iterable[int]) -> bool:
+        """Whether nothing is missing."""
+        return len(set(said)) == len(self._words)
+
+
+def _spellings(word: str, vocab: Vocab) -> list[tuple[int, ...]]:
+    spellings = {tuple(vocab.encode(text, add_special=False, parse_special=False)) for text in (word, f" {word}")}
+    if not all(spellings):
+        raise InvalidOption(f"force_words: {word!r} has no tokens in this vocabulary")
+    return sorted(spellings)
+
+
+def _ends(tokens: Sequence[int], spelling: tuple[int, ...]) -> int:
+    """Tokens of a spelling, from its first on, that ``tokens`` end with."""
+    for n in range(min(len(tokens), len(spelling)), 0, -1):
+        if tuple(tokens[len(tokens) - n :]) == spelling[:n]:
+            return n
+    return 0

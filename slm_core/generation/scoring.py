@@ -1,0 +1,139 @@
+"""How likely a model finds a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.errors import InvalidOption
+from slm_core.generation.logprobs import Likeliest, likeliest
+from slm_core.protocols import Context
+from slm_core.types import Pos
+
+_MAX_LOGITS = 2**23
+"""Logits that one batch may give: 32 MB."""
+_MOST_TOP = 1000
+_FIRST_BATCH = 32
+"""Tokens of a batch where the width of a row is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely a model finds tokens, each after those before it.
+
+    Attributes:
+        tokens: the tokens.
+        logprobs: natural logarithm of the probability of each; nan for a first one that nothing comes before.
+        top: the likeliest tokens in the place of each, likeliest first: (token, logprob); () for a first one that
+            nothing comes before. () where none were asked for.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top: tuple[Likeliest, ...] = ()
+
+    @property
+    def n_scored(self) -> int:
+        """Tokens that have a log-probability."""
+        return sum(not math.isnan(logprob) for logprob in self.logprobs)
+
+    @property
+    def total(self) -> float:
+        """Log-probability of all of them; 0.0 of none."""
+        return math.fsum(logprob for logprob in self.logprobs if not math.isnan(logprob))
+
+    @property
+    def perplexity(self) -> float:
+        """``exp(-total / n_scored)``; nan of none."""
+        return math.exp(min(-self.total / self.n_scored, 700.0)) if self.n_scored else math.nan
+
+
+def score_tokens(
+    context: Context, seq_id: int, tokens: Sequence[int], before: NDArray[np.float32] | None, *, top: int = 0
+) -> Score:
+    """Decode tokens at the end of a sequence, in batches.
+
+    Args:
+        context: the KV cache.
+        seq_id: the sequence, all of it decoded.
+        tokens: what is to be scored; the last one is decoded, too.
+        before: the logits that follow the sequence, float32 [V]; None where it is empty.
+        top: how many of the likeliest tokens are wanted in the place of each.
+
+    Raises:
+        ContextFull, InvalidToken: as ``Context.decode`` does; the batches before stay.
+    """
+    batch = context.new_batch()
+    found = _Found(top)
+    row = None if before is None else before[None, :].copy()
+    start = 0
+    while start < len(tokens):
+        size = _FIRST_BATCH if row is None else max(1, _MAX_LOGITS // row.shape[1])
+        chunk = tokens[start : start + min(size, batch.capacity)]
+        batch.clear()
+        batch.extend(chunk, Pos(seq_id, context.length(seq_id)), logits="all")
+        rows = context.decode(batch)
+        if row is None:
+            found.skip()
+        else:
+            found.add(row, chunk[:1])
+        found.add(rows[:-1], chunk[1:])
+        row, start = rows[-1:].copy(), start + len(chunk)
+    return found.score(tokens)
+
+
+def score_windows(context: Context, tokens: Sequence[int], *, top: int = 0) -> Score:
+    """``score_tokens`` of any number of tokens, in an empty context, by windows that overlap by half.
+
+    Each token has at least ``n_ctx // 2`` tokens before it, where there are as many.
+    """
+    n_ctx, half = context.n_ctx, context.n_ctx // 2
+    scores = [score_tokens(context, 0, tokens[:n_ctx], None, top=top)]
+    for start in range(n_ctx, len(tokens), n_ctx - half):
+        context.drop(0)
+        window = score_tokens(context, 0, tokens[start - half : start - half + n_ctx], None, top=top)
+        scores.append(Score(window.tokens[half:], window.logprobs[half:], window.top[half:]))
+    logprobs = tuple(logprob for score in scores for logprob in score.logprobs)
+    return Score(tuple(tokens), logprobs, tuple(places for score in scores for places in score.top))
+
+
+def checked_top(top: int) -> int:
+    """How many of the likeliest tokens are wanted, 0 to 1000.
+
+    Raises:
+        InvalidOption: it is no such number.
+    """
+    if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= _MOST_TOP:
+        raise InvalidOption(f"top={top!r} (accepted: an integer from 0 to {_MOST_TOP})")
+    return top
+
+
+class _Found:
+    """What is known of each token so far."""
+
+    def __init__(self, top: int) -> None:
+        self._n = top
+        self._logprobs: list[float] = []
+        self._top: list[Likeliest] = []
+
+    def skip(self) -> None:
+        """A first token that nothing comes before."""
+        self._logprobs.append(math.nan)
+        self._top += [()] if self._n else []
+
+    def add(self, rows: NDArray[np.float32], tokens: Sequence[int]) -> None:
+        """Tokens, each with the row of logits it was said after, float32 [n, V]."""
+        for row, token in zip(rows, tokens, strict=True):
+            shifted = row - row.max()
+            total = float(np.log(np.exp(shifted).sum(dtype=np.float64)))
+            self._logprobs.append(float(shifted[token]) - total)
+            if self._n:
+                self._top.append(likeliest(np.arange(len(row)), shifted.astype(np.float64) - total, self._n))
+
+    def score(self, tokens: Sequence[int]) -> Score:
+        """All of it."""
+        return Score(tuple(tokens), tuple(self._logprobs), tuple(self._top))

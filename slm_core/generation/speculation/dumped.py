@@ -1,0 +1,129 @@
+"""What a dump holds of an answer that is drafted for."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from slm_core.errors import InvalidOption, InvalidSnapshot, SessionError
+from slm_core.generation.events import SpeculationStats
+from slm_core.generation.speculation.proposal import Odds, Proposal, never
+from slm_core.generation.speculation.settings import Speculation, drafter_of
+from slm_core.snapshot import is_count
+
+_COUNTED = tuple(field.name for field in fields(SpeculationStats) if field.name != "reason")
+MISSING = (
+    "this answer is drafted for by code or a model, which no dump holds: give it again,"
+    " generate(speculation=Speculation(...))"
+)
+
+
+class MissingDrafter:
+    """Stands for a drafter that is code or a model, and was not in the dump."""
+
+    def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
+        """Say what is missing."""
+        raise SessionError(MISSING)
+
+    def settings(self) -> None:
+        """None known."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedSpeculation:
+    """How an answer is drafted for, and where that stands.
+
+    Attributes:
+        speculation: how; with a ``MissingDrafter`` where that has to be given again.
+        queue: what is drafted and not verified yet, each token with what it was drawn from.
+        stats: what was counted.
+        in_round: whether the next token is of a draft, or the one after it.
+    """
+
+    speculation: Speculation
+    queue: tuple[tuple[int, Odds | None], ...]
+    stats: SpeculationStats
+    in_round: bool
+
+    def meta(self) -> dict[str, object]:
+        """All but the distributions, as JSON values."""
+        settings = self.speculation.drafter.settings()
+        return {
+            "drafter": None if settings is None else dict(settings),
+            "n_max": self.speculation.n_max,
+            "adaptive": self.speculation.adaptive,
+            "queue": [token for token, _ in self.queue],
+            "drawn": [odds is not None for _, odds in self.queue],
+            "in_round": self.in_round,
+            "stats": {name: getattr(self.stats, name) for name in _COUNTED},
+        }
+
+    def odds(self) -> bytes:
+        """The distributions, one after the other: their length, int32 tokens, float64 probabilities."""
+        return b"".join(
+            struct.pack("<I", len(ids)) + ids.astype("<i4").tobytes() + probabilities.astype("<f8").tobytes()
+            for ids, probabilities in (odds for _, odds in self.queue if odds is not None)
+        )
+
+
+def read_speculation(meta: object, data: bytes, n_vocab: int) -> DumpedSpeculation:
+    """What ``meta`` and ``odds`` were taken of.
+
+    Raises:
+        InvalidSnapshot: they are malformed.
+    """
+    names = {"drafter", "n_max", "adaptive", "queue", "drawn", "in_round", "stats"}
+    if not isinstance(meta, dict) or set(meta) != names or not isinstance(meta["in_round"], bool):
+        raise InvalidSnapshot("the dump's speculation is malformed")
+    queue, drawn = meta["queue"], meta["drawn"]
+    sound = isinstance(queue, list) and isinstance(drawn, list) and len(queue) == len(drawn) <= 64
+    if not sound or not all(is_count(token) and token < n_vocab for token in queue):
+        raise InvalidSnapshot("the dump's draft is malformed")
+    odds = _read_odds(data, sum(map(bool, drawn)), n_vocab)
+    try:
+        drafter = MissingDrafter() if meta["drafter"] is None else drafter_of(_mapping(meta["drafter"]))
+        speculation = Speculation(drafter, meta["n_max"], meta["adaptive"])
+    except InvalidOption as error:
+        raise InvalidSnapshot(f"the dump's speculation does not fit: {error}") from error
+    pairs = tuple((token, odds.pop(0) if is_drawn else None) for token, is_drawn in zip(queue, drawn, strict=True))
+    return DumpedSpeculation(speculation, pairs, _read_stats(meta["stats"]), meta["in_round"])
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise InvalidSnapshot("the dump's drafter is malformed")
+    return value
+
+
+def _read_stats(meta: object) -> SpeculationStats:
+    stats = _mapping(meta)
+    sound = set(stats) == set(_COUNTED) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        for value in stats.values()
+    )
+    if not sound or not all(is_count(value) for name, value in stats.items() if not name.endswith("_s")):
+        raise InvalidSnapshot("the dump's counts of drafts are malformed")
+    return SpeculationStats(**stats)  # type: ignore[arg-type]  # checked above
+
+
+def _read_odds(data: bytes, n: int, n_vocab: int) -> list[Odds]:
+    odds, at = [], 0
+    for _ in range(n):
+        size = int.from_bytes(data[at : at + 4], "little")
+        ids_at, end = at + 4, at + 4 + 12 * size
+        if not 0 < size <= n_vocab or end > len(data):
+            raise InvalidSnapshot("the dump's distributions are malformed")
+        ids = np.frombuffer(data[ids_at : ids_at + 4 * size], "<i4").astype(np.int64)
+        probabilities = np.frombuffer(data[ids_at + 4 * size : end], "<f8").astype(np.float64)
+        if not ((ids >= 0) & (ids < n_vocab)).all() or not ((probabilities >= 0) & (probabilities <= 1)).all():
+            raise InvalidSnapshot("the dump's distributions hold no probabilities of this vocabulary")
+        odds.append((ids, probabilities))
+        at = end
+    if at != len(data):
+        raise InvalidSnapshot("the dump's distributions are malformed")
+    return odds

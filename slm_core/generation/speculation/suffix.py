@@ -1,0 +1,135 @@
+"""A suffix index: the longest end of the history that was ever said before, and what followed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from slm_core.errors import InvalidOption
+from slm_core.generation.speculation.lookup import common_prefix, continued
+from slm_core.generation.speculation.proposal import NOTHING, Proposal, never
+
+_CHECKED = 64
+_ROOT = 0
+
+
+class SuffixAutomaton:
+    """All runs of a text in linear space, built token by token (Blumer et al. 1985).
+
+    Attributes:
+        text: the tokens.
+    """
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+        self._next: list[dict[int, int]] = [{}]
+        self._link = [-1]
+        self._length = [0]
+        self._end = [0]  # the place after an occurrence of the state's runs
+        self._last = _ROOT
+
+    def append(self, token: int) -> None:
+        """Make the text longer by a token."""
+        self.text.append(token)
+        state = self._add({}, self._length[self._last] + 1, len(self.text))
+        at = self._last
+        while at >= 0 and token not in self._next[at]:
+            self._next[at][token] = state
+            at = self._link[at]
+        self._link[state] = _ROOT if at < 0 else self._split(at, token)
+        self._last = state
+
+    def seen_before(self) -> tuple[int, int]:
+        """Length of the longest end of the text that occurs earlier in it, and the place after that occurrence."""
+        state = self._link[self._last]
+        if state <= _ROOT:
+            return 0, 0
+        place, self._end[state] = self._end[state], len(self.text)
+        return self._length[state], place
+
+    def _split(self, at: int, token: int) -> int:
+        """The state of the longest run that ends in ``token`` and is also found earlier; divided off where needed."""
+        found = self._next[at][token]
+        if self._length[found] == self._length[at] + 1:
+            return found
+        part = self._add(dict(self._next[found]), self._length[at] + 1, self._end[found])
+        self._link[part], self._link[found] = self._link[found], part
+        while at >= 0 and self._next[at].get(token) == found:
+            self._next[at][token] = part
+            at = self._link[at]
+        return part
+
+    def _add(self, following: dict[int, int], length: int, end: int) -> int:
+        self._next.append(following)
+        self._link.append(-1)
+        self._length.append(length)
+        self._end.append(end)
+        return len(self._next) - 1
+
+
+class SuffixIndex:
+    """Proposes what followed the longest end of the history that occurs earlier, in it or in what was said before.
+
+    It keeps what it has seen: of histories that were changed or are over, too (after SuffixDecoding, arXiv 2411.04975).
+
+    Args:
+        min_match: the shortest end that counts.
+        max_tokens: what it remembers at most; beyond that, the older half is forgotten. About 700 bytes a token.
+        corpus: texts to begin with; they are in no dump.
+
+    Raises:
+        InvalidOption: min_match below 1, or max_tokens below 256.
+    """
+
+    def __init__(self, min_match: int = 2, *, max_tokens: int = 2**16, corpus: Iterable[Sequence[int]] = ()) -> None:
+        if min_match < 1 or max_tokens < 256:
+            raise InvalidOption(
+                f"min_match={min_match}, max_tokens={max_tokens} (accepted: min_match from 1, max_tokens from 256 on)"
+            )
+        self.min_match, self.max_tokens = min_match, max_tokens
+        self._known = SuffixAutomaton()
+        self._n_texts = 0
+        self._seen: list[int] = []
+        self._match = (0, 0)
+        for text in corpus:
+            self._begin(text)
+        self._seen = []
+
+    def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
+        """What followed the longest end that was there before."""
+        self._follow(tokens)
+        length, after = self._match
+        if length < self.min_match:
+            return NOTHING
+        proposed = continued(self._known.text, after, n)
+        return Proposal(proposed[: next((i for i, token in enumerate(proposed) if token < 0), n)])
+
+    def settings(self) -> Mapping[str, object]:
+        """How it was made; what it learned of other histories is forgotten."""
+        return {"drafter": "suffix_index", "min_match": self.min_match, "max_tokens": self.max_tokens}
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        n_seen = len(self._seen)
+        first = max(0, n_seen - _CHECKED)
+        if n_seen and list(tokens[first:n_seen]) == self._seen[first:]:
+            self._extend(tokens[n_seen:])
+        else:
+            self._begin(tokens)
+
+    def _begin(self, tokens: Sequence[int]) -> None:
+        """Another history: of what it shares with the one before, only the end is learned again."""
+        common = common_prefix(tokens, self._seen)
+        self._n_texts += 1
+        self._known.append(-self._n_texts)  # a mark that occurs once, so no match reaches over it
+        self._seen = list(tokens[: max(0, common - _CHECKED)])
+        self._extend(tokens[len(self._seen) :])
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._known.append(token)
+            self._match = self._known.seen_before()
+        self._seen.extend(tokens)
+        if len(self._known.text) > self.max_tokens:
+            kept, self._known = self._known.text[-self.max_tokens // 2 :], SuffixAutomaton()
+            for token in kept:
+                self._known.append(token)
+                self._match = self._known.seen_before()

@@ -1,0 +1,129 @@
+"""Drafts by a model with another vocabulary: the text goes there, and what it says comes back."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from slm_core.errors import InvalidOption
+from slm_core.generation.speculation.lookup import common_prefix
+from slm_core.generation.speculation.model import DraftModel, same_tokens
+from slm_core.generation.speculation.proposal import NOTHING, Proposal, never
+from slm_core.protocols import Context, Vocab
+from slm_core.sampling import Sampling
+
+
+class TranslatedDraftModel:
+    """Drafts with a model of another vocabulary (as in universal assisted generation, Gat et al. 2024).
+
+    New text is encoded where the text before ended, so the smaller model may see other tokens than it would have
+    chosen; that costs guesses, never the answer.
+
+    Args:
+        context: of the smaller model; its sequence 0 is used, and it is closed with the drafter.
+        vocab: the smaller model's vocabulary.
+        target: the vocabulary of the model that answers.
+
+    Raises:
+        InvalidOption: the context cannot truncate.
+    """
+
+    def __init__(self, context: Context, vocab: Vocab, target: Vocab) -> None:
+        self._model = DraftModel(context, vocab)
+        self._vocab = vocab
+        self._target = target
+        self._seen: list[int] = []
+        self._translated: list[int] = []
+        self._n_translated: list[int] = []  # tokens of the translation after each token of ``_seen``
+        self._pending = b""
+
+    def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
+        """What the model says next, in tokens of the target; nothing in the middle of a character."""
+        self._follow(tokens)
+        if self._pending or not self._translated:
+            return NOTHING
+        drafted = self._model.draft(self._translated, n, cancelled).tokens
+        ends = bool(drafted) and drafted[-1] in self._vocab.eog_ids
+        data = b"".join(self._vocab.token_bytes(token) for token in drafted)
+        back = self._encoded(codecs.getincrementaldecoder("utf-8")("ignore").decode(data), tokens[-1])
+        if ends and self._target.eos is not None:
+            back.append(self._target.eos)
+        return Proposal(back[:n])
+
+    def settings(self) -> None:
+        """A model is in no dump."""
+        return
+
+    def close(self) -> None:
+        """Close the context. Twice is fine."""
+        self._model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Translate what is new. A change within a character begins anew."""
+        n = common_prefix(self._seen, tokens)
+        if n < len(self._seen):
+            n = n if self._is_whole(n) else 0
+            del self._seen[n:], self._n_translated[n:]
+            del self._translated[self._n_translated[-1] if n else 0 :]
+            self._pending = b""
+        for token in tokens[n:]:
+            self._translate(token)
+
+    def _is_whole(self, n: int) -> bool:
+        """Whether no character is divided after ``n`` tokens: then each token since the last such place made some."""
+        return n == 0 or self._n_translated[n - 1] > (self._n_translated[n - 2] if n > 1 else 0)
+
+    def _translate(self, token: int) -> None:
+        plain = self._target.token_bytes(token)
+        named = b"" if token == self._target.bos else self._target.token_bytes(token, special=True)
+        data = self._pending + (plain or named)
+        try:
+            text, self._pending = data.decode(), b""
+        except UnicodeDecodeError as error:
+            divided = error.reason == "unexpected end of data" and len(data) - error.start < 4
+            text, self._pending = ("", data) if divided else (data.decode("utf-8", "replace"), b"")
+        self._translated += self._vocab.encode(text, add_special=not self._translated, parse_special=not plain)
+        self._seen.append(token)
+        self._n_translated.append(len(self._translated))
+
+    def _encoded(self, text: str, last: int) -> list[int]:
+        """Tokens of the target for text after the token ``last``, encoded together with that where it allows."""
+        before = self._target.token_bytes(last).decode("utf-8", "replace")
+        anchor = self._target.encode(before, add_special=False, parse_special=False)
+        whole = self._target.encode(before + text, add_special=False, parse_special=False)
+        if whole[: len(anchor)] == anchor:
+            return whole[len(anchor) :]
+        return self._target.encode(text, add_special=False, parse_special=False)
+
+
+def draft_model(
+    context: Context, vocab: Vocab, target: Vocab, *, sampling: Sampling | None = None
+) -> DraftModel | TranslatedDraftModel:
+    """A drafter for a model with the vocabulary ``target``: by tokens where the two agree, else by text.
+
+    Args:
+        context: of the smaller model; closed with the drafter.
+        vocab: the smaller model's vocabulary.
+        target: that of the model that answers.
+        sampling: see ``DraftModel``.
+
+    Raises:
+        InvalidOption: the context cannot truncate, or drafts are to be drawn though the vocabularies differ.
+    """
+    if same_tokens(vocab, target):
+        return DraftModel(context, vocab, n_vocab=target.size, sampling=sampling)
+    if sampling is not None:
+        raise InvalidOption(
+            "sampling for a draft model with another vocabulary: its odds cannot be translated (leave sampling out)"
+        )
+    return TranslatedDraftModel(context, vocab, target)

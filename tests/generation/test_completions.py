@@ -1,0 +1,271 @@
+"""Several completions of one prompt: each is what it would be alone, and the prompt is decoded once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scripted import ByteVocab, ScriptedContext
+from slm_core.chat import Session
+from slm_core.errors import ContextFull, DecodeFailed, InvalidOption, InvalidSequence, SessionError
+from slm_core.generation import BrakeAction, Completions, FinishReason
+from slm_core.protocols import Forward, Stop
+from slm_core.sampling import SamplerChain, Sampling
+from slm_core.types import EditLevel
+
+WARM = Sampling(seed=5, temperature=1.3, top_k=0, top_p=1.0, min_p=0.0, max_tokens=7)
+PROMPT = "a prompt of some length"
+
+
+def session_of(**options: Any) -> Session:
+    session = Session(ScriptedContext(**{"n_seq_max": 8, **options}), ByteVocab())
+    session.append(PROMPT)
+    return session
+
+
+def alone(i: int, sampling: Sampling = WARM) -> tuple[int, ...]:
+    chain = SamplerChain.for_vocab(sampling, ByteVocab(), stream=i)
+    return session_of().generate(sampling, sampler=chain).run().tokens
+
+
+def tokens_of(completions: Completions) -> list[tuple[int, ...]]:
+    return [completion.answer.tokens for completion in completions.run()]
+
+
+def lengths(session: Session) -> list[int]:
+    return [session.context.length(s) for s in range(session.context.n_seq_max)]
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_each_is_what_it_would_be_alone_however_many_there_are(n) -> None:
+    found = tokens_of(session_of().completions(n, WARM))
+    assert found == [alone(i) for i in range(n)]
+    assert len(set(found)) == n
+    assert found[0] == session_of().generate(WARM).run().tokens
+
+
+@pytest.mark.parametrize("level", list(EditLevel))
+@pytest.mark.parametrize("shared", [True, False])
+def test_any_context_gives_the_same_and_is_left_as_it_was(level, shared) -> None:
+    capabilities = ScriptedContext().capabilities if shared else frozenset()
+    session = session_of(level=level, capabilities=capabilities, n_batch=2)
+    assert tokens_of(session.completions(3, WARM)) == [alone(i) for i in range(3)]
+    assert (session.tokens, session.n_pending) == (tuple(PROMPT.encode()), 0)
+    assert lengths(session) == [len(PROMPT)] + [0] * 7
+
+
+def test_the_prompt_is_decoded_once_and_a_step_is_one_batch() -> None:
+    session, sizes = session_of(n_batch=64), []
+    context = session.context
+    context.on_decode = lambda: sizes.append(context.n_decoded)
+    session.completions(4, WARM).run()
+    steps = np.diff([*sizes, context.n_decoded]).tolist()
+    assert steps == [len(PROMPT), *[4] * 6], "the last of 7 tokens needs no decode"
+
+
+def test_events_come_by_turns_with_their_index() -> None:
+    completions = session_of().completions(3, WARM)
+    events = list(completions)
+    assert [event.index for event in events] == [0, 1, 2] * 7
+    for completion in completions.answers:
+        own = [event.event for event in events if event.index == completion.index]
+        assert "".join(event.text for event in own) == completion.answer.text
+        assert tuple(event.token for event in own) == completion.answer.tokens
+        assert completion.mean_logprob == pytest.approx(math.fsum(event.logprob for event in own) / 7)
+
+
+def test_usage_counts_the_prompt_once() -> None:
+    usages = [completion.answer.usage for completion in session_of().completions(3, WARM).run()]
+    assert [usage.prompt_tokens for usage in usages] == [len(PROMPT)] * 3
+    assert [usage.cached_tokens for usage in usages] == [0, len(PROMPT), len(PROMPT)]
+
+
+def test_best_of_keeps_the_likeliest() -> None:
+    every = session_of().completions(6, WARM).run()
+    best = sorted(every, key=lambda completion: -completion.mean_logprob)[:2]
+    kept = session_of().completions(2, WARM, best_of=6).run()
+    assert [c.answer.tokens for c in kept] == [c.answer.tokens for c in best]
+    assert kept[0].mean_logprob >= kept[1].mean_logprob
+
+
+def test_without_a_seed_they_differ_from_each_other_and_from_run_to_run() -> None:
+    unseeded = Sampling(temperature=1.3, top_k=0, top_p=1.0, min_p=0.0, max_tokens=7)
+    found = [tokens for _ in range(2) for tokens in tokens_of(session_of().completions(3, unseeded))]
+    assert len(set(found)) == 6
+
+
+class Counting:
+    """A constraint: a token of its own at each step, for three steps."""
+
+    def __init__(self, n: int = 0) -> None:
+        self.n = n
+
+    @property
+    def is_complete(self) -> bool:
+        return self.n == 3
+
+    def mask(self, logits):
+        row = np.full_like(logits, -np.inf)
+        row[65 + self.n], row[97 + self.n] = logits[65 + self.n], logits[97 + self.n]
+        return row
+
+    def advance(self, token):
+        assert token in (65 + self.n, 97 + self.n)
+        self.n += 1
+        return Stop() if self.is_complete else Forward()
+
+    def clone(self):
+        return Counting(self.n)
+
+    def state(self) -> bytes:
+        return b""
+
+
+def test_each_has_its_own_copy_of_a_constraint() -> None:
+    constraint = Counting()
+    answers = [c.answer for c in session_of().completions(4, WARM, constraint=constraint).run()]
+    assert {answer.text.lower() for answer in answers} == {"abc"}
+    assert {answer.finish_reason for answer in answers} == {FinishReason.CONSTRAINT}
+    assert constraint.n == 0
+
+
+def test_a_brake_that_pauses_one_lets_the_others_go_on() -> None:
+    expected = [alone(i) for i in range(3)]
+
+    def brake(event, draft):
+        odd = tuple(draft.tokens) == expected[1][:2]
+        return BrakeAction.PAUSE if odd else BrakeAction.NEXT
+
+    session = session_of()
+    completions = session.completions(3, WARM, brakes=[brake])
+    events = list(completions)
+    assert completions.paused and not completions.over
+    assert [sum(event.index == i for event in events) for i in range(3)] == [7, 2, 7]
+    with pytest.raises(SessionError, match="no answers yet"):
+        _ = completions.answers
+    assert tokens_of(completions.resume()) == expected
+    assert lengths(session)[1:] == [0] * 7
+
+
+def test_one_is_cancelled_and_the_others_go_on() -> None:
+    completions = session_of().completions(3, WARM)
+    next(completions)
+    completions.cancel(1)
+    answers = [c.answer for c in completions.run()]
+    assert answers[1].finish_reason is FinishReason.CANCELLED
+    assert [answers[0].tokens, answers[2].tokens] == [alone(0), alone(2)]
+
+
+def test_cancelled_in_prefill() -> None:
+    session = session_of()
+    completions = session.completions(3, WARM)
+    session.context.on_decode = completions.cancel
+    answers = [c.answer for c in completions.run()]
+    assert {(answer.tokens, answer.finish_reason) for answer in answers} == {((), FinishReason.CANCELLED)}
+    assert session.context.n_decoded == 16, "one batch of the prompt"
+    assert lengths(session)[1:] == [0] * 7
+
+
+@pytest.mark.parametrize("failing", [0, 2, 3, 5])
+def test_a_failure_gives_everything_back(failing) -> None:
+    session = session_of()
+    n = iter(range(99))
+
+    def fail() -> None:
+        if next(n) == failing:
+            raise DecodeFailed("as the test wants it")
+
+    session.context.on_decode = fail
+    with pytest.raises(DecodeFailed):
+        session.completions(3, WARM).run()
+    assert lengths(session)[1:] == [0] * 7
+    assert tokens_of(session.completions(7, WARM)) == [alone(i) for i in range(7)]
+
+
+def test_a_full_context_ends_them_one_after_the_other() -> None:
+    session = session_of(n_ctx=len(PROMPT) + 10)
+    answers = [c.answer for c in session.completions(4, WARM).run()]
+    assert answers[0].finish_reason is FinishReason.LENGTH
+    assert len(answers[0].tokens) < 7
+    assert all(answer.tokens == alone(i)[: len(answer.tokens)] for i, answer in enumerate(answers))
+    assert session.context.n_free == 10
+
+
+def test_no_room_for_the_forks() -> None:
+    session = session_of(n_ctx=60, capabilities=frozenset())
+    with pytest.raises(ContextFull):
+        session.completions(3, WARM).run()
+    assert lengths(session) == [len(PROMPT)] + [0] * 7
+
+
+def test_left_early_the_sequences_are_given_back() -> None:
+    session = session_of()
+    with session.completions(7, WARM) as completions:
+        next(completions)
+        with pytest.raises(InvalidSequence):
+            session.fork()
+    assert lengths(session)[1:] == [0] * 7
+    assert list(completions) == []
+    session.fork()
+
+
+def test_a_session_that_changed_meanwhile_is_refused() -> None:
+    session = session_of()
+    completions = session.completions(2, WARM)
+    session.append("more")
+    with pytest.raises(SessionError, match="changed since"):
+        next(completions)
+
+
+def test_wrong_numbers() -> None:
+    session = session_of(n_seq_max=3)
+    for options, message in (
+        ({"n": 0}, "n=0 .accepted: an integer from 1 on"),
+        ({"n": True}, "n=True"),
+        ({"n": 2, "best_of": 1}, "best_of=1 .accepted: an integer from 2 on"),
+    ):
+        with pytest.raises(InvalidOption, match=message):
+            session.completions(sampling=WARM, **options)
+    with pytest.raises(InvalidSequence, match=r"making 5 completions takes 5 free sequences, there are 2.*n_seq_max=6"):
+        session.completions(2, WARM, best_of=5)
+    with pytest.raises(SessionError, match="nothing to continue"):
+        Session(ScriptedContext(), ByteVocab()).completions(2)
+    assert session.context.n_decoded == 0
+
+
+def test_async_events_are_the_same() -> None:
+    async def collect() -> list[tuple[int, str]]:
+        return [(event.index, event.event.text) async for event in session_of().completions(2, WARM)]
+
+    assert asyncio.run(collect()) == [(e.index, e.event.text) for e in session_of().completions(2, WARM)]
+    answers = asyncio.run(session_of().completions(2, WARM).arun())
+    assert [c.answer.tokens for c in answers] == [alone(0), alone(1)]
+
+
+def test_on_event_sees_each_event_and_what_it_raises_ends_them() -> None:
+    seen = []
+    session = session_of()
+    events = list(session.completions(2, WARM, on_event=seen.append))
+    assert seen == events
+
+    def refuse(event: object) -> None:
+        raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        next(session.completions(2, WARM, on_event=refuse))
+    assert lengths(session)[1:] == [0] * 7
+
+
+def test_timeout_and_progress() -> None:
+    session, told = session_of(), []
+    session.context.on_decode = lambda: time.sleep(0.02)
+    answers = [c.answer for c in session.completions(2, WARM, timeout=0.05, progress=lambda *n: told.append(n)).run()]
+    assert {answer.timed_out for answer in answers} == {True}
+    assert told == [(0, len(PROMPT)), (16, len(PROMPT)), (len(PROMPT), len(PROMPT))]
+    with pytest.raises(InvalidOption, match="timeout=0"):
+        session.completions(2, WARM, timeout=0)

@@ -1,0 +1,422 @@
+"""What drafts: earlier text by brute force, models by what they say on their own, lengths by what pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripted import END, N_VOCAB, START, ByteVocab, ScriptedContext
+from slm_core.chat import Session
+from slm_core.errors import ContextClosed, InvalidOption
+from slm_core.generation.speculation import (
+    DraftModel,
+    PromptLookup,
+    Speculation,
+    SuffixIndex,
+    TranslatedDraftModel,
+    draft_model,
+    drafter_of,
+    same_tokens,
+)
+from slm_core.generation.speculation.pace import Pace
+from slm_core.generation.speculation.suffix import SuffixAutomaton
+from slm_core.sampling import SamplerChain, Sampling
+from slm_core.types import EditLevel
+
+TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+def longest_end(text: Sequence[int], most: int) -> int:
+    """Length of the longest end of ``text``, up to ``most``, that begins somewhere earlier in it."""
+    sizes = range(min(most, len(text) - 1), 0, -1)
+    ends = (size for size in sizes if any(text[i : i + size] == text[-size:] for i in range(len(text) - size)))
+    return next(ends, 0)
+
+
+def follows(text: Sequence[int], size: int, drafted: Sequence[int]) -> bool:
+    """Whether ``drafted`` is what followed the last ``size`` tokens somewhere earlier, copied on at the end."""
+    for start in range(size, len(text)):
+        if text[start - size : start] == text[-size:]:
+            whole = list(text)
+            for _ in drafted:
+                whole.append(whole[start + len(whole) - len(text)])
+            if whole[len(text) :] == list(drafted):
+                return True
+    return False
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXTS, st.integers(1, 9))
+def test_prompt_lookup_proposes_what_followed_the_longest_run(text: list[int], n: int) -> None:
+    lookup = PromptLookup(5, 2)
+    size = longest_end(text, 5)
+    drafted = lookup.draft(text, n).tokens
+    assert len(drafted) == (n if size >= 2 else 0)
+    assert not drafted or follows(text, size, drafted)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(TEXTS, min_size=1, max_size=5), st.integers(1, 9))
+def test_prompt_lookup_grows_with_the_history_and_begins_anew(histories: list[list[int]], n: int) -> None:
+    lookup = PromptLookup(3, 1)
+    for history in histories:
+        for end in range(1, len(history) + 1):
+            fresh = PromptLookup(3, 1).draft(history[:end], n)
+            assert lookup.draft(history[:end], n) == fresh
+
+
+def test_prompt_lookup_takes_the_last_occurrence() -> None:
+    assert PromptLookup(2, 2).draft([1, 2, 3, 1, 2, 4, 1, 2], 1).tokens == [4]
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXTS)
+def test_the_automaton_finds_the_longest_end_that_was_there_before(text: list[int]) -> None:
+    automaton = SuffixAutomaton()
+    for end, token in enumerate(text, start=1):
+        automaton.append(token)
+        length, place = automaton.seen_before()
+        assert length == longest_end(text[:end], end)
+        assert length == 0 or (place < end and text[place - length : place] == text[end - length : end])
+
+
+@settings(deadline=None, max_examples=200)
+@given(TEXTS, st.integers(1, 9))
+def test_a_suffix_index_proposes_what_followed_the_longest_end(text: list[int], n: int) -> None:
+    drafted = SuffixIndex(2).draft(text, n).tokens
+    size = longest_end(text, len(text))
+    assert len(drafted) == (n if size >= 2 else 0)
+    assert not drafted or follows(text, size, drafted)
+
+
+def test_a_suffix_index_knows_what_other_histories_said() -> None:
+    index = SuffixIndex(corpus=[[1, 2, 3, 4, 5, 6]])
+    assert index.draft([9, 2, 3], 2).tokens == [4, 5]
+    index.draft([10, 11, 12, 13, 14], 1)
+    assert index.draft([8, 8, 11, 12], 5).tokens == [13, 14], "up to where that history ends"
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(TEXTS, min_size=2, max_size=6))
+def test_a_suffix_index_never_proposes_over_the_border_of_two_histories(histories: list[list[int]]) -> None:
+    index = SuffixIndex(1)
+    for history in histories:
+        drafted = index.draft(history, 20).tokens
+        assert all(token >= 0 for token in drafted)
+
+
+def test_a_suffix_index_forgets_the_older_half() -> None:
+    index = SuffixIndex(max_tokens=256)
+    said = np.random.default_rng(1).integers(0, 50, 4000).tolist()
+    for end in range(0, 4000, 40):
+        index.draft(said[:end], 4)
+        assert len(index._known.text) <= 256 + 40
+    assert index.draft([*said[:3960], *said[3900:3910]], 3).tokens == said[3910:3913], "what is recent is known"
+    assert index.draft([*said[:3960], *said[100:110]], 3).tokens != said[110:113], "what is old is not"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PromptLookup(0, 0),
+        lambda: PromptLookup(2, 3),
+        lambda: PromptLookup(17),
+        lambda: SuffixIndex(0),
+        lambda: SuffixIndex(max_tokens=10),
+    ],
+)
+def test_sizes_out_of_range_are_refused(make: object) -> None:
+    with pytest.raises(InvalidOption, match="accepted"):
+        make()
+
+
+@pytest.mark.parametrize("drafter", [PromptLookup(5, 3), SuffixIndex(4, max_tokens=1000)])
+def test_settings_make_the_same_drafter(drafter: PromptLookup | SuffixIndex) -> None:
+    twin = drafter_of(drafter.settings())
+    assert (type(twin), twin.settings()) == (type(drafter), drafter.settings())
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {},
+        {"drafter": "code"},
+        {"drafter": "prompt_lookup", "max_ngram": "3"},
+        {"drafter": "prompt_lookup", "more": 1},
+        {"drafter": "prompt_lookup", "max_ngram": 10**9},
+        {"drafter": "suffix_index", "max_tokens": True},
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(meta: dict[str, object]) -> None:
+    with pytest.raises(InvalidOption):
+        drafter_of(meta)
+
+
+# Models.
+
+
+def held(n_ctx: int = 400, n_batch: int = 16) -> ScriptedContext:
+    return ScriptedContext(n_ctx=n_ctx, n_batch=n_batch, n_seq_max=1)
+
+
+def on_its_own(text: str, sampling: Sampling, n: int) -> list[int]:
+    session = Session(held(), ByteVocab())
+    session.append(text)
+    return list(session.generate(sampling).run().tokens)[:n]
+
+
+def test_a_draft_model_says_what_it_would_say_on_its_own() -> None:
+    drafter = DraftModel(held(), ByteVocab())
+    for text in ("abc", "abcdef", "abx", "q", "abcdefgh"):
+        wanted = on_its_own(text, Sampling(temperature=0, max_tokens=5), 5)
+        assert list(drafter.draft(list(text.encode()), 5).tokens) == wanted
+
+
+def test_a_draft_model_decodes_only_what_is_new() -> None:
+    drafter = DraftModel(context := held(), ByteVocab())
+    history = list(b"abcdefgh")
+    drafted = drafter.draft(history, 4).tokens
+    before = context.n_decoded
+    drafter.draft([*history, *drafted[:2], 7], 4)
+    assert context.n_decoded - before == 1 + 3, "one new token, and three of the draft"
+
+
+def test_reading_a_long_history_can_be_cancelled_before_each_batch() -> None:
+    drafter = DraftModel(context := held(n_batch=8), ByteVocab())
+    history = list(b"x" * 20)
+    asked: list[int] = []
+
+    def cancelled() -> bool:
+        asked.append(context.n_decoded)
+        return len(asked) == 3
+
+    assert drafter.draft(history, 2, cancelled).tokens == ()
+    assert asked == [0, 8, 16]
+    assert len(drafter.draft(history, 2).tokens) == 2
+    assert context.n_decoded == 16 + 4 + 1, "what was read before it was cancelled is kept"
+
+
+def test_a_draft_model_is_silent_where_it_has_no_room_or_does_not_know_the_token() -> None:
+    class Small(ByteVocab):
+        size = 100
+
+    assert DraftModel(held(n_ctx=8), ByteVocab()).draft(list(b"1234567"), 3).tokens == ()
+    assert list(DraftModel(held(n_ctx=9), ByteVocab()).draft(list(b"1234567"), 3).tokens) != []
+    assert DraftModel(held(), Small()).draft([1, 200], 3).tokens == ()
+
+
+def test_a_draft_ends_with_the_end() -> None:
+    drafter = DraftModel(ScriptedContext(lambda data: END, n_seq_max=1), ByteVocab())
+    assert drafter.draft([1, 2], 5).tokens == [END]
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.0, seed=1)])
+def test_tokens_that_the_answering_model_lacks_are_never_drafted(sampling: Sampling | None) -> None:
+    class Fewer(ByteVocab):
+        size = 200
+
+    drafter = draft_model(ScriptedContext(lambda data: 255, n_seq_max=1), ByteVocab(), Fewer(), sampling=sampling)
+    drafted = drafter.draft([1, 2, 3], 6).tokens
+    assert len(drafted) == 6
+    assert max(drafted) < 200
+
+
+def test_drawn_drafts_have_the_odds_of_the_chain_and_depend_on_the_position_alone() -> None:
+    options = Sampling(temperature=1.3, top_k=20, seed=5, repeat_penalty=1.2)
+    proposal = DraftModel(held(), ByteVocab(), sampling=options).draft(list(b"abc"), 6)
+    session = Session(held(), ByteVocab())
+    session.append("abc")
+    chain = SamplerChain.for_vocab(options, session.vocab)
+    chain.set_history(list(b"abc"))
+    for token, (ids, probabilities) in zip(proposal.tokens, proposal.odds, strict=True):
+        expected_ids, expected = chain.distribution(session.next_logits())
+        np.testing.assert_array_equal(ids, expected_ids)
+        np.testing.assert_allclose(probabilities, expected)
+        chain.accept(token)
+        session.append_tokens([token])
+    again = DraftModel(held(), ByteVocab(), sampling=options)
+    again.draft(list(b"zzz"), 6)
+    assert again.draft(list(b"abc"), 6).tokens == proposal.tokens
+    other = Sampling(temperature=1.3, top_k=20, seed=6, repeat_penalty=1.2)
+    assert DraftModel(held(), ByteVocab(), sampling=other).draft(list(b"abc"), 6).tokens != proposal.tokens
+
+
+def test_drawn_drafts_come_as_often_as_their_odds() -> None:
+    options = Sampling(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, seed=5)
+    drafter = DraftModel(held(), ByteVocab(), sampling=options)
+    counts: dict[int, int] = {}
+    for seed in range(600):
+        drafter._seed = seed
+        proposal = drafter.draft([1, 2, 3], 1)
+        counts[proposal.tokens[0]] = counts.get(proposal.tokens[0], 0) + 1
+    ((ids, probabilities),) = proposal.odds
+    expected = 600 * probabilities
+    statistic = sum((counts.get(int(token), 0) - e) ** 2 / e for token, e in zip(ids, expected, strict=True))
+    assert statistic < 2 + 6 * 2, "two degrees of freedom: mean 2, standard deviation 2"
+
+
+def test_a_draft_model_that_cannot_take_back_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="edit level REPLAY"):
+        DraftModel(ScriptedContext(level=EditLevel.REPLAY), ByteVocab())
+
+
+def test_a_closed_drafter_closes_its_context() -> None:
+    context = held()
+    with DraftModel(context, ByteVocab()):
+        pass
+    with pytest.raises(ContextClosed):
+        context.length(0)
+
+
+# Translation.
+
+
+class PairVocab(ByteVocab):
+    """Another vocabulary: bytes moved up by one, and a token for each of a few pairs of letters."""
+
+    pairs = (b"an", b"na", b"en", " é".encode()[:2])
+    size = N_VOCAB + 1 + len(pairs)
+    eos, eog_ids = END + 1, frozenset({END + 1})
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        ids: list[int] = []
+        for token in super().encode(text, add_special=add_special, parse_special=parse_special):
+            pair = bytes([ids[-1] - 1, token]) if ids and 0 < ids[-1] <= 256 and token < 256 else b""
+            if pair in self.pairs:
+                ids[-1] = N_VOCAB + 1 + self.pairs.index(pair)
+            else:
+                ids.append(token + 1)
+        return ids
+
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
+        if id > N_VOCAB:
+            return self.pairs[id - N_VOCAB - 1]
+        return b"" if id == 0 else super().token_bytes(id - 1, special=special)
+
+
+class PairContext(ScriptedContext):
+    """A model of ``PairVocab`` that goes on with the alphabet, or ends after z."""
+
+    def _row(self, state: object) -> np.ndarray:
+        data = b"".join(PairVocab().token_bytes(token, special=True) for token, _ in state)
+        row = np.zeros(N_VOCAB, np.float32)
+        row[END + 1 if data[-1:] == b"z" else 2 + data[-1]] = 1
+        return row
+
+
+def translated() -> TranslatedDraftModel:
+    drafter = draft_model(PairContext(n_seq_max=1, n_batch=64), PairVocab(), ByteVocab())
+    assert isinstance(drafter, TranslatedDraftModel)
+    return drafter
+
+
+def test_translated_drafts_are_the_text_that_the_other_model_says() -> None:
+    drafter = translated()
+    for text in ("banana a", "banana abc", "banan", "é m", "banana anana"):
+        last = text.encode()[-1]
+        wanted = bytes(range(last + 1, last + 5)) if last < 128 else b""
+        assert bytes(drafter.draft(list(text.encode()), 4).tokens) == wanted[:4], text
+
+
+def test_a_translated_end_is_the_end() -> None:
+    assert translated().draft(list(b"wx"), 4).tokens == [ord("y"), ord("z"), END]
+
+
+def test_in_the_middle_of_a_character_there_is_no_draft() -> None:
+    drafter = translated()
+    data = "a🙂b".encode()
+    drafted = [len(drafter.draft(list(data[:end]), 2).tokens) for end in range(1, len(data) + 1)]
+    assert drafted[:4] == [2, 0, 0, 0]
+    assert drafted[5] == 2
+
+
+def test_the_translation_follows_a_history_that_was_changed_anywhere() -> None:
+    drafter = translated()
+    texts = ["a🙂b banana", "a🙂c", "a🙃c", "a🙂", "banana a🙂 nab", "banana a", "\xff\xfe"]
+    for text in [*texts, *reversed(texts)]:
+        for data in (text.encode(), text.encode()[:-1]):
+            drafter._follow(list(data))
+            fresh = translated()
+            fresh._follow(list(data))
+            assert drafter._seen == list(data) == fresh._seen
+            assert PairVocab().decode(drafter._translated) == PairVocab().decode(fresh._translated)
+            assert drafter._pending == fresh._pending
+
+
+def test_control_tokens_are_translated_by_their_names() -> None:
+    drafter = translated()
+    drafter._follow([START, ord("a")])
+    assert drafter._translated == [START + 1, ord("a") + 1]
+
+
+def test_which_way_a_draft_model_works_depends_on_the_vocabularies() -> None:
+    assert same_tokens(ByteVocab(), ByteVocab())
+    assert not same_tokens(ByteVocab(), PairVocab())
+    assert isinstance(draft_model(held(), ByteVocab(), ByteVocab()), DraftModel)
+    with pytest.raises(InvalidOption, match="sampling"):
+        draft_model(held(), PairVocab(), ByteVocab(), sampling=Sampling())
+
+
+# The length of drafts.
+
+
+def play(pace: Pace, *, acceptance: float, verify_s: float, draft_s: float, rounds: int = 200) -> list[int]:
+    """Rounds in which a decode of n tokens takes 1 + (n - 1) * verify_s, and so many drafted tokens are right."""
+    random, lengths = np.random.default_rng(1), []
+    for _ in range(rounds):
+        n = pace.length()
+        lengths.append(n)
+        if n:
+            pace.drafted(n, n * draft_s)
+        pace.decoded(n + 1, 1 + n * verify_s)
+        hits = (random.random(n) < acceptance).tolist()
+        pace.verified(hits[: hits.index(False) + 1] if False in hits else hits)
+    return lengths
+
+
+def tokens_a_second(k: int, *, acceptance: float, verify_s: float, draft_s: float) -> float:
+    return sum(acceptance**i for i in range(k + 1)) / (1 + k * verify_s + k * draft_s)
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("verify_s", [0.02, 0.2])
+@pytest.mark.parametrize("draft_s", [0.0, 0.1])
+def test_lengths_approach_the_best_one(acceptance: float, verify_s: float, draft_s: float) -> None:
+    costs = {"acceptance": acceptance, "verify_s": verify_s, "draft_s": draft_s}
+    lengths = play(Pace(16, adaptive=True), **costs)[50:]
+    best = max(tokens_a_second(k, **costs) for k in range(17))
+    reached = np.mean([tokens_a_second(k, **costs) for k in lengths])
+    assert reached > 0.9 * best
+
+
+def test_drafting_goes_off_where_it_loses_and_is_tried_ever_more_rarely() -> None:
+    pace = Pace(8, adaptive=True)
+    lengths = play(pace, acceptance=0.0, verify_s=0.3, draft_s=0.1, rounds=1000)
+    probes = [i for i, n in enumerate(lengths) if n]
+    assert not pace.on
+    assert pace.n_switched_off == 1
+    assert len(probes) < 20
+    gaps = np.diff(probes)[-5:]
+    assert (gaps[1:] >= gaps[:-1]).all(), "each time that it does not pay, the next try comes later"
+
+
+def test_drafting_comes_back_where_it_pays_again() -> None:
+    pace = Pace(8, adaptive=True)
+    play(pace, acceptance=0.0, verify_s=0.3, draft_s=0.1, rounds=60)
+    assert not pace.on
+    lengths = play(pace, acceptance=1.0, verify_s=0.05, draft_s=0.01, rounds=200)
+    assert pace.on
+    assert pace.n_switched_on == 1
+    assert np.mean(lengths[-50:]) > 6
+
+
+def test_a_length_that_is_not_adaptive_stays() -> None:
+    assert set(play(Pace(5, adaptive=False), acceptance=0, verify_s=9, draft_s=9, rounds=30)) == {5}
+
+
+def test_options_say_what_they_accept() -> None:
+    assert Speculation(PromptLookup()).n_max == 16

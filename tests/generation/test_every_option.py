@@ -1,0 +1,165 @@
+"""Every parameter of ``Session.generate`` does something: one that is added without a test here fails."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from scripted import START, ByteVocab, ScriptedContext
+from slm_core.chat import Session
+from slm_core.constraints import Regex
+from slm_core.errors import InvalidOption
+from slm_core.generation import BrakeAction, FinishReason
+from slm_core.generation.shifting import TokenShift
+from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation
+from slm_core.sampling import Sampling
+from slm_core.types import Logits
+
+
+def session() -> Session:
+    made = Session(ScriptedContext(n_batch=4), ByteVocab(), sampling=Sampling(temperature=0, max_tokens=8))
+    made.append("prompt>")
+    return made
+
+
+def plain() -> tuple[int, ...]:
+    return session().generate().run().tokens
+
+
+def check_sampling() -> None:
+    assert session().generate(Sampling(temperature=0, max_tokens=3)).run().tokens == plain()[:3]
+
+
+def check_brakes() -> None:
+    answer = session().generate(brakes=[lambda event, draft: BrakeAction.STOP]).run()
+    assert (answer.tokens, answer.finish_reason) == (plain()[:1], FinishReason.CANCELLED)
+
+
+def check_constraint() -> None:
+    assert session().generate(constraint=Regex("[ab]{5}")).run().text.strip("ab") == ""
+
+
+class Always:
+    """A sampler that says one token."""
+
+    def sample(self, logits: Logits) -> int:
+        return START
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def set_history(self, tokens: Sequence[int]) -> None:
+        pass
+
+
+def check_sampler() -> None:
+    assert session().generate(sampler=Always()).run().tokens == (START,) * 8
+
+
+def check_special() -> None:
+    texts = [session().generate(sampler=Always(), special=special).run().text for special in (False, True)]
+    assert texts == ["", "<|start|>" * 8]
+
+
+def check_speculation() -> None:
+    said = plain()
+    s = session()
+    answer = s.generate(
+        speculation=Speculation(DraftFunction(lambda tokens, n: said[len(tokens) - 7 :][:n]), adaptive=False)
+    ).run()
+    assert answer.tokens == said
+    assert answer.speculation is not None
+    assert answer.speculation.accepted == 5, "of eight, the first comes of the prompt, and a batch carries four"
+
+
+def check_shift() -> None:
+    def full() -> Session:
+        made = Session(
+            ScriptedContext(n_ctx=12, n_batch=4), ByteVocab(), sampling=Sampling(temperature=0, max_tokens=8)
+        )
+        made.append("prompt>")
+        return made
+
+    assert full().generate().run().finish_reason is FinishReason.LENGTH
+    assert len(full().generate().run().tokens) == 6
+    assert len(full().generate(shift=TokenShift()).run().tokens) == 8
+
+
+def check_timeout() -> None:
+    answer = session().generate(timeout=1e-9).run()
+    assert (answer.tokens, answer.timed_out) == ((), True)
+
+
+def check_on_event() -> None:
+    seen: list[int | None] = []
+    session().generate(on_event=lambda event: seen.append(event.token)).run()
+    assert tuple(seen) == plain()
+
+
+def check_progress() -> None:
+    seen: list[tuple[int, int]] = []
+    session().generate(progress=lambda done, total: seen.append((done, total))).run()
+    assert seen == [(0, 7), (4, 7), (7, 7)]
+
+
+CHECKS: Mapping[str, Callable[[], None]] = {
+    name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")
+}
+PARAMETERS = [name for name in inspect.signature(Session.generate).parameters if name != "self"]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_each_parameter_of_generate_changes_something(name: str) -> None:
+    assert name in CHECKS, f"generate({name}=...) is not tested here: write check_{name}"
+    CHECKS[name]()
+
+
+def test_nothing_is_checked_that_is_no_parameter() -> None:
+    assert set(CHECKS) == set(PARAMETERS)
+
+
+def test_unknown_parameters_are_refused() -> None:
+    with pytest.raises(TypeError, match="temperatur"):
+        session().generate(temperatur=1)
+
+
+WRONG_KINDS: dict[str, object] = {
+    "sampling": {"temperature": 0},
+    "constraint": "[ab]{5}",
+    "speculation": PromptLookup(),
+    "shift": 5,
+    "timeout": "3",
+}
+
+
+@pytest.mark.parametrize("name", WRONG_KINDS)
+def test_a_value_of_the_wrong_kind_is_refused(name: str) -> None:
+    s = session()
+    with pytest.raises(InvalidOption, match=rf"^{name}=.* \(accepted: "):
+        s.generate(**{name: WRONG_KINDS[name]})
+    assert s.generate().run().tokens == plain(), "nothing has changed"
+
+
+@pytest.mark.parametrize("given", [None, True, "stop"])
+def test_a_brake_has_an_opinion_or_says_that_it_has_none(given: object) -> None:
+    s = session()
+    with pytest.raises(InvalidOption, match=r"^a brake gave .* \(accepted: BrakeAction"):
+        s.generate(brakes=[lambda event, draft: given]).run()
+    assert s.text == "prompt>" + bytes(plain()[:1]).decode("utf-8", "replace"), "the token it was asked about is said"
+
+
+def test_searches_and_completions_refuse_values_of_the_wrong_kind() -> None:
+    for ask in (lambda: session().beam_search({"width": 3}), lambda: session().completions(2, {"temperature": 0})):
+        with pytest.raises(InvalidOption, match=r"accepted: (Beams|Sampling), None"):
+            ask()
+
+
+def test_next_logits_of_a_session_are_its_own_copy() -> None:
+    s = session()
+    row = s.next_logits()
+    kept = row.copy()
+    s.fork().append("other")
+    np.testing.assert_array_equal(row, kept)

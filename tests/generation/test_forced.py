@@ -1,0 +1,163 @@
+"""Tokens that a constraint says must follow: one batch, the same events, nothing left where the answer ends early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from scripted import ALL, ByteVocab, ScriptedContext
+from slm_core.chat import Session
+from slm_core.generation import BrakeAction, Event, Generation
+from slm_core.protocols import Advance, Batch, FastForward, Forward, Stop
+from slm_core.sampling import Sampling
+from slm_core.types import Capability, EditLevel, Logits
+
+SAID = b"chosen, then all of this is forced."
+GREEDY = Sampling(temperature=0)
+
+
+class Says:
+    """Allows one text; from ``first`` on, says after each token, or only once, that ``n`` must follow."""
+
+    def __init__(self, first: int, n: int, *, repeats: bool = False) -> None:
+        self.first, self.n, self.repeats, self.at, self.n_masked = first, n, repeats, 0, 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.at == len(SAID)
+
+    def mask(self, logits: Logits) -> Logits:
+        self.n_masked += 1
+        row = np.full_like(logits, -np.inf)
+        row[SAID[self.at]] = logits[SAID[self.at]]
+        return row
+
+    def advance(self, token: int) -> Advance:
+        assert token == SAID[self.at]
+        self.at += 1
+        if self.is_complete:
+            return Stop()
+        forced = SAID[self.at : self.first + self.n]
+        says = self.first <= self.at < self.first + self.n and (self.repeats or self.at == self.first)
+        return FastForward(tuple(forced)) if says else Forward()
+
+    def clone(self) -> Says:
+        return self  # so that the test sees what was done to it
+
+
+class Counting(ScriptedContext):
+    """Notes how many tokens each batch carries."""
+
+    sizes: tuple[int, ...] = ()
+
+    def decode(self, batch: Batch) -> Logits:
+        self.sizes = (*self.sizes, len(batch))
+        return super().decode(batch)
+
+
+def begin(level: EditLevel = EditLevel.CUT, **options: object) -> Session:
+    session = Session(Counting(n_batch=64, level=level, **options), ByteVocab(), sampling=GREEDY)
+    session.append("prompt>")
+    return session
+
+
+def said(events: Sequence[Event]) -> list[tuple[int | None, str, float]]:
+    return [(event.token, event.text, event.logprob) for event in events]
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_forced_run_is_one_batch_with_the_events_of_single_steps(repeats: bool) -> None:
+    plain, forced = begin(), begin()
+    expected = said(list(plain.generate(constraint=Says(0, 0))))
+    constraint = Says(8, 20, repeats=repeats)
+    assert said(list(forced.generate(constraint=constraint))) == expected
+    assert forced.context.sizes == (7, *[1] * 7, 21, *[1] * 6), "token 8 goes along with the 20 that must follow it"
+    assert constraint.n_masked == len(SAID) - 20
+    assert forced.context.tokens(0) == forced.tokens[:-1], "the last token of an answer is not decoded"
+
+
+@pytest.mark.parametrize("level", list(EditLevel))
+@pytest.mark.parametrize("limit", [8, 9, 10, 27, 28, 29])
+def test_a_limit_within_a_forced_run_decodes_no_more_than_it_needs(level: EditLevel, limit: int) -> None:
+    plain, forced = begin(level), begin(level)
+    options = Sampling(temperature=0, max_tokens=limit)
+    expected = said(list(plain.generate(options, constraint=Says(0, 0))))
+    assert said(list(forced.generate(options, constraint=Says(8, 20)))) == expected
+    assert forced.context.n_decoded == plain.context.n_decoded
+    np.testing.assert_array_equal(forced.next_logits(), plain.next_logits())
+
+
+@pytest.mark.parametrize("level", list(EditLevel))
+def test_a_stop_text_within_a_forced_run_leaves_nothing_behind(level: EditLevel) -> None:
+    plain, forced = begin(level), begin(level)
+    options = Sampling(temperature=0, stop=("all",))
+    assert plain.generate(options, constraint=Says(0, 0)).run().text == "chosen, then "
+    assert forced.generate(options, constraint=Says(8, 20)).run().text == "chosen, then "
+    assert forced.tokens == plain.tokens
+    assert forced.n_pending == (0 if level else forced.n_tokens), "what was decoded too far was taken back"
+    np.testing.assert_array_equal(forced.next_logits(), plain.next_logits())
+
+
+@pytest.mark.parametrize("capabilities", [ALL, frozenset()], ids=["shared", "copied"])
+@pytest.mark.parametrize("level", list(EditLevel))
+def test_a_pause_within_a_forced_run_changes_nothing_and_the_session_can_be_used(
+    level: EditLevel, capabilities: frozenset[Capability]
+) -> None:
+    def pause_in_the_run(event: Event, draft: object) -> BrakeAction:
+        return BrakeAction.PAUSE if len(draft.tokens) == 12 else BrakeAction.NEXT
+
+    s, plain = begin(level, capabilities=capabilities), begin(level)
+    whole = plain.generate(constraint=Says(0, 0)).run()
+    generation: Generation = s.generate(constraint=Says(8, 20), brakes=[pause_in_the_run])
+    list(generation)
+    with s.fork() as twin:
+        assert twin.text == "prompt>chosen, then"
+        twin.append("!")
+        assert twin.next_logits() is not None
+    with s.detour() as elsewhere:
+        elsewhere.append("?")
+        assert elsewhere.next_logits() is not None
+    assert s.generate().run().tokens == whole.tokens == generation.answer.tokens
+
+
+@pytest.mark.parametrize("level", list(EditLevel))
+def test_an_edit_within_a_forced_run_begins_from_the_history(level: EditLevel) -> None:
+    s, plain = begin(level), begin(level)
+    generation = s.generate(constraint=Says(8, 20))
+    for _ in range(12):
+        next(generation)
+    s.append("!")
+    plain.append(SAID[:12].decode() + "!")
+    np.testing.assert_array_equal(s.next_logits(), plain.next_logits())
+
+
+def test_a_run_that_is_longer_than_a_batch_takes_as_many_as_it_needs() -> None:
+    s = Session(Counting(n_batch=8), ByteVocab(), sampling=GREEDY)
+    s.append("prompt>")
+    assert s.generate(constraint=Says(1, 33)).run().text == SAID.decode()
+    assert s.context.sizes[:5] == (7, 8, 8, 8, 8)
+
+
+def test_a_full_context_within_a_forced_run_ends_the_answer_where_it_would_have() -> None:
+    sessions = [Session(Counting(n_batch=64, n_ctx=20), ByteVocab(), sampling=GREEDY) for _ in range(2)]
+    answers = []
+    for s, n in zip(sessions, (0, 20), strict=True):
+        s.append("prompt>")
+        answers.append(s.generate(constraint=Says(3, n)).run())
+    assert answers[0].tokens == answers[1].tokens
+    assert answers[0].finish_reason is answers[1].finish_reason
+
+
+def test_a_session_that_is_closed_within_a_forced_run_gives_its_sequence_back() -> None:
+    context = Counting(n_batch=64)
+    s = Session(context, ByteVocab(), sampling=GREEDY)
+    s.append("prompt>")
+    generation = s.generate(constraint=Says(8, 20))
+    for _ in range(12):
+        next(generation)
+    s.close()
+    generation.cancel()
+    assert len(generation.run().tokens) == 12
+    assert context.length(0) == 0

@@ -1,0 +1,163 @@
+"""A paused answer that is dumped after any token goes on elsewhere as if nothing had happened, whatever rules it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+import slm_core as slm
+from scripted import ByteVocab, ScriptedContext
+from slm_core.chat import Session
+from slm_core.constraints import Regex
+from slm_core.errors import InvalidSnapshot, SlmError, SnapshotMismatch
+from slm_core.generation import BrakeAction, Generation
+from slm_core.generation.speculation import DraftModel, PromptLookup, Speculation, SuffixIndex
+from slm_core.loading import demo_model_path
+from slm_core.sampling import Sampling
+from slm_core.snapshot import pack, unpack
+from slm_core.types import EditLevel
+
+N = 24
+WIDE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.4, "seed": 9, "max_tokens": N}
+
+
+def draft_model() -> Speculation:
+    """Another model, which draws; a fixed length makes the answer a function of the seeds."""
+    drawn = Sampling(top_k=0, top_p=1.0, min_p=0.0, temperature=1.4, seed=4)
+    context = ScriptedContext(lambda data: None, n_seq_max=1)
+    return Speculation(DraftModel(context, ByteVocab(), sampling=drawn), n_max=4, adaptive=False)
+
+
+def fixed(drafter: PromptLookup | SuffixIndex) -> Speculation:
+    return Speculation(drafter, n_max=5, adaptive=False)
+
+
+CASES: Mapping[str, Callable[[], dict[str, object]]] = {
+    "plain": lambda: {"sampling": Sampling(**WIDE)},
+    "penalties": lambda: {
+        "sampling": Sampling(
+            **WIDE, repeat_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.5, dry_multiplier=0.8
+        )
+    },
+    "min tokens": lambda: {"sampling": Sampling(**WIDE, min_tokens=N, no_repeat_ngram=2)},
+    "mirostat 1": lambda: {"sampling": Sampling(**WIDE, mirostat=1)},
+    "mirostat 2": lambda: {"sampling": Sampling(**WIDE, mirostat=2)},
+    "stops": lambda: {"sampling": Sampling(**WIDE, stop=("\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd\ufffdx",))},
+    "special": lambda: {"sampling": Sampling(**WIDE), "special": True},
+    "constraint": lambda: {"sampling": Sampling(**WIDE), "constraint": Regex("([a-f]{3}, (yes|no)!){3,}")},
+    "lookup": lambda: {"sampling": Sampling(**WIDE), "speculation": fixed(PromptLookup(2, 1))},
+    "suffix": lambda: {"sampling": Sampling(**WIDE), "speculation": fixed(SuffixIndex(1))},
+    "draft model": lambda: {"sampling": Sampling(**WIDE, repeat_penalty=1.2), "speculation": draft_model()},
+    "constrained drafts": lambda: {
+        "sampling": Sampling(**WIDE),
+        "constraint": Regex("([a-f]{3}, (yes|no)!){3,}"),
+        "speculation": fixed(PromptLookup(2, 1)),
+    },
+}
+
+
+def begin() -> Session:
+    made = Session(ScriptedContext(n_batch=16), ByteVocab(), sampling=Sampling(seed=1))
+    made.append("abc, yes!abd, no!")
+    return made
+
+
+def read(generation: Generation) -> str:
+    return "".join(event.text for event in generation)
+
+
+@pytest.mark.parametrize("payload_format", ["1", "2"], ids=["payload", "replay"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_dumped_after_any_token(name: str, payload_format: str) -> None:
+    whole = begin().generate(**CASES[name]()).run()
+    assert len(whole.tokens) > 10
+    for n in range(1, len(whole.tokens), 3 if payload_format == "2" else 1):
+        s, case = begin(), CASES[name]()
+        pause = [lambda event, draft, n=n: BrakeAction.PAUSE if len(draft.tokens) == n else BrakeAction.NEXT]
+        text = read(s.generate(**case, brakes=pause))
+        twin = Session.restore(ScriptedContext(payload_format=payload_format), ByteVocab(), s.dump())
+        again = {"speculation": CASES[name]()["speculation"]} if name == "draft model" else {}
+        resumed = twin.generate(brakes=[], **again)
+        text += read(resumed)
+        answer = resumed.answer
+        assert answer.tokens == whole.tokens, f"dumped after token {n}"
+        assert (text, answer.text, answer.finish_reason) == (whole.text, whole.text, whole.finish_reason)
+        assert twin.tokens[-len(whole.tokens) :] == whole.tokens
+
+
+def test_a_dump_of_a_dump_is_the_same_again() -> None:
+    s = begin()
+    list(s.generate(**CASES["draft model"](), brakes=[lambda event, draft: BrakeAction.PAUSE]))
+    twin = Session.restore(ScriptedContext(), ByteVocab(), s.dump())
+    third = Session.restore(ScriptedContext(), ByteVocab(), twin.dump())
+    for which in (twin, third):
+        answer = which.generate(brakes=[], speculation=draft_model()).run()
+        assert answer.tokens == begin().generate(**CASES["draft model"]()).run().tokens
+
+
+@pytest.mark.parametrize("target", ["native", "llamacpp"])
+def test_a_paused_answer_goes_on_in_another_backend(target: str) -> None:
+    source = "llamacpp" if target == "native" else "native"
+    options = Sampling(temperature=0, max_tokens=16, min_tokens=16, repeat_penalty=1.1)
+    with (
+        slm.load(demo_model_path(), backend=source) as here,
+        slm.load(demo_model_path(), backend=target) as there,
+        here.session(n_ctx=256) as s,
+        there.new_context(n_ctx=256) as context,
+    ):
+        s.append("The blue box is on the table. The blue box is on")
+        pause = [lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == 5 else BrakeAction.NEXT]
+        text = read(s.generate(options, brakes=pause, speculation=Speculation(PromptLookup())))
+        with Session.restore(context, there.vocab, s.dump()) as twin:
+            resumed = twin.generate(brakes=[])
+            text += read(resumed)
+            answer = resumed.answer
+        assert answer.tokens[:5] == s.tokens[-5:]
+        assert answer.text == text == there.vocab.decode([t for t in answer.tokens if t not in there.vocab.eog_ids])
+        assert answer.tokens == s.generate(brakes=[]).run().tokens, "greedy, and the best are far apart"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda answer: answer.update(speculation=5),
+        lambda answer: answer["speculation"].update(more=1),
+        lambda answer: answer["speculation"].update(drafter={"drafter": "code"}),
+        lambda answer: answer["speculation"].update(drafter=[1]),
+        lambda answer: answer["speculation"].update(n_max=10**9),
+        lambda answer: answer["speculation"].update(adaptive=1),
+        lambda answer: answer["speculation"].update(queue=[10**6], drawn=[False]),
+        lambda answer: answer["speculation"].update(queue=[1, 2], drawn=[False]),
+        lambda answer: answer["speculation"].update(queue=[1] * 100, drawn=[False] * 100),
+        lambda answer: answer["speculation"].update(queue=[1], drawn=[True]),
+        lambda answer: answer["speculation"]["stats"].update(rounds=-1),
+        lambda answer: answer["speculation"]["stats"].update(rounds=1.5),
+        lambda answer: answer["speculation"]["stats"].update(draft_s=float("inf")),
+        lambda answer: answer["speculation"]["stats"].pop("accepted"),
+        lambda answer: answer["progress"].update(forced=[10**6]),
+        lambda answer: answer["progress"].update(time_left_s=-1),
+        lambda answer: answer["progress"].update(queue_s="1"),
+    ],
+)
+def test_forged_drafts_are_refused(change: Callable[[dict[str, dict[str, object]]], None]) -> None:
+    s = begin()
+    list(s.generate(**CASES["lookup"](), brakes=[lambda event, draft: BrakeAction.PAUSE]))
+    meta, sections = unpack("session", s.dump())
+    change(meta["answer"])
+    target = ScriptedContext(n_seq_max=1)
+    with pytest.raises(SlmError) as error:
+        Session.restore(target, ByteVocab(), pack("session", meta, sections))
+    assert isinstance(error.value, InvalidSnapshot | SnapshotMismatch)
+    assert target.length(0) == 0
+
+
+@pytest.mark.parametrize("level", list(EditLevel))
+def test_a_dump_within_a_draft_at_every_edit_level(level: EditLevel) -> None:
+    whole = begin().generate(**CASES["suffix"]()).run()
+    s = Session(ScriptedContext(n_batch=16, level=level), ByteVocab(), sampling=Sampling(seed=1))
+    s.append("abc, yes!abd, no!")
+    pause = [lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == 9 else BrakeAction.NEXT]
+    list(s.generate(**CASES["suffix"](), brakes=pause))
+    twin = Session.restore(ScriptedContext(level=level), ByteVocab(), s.dump())
+    assert twin.generate(brakes=[]).run().tokens == whole.tokens == s.generate(brakes=[]).run().tokens
