@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from math import nan
 from operator import index as as_index
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack, cast
 
-from slm_core.chat.messages import from_json, to_json
-from slm_core.chat.prompt import encode_segments
+from slm_core.chat import chat_dump
+from slm_core.chat.messages import to_json
+from slm_core.chat.overflow import Overflow, fit, name_of, reserved
+from slm_core.chat.prompt import PromptEncoder
 from slm_core.chat.session import Session
-from slm_core.chat.session_dump import read_sampling
-from slm_core.errors import InvalidSnapshot, SessionError, SlmError
-from slm_core.generation import Answer, Brake, Event, FinishReason, Generation
-from slm_core.protocols import Context, Formatter, StreamParser, Vocab
+from slm_core.chat.stream import AnswerStream
+from slm_core.chat.toolbox import Toolbox
+from slm_core.chat.tools import ChatStream, ToolErrors, ToolUse, Turn, open_calls
+from slm_core.constraints import Spec
+from slm_core.errors import InvalidOption, InvalidSnapshot, SessionError, SlmError
+from slm_core.generation import Answer, Brake, Event
+from slm_core.generation.control import checked_timeout
+from slm_core.generation.events import Overflowed
+from slm_core.generation.speculation import Speculation
+from slm_core.protocols import Constraint, Context, Formatter, Vocab
 from slm_core.sampling import SamplerChain, Sampling
-from slm_core.snapshot import is_count, pack, unpack
-from slm_core.types import Delta, EditLevel, Message, Role
+from slm_core.snapshot import pack
+from slm_core.types import EditLevel, Message, ModelInfo, PrefillProgress, Role, Tool, ToolCall
 
 if TYPE_CHECKING:
     from slm_core.chat.oracle import Oracle
 
 
-# n_ctx, n_seq_max, n_batch: a forged dump must not make us reserve the machine's memory.
-_LARGEST_CONTEXT = (2**22, 2**12, 2**16)
+_UNASKED_CONTEXT = 4096  # a forged dump must not make us reserve the machine's memory
+_LEAST_TIME = 1e-3  # seconds that an answer gets whose turn has none left
 
 
 class ChatModel(Protocol):
     """What ``Chat.restore`` needs of a model: ``slm.load`` returns one."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model is."""
+        ...
 
     @property
     def vocab(self) -> Vocab:
@@ -53,101 +65,47 @@ class ChatOptions:
 
     Attributes:
         sampling: how to choose tokens.
-        tools: JSON schemas of the tools that the model may call.
+        tools: what the model may call: functions, which the chat runs; JSON schemas and pydantic models, whose calls
+            are left to the caller.
         thinking: ask for reasoning, or for none; None leaves it to the template.
+        overflow: what happens where a question, and room for its answer, do not fit; see ``overflow.Overflow``.
+
+    Raises:
+        InvalidOption: there is no such policy.
     """
 
     sampling: Sampling
-    tools: tuple[Mapping[str, object], ...] = ()
+    tools: tuple[Tool, ...] = ()
     thinking: bool | None = None
+    overflow: Overflow = "error"
+
+    def __post_init__(self) -> None:
+        name_of(self.overflow)
 
 
-class ChatStream(Iterator[Event]):
-    """An answer of a chat in the making: iterate for its events, then ask for ``answer``.
+class AnswerSteering(TypedDict, total=False):
+    """How one answer is ruled and watched over; see ``Session.generate``."""
 
-    Attributes:
-        said: its content so far.
+    constraint: Constraint | Spec
+    brakes: Sequence[Brake]
+    progress: PrefillProgress
+    speculation: Speculation
+
+
+class Steering(AnswerSteering, total=False):
+    """How a turn, with all its answers, is ruled and watched over.
+
+    ``timeout`` is for all answers together, without the seconds that tools take. ``tools`` are those of the chat from
+    now on, see ``ChatOptions``; for the other options of tools see ``tools.ToolUse``.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        parser: StreamParser,
-        finished: Callable[[Message], None],
-        failed: Callable[[], None],
-    ) -> None:
-        self._generation = generation
-        self._parser = parser
-        self._finished = finished
-        self._failed = failed
-        self._answer: Answer | None = None
-        self.said = ""
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer, its reasoning and tool calls told apart.
-
-        Raises:
-            SessionError: it is not over yet.
-        """
-        return self._answer if self._answer is not None else self._generation.answer
-
-    @property
-    def over(self) -> bool:
-        """Whether the answer is whole."""
-        return self._answer is not None
-
-    def cancel(self) -> None:
-        """End it as soon as possible, from any thread; what was said so far becomes the answer."""
-        self._generation.cancel()
-
-    @property
-    def paused(self) -> bool:
-        """Whether a brake paused it."""
-        return self._generation.paused
-
-    def resume(self, brakes: Sequence[Brake] | None = None) -> Self:
-        """Go on after a pause, as if there had been none; with the same brakes unless others are given."""
-        self._generation.resume(brakes)
-        return self
-
-    def run(self) -> Answer:
-        """Iterate to the end; returns the answer."""
-        for _ in self:
-            pass
-        return self.answer
-
-    def __next__(self) -> Event:
-        if self._answer is not None or self.paused:
-            raise StopIteration
-        try:
-            event = next(self._generation, None)
-        except BaseException:
-            self._failed()
-            raise
-        deltas = [] if event is None else self._parser.feed(event.text)
-        if self._generation.finished:
-            deltas += self._end()
-        if event is None and not deltas:
-            raise StopIteration
-        token, logprob = (None, nan) if event is None else (event.token, event.logprob)
-        text = _joined(deltas, "content")
-        self.said += text
-        return Event(token, text, logprob, _joined(deltas, "reasoning"))
-
-    def _end(self) -> list[Delta]:
-        deltas, message = self._parser.finish()
-        raw = self._generation.answer
-        called = message.tool_calls and raw.finish_reason is FinishReason.STOP
-        self._answer = replace(
-            raw,
-            text=message.content,
-            reasoning=message.reasoning,
-            tool_calls=message.tool_calls,
-            finish_reason=FinishReason.TOOL_CALLS if called else raw.finish_reason,
-        )
-        self._finished(message)
-        return deltas
+    timeout: float
+    on_event: Callable[[Event], None]
+    tools: Sequence[Tool]
+    tool_choice: str
+    tool_errors: ToolErrors
+    strict_tools: bool
+    max_rounds: int
 
 
 class Chat:
@@ -181,7 +139,10 @@ class Chat:
         self.options = options if options is not None else ChatOptions(session.sampling)
         first = () if system is None else (Message(Role.SYSTEM, system),)
         self._messages: tuple[Message, ...] = ()
-        self._stream: ChatStream | None = None
+        self._stream: AnswerStream | None = None
+        self._turn: ChatStream | None = None
+        self._known_tools = Toolbox(())
+        self._prompts = PromptEncoder(session.vocab)
         self._n_answers = n_answers
         self._become((*first, *messages))
 
@@ -194,24 +155,50 @@ class Chat:
 
     # Talking.
 
-    def stream(self, content: str | Message, *, brakes: Sequence[Brake] = ()) -> ChatStream:
+    def stream(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> ChatStream:
         """Say something (a string is a user's message) and stream the answer.
 
-        If the answer raises, the chat is as it was before.
+        Where the model calls functions among the tools, they are run, and it answers again. If anything raises, the
+        chat is as it was before; what functions did is done.
 
         Raises:
-            TemplateError: the chat format refuses the message.
+            TemplateError: the chat format refuses the messages.
             ContextFull: no room; nothing changed.
+            InvalidOption: an option of tools that does not fit.
+            ToolError: with ``tool_errors="raise"``, a tool raised, or a call does not fit.
         """
         self._settle()
-        said = Message(Role.USER, content) if isinstance(content, str) else content
-        return self._reply((*self._messages, said), brakes)
+        return self._talk((*self._messages, *_messages(content)), steering)
 
-    def send(self, content: str | Message, *, brakes: Sequence[Brake] = ()) -> Answer:
-        """Say something; returns the whole answer."""
-        return self.stream(content, brakes=brakes).run()
+    def send(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> Answer:
+        """Say something; returns the whole answer.
 
-    def regenerate(self, *, brakes: Sequence[Brake] = ()) -> ChatStream:
+        Raises:
+            SessionError: a tool is to be awaited.
+        """
+        return self.stream(content, **steering).run()
+
+    async def asend(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> Answer:
+        """The same for a program on an event loop; the model, and tools that are no coroutines, work in threads."""
+        return await self.stream(content, **steering).arun()
+
+    def proceed(self, **steering: Unpack[Steering]) -> ChatStream:
+        """Go on where the messages end: run the calls that have no results yet, and stream the answer.
+
+        For a chat that was restored in the middle of a turn, or whose turn was cancelled or came to its limit there.
+
+        Raises:
+            SessionError: there is nothing to answer, or a call is the caller's to answer.
+        """
+        self._settle()
+        if not self._messages or self._messages[-1].role is Role.SYSTEM:
+            raise SessionError("there is nothing to answer: send a message first")
+        pending = open_calls(self._messages)
+        if self._messages[-1].role is Role.ASSISTANT and not pending:
+            raise SessionError("there is nothing to answer: the last message is an answer")
+        return self._talk(self._messages, steering, pending)
+
+    def regenerate(self, **steering: Unpack[Steering]) -> ChatStream:
         """Take the last answer back and stream another; with temperature, another draw.
 
         Raises:
@@ -223,7 +210,7 @@ class Chat:
             asked = asked[:-1]
         if not asked or asked[-1].role is Role.SYSTEM:
             raise SessionError("there is nothing to answer: send a message first")
-        return self._reply(asked, brakes)
+        return self._talk(asked, steering)
 
     def oracle(self) -> Oracle:
         """Questions about this chat that leave no trace in it."""
@@ -256,18 +243,8 @@ class Chat:
             on each other, leaves only what ``delete`` does.
         """
         self._settle()
-        messages = list(self._messages)
-        before = self._encode(messages)
-        del messages[self._checked_index(i)]
-        after = self._encode(messages)
-        self.session.follow(before)
-        start, end = _removed_span(before, after)
-        if end < start or before[:start] + before[end:] != after:
-            self._become(tuple(messages))
-            return min(self.session.context.edit_level, EditLevel.TRUNCATE)
-        level = self.session.remove_span(start, end)
-        self._messages = tuple(messages)
-        return level
+        i = self._checked_index(i)
+        return self._forget(i, i + 1)
 
     # Copies.
 
@@ -283,34 +260,60 @@ class Chat:
         )
 
     def dump(self) -> bytes:
-        """Everything: messages, options, and the session with its KV cache."""
-        self._settle()
+        """Everything: messages, options, and the session with its KV cache; of tools, their schemas.
+
+        Between the answers of a turn, this does not end it: ``proceed`` goes on in the restored chat.
+        """
+        if self._stream is not None:
+            self._settle()
         context = self.session.context
         meta = {
             "messages": [to_json(message) for message in self._messages],
             "sampling": self.options.sampling.to_dict(),
-            "tools": list(self.options.tools),
+            "tools": list(self._toolbox.schemas),
             "thinking": self.options.thinking,
+            "overflow": name_of(self.options.overflow),
             "n_answers": self._n_answers,
             "context": [context.n_ctx, context.n_seq_max, context.n_batch],
         }
         return pack("chat", meta, (self.session.dump(),))
 
     @classmethod
-    def restore(cls, model: ChatModel, data: bytes) -> Self:
+    def restore(
+        cls,
+        model: ChatModel,
+        data: bytes,
+        *,
+        n_ctx: int | None = None,
+        overflow: Overflow | None = None,
+        tools: Sequence[Tool] | None = None,
+    ) -> Self:
         """A chat that goes on where a dumped one stood, in a new context of ``model``; on another backend, too.
 
+        Args:
+            model: what goes on.
+            data: the dump.
+            n_ctx: positions of the new context; None for as many as the dump says, up to the longest context that
+                the model was trained for, or 4096 where that is more.
+            overflow: in place of the dumped policy; to be given where that is "summarize", as functions are in no dump.
+            tools: in place of the dumped schemas; to be given where functions are to be run.
+
         Raises:
+            InvalidOption: the policy's function is missing.
             InvalidSnapshot, SnapshotMismatch: damaged bytes, or of another model.
+            ContextFull: no room in ``n_ctx`` positions.
         """
-        state = _read_dump(data)
-        n_ctx, n_seq_max, n_batch = state.context
+        state = chat_dump.read(data)
+        offered: Sequence[Tool] = _checked_tools(state.tools) if tools is None else tools
+        policy = state.overflow if overflow is None else overflow
+        options = ChatOptions(state.sampling, tuple(offered), state.thinking, policy)
+        dumped_n_ctx, n_seq_max, n_batch = state.context
+        if n_ctx is None:
+            n_ctx = chat_dump.checked_n_ctx(dumped_n_ctx, max(_UNASKED_CONTEXT, model.info.n_ctx_train))
         context = model.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
         try:
             session = Session.restore(context, model.vocab, state.session, owns_context=True)
-            chat = cls(
-                session, model.formatter, options=state.options, messages=state.messages, n_answers=state.n_answers
-            )
+            chat = cls(session, model.formatter, options=options, messages=state.messages, n_answers=state.n_answers)
         except BaseException:
             context.close()
             raise
@@ -340,10 +343,50 @@ class Chat:
 
     # Steps that several calls share.
 
-    def _reply(self, asked: tuple[Message, ...], brakes: Sequence[Brake]) -> ChatStream:
-        """Stream an answer to ``asked``; the chat takes it over as it begins."""
-        before = self._messages
-        self.session.follow(self._encode(asked, add_generation_prompt=True, thinking=self.options.thinking))
+    def _talk(self, asked: tuple[Message, ...], steering: Steering, pending: Sequence[ToolCall] = ()) -> ChatStream:
+        """Begin a turn: ``asked`` and what comes of it; the chat takes it over as it begins."""
+        before, tokens = (self._messages, self.options), self.session.tokens
+
+        def undo() -> None:
+            self._messages, self.options = before
+            self._stream = self._turn = None
+            with suppress(SlmError):  # the cache follows again at the next call; the first error is the one to show
+                self.session.follow(tokens)
+
+        use, offered = _tool_use(steering)
+        on_event = steering.pop("on_event", None)
+        timeout = checked_timeout(steering.pop("timeout", None))
+        try:
+            if offered is not None:
+                self.options = replace(self.options, tools=tuple(offered))
+            left = next((call.name for call in pending if self._toolbox.leaves(call)), None)
+            if left is not None:
+                raise SessionError(f"a call of {left!r} is the caller's to answer: send its result")
+            first, later = use.rules(self._toolbox, self.formatter, thinking=self.options.thinking)
+            if first is not None and steering.get("constraint") is not None:
+                raise InvalidOption("a constraint does not go with tool_choice or strict_tools: both rule the answer")
+
+            def begin(is_first: bool, spent: float) -> AnswerStream:
+                left = None if timeout is None else max(timeout - spent, _LEAST_TIME)
+                said = asked if is_first else self._messages
+                return self._reply(said, cast("AnswerSteering", steering), first if is_first else later, left)
+
+            turn = Turn(begin, self._add, undo, self._end_turn)
+            if pending:
+                self.session.follow(self._encode(asked))
+            self._turn = ChatStream(turn, self._toolbox, use, on_event, pending)
+        except BaseException:
+            undo()
+            raise
+        return self._turn
+
+    def _reply(
+        self, asked: tuple[Message, ...], steering: AnswerSteering, rule: Spec | None, timeout: float | None
+    ) -> AnswerStream:
+        """Begin an answer to ``asked``."""
+        thinking, sampling = self.options.thinking, self.options.sampling
+        asked, overflowed = self._make_room(asked)
+        self.session.follow(self._encode(asked, add_generation_prompt=True, thinking=thinking))
         self._messages = asked
         self._n_answers += 1
 
@@ -351,24 +394,62 @@ class Chat:
             self._messages = (*asked, message)
             self._stream = None
 
-        def failed() -> None:
-            self._messages = before
-            self._stream = None
-            with suppress(SlmError):  # the cache follows again at the next call; the first error is the one to show
-                self.session.follow(self._encode(before))
-
-        sampling = replace(self.options.sampling, stop=(*self.options.sampling.stop, *self.formatter.stops))
-        chain = SamplerChain(sampling, stream=self._n_answers)
-        generation = self.session.generate(sampling, brakes=brakes, sampler=chain, special=True)
-        parser = self.formatter.stream_parser(thinking=self.options.thinking)
-        self._stream = ChatStream(generation, parser, finished, failed)
+        sampling = replace(sampling, stop=(*sampling.stop, *self.formatter.stops))
+        chain = SamplerChain.for_vocab(sampling, self.session.vocab, stream=self._n_answers)
+        options: AnswerSteering = steering if rule is None else {**steering, "constraint": rule}
+        generation = self.session.generate(sampling, sampler=chain, special=True, timeout=timeout, **options)
+        parser = self.formatter.stream_parser(thinking=thinking, tools=self._toolbox.schemas)
+        n_calls = sum(len(message.tool_calls) for message in asked)
+        self._stream = AnswerStream(generation, parser, finished, n_calls, overflowed)
         return self._stream
 
+    def _add(self, messages: Sequence[Message]) -> None:
+        self._messages = (*self._messages, *messages)
+
+    def _end_turn(self) -> None:
+        self._turn = None
+
+    @property
+    def _toolbox(self) -> Toolbox:
+        if self._known_tools.tools is not self.options.tools:
+            self._known_tools = Toolbox(self.options.tools)
+        return self._known_tools
+
+    def _make_room(self, asked: tuple[Message, ...]) -> tuple[tuple[Message, ...], Overflowed | None]:
+        """Drop messages where the policy says so; returns what is kept, and what was dropped."""
+        context, options = self.session.context, self.options
+        room = context.n_free + context.length(self.session.seq_id)
+
+        def count(messages: Sequence[Message]) -> int:
+            return len(self._encode(messages, add_generation_prompt=True, thinking=options.thinking))
+
+        fitted = fit(asked, options.overflow, count, room, reserved(context.n_ctx, options.sampling.max_tokens))
+        if not fitted.dropped:
+            return asked, None
+        n_tokens = count(asked) - count(fitted.messages)
+        level = min(context.edit_level, EditLevel.TRUNCATE)
+        if options.overflow == "shift":
+            level = self._forget(fitted.start, fitted.start + len(fitted.dropped))
+        dropped = Overflowed(name_of(options.overflow), fitted.dropped, fitted.summary, n_tokens, level)
+        return fitted.messages, dropped
+
+    def _forget(self, start: int, end: int) -> EditLevel:
+        """Take messages out of the KV cache; see ``forget``."""
+        messages = (*self._messages[:start], *self._messages[end:])
+        before, after = self._encode(self._messages), self._encode(messages)
+        self.session.follow(before)
+        first, last = _removed_span(before, after)
+        if last < first or before[:first] + before[last:] != after:
+            self._become(messages)
+            return min(self.session.context.edit_level, EditLevel.TRUNCATE)
+        level = self.session.remove_span(first, last)
+        self._messages = messages
+        return level
+
     def _settle(self) -> None:
-        """An answer that nobody iterates any more ends here: what was said so far becomes the answer."""
-        if self._stream is not None:
-            self._stream.cancel()
-            self._stream.resume().run()
+        """A turn that nobody iterates any more ends here: what was said so far becomes the answer."""
+        if self._turn is not None:
+            self._turn.end()
 
     def _become(self, messages: tuple[Message, ...]) -> None:
         self.session.follow(self._encode(messages))
@@ -380,9 +461,9 @@ class Chat:
         if not messages:
             return []
         segments = self.formatter.render(
-            messages, tools=self.options.tools, add_generation_prompt=add_generation_prompt, thinking=thinking
+            messages, tools=self._toolbox.schemas, add_generation_prompt=add_generation_prompt, thinking=thinking
         )
-        return encode_segments(self.session.vocab, segments)
+        return self._prompts.encode(segments)
 
     def _checked_index(self, i: int) -> int:
         n = len(self._messages)
@@ -391,38 +472,28 @@ class Chat:
         return i % n
 
 
-@dataclass(frozen=True, slots=True)
-class _ChatState:
-    messages: tuple[Message, ...]
-    options: ChatOptions
-    n_answers: int
-    context: tuple[int, int, int]
-    session: bytes
+def _messages(content: str | Message | Sequence[Message]) -> Sequence[Message]:
+    if isinstance(content, str):
+        return [Message(Role.USER, content)]
+    return [content] if isinstance(content, Message) else content
 
 
-def _read_dump(data: bytes) -> _ChatState:
-    meta, sections = unpack("chat", data)
-    names = {"messages", "sampling", "tools", "thinking", "n_answers", "context"}
-    if set(meta) != names or len(sections) != 1:
-        raise InvalidSnapshot("the dump of a chat lacks a part")
-    messages, tools, thinking, n_answers, sizes = (
-        meta[name] for name in ("messages", "tools", "thinking", "n_answers", "context")
+def _tool_use(steering: Steering) -> tuple[ToolUse, Sequence[Tool] | None]:
+    """Take the options of tools out of a turn's options."""
+    use = ToolUse(
+        steering.pop("tool_choice", "auto"),
+        steering.pop("strict_tools", False),
+        steering.pop("tool_errors", "tell"),
+        steering.pop("max_rounds", 8),
     )
-    if not isinstance(messages, list) or not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):
-        raise InvalidSnapshot("the dump's messages or tools are malformed")
-    if thinking not in (None, True, False) or not isinstance(n_answers, int) or not is_count(n_answers):
-        raise InvalidSnapshot("the dump's chat options are malformed")
-    if not isinstance(sizes, list) or len(sizes) != 3 or not all(is_count(n) for n in sizes):
-        raise InvalidSnapshot("the dump's context sizes are malformed")
-    if not all(0 < n <= limit for n, limit in zip(sizes, _LARGEST_CONTEXT, strict=True)):
-        raise InvalidSnapshot(f"the dump's context sizes {sizes} are beyond {_LARGEST_CONTEXT}")
-    options = ChatOptions(read_sampling(meta["sampling"]), tuple(tools), thinking)
-    said = tuple(from_json(message) for message in messages)
-    return _ChatState(said, options, n_answers, (sizes[0], sizes[1], sizes[2]), sections[0])
+    return use, steering.pop("tools", None)
 
 
-def _joined(deltas: Sequence[Delta], kind: str) -> str:
-    return "".join(delta.text for delta in deltas if delta.kind == kind)
+def _checked_tools(schemas: Sequence[Tool]) -> Sequence[Tool]:
+    try:
+        return Toolbox(schemas).tools
+    except InvalidOption as error:
+        raise InvalidSnapshot(f"the dump's tools are malformed: {error}") from error
 
 
 def _removed_span(before: Sequence[int], after: Sequence[int]) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -13,9 +12,11 @@ from numpy.typing import NDArray
 
 from slm_core.chat.schema import Schema
 from slm_core.chat.session import Session
+from slm_core.constraints import AfterThinking, Spec
 from slm_core.errors import InvalidOption, OracleError
-from slm_core.generation import Answer, Brake
+from slm_core.generation import Answer, Brake, FinishReason
 from slm_core.generation.loop import log_probability
+from slm_core.protocols import Constraint
 from slm_core.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -44,11 +45,13 @@ class Extraction:
 
     Attributes:
         value: the JSON value, or the pydantic object.
-        text: the answer it was read from.
+        text: the JSON it was read from.
+        answer: the answer that has it, with its usage and timings.
     """
 
     value: object
     text: str
+    answer: Answer
 
 
 class Oracle:
@@ -64,17 +67,31 @@ class Oracle:
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
 
-    def ask(self, question: str, *, sampling: Sampling = GREEDY, brakes: Sequence[Brake] = ()) -> Answer:
-        """The answer to a question, as the chat's next user message."""
-        return self._ask(question, sampling, brakes, thinking=self._chat.options.thinking)
+    def ask(
+        self,
+        question: str,
+        *,
+        sampling: Sampling = GREEDY,
+        brakes: Sequence[Brake] = (),
+        constraint: Constraint | Spec | None = None,
+    ) -> Answer:
+        """The answer to a question, as the chat's next user message; ``constraint`` is what may be said."""
+        return self._ask(question, sampling, brakes, constraint, thinking=self._chat.options.thinking)
 
-    def think(self, question: str, *, sampling: Sampling = GREEDY, brakes: Sequence[Brake] = ()) -> Answer:
-        """The same, with reasoning asked for; it is in ``Answer.reasoning``.
+    def think(
+        self,
+        question: str,
+        *,
+        sampling: Sampling = GREEDY,
+        brakes: Sequence[Brake] = (),
+        constraint: Constraint | Spec | None = None,
+    ) -> Answer:
+        """The same, with reasoning asked for; it is in ``Answer.reasoning``, and under the constraint, too.
 
         Raises:
             TemplateError: the model's chat format has no way to ask for reasoning.
         """
-        return self._ask(question, sampling, brakes, thinking=True)
+        return self._ask(question, sampling, brakes, constraint, thinking=True)
 
     def choose(self, question: str, options: Sequence[_Value] | type[Enum]) -> Choice[_Value]:
         """Which option the model finds likeliest as its whole answer.
@@ -95,30 +112,55 @@ class Oracle:
         probabilities = likelihoods / likelihoods.sum()
         return Choice(values[int(scores.argmax())], tuple(probabilities.tolist()))
 
-    def extract(self, schema: object, question: str | None = None) -> Extraction:
-        """A JSON value that fits a schema, from what the chat holds.
+    def extract(self, schema: object, question: str | None = None, *, sampling: Sampling = GREEDY) -> Extraction:
+        """A JSON value that fits a schema, from what the chat holds; the model can say nothing else.
+
+        Where the prompt has the model reason first, it may; what follows is the JSON.
 
         Args:
-            schema: a JSON schema as a mapping, or a pydantic model class.
+            schema: a pydantic model class, or a JSON schema as a mapping or text.
             question: asks for the JSON; None for "Give me JSON with the keys ...".
+            sampling: for the answer; its stop texts do not count.
 
         Raises:
-            OracleError: the answer holds no JSON, or JSON that does not fit.
-            InvalidOption: the schema uses what is not supported.
+            OracleError: the answer was not complete when its tokens, or the room in the context, were at an end; or
+                a pydantic model has rules beyond its schema that it breaks.
+            ConstraintError: the schema asks for what cannot be enforced.
         """
-        checker = Schema(schema)
-        text = self.ask(question if question is not None else checker.question()).text
-        return Extraction(checker.read(_first_json(text)), text)
+        wanted, thinking = Schema(schema), self._chat.options.thinking
+        reasoning_end = self._chat.formatter.reasoning_end(thinking=thinking)
+        spec: Spec = wanted.spec if reasoning_end is None else AfterThinking(wanted.spec, reasoning_end)
+        question = question if question is not None else wanted.question()
+        with self._chat.detour(question, thinking=thinking) as session:
+            answer = session.generate(replace(sampling, stop=()), constraint=spec, special=True).run()
+        if answer.finish_reason not in (FinishReason.CONSTRAINT, FinishReason.STOP):
+            raise OracleError(f"the answer's JSON was not complete after {len(answer.tokens)} tokens: {answer.text!r}")
+        text = answer.text if reasoning_end is None else answer.text.partition(reasoning_end)[2].strip()
+        return Extraction(wanted.read(text), text, answer)
 
-    def _ask(self, question: str, sampling: Sampling, brakes: Sequence[Brake], *, thinking: bool | None) -> Answer:
+    def _ask(
+        self,
+        question: str,
+        sampling: Sampling,
+        brakes: Sequence[Brake],
+        constraint: Constraint | Spec | None,
+        *,
+        thinking: bool | None,
+    ) -> Answer:
         formatter = self._chat.formatter
         limits = replace(sampling, stop=(*sampling.stop, *formatter.stops))
         with self._chat.detour(question, thinking=thinking) as session:
-            raw = session.generate(limits, brakes=brakes, special=True).run()
+            raw = session.generate(limits, brakes=brakes, constraint=constraint, special=True).run()
         parser = formatter.stream_parser(thinking=thinking)
         parser.feed(raw.text)
         _, message = parser.finish()
-        return replace(raw, text=message.content, reasoning=message.reasoning, tool_calls=message.tool_calls)
+        return replace(
+            raw,
+            text=message.content,
+            reasoning=message.reasoning,
+            tool_calls=message.tool_calls,
+            malformed_calls=message.malformed_calls,
+        )
 
 
 def _options(options: Sequence[_Value] | type[Enum]) -> tuple[list[_Value], list[str]]:
@@ -153,14 +195,3 @@ def _row(session: Session) -> NDArray[np.float32]:
 
 def _end_log_probability(row: NDArray[np.float32], eog_ids: frozenset[int]) -> float:
     return float(np.logaddexp.reduce([log_probability(row, token) for token in sorted(eog_ids)])) if eog_ids else 0.0
-
-
-def _first_json(text: str) -> object:
-    starts = [at for at in (text.find("{"), text.find("[")) if at >= 0]
-    if not starts:
-        raise OracleError(f"the answer holds no JSON: {text!r}")
-    try:
-        value, _ = json.JSONDecoder().raw_decode(text, min(starts))
-    except (ValueError, RecursionError) as error:
-        raise OracleError(f"the answer holds broken JSON ({error}): {text!r}") from error
-    return value

@@ -2,26 +2,182 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, pairwise
+from weakref import WeakKeyDictionary
 
 from slm_core.protocols import Vocab
 from slm_core.types import Segment
 
+_MARKER = re.compile(r"[<\[]\S+[>\]]", re.DOTALL)
+_NEIGHBOURS = (("<", ">"), ("[", "]"), ("a", "a"))
+_Span = tuple[int, int, int]
+"""Where a text has a special token: start and end in characters, and how many tokens come before it."""
+
 
 def encode_segments(vocab: Vocab, segments: Iterable[Segment]) -> list[int]:
-    """Tokens of a prompt; no content can become a control token.
+    """Tokens of a prompt; no content can become a special token, nor a part of one.
 
-    The prompt is tokenized whole, as the model's makers did, as long as that yields exactly the control tokens
-    of the control segments. Where content spells further ones, the segments are tokenized apart.
+    The prompt is tokenized whole, as the model's makers did. Only where content spells a special token is the text up
+    to the next special token of the control text tokenized without parsing any.
     """
-    pieces = [segment for segment in segments if segment.text]
-    whole = vocab.encode("".join(piece.text for piece in pieces), add_special=False, parse_special=True)
-    apart = [vocab.encode(piece.text, add_special=False, parse_special=piece.control) for piece in pieces]
-    meant = [token for piece, ids in zip(pieces, apart, strict=True) if piece.control for token in ids]
-    if _control_tokens(vocab, whole) == _control_tokens(vocab, meant):
-        return whole
-    return [token for ids in apart for token in ids]
+    return PromptEncoder(vocab).encode(segments)
 
 
-def _control_tokens(vocab: Vocab, ids: Sequence[int]) -> list[int]:
-    return [token for token in ids if not vocab.token_bytes(token)]
+class PromptEncoder:
+    """Encodes one prompt after another: of each, what the one before it has not begun with.
+
+    Special tokens are found before anything else is tokenized, so that a prompt may be cut in front of one. The cut is
+    made one special token early, lest a longer one begin where the prompts part.
+
+    Args:
+        vocab: the vocabulary.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._pieces: list[Segment] = []
+        self._ids: list[int] = []
+        self._spans: list[_Span] = []
+
+    def encode(self, segments: Iterable[Segment]) -> list[int]:
+        """Tokens of a prompt; see ``encode_segments``."""
+        pieces = [segment for segment in segments if segment.text]
+        n_spans, (place, _, n_ids) = self._shared(pieces)
+        ids, spans = _encode(self._vocab, list(_from(pieces, place)))
+        self._spans = [*self._spans[:n_spans], *((a + place, b + place, n + n_ids) for a, b, n in spans)]
+        self._pieces, self._ids = pieces, [*self._ids[:n_ids], *ids]
+        return list(self._ids)
+
+    def _shared(self, pieces: Sequence[Segment]) -> tuple[int, _Span]:
+        """Spans before the last place where both prompts can be cut, and the span there."""
+        place = 0
+        for old, new in zip(self._pieces, pieces, strict=False):
+            if (old.text, old.control) != (new.text, new.control):
+                break
+            place += len(old.text)
+        n_spans = bisect_right(self._spans, place, key=lambda span: span[1]) - 2
+        return (n_spans, self._spans[n_spans]) if n_spans > 0 else (0, (0, 0, 0))
+
+
+def _from(pieces: Sequence[Segment], place: int) -> Iterator[Segment]:
+    """The pieces without their first ``place`` characters."""
+    for piece in pieces:
+        if place < len(piece.text):
+            yield Segment(piece.text[place:], piece.control) if place else piece
+        place = max(0, place - len(piece.text))
+
+
+def _encode(vocab: Vocab, pieces: Sequence[Segment]) -> tuple[list[int], list[_Span]]:
+    """Tokens of a prompt, and where it has special tokens that are meant."""
+    text = "".join(piece.text for piece in pieces)
+    ids = vocab.encode(text, add_special=False, parse_special=True)
+    spans = list(_markers(vocab).spans(vocab, text, ids))
+    meant = _within_control(spans, pieces)
+    if len(meant) == len(spans):
+        return ids, meant
+    forged = sorted(set(spans) - set(meant))
+    parts = list(_encode_apart(vocab, text, meant, forged))
+    sizes = [0, *accumulate(map(len, parts))]
+    apart = [(start, end, n_before) for (start, end, _), n_before in zip(meant, sizes[1:], strict=False)]
+    return list(chain.from_iterable(parts)), apart
+
+
+def special_spans(vocab: Vocab, segments: Sequence[Segment]) -> list[tuple[int, int]]:
+    """Where the joined text of segments has special tokens that are meant: start and end of each, in characters."""
+    text = "".join(segment.text for segment in segments)
+    ids = vocab.encode(text, add_special=False, parse_special=True)
+    return [(start, end) for start, end, _ in _within_control(_markers(vocab).spans(vocab, text, ids), segments)]
+
+
+def _encode_apart(vocab: Vocab, text: str, meant: Sequence[_Span], forged: Sequence[_Span]) -> Iterator[list[int]]:
+    """Tokens of a text in which only some of the special tokens are meant: up to the first of these, and from each."""
+    for start, end in pairwise([0, *(span[0] for span in meant), len(text)]):
+        inside = [span for span in forged if start <= span[0] < end]
+        if not inside:
+            yield vocab.encode(text[start:end], add_special=False, parse_special=True)
+            continue
+        begin = next((span[1] for span in meant if span[0] == start), start)
+        opening = vocab.encode(text[start:begin], add_special=False, parse_special=True)
+        cuts = [begin, *(span[1] - 1 for span in inside), end]
+        yield [*opening, *_encode_plain(vocab, [text[a:b] for a, b in pairwise(cuts)])]
+
+
+def _encode_plain(vocab: Vocab, parts: Sequence[str]) -> Iterator[int]:
+    """Tokens of parts of one text, cut where they would otherwise make a token that is parsed in any text.
+
+    Parts after the first come after a line break, which is taken off again: a vocabulary that puts a space in front of
+    a text must not put one in front of them.
+    """
+    line_break = vocab.encode("\n", add_special=False, parse_special=False)
+    for i, part in enumerate(parts):
+        ids = vocab.encode("\n" + part if i else part, add_special=False, parse_special=False)
+        if i and ids[: len(line_break)] == line_break:
+            yield from ids[len(line_break) :]
+        else:
+            yield from ids if not i else vocab.encode(part, add_special=False, parse_special=False)
+
+
+def _within_control(spans: Iterable[_Span], pieces: Sequence[Segment]) -> list[_Span]:
+    """Those of the spans that lie in control text altogether; both are in the order of the text."""
+    content: list[tuple[int, int]] = []
+    place = 0
+    for piece in pieces:
+        if not piece.control:
+            content.append((place, place + len(piece.text)))
+        place += len(piece.text)
+    kept, i = [], 0
+    for span in spans:
+        start, end, _ = span
+        while i < len(content) and content[i][1] <= start:
+            i += 1
+        if i == len(content) or content[i][0] >= end:
+            kept.append(span)
+    return kept
+
+
+class _Markers:
+    """The special tokens of a vocabulary, found out one by one: control tokens, and those parsed in any text."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, str | None] = {}
+
+    def spans(self, vocab: Vocab, text: str, ids: Iterable[int]) -> Iterator[_Span]:
+        """Where a text spells the special tokens among its ids.
+
+        Special tokens are matched before anything else, from left to right: the first place that spells the next one
+        is the one that was matched.
+        """
+        place = 0
+        for n_before, token in enumerate(ids):
+            marker = self._texts[token] if token in self._texts else self._look(vocab, token)
+            if marker is None:
+                continue
+            start = text.find(marker, place)
+            if start >= 0:
+                place = start + len(marker)
+                yield start, place, n_before
+
+    def _look(self, vocab: Vocab, token: int) -> str | None:
+        """The text of a special token; None for an ordinary one."""
+        plain = vocab.token_bytes(token)
+        spelled = (plain or vocab.token_bytes(token, special=True)).decode("utf-8", "replace")
+        special = not plain or (_MARKER.fullmatch(spelled) is not None and _is_parsed(vocab, token, spelled))
+        self._texts[token] = spelled if special and spelled else None
+        return self._texts[token]
+
+
+def _is_parsed(vocab: Vocab, token: int, spelled: str) -> bool:
+    """Whether a token is matched as one: only on request, or whatever stands around it. One that merges make is not."""
+    around = ("{}", *(f"{before}{{}}{after}" for before, after in _NEIGHBOURS))
+    found = [token in vocab.encode(text.format(spelled), add_special=False, parse_special=False) for text in around]
+    return not found[0] or all(found)
+
+
+_KNOWN: WeakKeyDictionary[Vocab, _Markers] = WeakKeyDictionary()
+
+
+def _markers(vocab: Vocab) -> _Markers:
+    return _KNOWN.setdefault(vocab, _Markers())

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.chat import session_dump
+from slm_core.chat import answers, branching, session_dump
+from slm_core.chat.decoded import DecodedSequence
+from slm_core.chat.marks import Mark
 from slm_core.chat.prompt import encode_segments
-from slm_core.errors import ContextClosed, ContextFull, InvalidMark, InvalidSequence, SessionError
-from slm_core.generation import Brake, Generation
+from slm_core.chat.sequences import claim, free_sequences, release
+from slm_core.constraints import Spec, compile  # noqa: A004  (as in re.compile)
+from slm_core.errors import ContextClosed, ContextFull, InvalidMark, InvalidOption, SessionError
+from slm_core.generation import BeamAnswer, Beams, Brake, CompletionEvent, Completions, Control, Event, Generation
+from slm_core.generation.control import checked_timeout
 from slm_core.generation.loop import Progress
+from slm_core.generation.scoring import Score, checked_top
+from slm_core.generation.shifting import TokenShift
+from slm_core.generation.speculation import Speculation
 from slm_core.protocols import Constraint, Context, Sampler, Vocab
 from slm_core.sampling import SamplerChain, Sampling
-from slm_core.types import Capability, EditLevel, Logits, Pos, Segment
-
-_owners: weakref.WeakKeyDictionary[Context, dict[int, weakref.ref[Session]]] = weakref.WeakKeyDictionary()
-
-
-class Mark:
-    """A place in a session to come back to. Opaque; made by ``Session.mark``."""
-
-    __slots__ = ("__weakref__", "_session")
-
-    def __init__(self, session: Session) -> None:
-        self._session = weakref.ref(session)
-
-    def belongs_to(self, session: Session) -> bool:
-        """Whether ``session`` made it."""
-        return self._session() is session
+from slm_core.types import Capability, EditLevel, Pos, PrefillProgress, Segment
 
 
 class Session:
@@ -65,10 +58,10 @@ class Session:
         self._owns_context = owns_context
         self.vocab = vocab
         self.sampling = sampling if sampling is not None else Sampling()
-        self.seq_id = _claim(context, seq_id, self)
-        self._sampler: Sampler = SamplerChain(self.sampling)
+        self.seq_id = claim(context, seq_id, self)
+        self._sampler = SamplerChain.for_vocab(self.sampling, vocab)
         self._tokens: list[int] = []
-        self._logits: NDArray[np.float32] | None = None
+        self._decoded = DecodedSequence(context, self.seq_id)
         self._marks: weakref.WeakKeyDictionary[Mark, int] = weakref.WeakKeyDictionary()
         self._generation: Generation | None = None
         self._closed = False
@@ -97,7 +90,7 @@ class Session:
 
     @property
     def _n_held(self) -> int:
-        return self.context.length(self.seq_id)
+        return self._decoded.n_held
 
     # Growing.
 
@@ -122,7 +115,7 @@ class Session:
         Raises:
             ContextFull: no room; nothing changed.
         """
-        self._check_open()
+        self._check_settled()
         needed = self.n_pending + len(tokens)
         if needed > self.context.n_free:
             raise ContextFull(needed, self.context.n_free)
@@ -134,64 +127,208 @@ class Session:
         sampling: Sampling | None = None,
         *,
         brakes: Sequence[Brake] | None = None,
-        constraint: Constraint | None = None,
+        constraint: Constraint | Spec | None = None,
         sampler: Sampler | None = None,
         special: bool = False,
+        speculation: Speculation | None = None,
+        shift: TokenShift | None = None,
+        timeout: float | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        progress: PrefillProgress | None = None,
     ) -> Generation:
-        """Let the model continue; iterate the result for events.
+        """Let the model continue; iterate the result for events, with ``for`` or ``async for``.
 
-        After a pause, called without arguments (other than brakes), it goes on as if there had been none.
+        After a pause, called with no other arguments than brakes, timeout, on_event and progress, it goes on as if
+        there had been none; of these, what is not given stays as it was. After ``restore`` a drafter that is code or
+        a model is given again, as ``speculation``.
 
         Args:
             sampling: instead of the session's.
             brakes: asked in order after each token.
-            constraint: what may be said.
+            constraint: what may be said; a constraint is copied and stays where it is.
             sampler: instead of the chain that ``sampling`` describes, which then gives length and stops only.
             special: whether control tokens other than EOG become text.
+            speculation: drafts for the answer; what is said is the same, or drawn from the same distribution.
+            shift: go on when the context is full, by dropping tokens; ``Answer.overflowed`` tells how many.
+            timeout: seconds from the first step on, pauses not counted, after which the answer ends as cancelled with
+                ``Answer.timed_out``; in prefill, within one batch.
+            on_event: called with each event, before the iteration yields it.
+            progress: called with the tokens of the prompt that are decoded and those there are to decode.
 
         Raises:
             SessionError: there is nothing to continue, or a paused generation is to go on with other options.
+            InvalidOption: a value of the wrong kind, a timeout that is not above 0, or speculation and shift together.
+            ConstraintError: the spec of a constraint is invalid or unsupported.
+        """
+        self._check_open()
+        answers.check_kind("sampling", sampling, Sampling)
+        answers.check_source(speculation, shift)
+        if not self._tokens:
+            raise SessionError("there is nothing to continue: append text first")
+        if self._generation is not None and self._generation.paused:
+            if special or any(given is not None for given in (sampling, constraint, sampler, shift)):
+                raise SessionError("a generation is paused: go on without options, or roll back first")
+            if speculation is not None or self._generation.needs_drafter:
+                self._generation.draft_with(speculation)
+            return self._generation.resume(brakes, timeout=timeout, on_event=on_event, progress=progress)
+        seconds = checked_timeout(timeout)
+        rule = self._own_constraint(constraint)
+        self._abandon()
+        self._decoded.settle()
+        options = sampling if sampling is not None else self.sampling
+        if sampler is None:
+            sampler = self._sampler if sampling is None else SamplerChain.for_vocab(sampling, self.vocab)
+        sampler.set_history(self._tokens)
+        begun = Progress(self.n_tokens, self._n_held, options.max_tokens, options.stop, time_left_s=seconds)
+        control = Control(brakes or (), on_event, progress)
+        self._generation = answers.begun(self, sampler, begun, control, rule, speculation or shift, special=special)
+        return self._generation
+
+    def next_logits(
+        self,
+        cancelled: Callable[[], bool] = lambda: False,
+        *,
+        expected: Sequence[int] = (),
+        progress: PrefillProgress | None = None,
+    ) -> NDArray[np.float32] | None:
+        """Decode what is pending, then the logits that follow, float32 [V]; None where ``cancelled`` came true.
+
+        Args:
+            cancelled: asked before each batch.
+            expected: tokens that are likely to follow: they are decoded in the last batch, and once they are taken,
+                their logits are there already.
+            progress: called after each batch.
         """
         self._check_open()
         if not self._tokens:
             raise SessionError("there is nothing to continue: append text first")
-        if self._generation is not None and self._generation.paused:
-            if sampling is not None or constraint is not None or sampler is not None or special:
-                raise SessionError("a generation is paused: go on without options, or roll back first")
-            return self._generation.resume(brakes)
-        self._abandon()
-        options = sampling if sampling is not None else self.sampling
-        if sampler is None:
-            sampler = self._sampler if sampling is None else SamplerChain(sampling)
-        sampler.set_history(self._tokens)
-        self._generation = Generation(
-            self,
-            self.vocab,
-            sampler,
-            Progress(self.n_tokens, self._n_held, options.max_tokens, options.stop),
-            brakes=brakes or (),
-            constraint=constraint,
-            special=special,
-        )
-        return self._generation
+        return self._decoded.next_row(self._tokens, cancelled, expected, progress)
 
-    def next_logits(self, cancelled: Callable[[], bool] = lambda: False) -> NDArray[np.float32] | None:
-        """Decode what is pending, then the logits that follow, float32 [V]; None where ``cancelled`` came true."""
-        self._check_open()
-        if not self._tokens:
-            raise SessionError("there is nothing to continue: append text first")
-        if self._logits is not None and not self.n_pending:
-            return self._logits
-        if not self.n_pending:
-            self._forget_held(len(self._tokens) - 1)
-        rows = self._decode_until(len(self._tokens), cancelled)
-        self._logits = None if rows is None else rows[0].copy()
-        return self._logits
+    def prefill(
+        self, cancelled: Callable[[], bool] = lambda: False, *, progress: PrefillProgress | None = None
+    ) -> NDArray[np.float32] | None:
+        """Decode the whole history; returns what ``next_logits`` does."""
+        row = self.next_logits(cancelled, progress=progress)
+        if row is not None and self.n_pending and self._decoded.decode(self._tokens, cancelled) is None:
+            return None  # what was taken back from the context could not be decoded again: cancelled
+        return row
+
+    def beam_search(
+        self,
+        beams: Beams | None = None,
+        *,
+        constraint: Constraint | Spec | None = None,
+        special: bool = False,
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: PrefillProgress | None = None,
+    ) -> BeamAnswer:
+        """Search for the most likely answers; the session stays as it is, with all of it decoded.
+
+        To go on with an answer that was found, give its tokens to ``append_tokens``.
+
+        Args:
+            beams: how to search; ``Beams()`` where None.
+            constraint: what may be said; it stays where it is.
+            special: whether control tokens other than EOG become text.
+            cancelled: asked before each batch; where it comes true, the search ends with what it has.
+            progress: called after each batch of the prompt.
+
+        Raises:
+            InvalidSequence: fewer than ``beams.width`` sequences of the context are free.
+            ContextFull: no room for a single step.
+            SamplingError: what is asked for leaves no answer.
+            ConstraintError: the spec of a constraint is invalid or unsupported.
+        """
+        self._check_settled()
+        answers.check_kind("beams", beams, Beams)
+        rule = self._own_constraint(constraint)
+        return branching.beam_search(self, beams or Beams(), rule, cancelled, progress, special=special)
+
+    def completions(
+        self,
+        n: int,
+        sampling: Sampling | None = None,
+        *,
+        best_of: int | None = None,
+        brakes: Sequence[Brake] = (),
+        constraint: Constraint | Spec | None = None,
+        special: bool = False,
+        timeout: float | None = None,
+        on_event: Callable[[CompletionEvent], None] | None = None,
+        progress: PrefillProgress | None = None,
+    ) -> Completions:
+        """Let the model continue in ``n`` ways; the session stays as it is, with all of it decoded.
+
+        The prompt is decoded once; the completions fork off and are decoded together, a batch a step. Completion i
+        draws from stream i of the seed, however many there are; with the same seed, number 0 says what ``generate``
+        would. To go on with one, give its tokens to ``append_tokens``.
+
+        Args:
+            n: completions.
+            sampling: instead of the session's.
+            best_of: make so many, and keep those n with the largest mean log probability.
+            brakes: asked in order after each token of each completion.
+            constraint: what may be said; each completion has a copy.
+            special: whether control tokens other than EOG become text.
+            timeout: seconds after which they are cancelled.
+            on_event: called with each event, before the iteration yields it.
+            progress: called with the tokens of the prompt that are decoded and those there are to decode.
+
+        Raises:
+            InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``.
+            InvalidSequence: fewer sequences of the context are free than completions are made.
+            SessionError: there is nothing to continue.
+            ConstraintError: the spec of a constraint is invalid or unsupported.
+        """
+        self._check_settled()
+        answers.check_kind("sampling", sampling, Sampling)
+        options, rule = sampling if sampling is not None else self.sampling, self._own_constraint(constraint)
+        plan = branching.Plan(options, rule, special=special, timeout=checked_timeout(timeout))
+        return branching.completions(self, n, best_of, plan, Control(tuple(brakes), None, progress), on_event)
+
+    def score(self, content: str | Sequence[int], *, top: int = 0) -> Score:
+        """How likely the model finds what might come next; leaves no trace.
+
+        Args:
+            content: text, which is never parsed for control tokens, or tokens. Text that begins a history gets what
+                the model puts before a text (BOS), which is then among the tokens.
+            top: how many of the likeliest tokens are told in the place of each; see ``Score.top``.
+
+        Raises:
+            InvalidOption: ``top`` is no such number.
+            ContextFull: no room.
+            InvalidToken: a token outside the vocabulary.
+        """
+        return branching.score(self, content, checked_top(top))
+
+    @property
+    def history(self) -> Sequence[int]:
+        """The tokens, as ``tokens`` has them but not copied: not to be changed; for drafters."""
+        return self._tokens
+
+    @property
+    def n_ahead(self) -> int:
+        """Tokens that are decoded after the history; for drafters."""
+        return self._decoded.n_ahead
+
+    @property
+    def knows_next(self) -> bool:
+        """Whether ``next_logits`` has nothing to decode; for drafters."""
+        return self._decoded.row is not None
+
+    @property
+    def edit_level(self) -> EditLevel:
+        """What the context can undo."""
+        return self.context.edit_level
 
     def take(self, token: int) -> None:
         """Add a token that was chosen; for generations."""
+        self._decoded.take(token)
         self._tokens.append(token)
-        self._logits = None
+
+    def settle(self) -> None:
+        """Forget what was decoded ahead of the history; for generations."""
+        self._decoded.settle()
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Make ``tokens`` the history: the longest common prefix is kept, the rest is decoded when it is needed.
@@ -199,7 +336,7 @@ class Session:
         Raises:
             ContextFull: no room; nothing changed.
         """
-        self._check_open()
+        self._check_settled()
         common = _common_prefix(self._tokens, tokens)
         kept = min(common, self._n_held)
         needed, free = len(tokens) - kept, self.context.n_free + self._n_held - kept
@@ -234,13 +371,13 @@ class Session:
         Raises:
             SessionError: there are fewer.
         """
-        self._check_open()
+        self._check_settled()
         if not 0 <= length <= len(self._tokens):
             raise SessionError(f"cannot keep {length} tokens (accepted: 0 to {len(self._tokens)})")
         if length == len(self._tokens):
             return
         if length < self._n_held:
-            self._forget_held(length)
+            self._decoded.forget_from(length)
         self._edited(self._tokens[:length])
         for mark, place in list(self._marks.items()):
             if place > length:
@@ -268,20 +405,31 @@ class Session:
 
     def remove_span(self, start: int, end: int, *, exact: bool = False) -> EditLevel:
         """``remove`` by positions: forget [start, end) of the history."""
-        self._check_open()
+        self._check_settled()
         if not 0 <= start <= end <= len(self._tokens):
             raise SessionError(f"cannot remove [{start}, {end}) (accepted: within 0 to {len(self._tokens)})")
-        level = self.context.edit_level
+        level = self._take_out(start, end, exact=exact)
         if start < end:
-            held = self._n_held
-            if start >= held:
-                pass  # nothing of it was decoded
-            elif level is EditLevel.CUT and not exact:
+            self._edited(self._tokens)
+        return level
+
+    def shift_out(self, start: int, end: int) -> EditLevel:
+        """``remove_span`` while an answer is made, which goes on."""
+        self._check_settled()
+        return self._take_out(start, end)
+
+    def _take_out(self, start: int, end: int, *, exact: bool = False) -> EditLevel:
+        level = self.context.edit_level
+        held = self._n_held
+        if start < min(end, held):
+            if level is EditLevel.CUT and not exact:
                 self.context.cut(Pos(self.seq_id, start), Pos(self.seq_id, min(end, held)))
             else:
                 level = min(level, EditLevel.TRUNCATE)
-                self._forget_held(start)
-            self._edited(self._tokens[:start] + self._tokens[end:])
+                self._decoded.forget_from(start)
+        if start < end:
+            self._tokens = self._tokens[:start] + self._tokens[end:]
+            self._decoded.keep(None)
             self._move_marks(start, end)
         return min(level, EditLevel.TRUNCATE) if exact else level
 
@@ -294,7 +442,7 @@ class Session:
             InvalidSequence: the sequence is taken, or none is left.
             ContextFull: no room for a copy where storage is not shared.
         """
-        self._check_open()
+        self._check_settled()
         twin = Session(self.context, self.vocab, seq_id=seq_id, sampling=self.sampling)
         try:
             self.context.fork(self.seq_id, twin.seq_id)
@@ -309,16 +457,16 @@ class Session:
         """Everything: tokens and KV cache, sampler, and a paused answer with its pending text.
 
         Raises:
-            SessionError: an answer is unfinished whose constraint or custom sampler cannot be dumped.
+            SessionError: an answer is unfinished whose constraint or sampler is of a class of your own.
         """
-        self._check_open()
+        self._check_settled()
         return session_dump.write(
             session_dump.SessionState(
                 sequence=self.context.dump(self.seq_id),
                 tokens=tuple(self._tokens),
                 sampling=self.sampling,
                 sampler=self._sampler.state(),
-                answer=self._unfinished_answer(),
+                answer=answers.kept(self._generation, self._sampler),
             )
         )
 
@@ -335,7 +483,7 @@ class Session:
             InvalidSequence: the sequence is taken, or none is left.
             ContextFull: no room.
         """
-        state = session_dump.read(data)
+        state = session_dump.read(data, vocab.size)
         session = cls(context, vocab, seq_id=seq_id, sampling=state.sampling)
         try:
             session._load(state)
@@ -351,12 +499,12 @@ class Session:
 
         A fork where forks share storage and a sequence is left; else this session itself, taken back afterwards.
         """
-        self._check_open()
-        if Capability.SHARED_FORK in self.context.capabilities and _free_sequences(self.context):
+        self._check_settled()
+        if Capability.SHARED_FORK in self.context.capabilities and free_sequences(self.context):
             with self.fork() as twin:
                 yield twin
             return
-        tokens, n_held, logits = list(self._tokens), self._n_held, self._logits
+        tokens, n_held, row = list(self._tokens), self._n_held, self._decoded.row
         generation, sampler, marks = self._generation, self._sampler.state(), dict(self._marks)
         self._generation = None
         try:
@@ -364,9 +512,10 @@ class Session:
         finally:
             self.follow(tokens)
             if self._n_held > n_held:
-                self._forget_held(n_held)
-            self._decode_until(n_held, lambda: False)
-            self._tokens, self._logits, self._generation = tokens, logits, generation
+                self._decoded.forget_from(n_held)
+            self._decoded.decode(tokens[:n_held], lambda: False)
+            self._decoded.keep(row)
+            self._tokens, self._generation = tokens, generation
             self._sampler.set_state(sampler)
             self._marks.update(marks)
 
@@ -375,9 +524,9 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        _owners.get(self.context, {}).pop(self.seq_id, None)
+        release(self.context, self.seq_id)
         with contextlib.suppress(ContextClosed):
-            self.context.drop(self.seq_id)
+            self._decoded.clear()
         if self._owns_context:
             self.context.close()
 
@@ -395,46 +544,28 @@ class Session:
         if self._closed:
             raise SessionError("the session is closed")
 
+    def _check_settled(self) -> None:
+        """Open, and the context holds nothing but the history."""
+        self._check_open()
+        self._decoded.settle()
+
     def _load(self, state: session_dump.SessionState) -> None:
         self.context.restore(self.seq_id, state.sequence)
         session_dump.check_history(state, self.context.tokens(self.seq_id), self.vocab.size, self.context.n_free)
         self._tokens = list(state.tokens)
         self._sampler.set_state(state.sampler)
+        n_said = 0 if state.answer is None else len(state.answer.progress.tokens)
+        self._sampler.set_history(self._tokens, n_said=n_said)  # the state's own history may hold anything
         if state.answer is not None:
-            chain = self._sampler
-            if state.answer.sampler is not None:
-                chain = SamplerChain(state.answer.sampler.sampling)
-                chain.set_state(state.answer.sampler.state)
-            self._generation = Generation(
-                self, self.vocab, chain, state.answer.progress, special=state.answer.special, paused=True
-            )
+            self._generation = answers.taken_up(self, self._sampler, state.answer)
 
-    def _unfinished_answer(self) -> session_dump.UnfinishedAnswer | None:
-        running = self._generation
-        if running is None or running.finished:
-            return None
-        if running.constrained:
-            raise SessionError("an answer under a constraint cannot be dumped: let it end, or roll back")
-        own = None
-        if running.sampler is not self._sampler:
-            if not isinstance(running.sampler, SamplerChain):
-                raise SessionError("an answer with a custom sampler cannot be dumped: let it end, or roll back")
-            own = session_dump.OwnSampler(running.sampler.sampling, running.sampler.state())
-        return session_dump.UnfinishedAnswer(running.progress, own, special=running.special)
-
-    def _decode_until(self, length: int, cancelled: Callable[[], bool]) -> Logits | None:
-        """Decode pending tokens up to ``length``; the last one's logits, or None where ``cancelled`` came true."""
-        batch = self.context.new_batch()
-        rows = None
-        while self._n_held < length:
-            if cancelled():
-                return None
-            held = self._n_held
-            chunk = self._tokens[held : min(held + batch.capacity, length)]
-            batch.clear()
-            batch.extend(chunk, Pos(self.seq_id, held), logits="last" if held + len(chunk) == length else "none")
-            rows = self.context.decode(batch)
-        return rows
+    def _own_constraint(self, constraint: Constraint | Spec | None) -> Constraint | None:
+        """A constraint that nobody else moves on."""
+        if isinstance(constraint, Spec):
+            return compile(constraint, self.vocab)
+        if isinstance(constraint, str | Mapping):
+            raise InvalidOption(f"constraint={constraint!r} (accepted: a spec, such as Regex(...) or JsonSchema(...))")
+        return None if constraint is None else constraint.clone()
 
     def _abandon(self) -> None:
         """An unfinished answer can no longer go on: the history it belongs to changes."""
@@ -444,16 +575,9 @@ class Session:
 
     def _edited(self, tokens: list[int]) -> None:
         self._abandon()
-        self._logits = None
+        self._decoded.keep(None)
         self._tokens = tokens
         self._sampler.set_history(tokens)
-
-    def _forget_held(self, length: int) -> None:
-        """Take decoded tokens from ``length`` on out of the context; they are decoded again where still wanted."""
-        if self.context.edit_level >= EditLevel.TRUNCATE:
-            self.context.truncate(Pos(self.seq_id, length))
-        else:
-            self.context.drop(self.seq_id)
 
     def _place(self, mark: Mark) -> int:
         if not mark.belongs_to(self):
@@ -468,27 +592,6 @@ class Session:
                 del self._marks[mark]
             elif place >= end:
                 self._marks[mark] = place - (end - start)
-
-
-def _free_sequences(context: Context) -> list[int]:
-    """Sequences that are empty and have no session."""
-    owners = _owners.setdefault(context, {})
-    owned = {seq_id for seq_id, owner in owners.items() if owner() is not None}
-    return [s for s in range(context.n_seq_max) if s not in owned and context.length(s) == 0]
-
-
-def _claim(context: Context, seq_id: int | None, session: Session) -> int:
-    """Take an empty sequence for a session."""
-    free = _free_sequences(context)
-    if seq_id is None and not free:
-        raise InvalidSequence(
-            f"no sequence is left (n_seq_max is {context.n_seq_max}): close a session, or create the context with more"
-        )
-    chosen = free[0] if seq_id is None else seq_id
-    if chosen not in free:
-        raise InvalidSequence(f"sequence {chosen} is taken or does not exist (free: {free or 'none'})")
-    _owners[context][chosen] = weakref.ref(session)
-    return chosen
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

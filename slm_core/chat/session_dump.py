@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
+from slm_core import constraints
 from slm_core.errors import ContextFull, InvalidSnapshot, OptionError
 from slm_core.generation.loop import Progress
+from slm_core.generation.speculation.dumped import DumpedSpeculation, read_speculation
+from slm_core.protocols import Constraint, Vocab
 from slm_core.sampling import Sampling
 from slm_core.snapshot import is_count, pack, unpack
+
+_PROGRESS = frozenset(field.name for field in fields(Progress)) - {"pending"}  # bytes go into a section
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +34,16 @@ class UnfinishedAnswer:
     Attributes:
         progress: where it stands.
         sampler: its own, or None where it uses the session's.
+        constraint: the state of what rules it, or None.
         special: whether control tokens become text.
+        speculation: how it is drafted for, if it is.
     """
 
     progress: Progress
     sampler: OwnSampler | None
+    constraint: bytes | None
     special: bool
+    speculation: DumpedSpeculation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,15 @@ class SessionState:
     answer: UnfinishedAnswer | None
 
 
+class _AnswerParts(NamedTuple):
+    """Sections of a dump that belong to an unfinished answer."""
+
+    pending: bytes
+    own: bytes
+    rule: bytes
+    odds: bytes
+
+
 def write(state: SessionState) -> bytes:
     """The container, kind "session"."""
     tokens = struct.pack(f"<{len(state.tokens)}i", *state.tokens)
@@ -61,22 +81,30 @@ def write(state: SessionState) -> bytes:
         "sampling": state.sampling.to_dict(),
         "answer": None if state.answer is None else _answer_meta(state.answer),
     }
-    pending = b"" if state.answer is None else state.answer.progress.pending
-    own = b"" if state.answer is None or state.answer.sampler is None else state.answer.sampler.state
-    return pack("session", meta, (state.sequence, tokens, state.sampler, pending, own))
+    pending = own = rule = odds = b""
+    if state.answer is not None:
+        pending, rule = state.answer.progress.pending, state.answer.constraint or b""
+        own = b"" if state.answer.sampler is None else state.answer.sampler.state
+        odds = b"" if state.answer.speculation is None else state.answer.speculation.odds()
+    return pack("session", meta, (state.sequence, tokens, state.sampler, pending, own, rule, odds))
 
 
-def read(data: bytes) -> SessionState:
+def read(data: bytes, n_vocab: int) -> SessionState:
     """Read a container; every value is checked.
+
+    Args:
+        data: the bytes.
+        n_vocab: size of the vocabulary.
 
     Raises:
         InvalidSnapshot, SnapshotMismatch: see ``snapshot.unpack``.
     """
     meta, sections = unpack("session", data)
-    if set(meta) != {"sampling", "answer"} or len(sections) != 5 or len(sections[1]) % 4 or len(sections[3]) > 3:
+    if set(meta) != {"sampling", "answer"} or len(sections) != 7 or len(sections[1]) % 4 or len(sections[3]) > 3:
         raise InvalidSnapshot("the dump of a session lacks a part")
-    sequence, tokens, sampler, pending, own = sections
-    answer = None if meta["answer"] is None else _read_answer(meta["answer"], pending, own)
+    sequence, tokens, sampler, pending, own, rule, odds = sections
+    parts = _AnswerParts(pending, own, rule, odds)
+    answer = None if meta["answer"] is None else _read_answer(meta["answer"], parts, n_vocab)
     history = struct.unpack(f"<{len(tokens) // 4}i", tokens)
     return SessionState(sequence, history, read_sampling(meta["sampling"]), sampler, answer)
 
@@ -104,43 +132,72 @@ def check_history(state: SessionState, held: Sequence[int], n_vocab: int, n_free
     """
     if tuple(held) != state.tokens[: len(held)]:
         raise InvalidSnapshot("the dump's history contradicts its sequence")
-    if not all(0 <= token < n_vocab for token in state.tokens):
+    forced = () if state.answer is None else state.answer.progress.forced
+    if not all(0 <= token < n_vocab for token in (*state.tokens, *forced)):
         raise InvalidSnapshot("the dump's history holds tokens outside the vocabulary")
-    if state.answer is not None and len(state.answer.progress.tokens) > len(state.tokens):
-        raise InvalidSnapshot("the dump's answer is longer than its history")
+    if state.answer is not None and not _continues(state.answer.progress, state.tokens):
+        raise InvalidSnapshot("the dump's unfinished answer contradicts its history")
     if len(state.tokens) - len(held) > n_free:
         raise ContextFull(len(state.tokens) - len(held), n_free)
 
 
+def restore_constraint(answer: UnfinishedAnswer, vocab: Vocab) -> Constraint | None:
+    """What rules an unfinished answer, at the place that it has reached.
+
+    Raises:
+        InvalidSnapshot: malformed, or at another place.
+    """
+    if answer.constraint is None:
+        return None
+    rule, progress = constraints.restore(vocab, answer.constraint), answer.progress
+    forced = tuple(progress.forced)
+    if rule.taken != tuple(progress.tokens) or rule.forced[: len(forced)] != forced:
+        raise InvalidSnapshot("the dump's constraint contradicts its unfinished answer")
+    return rule
+
+
+def _continues(progress: Progress, history: tuple[int, ...]) -> bool:
+    """Whether the history is a prompt and then the answer."""
+    n_prompt, n_cached = progress.n_prompt, progress.n_cached
+    return n_cached <= n_prompt <= len(history) and history[n_prompt:] == tuple(progress.tokens)
+
+
 def _answer_meta(answer: UnfinishedAnswer) -> dict[str, object]:
-    names = ("n_prompt", "n_cached", "max_tokens", "tokens", "text", "held", "prefill_s", "decode_s")
-    progress = {"stops": list(answer.progress.stops), **{name: getattr(answer.progress, name) for name in names}}
+    progress = {name: getattr(answer.progress, name) for name in _PROGRESS} | {"stops": list(answer.progress.stops)}
     own = None if answer.sampler is None else answer.sampler.sampling.to_dict()
-    return {"progress": progress, "sampling": own, "special": answer.special}
+    drafts = None if answer.speculation is None else answer.speculation.meta()
+    return {"progress": progress, "sampling": own, "special": answer.special, "speculation": drafts}
 
 
-def _read_answer(meta: object, pending: bytes, own: bytes) -> UnfinishedAnswer:
-    if not isinstance(meta, dict) or set(meta) != {"progress", "sampling", "special"}:
+def _read_answer(meta: object, parts: _AnswerParts, n_vocab: int) -> UnfinishedAnswer:
+    if not isinstance(meta, dict) or set(meta) != {"progress", "sampling", "special", "speculation"}:
         raise InvalidSnapshot("the dump's unfinished answer is malformed")
     progress = meta["progress"]
     if not isinstance(progress, dict) or not _is_progress(progress) or not isinstance(meta["special"], bool):
         raise InvalidSnapshot("the dump's unfinished answer is malformed")
-    sampler = None if meta["sampling"] is None else OwnSampler(read_sampling(meta["sampling"]), own)
-    whole = Progress(**{**progress, "stops": tuple(progress["stops"])}, pending=pending)
-    return UnfinishedAnswer(whole, sampler, special=meta["special"])
+    sampler = None if meta["sampling"] is None else OwnSampler(read_sampling(meta["sampling"]), parts.own)
+    whole = Progress(**{**progress, "stops": tuple(progress["stops"])}, pending=parts.pending)
+    drafts = meta["speculation"]
+    speculation = None if drafts is None else read_speculation(drafts, parts.odds, n_vocab)
+    return UnfinishedAnswer(whole, sampler, parts.rule or None, special=meta["special"], speculation=speculation)
 
 
 def _is_progress(meta: Mapping[str, object]) -> bool:
-    names = {"n_prompt", "n_cached", "max_tokens", "stops", "tokens", "text", "held", "prefill_s", "decode_s"}
-    if set(meta) != names:
+    if set(meta) != _PROGRESS:
         return False
-    tokens, stops, max_tokens = meta["tokens"], meta["stops"], meta["max_tokens"]
+    tokens, forced, stops, max_tokens = meta["tokens"], meta["forced"], meta["stops"], meta["max_tokens"]
     return (
         isinstance(tokens, list)
+        and isinstance(forced, list)
         and isinstance(stops, list)
-        and all(is_count(n) for n in (meta["n_prompt"], meta["n_cached"], *tokens))
+        and all(is_count(n) for n in (meta["n_prompt"], meta["n_cached"], *tokens, *forced))
         and (max_tokens is None or is_count(max_tokens))
         and all(isinstance(text, str) for text in (meta["text"], meta["held"], *stops))
         and all(isinstance(stop, str) and stop for stop in stops)
-        and all(isinstance(meta[name], float | int) for name in ("prefill_s", "decode_s"))
+        and all(_is_seconds(meta[name]) for name in ("prefill_s", "decode_s"))
+        and all(meta[name] is None or _is_seconds(meta[name]) for name in ("queue_s", "first_token_s", "time_left_s"))
     )
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max

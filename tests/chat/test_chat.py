@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from scripted import ALL, END, ByteVocab, Script, ScriptedContext, TagFormatter, says
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
-from slm_core.errors import ContextFull, InvalidOption, InvalidSnapshot, OracleError, SessionError, TemplateError
+from slm_core.constraints import Choice
+from slm_core.errors import (
+    ConstraintError,
+    ContextFull,
+    InvalidOption,
+    InvalidSnapshot,
+    OracleError,
+    SessionError,
+    TemplateError,
+)
 from slm_core.generation import BrakeAction, FinishReason
 from slm_core.sampling import Sampling
 from slm_core.snapshot import pack, unpack
@@ -24,6 +34,7 @@ NO_FORK = frozenset({Capability.KV_PAYLOAD})
 class Model:
     """What ``Chat.restore`` needs."""
 
+    info = SimpleNamespace(n_ctx_train=5000)
     vocab, formatter = ByteVocab(), TagFormatter()
 
     def __init__(self, script: Script = lambda data: None, **options: object) -> None:
@@ -54,6 +65,17 @@ def next_logits(chat: Chat) -> np.ndarray:
     ids = encode_segments(ByteVocab(), TagFormatter().render(chat.messages, add_generation_prompt=True))
     chat.session.follow(ids)
     return chat.session.next_logits()
+
+
+def test_events_of_a_chat_keep_the_likeliest_tokens() -> None:
+    plain, chat = new_chat("one"), new_chat("one")
+    chat.options = replace(chat.options, sampling=replace(GREEDY, logprobs=2))
+    bare, events = list(plain.stream("hello")), list(chat.stream("hello"))
+    assert [event.token for event in events] == [event.token for event in bare]
+    for event in events:
+        if event.token is not None:
+            assert event.logprobs.model[0] == (event.token, pytest.approx(event.logprob, abs=1e-5))
+            assert (event.logprobs.chosen, len(event.logprobs.sampled)) == (0.0, 1), "greedy leaves one token"
 
 
 def test_a_conversation_streams_and_remembers_its_messages() -> None:
@@ -151,7 +173,9 @@ def test_a_dump_goes_on_as_the_chat_would(payload_format: str) -> None:
         lambda meta: meta.update(messages=[{"role": "user"}]),
         lambda meta: meta["messages"][0].update(role="king"),
         lambda meta: meta["messages"][0].update(tool_calls=[{"name": 1}]),
-        lambda meta: meta.update(context=[10**12, 1, 1]),
+        lambda meta: meta["messages"][0].update(malformed_calls=[{"text": "x"}]),
+        lambda meta: meta["messages"][0].update(malformed_calls=[{"text": "x", "reason": 1}]),
+        lambda meta: meta.update(context=[5001, 1, 1]),
         lambda meta: meta.update(context=[0, 1, 1]),
         lambda meta: meta.update(context=[1, 1, 2**17]),
         lambda meta: meta.update(thinking="yes"),
@@ -167,6 +191,15 @@ def test_forged_chat_dumps_are_refused(change: object) -> None:
     change(meta)
     with pytest.raises(InvalidSnapshot):
         Chat.restore(Model(), pack("chat", meta, sections))
+
+
+def test_a_dump_of_a_larger_context_is_restored_where_the_caller_says_so() -> None:
+    chat = new_chat("one", n_ctx=5001)
+    chat.send("first")
+    with pytest.raises(InvalidSnapshot, match="5001"):
+        Chat.restore(Model(), chat.dump())
+    with Chat.restore(Model(), chat.dump(), n_ctx=700) as twin:
+        assert (twin.session.context.n_ctx, twin.messages) == (700, chat.messages)
 
 
 def test_a_cancelled_answer_stays_as_far_as_it_got() -> None:
@@ -294,7 +327,7 @@ def test_an_oracle_leaves_no_trace(options: dict[str, object]) -> None:
     first = oracle.ask("question").text
     assert first == oracle.ask("question").text
     assert oracle.choose("which?", Colour).value in Colour
-    assert oracle.extract({"type": "object", "required": ["name"]}).value == {"name": "Rex", "age": 3}
+    assert oracle.extract({"type": "object", "required": ["name", "age"]}).value == {"name": "Rex", "age": 3}
     with pytest.raises(RuntimeError, match="brake"):
         oracle.ask("question", brakes=[burst])
     with pytest.raises(ContextFull):
@@ -302,7 +335,7 @@ def test_an_oracle_leaves_no_trace(options: dict[str, object]) -> None:
     with pytest.raises(TemplateError):
         oracle.ask("REFUSE")
     with pytest.raises(OracleError):
-        oracle.extract({"type": "array"})
+        oracle.extract({"type": "string", "minLength": 2000})
     stopped = oracle.ask("question", brakes=[lambda event, draft: BrakeAction.STOP])
     assert stopped.finish_reason is FinishReason.CANCELLED
     assert trace(chat) == before
@@ -370,35 +403,50 @@ class Dog(BaseModel):
 
 
 def test_extract_gives_pydantic_objects() -> None:
-    found = new_chat('Sure: {"name": "Rex", "age": 3}.').oracle().extract(Dog)
+    found = new_chat('{"name": "Rex", "age": 3}').oracle().extract(Dog)
+    assert found.answer.text == found.text == '{"name": "Rex", "age": 3}'
+    assert found.answer.usage.completion_tokens == len(found.answer.tokens) > 0
     assert found.value == Dog(name="Rex", age=3)
 
 
-@pytest.mark.parametrize(
-    ("answer", "schema", "reason"),
-    [
-        ("no json", Dog, "holds no JSON"),
-        ('{"name": ', Dog, "broken JSON"),
-        ('{"name": "Rex"}', Dog, "age"),
-        ('{"a": 1}', {"type": "array"}, "not array"),
-        ('{"a": 1}', {"required": ["b"]}, "lacks 'b'"),
-        ('{"a": true}', {"properties": {"a": {"type": "integer"}}}, "not integer"),
-        ('{"a": 1}', {"properties": {}, "additionalProperties": False}, "extra 'a'"),
-        ("[1, 7]", {"items": {"enum": [1, 2]}}, "not one of"),
-        ("[1]", {"const": [2]}, "not \\[2\\]"),
-    ],
-)
-def test_extract_refuses_what_does_not_fit(answer: str, schema: object, reason: str) -> None:
-    with pytest.raises(OracleError, match=reason):
-        new_chat(answer).oracle().extract(schema)
+@pytest.mark.parametrize("thinking", [None, True])
+def test_extract_gives_what_fits_whatever_the_model_would_say(thinking: bool | None) -> None:
+    """The model says noise, and reasons first where it is asked to."""
+    session = Session(ScriptedContext(n_ctx=600), ByteVocab(), sampling=GREEDY)
+    options = ChatOptions(GREEDY, thinking=thinking)
+    schema = {"type": "array", "items": {"enum": ["a", 17]}, "minItems": 2, "maxItems": 3}
+    if thinking:
+        session.context.script = lambda data: 259 if data.endswith(b"<think>") else None  # "</think>"
+    found = Chat(session, TagFormatter(), options=options).oracle().extract(schema)
+    assert 2 <= len(found.value) <= 3
+    assert set(found.value) <= {"a", 17}
 
 
-@pytest.mark.parametrize(
-    "schema", [7, int, {"pattern": "x"}, {"type": "int"}, {"properties": {"a": 3}}, {"additionalProperties": {}}]
-)
+def test_extract_refuses_what_is_not_complete_or_breaks_a_rule_of_the_model() -> None:
+    class Old(Dog):
+        @field_validator("age")
+        @classmethod
+        def is_old(cls, age: int) -> int:
+            if age < 9:
+                raise ValueError("too young")
+            return age
+
+    chat = new_chat('{"name": "Rex", "age": 3}')
+    with pytest.raises(OracleError, match="too young"):
+        chat.oracle().extract(Old)
+    with pytest.raises(OracleError, match="not complete after 5 tokens"):
+        chat.oracle().extract(Dog, sampling=Sampling(temperature=0, max_tokens=5))
+
+
+@pytest.mark.parametrize("schema", [7, int, {"not": {}}, {"type": "int"}, {"properties": {"a": 3}}, {"minimum": "2"}])
 def test_a_schema_that_would_be_ignored_is_refused(schema: object) -> None:
-    with pytest.raises(InvalidOption):
+    with pytest.raises(ConstraintError):
         new_chat("{}").oracle().extract(schema)
+
+
+def test_an_oracle_asks_under_a_constraint() -> None:
+    chat = new_chat("whatever it likes")
+    assert chat.oracle().ask("q", constraint=Choice(["yes", "no"])).text in ("yes", "no")
 
 
 def test_extract_asks_for_the_keys() -> None:

@@ -215,14 +215,6 @@ def test_a_paused_answer_goes_on_in_another_context(own: bool, n_before: int) ->
     assert before + after == whole.text == resumed.answer.text
 
 
-def test_an_answer_that_cannot_be_dumped_says_so() -> None:
-    s = fresh()
-    s.append("x")
-    list(s.generate(constraint=object(), brakes=[]).__class__.__mro__)  # a constraint that is never asked
-    with pytest.raises(SessionError, match="constraint"):
-        s.dump()
-
-
 def test_damaged_dumps_are_refused_and_leave_the_sequence_free() -> None:
     s = fresh()
     s.append("hello")

@@ -1,0 +1,138 @@
+"""Answers of a session: how they begin, and those that stop in the middle, into a dump and on from there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slm_core.chat.session_dump import OwnSampler, UnfinishedAnswer, restore_constraint
+from slm_core.constraints import GrammarConstraint
+from slm_core.errors import InvalidOption, SessionError
+from slm_core.generation import Control, Generation
+from slm_core.generation.loop import Progress
+from slm_core.generation.shifting import ShiftingSource, TokenShift
+from slm_core.generation.speculation import Speculation
+from slm_core.generation.speculation.source import SpeculativeSource
+from slm_core.protocols import Constraint, Sampler
+from slm_core.sampling import SamplerChain
+
+if TYPE_CHECKING:
+    from slm_core.chat.session import Session
+
+
+def check_kind(name: str, given: object, kind: type, *others: type) -> None:
+    """Refuse what is neither None nor of a kind: a thing that looks right would be passed over in silence.
+
+    Raises:
+        InvalidOption: it says what is accepted.
+    """
+    if given is not None and not isinstance(given, (kind, *others)):
+        raise InvalidOption(
+            f"{name}={given!r} (accepted: {' or '.join(each.__name__ for each in (kind, *others))}, None)"
+        )
+
+
+def check_source(speculation: Speculation | None, shift: TokenShift | None) -> None:
+    """Refuse what an answer's tokens cannot come through.
+
+    Raises:
+        InvalidOption: one is something else, or both are given.
+    """
+    check_kind("speculation", speculation, Speculation)
+    check_kind("shift", shift, TokenShift)
+    if speculation is not None and shift is not None:
+        raise InvalidOption("speculation and shift do not go together: a shift moves what drafts are compared with")
+
+
+def begun(
+    session: Session,
+    sampler: Sampler,
+    progress: Progress,
+    control: Control,
+    constraint: Constraint | None,
+    source: Speculation | TokenShift | None,
+    *,
+    special: bool,
+) -> Generation:
+    """An answer that begins; see ``Session.generate``."""
+    drafts = shifting = None
+    if isinstance(source, Speculation):
+        drafts = SpeculativeSource(session, source, progress, constraint=constraint)
+    elif source is not None:
+        shifting = ShiftingSource(session, source)
+    return Generation(
+        drafts or shifting or session,
+        session.vocab,
+        sampler,
+        progress,
+        control=control,
+        constraint=constraint,
+        speculation=drafts,
+        shifting=shifting,
+        special=special,
+    )
+
+
+def kept(running: Generation | None, sampler: Sampler) -> UnfinishedAnswer | None:
+    """What a dump holds of an answer; None where there is none that is unfinished.
+
+    Args:
+        running: the answer.
+        sampler: the session's own, which is in the dump already.
+
+    Raises:
+        SessionError: its constraint or sampler cannot be dumped.
+    """
+    if running is None or running.finished:
+        return None
+    rule = running.constraint
+    if rule is not None and not isinstance(rule, GrammarConstraint):
+        raise SessionError(
+            f"an answer under a {type(rule).__name__} cannot be dumped (accepted: constraints of slm_core):"
+            " let it end, or roll back"
+        )
+    if running.shifting is not None:
+        raise SessionError("an answer that shifts tokens out cannot be dumped: let it end, or roll back")
+    drafts = running.speculation
+    return UnfinishedAnswer(
+        running.progress,
+        _own_sampler(running, sampler),
+        None if rule is None else rule.state(),
+        special=running.special,
+        speculation=None if drafts is None else drafts.dumped(),
+    )
+
+
+def taken_up(session: Session, sampler: Sampler, answer: UnfinishedAnswer) -> Generation:
+    """A generation that waits to go on where a dumped one stood.
+
+    Args:
+        session: it holds the dump's history.
+        sampler: the session's own, in the dumped state.
+        answer: what the dump held.
+    """
+    if answer.sampler is not None:
+        sampler = SamplerChain.for_vocab(answer.sampler.sampling, session.vocab)
+        sampler.set_state(answer.sampler.state)
+        sampler.set_history(session.tokens, n_said=len(answer.progress.tokens))
+    drafts = answer.speculation
+    rule, source = restore_constraint(answer, session.vocab), None
+    if drafts is not None:
+        source = SpeculativeSource(session, drafts.speculation, answer.progress, constraint=rule, taken_up=drafts)
+    return Generation(
+        source or session,
+        session.vocab,
+        sampler,
+        answer.progress,
+        constraint=rule,
+        speculation=source,
+        special=answer.special,
+        paused=True,
+    )
+
+
+def _own_sampler(running: Generation, sampler: Sampler) -> OwnSampler | None:
+    if running.sampler is sampler:
+        return None
+    if not isinstance(running.sampler, SamplerChain):
+        raise SessionError("an answer with a custom sampler cannot be dumped: let it end, or roll back")
+    return OwnSampler(running.sampler.sampling, running.sampler.state())

@@ -1,0 +1,102 @@
+"""Arguments of a call, as a model wrote them, made what a function's annotations say."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Literal, Union, get_args, get_origin
+
+_PLAIN: Mapping[Any, type] = {kind: kind for kind in (bool, int, float, str, list, dict, type(None))}
+_EXACT = 2**53
+"""Up to here, integers are floats."""
+
+
+class Misfit(ValueError):
+    """Arguments that do not fit; the message tells a model what is wrong."""
+
+
+def fitted(function: Callable[..., object], arguments: Mapping[str, object]) -> dict[str, object]:
+    """The arguments to call a function with.
+
+    Args:
+        function: what is called; its annotations are those that ``toolschema`` knows.
+        arguments: JSON values by name.
+
+    Returns:
+        The same, with members of Enums, floats and tuples where the annotations want them.
+
+    Raises:
+        Misfit: one is missing, is unknown, or is of another type.
+    """
+    hints = typing.get_type_hints(function)
+    known = inspect.signature(function).parameters
+    unknown = [name for name in arguments if name not in known]
+    if unknown:
+        raise Misfit(f"there is no argument {unknown[0]!r} (there are: {', '.join(known) or 'none'})")
+    missing = [name for name, p in known.items() if p.default is inspect.Parameter.empty and name not in arguments]
+    if missing:
+        raise Misfit(f"the argument {missing[0]!r} is missing")
+    return {name: _fit(hints[name], value, name) for name, value in arguments.items()}
+
+
+def _fit(hint: Any, value: object, place: str) -> object:
+    """A JSON value as a hint wants it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _fit_any(hint, args, value, place)
+    if origin is Literal:
+        return _one_of(hint, [(choice, choice) for choice in args], value, place)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _one_of(hint, [(member.value, member) for member in hint], value, place)
+    if origin in (list, tuple) and isinstance(value, list):
+        return _fit_items(hint, origin, args, value, place)
+    if origin is dict and isinstance(value, dict):
+        return {key: _fit(args[1], each, f"{place}.{key}") for key, each in value.items()}
+    return _fit_plain(hint, value, place)
+
+
+def _fit_any(hint: object, args: Sequence[object], value: object, place: str) -> object:
+    for arg in args:
+        try:
+            return _fit(arg, value, place)
+        except Misfit:
+            continue
+    raise _misfit(place, value, hint)
+
+
+def _fit_items(hint: object, origin: Any, args: Sequence[object], value: Sequence[object], place: str) -> object:
+    if origin is tuple and len(args) != len(value):
+        raise _misfit(place, value, hint)
+    hints = args if origin is tuple else [args[0]] * len(value)
+    return origin(_fit(hints[i], each, f"{place}[{i}]") for i, each in enumerate(value))
+
+
+def _fit_plain(hint: Any, value: object, place: str) -> object:
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _EXACT:
+        return float(value)
+    if hint is tuple and isinstance(value, list):
+        return tuple(value)
+    if hint in _PLAIN and isinstance(value, _PLAIN[hint]) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise _misfit(place, value, hint)
+
+
+def _one_of(hint: object, choices: Sequence[tuple[object, object]], value: object, place: str) -> object:
+    """The choice whose JSON value that is; 1 is not True."""
+    found = [choice for written, choice in choices if written == value and type(written) is type(value)]
+    if not found:
+        raise _misfit(place, value, f"one of {', '.join(json.dumps(written) for written, _ in choices)}")
+    return found[0]
+
+
+def _misfit(place: str, value: object, hint: object) -> Misfit:
+    wanted = hint if isinstance(hint, str) else hint.__name__ if type(hint) is type else str(hint)
+    return Misfit(f"the argument {place!r} is {json.dumps(value, ensure_ascii=False)}, not {wanted}")

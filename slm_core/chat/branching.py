@@ -1,0 +1,140 @@
+"""Several answers to what a session holds: they branch off from it and leave it as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.chat.sequences import check_free, claim, release
+from slm_core.errors import InvalidOption, SessionError
+from slm_core.generation.beam import BeamSearch, Rules
+from slm_core.generation.beam_options import BeamAnswer, Beams
+from slm_core.generation.branches import Branches
+from slm_core.generation.completions import Branch, CompletionEvent, Completions, Crowd
+from slm_core.generation.control import Control
+from slm_core.generation.events import Timings, Usage
+from slm_core.generation.loop import Generation, Progress
+from slm_core.generation.scoring import Score, score_tokens
+from slm_core.protocols import Constraint
+from slm_core.sampling import SamplerChain, Sampling
+from slm_core.types import Pos, PrefillProgress
+
+if TYPE_CHECKING:
+    from slm_core.chat.session import Session
+
+
+def beam_search(
+    session: Session,
+    beams: Beams,
+    constraint: Constraint | None,
+    cancelled: Callable[[], bool],
+    progress: PrefillProgress | None,
+    *,
+    special: bool,
+) -> BeamAnswer:
+    """See ``Session.beam_search``."""
+    rules = Rules(session.vocab, beams, special=special)
+    check_free(session.context, beams.width, f"a beam search of width {beams.width}")
+    n_prompt, n_cached = session.n_tokens, session.n_tokens - session.n_pending
+    started = time.perf_counter()
+    row = session.prefill(cancelled, progress=progress)
+    prefilled = time.perf_counter()
+    found = []
+    if row is not None:
+        with contextlib.closing(_Claimed(session, beams.width)) as claimed:
+            found = BeamSearch(rules, claimed.branches, constraint).run(row, cancelled)
+    usage = Usage(n_prompt, n_cached, sum(len(hypothesis.tokens) for hypothesis in found))
+    return BeamAnswer(tuple(found), usage, Timings(prefilled - started, time.perf_counter() - prefilled))
+
+
+def score(session: Session, content: str | Sequence[int], top: int) -> Score:
+    """See ``Session.score``."""
+    if isinstance(content, str):
+        ids: Sequence[int] = session.vocab.encode(content, add_special=not session.n_tokens, parse_special=False)
+    else:
+        ids = content
+    with session.detour() as aside:
+        before = aside.prefill() if aside.n_tokens else None
+        return score_tokens(aside.context, aside.seq_id, ids, before, top=top)
+
+
+def completions(
+    session: Session,
+    n: int,
+    best_of: int | None,
+    plan: Plan,
+    control: Control,
+    on_event: Callable[[CompletionEvent], None] | None,
+) -> Completions:
+    """See ``Session.completions``."""
+    n_made = n if best_of is None else best_of
+    for name, value, least in (("n", n, 1), ("best_of", n_made, n)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidOption(f"{name}={value!r} (accepted: an integer from {least} on)")
+    if not session.n_tokens:
+        raise SessionError("there is nothing to continue: append text first")
+    check_free(session.context, n_made, f"making {n_made} completions")
+    claimed = _Claimed(session, n_made)
+    crowd = Crowd(claimed.branches, claimed.prefill, n_made)
+    sampling = plan.sampling
+    if sampling.seed is None:
+        sampling = replace(sampling, seed=secrets.randbits(63))
+    n_tokens, n_cached = session.n_tokens, session.n_tokens - session.n_pending
+
+    def generation(i: int) -> Generation:
+        sampler = SamplerChain.for_vocab(sampling, session.vocab, stream=i)
+        sampler.set_history(session.tokens)
+        return Generation(
+            Branch(crowd, i, n_tokens),
+            session.vocab,
+            sampler,
+            Progress(
+                n_tokens, n_tokens if i else n_cached, sampling.max_tokens, sampling.stop, time_left_s=plan.timeout
+            ),
+            control=control,
+            constraint=None if plan.constraint is None else plan.constraint.clone(),
+            special=plan.special,
+        )
+
+    made = [generation(i) for i in range(n_made)]
+    return Completions(made, crowd, None if best_of is None else n, claimed.close, on_event)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What completions have in common: options, what may be said, whether control tokens are text, seconds."""
+
+    sampling: Sampling
+    constraint: Constraint | None
+    special: bool
+    timeout: float | None
+
+
+class _Claimed:
+    """Sequences to branch off into from a session, its own until they are given back."""
+
+    def __init__(self, session: Session, n: int) -> None:
+        self._session = session
+        self._tokens = session.tokens
+        self._seq_ids = [claim(session.context, None, self) for _ in range(n)]
+        self.branches = Branches(session.context, Pos(session.seq_id, session.n_tokens), self._seq_ids)
+
+    def prefill(self, cancelled: Callable[[], bool], *, progress: PrefillProgress | None) -> NDArray[np.float32] | None:
+        """Decode the prompt."""
+        if self._session.tokens != self._tokens:
+            raise SessionError("the session has changed since its completions were asked for: ask for them again")
+        return self._session.prefill(cancelled, progress=progress)
+
+    def close(self) -> None:
+        """Forget what branched off, and give the sequences back."""
+        self.branches.close()
+        for seq_id in self._seq_ids:
+            release(self._session.context, seq_id)
+        self._seq_ids = []

@@ -1,0 +1,86 @@
+"""The bytes of a dumped chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slm_core.chat.messages import from_json
+from slm_core.chat.overflow import NAMES
+from slm_core.chat.session_dump import read_sampling
+from slm_core.errors import InvalidSnapshot
+from slm_core.sampling import Sampling
+from slm_core.snapshot import is_count, unpack
+from slm_core.types import Message
+
+# A forged dump must not make us reserve the machine's memory.
+_MOST_SEQUENCES, _LARGEST_BATCH = 2**12, 2**14
+
+
+@dataclass(frozen=True, slots=True)
+class ChatState:
+    """What a dump of a chat holds.
+
+    Attributes:
+        messages: the conversation.
+        sampling: how it chooses tokens.
+        tools: their schemas.
+        thinking: see ``ChatOptions``.
+        overflow: the name of the policy.
+        n_answers: answers given before.
+        context: n_ctx, n_seq_max and n_batch.
+        session: the session's dump.
+    """
+
+    messages: tuple[Message, ...]
+    sampling: Sampling
+    tools: tuple[Mapping[str, object], ...]
+    thinking: bool | None
+    overflow: str
+    n_answers: int
+    context: tuple[int, int, int]
+    session: bytes
+
+
+def read(data: bytes) -> ChatState:
+    """Read a dump; every value is checked.
+
+    Raises:
+        InvalidSnapshot, SnapshotMismatch: see ``snapshot.unpack``.
+    """
+    meta, sections = unpack("chat", data)
+    names = {"messages", "sampling", "tools", "thinking", "overflow", "n_answers", "context"}
+    if set(meta) != names or len(sections) != 1:
+        raise InvalidSnapshot("the dump of a chat lacks a part")
+    messages, tools, thinking, n_answers, sizes = (
+        meta[name] for name in ("messages", "tools", "thinking", "n_answers", "context")
+    )
+    if not isinstance(messages, list) or not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):
+        raise InvalidSnapshot("the dump's messages or tools are malformed")
+    if not isinstance(thinking, bool | None) or not isinstance(n_answers, int) or not is_count(n_answers):
+        raise InvalidSnapshot("the dump's chat options are malformed")
+    if meta["overflow"] not in NAMES:
+        raise InvalidSnapshot("the dump's overflow policy is unknown")
+    if not isinstance(sizes, list) or len(sizes) != 3 or not all(is_count(n) for n in sizes):
+        raise InvalidSnapshot("the dump's context sizes are malformed")
+    if not all(sizes) or sizes[1] > _MOST_SEQUENCES or sizes[2] > _LARGEST_BATCH:
+        raise InvalidSnapshot(
+            f"the dump's context has {sizes[1]} sequences and batches of {sizes[2]}"
+            f" (accepted: 1 to {_MOST_SEQUENCES}, 1 to {_LARGEST_BATCH})"
+        )
+    said, sampling = tuple(from_json(message) for message in messages), read_sampling(meta["sampling"])
+    overflow, context = str(meta["overflow"]), (sizes[0], sizes[1], sizes[2])
+    return ChatState(said, sampling, tuple(tools), thinking, overflow, n_answers, context, sections[0])
+
+
+def checked_n_ctx(n_ctx: int, limit: int) -> int:
+    """The size of a context that a dump asks for.
+
+    Raises:
+        InvalidSnapshot: it is above the limit.
+    """
+    if n_ctx > limit:
+        raise InvalidSnapshot(
+            f"the dump asks for a context of {n_ctx} positions (accepted: 1 to {limit}): pass n_ctx where that is meant"
+        )
+    return n_ctx

@@ -1,0 +1,86 @@
+"""Contrastive decoding: say what a large model finds likelier than a small one does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.chat.session import Session
+from slm_core.errors import InvalidOption, SessionError
+from slm_core.generation.beam import log_sum_exp
+from slm_core.generation.speculation import same_tokens
+from slm_core.protocols import Sampler, Vocab
+
+
+class ContrastiveSampler:
+    """A sampler whose rows are the difference of two models (Li et al., arXiv 2210.15097); see ``protocols.Sampler``.
+
+    A token's score is its log probability in the answering model, the expert, less that in another one, the amateur.
+    Tokens that the expert finds less than ``plausibility`` times as likely as the likeliest one are left out. The
+    amateur's session is made to follow the expert's, and decodes each token after it.
+
+    Args:
+        amateur: a session of a smaller model; from now on the sampler's own.
+        inner: draws from the scores.
+        vocab: the expert's; the amateur's must have the same tokens.
+        plausibility: above 0, up to 1; the paper takes 0.1.
+
+    Raises:
+        InvalidOption: ``plausibility`` is out of its range, or the vocabularies differ.
+    """
+
+    def __init__(self, amateur: Session, inner: Sampler, vocab: Vocab, *, plausibility: float = 0.1) -> None:
+        if isinstance(plausibility, bool) or not isinstance(plausibility, int | float) or not 0 < plausibility <= 1:
+            raise InvalidOption(f"plausibility={plausibility!r} (accepted: a number above 0, up to 1)")
+        if vocab.size != amateur.vocab.size or not same_tokens(vocab, amateur.vocab):
+            raise InvalidOption(
+                f"the amateur has another vocabulary, of {amateur.vocab.size} tokens (accepted: the expert's"
+                f" {vocab.size} tokens)"
+            )
+        self._amateur = amateur
+        self._inner = inner
+        self._vocab = vocab
+        self._plausibility = plausibility
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """Choose a token from one row of the expert's logits, float32 [V]; the row is not changed."""
+        return self._inner.sample(self.scores(logits))
+
+    def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What is drawn from, float32 [V]: the difference of log probabilities; -inf where a token is left out."""
+        other = self._amateur.next_logits()
+        if other is None:
+            raise SessionError("the amateur's session gave no logits")
+        scores = (logits - log_sum_exp(logits)) - (other - log_sum_exp(other))
+        scores[logits < logits.max() + math.log(self._plausibility)] = -np.inf
+        return np.asarray(scores, np.float32)
+
+    def accept(self, token: int) -> None:
+        """Note a token; the amateur's session takes it, too."""
+        self._inner.accept(token)
+        self._amateur.append_tokens([token])
+
+    def set_history(self, tokens: Sequence[int]) -> None:
+        """Replace what penalties see, and what the amateur's session holds."""
+        self._inner.set_history(tokens)
+        self._amateur.follow(tokens)
+
+    def reset(self) -> None:
+        """Back to the state at creation; the amateur's session stays."""
+        self._inner.reset()
+
+    def clone(self) -> Self:
+        """An independent copy, with a fork of the amateur's session."""
+        return type(self)(self._amateur.fork(), self._inner.clone(), self._vocab, plausibility=self._plausibility)
+
+    def state(self) -> bytes:
+        """The state of what draws; the amateur follows what ``set_history`` says."""
+        return self._inner.state()
+
+    def set_state(self, state: bytes) -> None:
+        """Continue where ``state`` was taken."""
+        self._inner.set_state(state)

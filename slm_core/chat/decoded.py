@@ -1,0 +1,140 @@
+"""What a context has decoded of a session's history, and ahead of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.protocols import Batch, Context
+from slm_core.types import EditLevel, Logits, Pos, PrefillProgress
+
+MAX_AHEAD = 64
+"""Tokens that are decoded ahead at most: a row of logits is kept for each."""
+
+
+class DecodedSequence:
+    """A sequence of a context: tokens of a history, then perhaps some that are expected to follow it.
+
+    Args:
+        context: the KV cache.
+        seq_id: the sequence.
+    """
+
+    def __init__(self, context: Context, seq_id: int) -> None:
+        self.context = context
+        self.seq_id = seq_id
+        self._ahead: deque[int] = deque()
+        self._batch: Batch | None = None
+        self._rows: deque[NDArray[np.float32]] = deque()  # the next one, and one after each token ahead
+
+    @property
+    def n_held(self) -> int:
+        """Tokens of the history that are decoded."""
+        return self.context.length(self.seq_id) - len(self._ahead)
+
+    @property
+    def n_ahead(self) -> int:
+        """Tokens that are decoded after the history."""
+        return len(self._ahead)
+
+    @property
+    def row(self) -> NDArray[np.float32] | None:
+        """The logits that follow the history, float32 [V], where they are known."""
+        return self._rows[0] if self._rows else None
+
+    def keep(self, row: NDArray[np.float32] | None) -> None:
+        """Take ``row`` for what follows the history; None where that is not known."""
+        self._rows = deque() if row is None else deque([row])
+
+    def take(self, token: int) -> None:
+        """The history has grown by a token: go on where it was expected, else forget what was."""
+        if self._ahead and self._ahead[0] != token:
+            self.settle()
+        if self._ahead:
+            self._ahead.popleft()
+            self._rows.popleft()
+        else:
+            self._rows.clear()
+
+    def settle(self) -> None:
+        """Hold nothing but the history."""
+        if self._ahead:
+            self.forget_from(self.n_held)
+
+    def forget_from(self, length: int) -> None:
+        """Take decoded tokens from ``length`` on out of the context; they are decoded again where still wanted."""
+        if self.context.edit_level >= EditLevel.TRUNCATE:
+            self.context.truncate(Pos(self.seq_id, length))
+        else:
+            self.context.drop(self.seq_id)
+        self._ahead.clear()
+        while len(self._rows) > 1:
+            self._rows.pop()
+
+    def clear(self) -> None:
+        """Hold nothing at all."""
+        self._ahead.clear()
+        self._rows.clear()
+        self.context.drop(self.seq_id)
+
+    def next_row(
+        self,
+        tokens: Sequence[int],
+        cancelled: Callable[[], bool],
+        expected: Sequence[int] = (),
+        progress: PrefillProgress | None = None,
+    ) -> NDArray[np.float32] | None:
+        """The logits that follow ``tokens``, float32 [V], and in the same batch those that follow ``expected``.
+
+        Args:
+            tokens: the history.
+            cancelled: asked before each batch.
+            expected: what is likely to come next; of it, what one batch and the context have room for is decoded.
+            progress: called before the first batch and after each.
+
+        Returns:
+            None where ``cancelled`` came true.
+        """
+        if self._rows:
+            return self._rows[0]
+        if self.n_held == len(tokens):
+            self.forget_from(len(tokens) - 1)
+        rows = self.decode(tokens, cancelled, expected, progress)
+        self._rows.extend(() if rows is None else rows.copy())
+        return self.row
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        cancelled: Callable[[], bool],
+        expected: Sequence[int] = (),
+        progress: PrefillProgress | None = None,
+    ) -> Logits | None:
+        """Decode those of ``tokens`` that are not held; see ``next_row``. Rows are valid until the next call."""
+        if self._batch is None:
+            self._batch = self.context.new_batch()
+        batch, rows = self._batch, None
+        first, length = self.n_held, len(tokens)
+        if progress is not None:
+            progress(0, length - first)
+        while (held := self.n_held) < length:
+            if cancelled():
+                return None
+            chunk = tokens[held : min(held + batch.capacity, length)]
+            last = held + len(chunk) == length
+            batch.clear()
+            batch.extend(chunk, Pos(self.seq_id, held), logits="last" if last else "none")
+            ahead = expected[: self._room_beside(len(chunk), batch)] if last and expected else ()
+            batch.extend(ahead, Pos(self.seq_id, length), logits="all")
+            rows = self.context.decode(batch)
+            self._ahead.extend(ahead)
+            if progress is not None:
+                progress(held + len(chunk) - first, length - first)
+        return rows
+
+    def _room_beside(self, n: int, batch: Batch) -> int:
+        """Tokens that may be decoded ahead in one batch with ``n`` others."""
+        return max(0, min(MAX_AHEAD, batch.capacity - n, self.context.n_free - n))

@@ -1,0 +1,118 @@
+"""One answer of a chat in the making: what the model says, told apart by the chat format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import nan
+from typing import Self
+
+from slm_core.generation import Answer, Brake, Event, EventStream, FinishReason, Generation
+from slm_core.generation.events import Overflowed
+from slm_core.protocols import StreamParser
+from slm_core.types import AnswerDelta, Delta, Message, ToolCall
+
+_COMPLETE = (FinishReason.STOP, FinishReason.CONSTRAINT)
+
+
+class AnswerStream(EventStream):
+    """What a generation says as reasoning, content and tool calls.
+
+    Args:
+        generation: makes it.
+        parser: tells it apart.
+        finished: is given its message.
+        n_calls: tool calls of the chat before it: those of this answer are numbered on, where the model gives no ids.
+        overflowed: what was dropped to make room for it, where that had to be.
+
+    Attributes:
+        said: its content so far.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        parser: StreamParser,
+        finished: Callable[[Message], None],
+        n_calls: int,
+        overflowed: Overflowed | None = None,
+    ) -> None:
+        self._generation = generation
+        self._parser = parser
+        self._finished = finished
+        self._n_calls = n_calls
+        self._answer: Answer | None = None
+        self.said = ""
+        self.overflowed = overflowed
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer.
+
+        Raises:
+            SessionError: it is not over yet.
+        """
+        return self._answer if self._answer is not None else self._generation.answer
+
+    @property
+    def over(self) -> bool:
+        """Whether the answer is whole."""
+        return self._answer is not None
+
+    def cancel(self) -> None:
+        """End it as soon as possible, from any thread; what was said so far becomes the answer."""
+        self._generation.cancel()
+
+    @property
+    def paused(self) -> bool:
+        """Whether a brake paused it."""
+        return self._generation.paused
+
+    def resume(self, brakes: Sequence[Brake] | None = None, *, timeout: float | None = None) -> Self:
+        """Go on after a pause; with the same brakes and timeout unless others are given."""
+        self._generation.resume(brakes, timeout=timeout)
+        return self
+
+    def __next__(self) -> Event:
+        if self._answer is not None or self.paused:
+            raise StopIteration
+        event = next(self._generation, None)
+        deltas = [] if event is None else self._parser.feed(event.text)
+        if self._generation.finished:
+            deltas += self._end()
+        if event is None and not deltas:
+            raise StopIteration
+        event = Event(None, "", nan) if event is None else event
+        text = _joined(deltas, "content")
+        self.said += text
+        calls = tuple(delta for delta in deltas if not isinstance(delta, Delta))
+        return replace(event, text=text, reasoning=_joined(deltas, "reasoning"), calls=calls)
+
+    def _end(self) -> list[AnswerDelta]:
+        deltas, message = self._parser.finish()
+        message = replace(message, tool_calls=_with_ids(message.tool_calls, self._n_calls))
+        raw = self._generation.answer
+        called = message.tool_calls and raw.finish_reason in _COMPLETE
+        self._answer = replace(
+            raw,
+            text=message.content,
+            reasoning=message.reasoning,
+            tool_calls=message.tool_calls,
+            malformed_calls=message.malformed_calls,
+            overflowed=self.overflowed,
+            finish_reason=FinishReason.TOOL_CALLS if called else raw.finish_reason,
+        )
+        self._finished(message)
+        return deltas
+
+
+def _with_ids(calls: Sequence[ToolCall], n_before: int) -> tuple[ToolCall, ...]:
+    """Calls with ids where the model gave none; nine letters and digits, as the templates of Mistral want them."""
+    return tuple(
+        replace(call, id=f"call{(n_before + i) % 100_000:05}") if call.id is None else call
+        for i, call in enumerate(calls)
+    )
+
+
+def _joined(deltas: Sequence[AnswerDelta], kind: str) -> str:
+    return "".join(delta.text for delta in deltas if isinstance(delta, Delta) and delta.kind == kind)

@@ -1,0 +1,160 @@
+"""The tools of a chat: what the model is told of them, and how its calls are run."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from typing import Any, cast
+
+from slm_core.chat.arguments import Misfit, fitted
+from slm_core.constraints.schema import pydantic_model
+from slm_core.errors import InvalidOption
+from slm_core.generation.aio import in_thread
+from slm_core.generation.events import ToolResult
+from slm_core.toolschema import tool_schemas
+from slm_core.types import Tool, ToolCall
+
+
+class Toolbox:
+    """Tools by name. Functions are run; of the others, the model's calls are left to the caller.
+
+    Args:
+        tools: JSON schemas, functions, pydantic models.
+
+    Attributes:
+        tools: the same.
+        schemas: a JSON schema of each.
+
+    Raises:
+        InvalidOption: something that is no tool, or two of one name.
+    """
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = tools
+        self.schemas = tuple(tool_schemas(tools))
+        names = [_name(schema) for schema in self.schemas]
+        if len(set(names)) < len(names):
+            raise InvalidOption(f"tools named {', '.join(names)} (accepted: different names)")
+        self._by_name = dict(zip(names, tools, strict=True))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each tool."""
+        return tuple(self._by_name)
+
+    def enforced(self, name: str | None = None) -> tuple[Mapping[str, object], ...]:
+        """The schemas that a grammar holds calls to, of all tools or of one: functions take no further arguments."""
+        named = zip(self._by_name.items(), self.schemas, strict=True)
+        return tuple(
+            _closed(schema) if _is_function(tool) else schema for (each, tool), schema in named if name in (None, each)
+        )
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is a tool whose calls can be answered: run, or checked."""
+        return any(_is_function(tool) or pydantic_model(tool) for tool in self.tools)
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Names of the functions that are to be awaited."""
+        return tuple(name for name, tool in self._by_name.items() if inspect.iscoroutinefunction(tool))
+
+    def leaves(self, call: ToolCall) -> bool:
+        """Whether a call is a sound one that is the caller's to answer."""
+        tool = self._by_name.get(call.name)
+        return tool is not None and not _is_function(tool) and _trouble(tool, call) is None
+
+    def run(self, call: ToolCall) -> ToolResult:
+        """Run a call that is not left to the caller; whatever it raises is in the result."""
+        try:
+            function, arguments = self._prepare(call)
+            return ToolResult(call, as_text(function(**arguments)))
+        except Exception as error:  # whatever the tool raises: the caller's policy says what becomes of it
+            return _failed(call, error)
+
+    async def arun(self, call: ToolCall) -> ToolResult:
+        """The same on an event loop: a coroutine is awaited, another function runs in a worker thread."""
+        try:
+            function, arguments = self._prepare(call)
+            if inspect.iscoroutinefunction(function):
+                result = await function(**arguments)
+            else:
+                result = await in_thread(lambda: function(**arguments), lambda: None)
+            return ToolResult(call, as_text(result))
+        except Exception as error:  # as above
+            return _failed(call, error)
+
+    async def arun_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Run calls side by side; their results, in the order of the calls."""
+        return list(await asyncio.gather(*map(self.arun, calls)))
+
+    def _prepare(self, call: ToolCall) -> tuple[Callable[..., Any], dict[str, object]]:
+        tool = self._by_name.get(call.name)
+        if tool is None:
+            raise Misfit(f"there is no tool {call.name!r} (there are: {', '.join(self._by_name)})")
+        trouble = _trouble(tool, call)
+        if trouble is not None:
+            raise Misfit(trouble)
+        function = cast("Callable[..., Any]", tool)
+        return function, fitted(function, call.arguments)
+
+
+def as_text(result: object) -> str:
+    """What a model is told of a result: a text as it is, else its JSON.
+
+    Raises:
+        TypeError, ValueError: it is neither text nor JSON, a dataclass, an Enum or a pydantic object.
+    """
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, allow_nan=False, default=_json)
+
+
+def _json(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if pydantic_model(type(value)) is not None:
+        return cast("Any", value).model_dump(mode="json")
+    raise TypeError(f"a tool returned a {type(value).__name__} (accepted: text, or what has a JSON form)")
+
+
+def _trouble(tool: Tool, call: ToolCall) -> str | None:
+    """What is wrong with the arguments of a call for a pydantic model; None for any other tool."""
+    model = pydantic_model(tool)
+    if model is None:
+        return None
+    from pydantic import ValidationError
+
+    try:
+        model.model_validate(dict(call.arguments))
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"the argument {'.'.join(map(str, first['loc']))!r} does not fit: {first['msg']}"
+    return None
+
+
+def _failed(call: ToolCall, error: Exception) -> ToolResult:
+    named = "" if isinstance(error, Misfit) else f"{type(error).__name__}: "
+    return ToolResult(call, f"Error: {named}{error}", error)
+
+
+def _is_function(tool: Tool) -> bool:
+    return inspect.isfunction(tool) or inspect.ismethod(tool)
+
+
+def _closed(schema: Any) -> Mapping[str, object]:
+    function = schema["function"]
+    return {**schema, "function": {**function, "parameters": {**function["parameters"], "additionalProperties": False}}}
+
+
+def _name(schema: Any) -> str:
+    """The name in a schema, which may be the inner part alone."""
+    function = schema.get("function", schema)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise InvalidOption(f"tool {schema!r} (accepted: a JSON schema with a name)")
+    return name

@@ -1,0 +1,324 @@
+"""A turn of a chat: the model answers; where it calls tools, they are run, and it answers again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import nan
+from typing import Literal, Self, TypeAlias, get_args
+
+from slm_core.chat.stream import AnswerStream
+from slm_core.chat.toolbox import Toolbox
+from slm_core.constraints import AfterThinking, NoToolCalls, Spec, ToolCalls
+from slm_core.errors import InvalidOption, SessionError, ToolError
+from slm_core.generation import Answer, Brake, Event, EventStream, FinishReason
+from slm_core.generation.events import Overflowed, Timings, ToolResult, Usage
+from slm_core.protocols import Formatter
+from slm_core.types import MalformedCall, Message, Role, ToolCall
+
+ToolErrors: TypeAlias = Literal["tell", "raise"]
+"""What becomes of a call that is malformed or does not fit, and of a tool that raises: the model is told, or
+``ToolError`` is raised."""
+Rules: TypeAlias = tuple[Spec | None, Spec | None]
+CHOICES = ("auto", "none", "required")
+_WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.CONSTRAINT)
+_NOTHING = Answer("", FinishReason.CANCELLED, (), Usage(0, 0, 0), Timings(0.0, 0.0))
+"""The answer of a turn that was cancelled before it had one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How the tools of a chat are used in one turn.
+
+    Attributes:
+        choice: "auto", the model decides; "none", it cannot call; "required", its first answer is nothing but calls;
+            or the name of the tool that its first answer calls, in one block of calls.
+        strict: rule every call by its tool's schema, also where ``choice`` is "auto".
+        errors: see ``ToolErrors``.
+        max_rounds: answers whose calls are run; those of the next one are left to the caller.
+
+    Raises:
+        InvalidOption: a value that does not fit.
+    """
+
+    choice: str = "auto"
+    strict: bool = False
+    errors: ToolErrors = "tell"
+    max_rounds: int = 8
+
+    def __post_init__(self) -> None:
+        if self.errors not in get_args(ToolErrors):
+            raise InvalidOption(f"tool_errors={self.errors!r} (accepted: {', '.join(get_args(ToolErrors))})")
+        if isinstance(self.max_rounds, bool) or not isinstance(self.max_rounds, int) or self.max_rounds < 0:
+            raise InvalidOption(f"max_rounds={self.max_rounds!r} (accepted: 0 or more)")
+        if not isinstance(self.strict, bool):
+            raise InvalidOption(f"strict_tools={self.strict!r} (accepted: True, False)")
+
+    def rules(self, toolbox: Toolbox, formatter: Formatter, *, thinking: bool | None) -> Rules:
+        """What rules the first answer of a turn, and what rules the others; None for nothing.
+
+        Raises:
+            InvalidOption: an unknown choice, or one that cannot be enforced in this chat format.
+            ConstraintError: a schema that cannot be enforced.
+        """
+        if self.choice == "auto" and not self.strict:
+            return None, None
+        if self.choice not in (*CHOICES, *toolbox.names):
+            raise InvalidOption(f"tool_choice={self.choice!r} (accepted: {', '.join((*CHOICES, *toolbox.names))})")
+        form = formatter.call_format
+        if not toolbox.schemas or form is None:
+            why = f"no grammar of the calls of {formatter.name} is known" if toolbox.schemas else "there are no tools"
+            raise InvalidOption(f"tool_choice={self.choice!r}, strict_tools={self.strict}: {why}")
+        if self.choice == "none":
+            return NoToolCalls(form), NoToolCalls(form)
+        free = ToolCalls(toolbox.enforced(), form) if self.strict else None
+        if self.choice == "auto":
+            return free, free
+        if self.choice == "required":
+            forced: Spec = ToolCalls(toolbox.enforced(), form, required=True)
+        else:
+            forced = ToolCalls(toolbox.enforced(self.choice), replace(form, repeats=False), required=True)
+        end = formatter.reasoning_end(thinking=thinking)
+        return forced if end is None else AfterThinking(forced, end), free
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a turn does to its chat.
+
+    Attributes:
+        begin: let the model answer what the chat holds: the first answer of the turn, or a later one; with the
+            seconds of all answers before it.
+        add: messages to the chat.
+        undo: everything.
+        over: nothing more comes.
+    """
+
+    begin: Callable[[bool, float], AnswerStream]
+    add: Callable[[Sequence[Message]], None]
+    undo: Callable[[], None]
+    over: Callable[[], None]
+
+
+class ChatStream(EventStream):
+    """A turn in the making: iterate for its events, then ask for ``answer``, which is the last one.
+
+    Where tools are to be awaited, iterate with ``async for``; it runs the calls of one answer side by side.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        toolbox: Toolbox,
+        use: ToolUse,
+        on_event: Callable[[Event], None] | None = None,
+        pending: Sequence[ToolCall] = (),
+    ) -> None:
+        self._turn = turn
+        self._toolbox = toolbox
+        self._use = use
+        self._on_event = on_event
+        self._due = deque(pending)
+        self._left: tuple[ToolCall, ...] = ()
+        self._malformed: Sequence[MalformedCall] = ()
+        self._ready: deque[ToolResult] = deque()
+        self._results: list[ToolResult] = []
+        self._rounds: list[Answer] = []
+        self._answer: Answer | None = None
+        self._running = self._cancelled = False
+        self._current: AnswerStream | None = None
+        if not pending:
+            self._current = self._begun()
+
+    @property
+    def answer(self) -> Answer:
+        """The last answer, with what the rounds before it came to.
+
+        Raises:
+            SessionError: the turn is not over yet.
+        """
+        if self._answer is not None:
+            return self._answer
+        if self._current is not None and not self._current.over:
+            return self._current.answer
+        raise SessionError("there is no answer yet, tools are to be run: iterate it to its end")
+
+    @property
+    def over(self) -> bool:
+        """Whether the turn is over."""
+        return self._answer is not None
+
+    @property
+    def said(self) -> str:
+        """Content so far of the answer that is being made, or was made last."""
+        return "" if self._current is None else self._current.said
+
+    @property
+    def overflowed(self) -> Overflowed | None:
+        """What was dropped to make room for that answer, where that had to be."""
+        return None if self._current is None else self._current.overflowed
+
+    def cancel(self) -> None:
+        """End it as soon as possible, from any thread; what was said so far becomes the answer."""
+        self._cancelled = True
+        if self._current is not None:
+            self._current.cancel()
+
+    @property
+    def paused(self) -> bool:
+        """Whether a brake paused it."""
+        return self._current is not None and self._current.paused
+
+    def resume(self, brakes: Sequence[Brake] | None = None, *, timeout: float | None = None) -> Self:
+        """Go on after a pause, as if there had been none; with the same brakes and timeout unless others are given.
+
+        What is given is for the answer that was paused, not for later ones of the turn.
+        """
+        if self._current is not None:
+            self._current.resume(brakes, timeout=timeout)
+        return self
+
+    def end(self) -> None:
+        """End it here: what was said so far becomes the answer.
+
+        Raises:
+            SessionError: a tool is running, which must not change the chat that calls it.
+        """
+        if self._running:
+            raise SessionError("a tool of the chat is running: a tool cannot change the chat that calls it")
+        self.cancel()
+        self.resume()
+        for _ in self:
+            pass
+
+    def run(self) -> Answer:
+        """Iterate to the end; returns the answer.
+
+        Raises:
+            SessionError: a tool is to be awaited; nothing changed.
+        """
+        with self._all_or_nothing():
+            self._check_nothing_awaited()
+        return super().run()
+
+    def __next__(self) -> Event:
+        if self._answer is not None or self.paused:
+            raise StopIteration
+        with self._all_or_nothing():
+            if self._due and not self._cancelled:
+                self._check_nothing_awaited()
+                with self._tool_running():
+                    self._ready.append(self._toolbox.run(self._due.popleft()))
+            event = self._next_event()
+            if event is not None and self._on_event is not None:
+                self._on_event(event)
+        if event is None:
+            raise StopIteration
+        return event
+
+    async def __anext__(self) -> Event:
+        if self._due and not self._cancelled and self._answer is None:
+            with self._all_or_nothing(), self._tool_running():
+                self._ready += await self._toolbox.arun_all(self._due)
+                self._due.clear()
+        return await super().__anext__()
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._cancelled = True  # the calls stay without results
+            raise
+        except BaseException:
+            self._turn.undo()
+            raise
+
+    @contextmanager
+    def _tool_running(self) -> Iterator[None]:
+        self._running = True
+        try:
+            yield
+        finally:
+            self._running = False
+
+    def _check_nothing_awaited(self) -> None:
+        awaited = self._toolbox.awaited
+        if awaited:
+            raise SessionError(f"the tool {awaited[0]!r} is to be awaited: use asend, or iterate with async for")
+
+    def _next_event(self) -> Event | None:
+        if self._ready:
+            return Event(None, "", nan, result=self._take(self._ready.popleft()))
+        if self._current is None or self._current.over:
+            if self._cancelled:
+                self._finish((*self._due, *self._left), FinishReason.CANCELLED)
+                return None
+            self._current = self._begun()
+        event = next(self._current, None)
+        if self._current.over:
+            self._end_round(self._current.answer)
+        return event
+
+    def _begun(self) -> AnswerStream:
+        """The next answer; the one before it becomes a round."""
+        first = self._current is None and not self._results
+        if self._current is not None:
+            self._rounds.append(self._current.answer)
+        self._malformed = ()
+        return self._turn.begin(first, sum(r.timings.prefill_s + r.timings.decode_s for r in self._rounds))
+
+    def _end_round(self, answer: Answer) -> None:
+        """An answer is whole: its calls are due, or the turn is over."""
+        calls = answer.tool_calls if answer.finish_reason is FinishReason.TOOL_CALLS else ()
+        malformed = answer.malformed_calls if answer.finish_reason in _WHOLE else ()
+        at_limit = len(self._rounds) >= self._use.max_rounds
+        if self._cancelled or at_limit or not self._toolbox.answers or not (calls or malformed):
+            self._finish(answer.tool_calls, answer.finish_reason)
+            return
+        if malformed and self._use.errors == "raise":
+            raise ToolError(f"a call is malformed: {malformed[0].reason}", malformed[0])
+        self._malformed = malformed
+        self._left = tuple(call for call in calls if self._toolbox.leaves(call))
+        self._due.extend(call for call in calls if call not in self._left)
+        if not self._due and self._left:
+            self._finish(self._left, answer.finish_reason)
+        elif not self._due:
+            self._turn.add([Message(Role.USER, _complaint(malformed))])
+
+    def _take(self, result: ToolResult) -> ToolResult:
+        """A result becomes a message; with the last of them the model is told of malformed calls, too."""
+        if result.error is not None and self._use.errors == "raise":
+            raise ToolError(f"{result.call.name}: {result.content}", result.call) from result.error
+        self._results.append(result)
+        last, content = not self._due and not self._ready, result.content
+        if last and self._malformed:
+            content += f"\n\n{_complaint(self._malformed)}"
+        self._turn.add([Message(Role.TOOL, content, name=result.call.name, tool_call_id=result.call.id)])
+        if last and self._left:
+            self._finish(self._left, FinishReason.TOOL_CALLS)
+        return result
+
+    def _finish(self, calls: Sequence[ToolCall], reason: FinishReason) -> None:
+        answer = _NOTHING if self._current is None else self._current.answer
+        rounds, results = tuple(self._rounds), tuple(self._results)
+        self._answer = replace(answer, tool_calls=tuple(calls), finish_reason=reason, rounds=rounds, results=results)
+        self._turn.over()
+
+
+def open_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
+    """The calls at the end of a conversation that have no results yet."""
+    answered = set()
+    for message in reversed(messages):
+        if message.role is not Role.TOOL:
+            return tuple(call for call in message.tool_calls if call.id not in answered)
+        answered.add(message.tool_call_id)
+    return ()
+
+
+def _complaint(malformed: Sequence[MalformedCall]) -> str:
+    """What the model is told of calls that it wrote wrongly."""
+    return "\n".join(f"Error: a tool call could not be read: {call.reason}. It was not run." for call in malformed)

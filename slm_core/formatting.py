@@ -1,0 +1,252 @@
+"""``slm.formatter``: where a chat format comes from.
+
+In order: the caller's template; a format by name; the model's own template, in its file or beside it in its directory;
+a guess by the control tokens of the vocabulary, which is reported; else an error that lists what can be named.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from slm_core.errors import TemplateError
+from slm_core.plugins import FormatterSource, Registry, registry
+from slm_core.protocols import Formatter, Vocab
+from slm_core.types import ModelInfo
+
+_log = logging.getLogger(__name__)
+_MAX_BYTES = 64 << 20
+_CALLERS = "template of the caller"
+HasToken: TypeAlias = Callable[[str], bool]
+"""Whether a vocabulary has a token of that text."""
+
+
+class Described(Protocol):
+    """What a chat format needs to know of a model: ``slm.load`` returns one, and so do backends."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the file says of itself."""
+        ...
+
+    @property
+    def vocab(self) -> Vocab:
+        """The vocabulary."""
+        ...
+
+
+def formatter(
+    template: str | None = None,
+    *,
+    name: str | None = None,
+    model: Described | str | os.PathLike[str] | None = None,
+    bos_token: str | None = None,
+    eos_token: str | None = None,
+    now: datetime | None = None,
+    parser: str | None = None,
+    reasoning: tuple[str, str] | None = None,
+) -> Formatter:
+    """A chat format: from a template, by name, or a model's own.
+
+    Args:
+        template: text of a jinja template, in the dialect of transformers.
+        name: a registered format, such as "chatml"; or one of the model's further templates, such as "tool_use".
+        model: a loaded model, a model file, or a directory with ``chat_template.jinja`` or ``tokenizer_config.json``:
+            whose template is taken if there is neither ``template`` nor ``name``, and whose tokens in any case.
+        bos_token: text of the token that begins a sequence; else the model's, else "".
+        eos_token: text of the token that ends one; likewise.
+        now: what templates are told of the time; None for the real time.
+        parser: name of the format in which the model answers, such as "hermes"; else found in the template.
+        reasoning: what opens and closes reasoning in answers, such as ``("<think>", "</think>")``; likewise.
+
+    Returns:
+        The format: ``render`` messages to segments, whose texts joined are the prompt; ``parse`` answers.
+
+    Raises:
+        TemplateError: nothing to go by, contradictory arguments, an unknown name, or an invalid template.
+        InvalidModelFile, UnsupportedModel: the model file is damaged, or has no vocabulary.
+    """
+    if template is not None and name is not None:
+        raise TemplateError("give a template or the name of a chat format, not both")
+    if template is None and name is None and model is None:
+        raise TemplateError(f"give a template, a model or the name of a chat format ({_registered(registry())})")
+    source, has_token = (FormatterSource(), _no_token) if model is None else source_of(model)
+    given = {"bos_token": bos_token, "eos_token": eos_token, "now": now, "parser": parser, "reasoning": reasoning}
+    source = replace(source, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    return choose(registry(), source, has_token, name=name, template=template)[0]
+
+
+def choose(
+    known: Registry,
+    source: FormatterSource,
+    has_token: HasToken,
+    *,
+    name: str | None = None,
+    template: str | None = None,
+) -> tuple[Formatter, str]:
+    """The format for a model, and where it comes from.
+
+    Args:
+        known: the registered formats.
+        source: what the model has.
+        has_token: for guessing.
+        name: of a format, or of one of the model's further templates.
+        template: the caller's template.
+
+    Raises:
+        TemplateError: nothing to go by, an unknown name, or an invalid template.
+    """
+    if template is not None:
+        source = replace(source, template=template, templates={}, origin=_CALLERS)
+    elif name is not None:
+        return _named(known, source, name)
+    elif source.template is None and not source.templates:
+        return _guessed(known, source, has_token)
+    elif source.template is None and "tool_use" not in source.templates:
+        only = ", ".join(sorted(source.templates))
+        raise TemplateError(f"the model has no main chat template: name one of its others ({only})")
+    made = known.formatter("template", source)
+    return made, made.name
+
+
+def _named(known: Registry, source: FormatterSource, name: str) -> tuple[Formatter, str]:
+    if known.has_formatter(name):
+        made = known.formatter(name, source)
+    elif name in source.templates:
+        origin = f"{source.origin} ({name!r})"
+        variant = replace(source, template=source.templates[name], templates={}, origin=origin)
+        made = known.formatter("template", variant)
+    else:
+        others = f"; templates of the model: {', '.join(sorted(source.templates))}" if source.templates else ""
+        raise TemplateError(f"unknown chat format {name!r} ({_registered(known)}{others})")
+    return made, made.name
+
+
+def _guessed(known: Registry, source: FormatterSource, has_token: HasToken) -> tuple[Formatter, str]:
+    name = known.guess_formatter(has_token)
+    if name is None:
+        raise TemplateError(
+            f"the model has no chat template, and its vocabulary tells none: name a format ({_registered(known)})"
+        )
+    _log.warning("the model has no chat template; its control tokens look like %r, which is used", name)
+    return known.formatter(name, source), f"{name} (guessed from the vocabulary: the model has no template)"
+
+
+def source_of(model: Described | str | os.PathLike[str]) -> tuple[FormatterSource, HasToken]:
+    """What a model, a model file or a directory has for a chat format.
+
+    Raises:
+        TemplateError: a file of the directory is damaged.
+        InvalidModelFile, UnsupportedModel: the model file is damaged, or has no vocabulary.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        return _of_model(model.info, model.vocab)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _of_directory(path)
+    from slm_core.gguf import GgufFile
+    from slm_core.modelinfo import chat_template, further_templates
+    from slm_core.tokenization import build_vocab
+
+    with GgufFile.open(path) as file:
+        return _with_vocab(FormatterSource(chat_template(file), templates=further_templates(file)), build_vocab(file))
+
+
+def _of_model(info: ModelInfo, vocab: Vocab) -> tuple[FormatterSource, HasToken]:
+    source = FormatterSource(info.chat_template, templates=info.chat_templates)
+    if source.template is None and info.path.is_dir():
+        source = _of_directory(info.path)[0]
+    return _with_vocab(source, vocab)
+
+
+def _with_vocab(source: FormatterSource, vocab: Vocab) -> tuple[FormatterSource, HasToken]:
+    def text(token: int | None) -> str:
+        return "" if token is None else vocab.token_bytes(token, special=True).decode("utf-8", "replace")
+
+    def has_token(spelled: str) -> bool:
+        return len(vocab.encode(spelled, add_special=False, parse_special=True)) == 1
+
+    return replace(source, bos_token=text(vocab.bos), eos_token=text(vocab.eos)), has_token
+
+
+def _of_directory(folder: Path) -> tuple[FormatterSource, HasToken]:
+    """As transformers does: files of templates go before the configuration."""
+    config = _read_config(folder / "tokenizer_config.json")
+    tokens = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
+    texts = {key: text for key, text in tokens.items() if text is not None}
+    origin, templates = "chat_template.jinja", _template_files(folder)
+    if not templates:
+        origin, templates = "tokenizer_config.json", _configured_templates(config)
+    source = FormatterSource(
+        template=templates.pop("default", None),
+        bos_token=texts.pop("bos_token", ""),
+        eos_token=texts.pop("eos_token", ""),
+        templates=templates,
+        tokens=texts,
+        origin=origin,
+    )
+    added = config.get("added_tokens_decoder")
+    spelled = {_token_text(token) for token in added.values()} if isinstance(added, dict) else set()
+    return source, spelled.__contains__
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    main = folder / "chat_template.jinja"
+    found = {"default": _read(main)} if main.is_file() else {}
+    return found | {path.stem: _read(path) for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+
+
+def _configured_templates(config: Mapping[str, Any]) -> dict[str, str]:
+    """One template, or a list of named ones."""
+    entry = config.get("chat_template")
+    if entry is None or isinstance(entry, str):
+        return {} if entry is None else {"default": entry}
+    try:
+        found = {named["name"]: named["template"] for named in entry}
+    except (TypeError, KeyError):
+        found = {None: None}
+    if not all(isinstance(part, str) for pair in found.items() for part in pair):
+        raise TemplateError("chat_template in tokenizer_config.json is neither a text nor a list of named texts")
+    return found
+
+
+def _token_text(token: object) -> str | None:
+    """The text of a token, which a configuration spells alone or with its properties."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise TemplateError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise TemplateError(f"{path} is not a JSON object")
+    return config
+
+
+def _read(path: Path) -> str:
+    if path.stat().st_size > _MAX_BYTES:
+        raise TemplateError(f"{path} has {path.stat().st_size} bytes (accepted: up to {_MAX_BYTES})")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TemplateError(f"{path} is not UTF-8: {error}") from error
+
+
+def _no_token(_: str) -> bool:
+    return False
+
+
+def _registered(known: Registry) -> str:
+    names = ", ".join(sorted(name for name in known.formatters if name != "template"))
+    return f"registered: {names or 'none'}"

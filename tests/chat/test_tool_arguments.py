@@ -1,0 +1,102 @@
+"""What functions get from the arguments of a call, and what the model is told of their results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel
+
+from slm_core.chat.toolbox import Toolbox
+from slm_core.types import ToolCall
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+def test_arguments_are_what_annotations_say() -> None:
+    seen: dict[str, object] = {}
+
+    def take(
+        colour: Colour,
+        size: Literal[1, "big"],
+        weight: float,
+        n: int,
+        pair: tuple[int, str],
+        tags: list[str],
+        table: dict[str, float],
+        either: int | str | None = None,
+        flag: bool = False,
+        plain: dict = {},  # noqa: B006
+    ) -> None:
+        """Take.
+
+        Args:
+            colour: x
+            size: x
+            weight: x
+            n: x
+            pair: x
+            tags: x
+            table: x
+            either: x
+            flag: x
+            plain: x
+        """
+        seen.update(locals())
+
+    good = {
+        "colour": "blue", "size": "big", "weight": 2, "n": 3.0, "pair": [1, "a"], "tags": ["a"], "table": {"k": 1},
+        "either": "7", "flag": True, "plain": {"a": [1]},
+    }  # fmt: skip
+    box = Toolbox([take])
+    assert box.run(ToolCall("take", good)).error is None
+    wanted = {**good, "colour": Colour.BLUE, "weight": 2.0, "n": 3, "pair": (1, "a"), "table": {"k": 1.0}}
+    assert {k: v for k, v in seen.items() if k in wanted} == wanted
+    assert [type(seen[k]) for k in ("weight", "n", "pair")] == [float, int, tuple]
+    bad = {
+        "colour": "green", "size": True, "weight": "2", "n": 3.5, "pair": [1], "tags": "a", "table": {"k": "v"},
+        "either": 1.5, "flag": 1, "plain": [],
+    }  # fmt: skip
+    for name, value in bad.items():
+        told = box.run(ToolCall("take", {**good, name: value})).content
+        assert told.startswith(f"Error: the argument '{name}"), told
+    for n, told in ((True, "Error"), (10**400, "null")):
+        assert box.run(ToolCall("take", {**good, "n": n})).content.startswith(told)
+    assert box.run(ToolCall("take", {**good, "weight": 10**400})).content.startswith("Error: the argument 'weight'")
+
+
+@dataclass
+class Point:
+    x: int
+    colour: Colour
+
+
+@pytest.mark.parametrize(
+    ("result", "content"),
+    [
+        ("as it is", "as it is"),
+        (None, "null"),
+        ({"é": [1, True]}, '{"é": [1, true]}'),
+        (Point(1, Colour.RED), '{"x": 1, "colour": "red"}'),
+        ([Person(name="Ada", age=3)], '[{"name": "Ada", "age": 3}]'),
+        (object(), "Error: TypeError: a tool returned a object (accepted: text, or what has a JSON form)"),
+        (float("nan"), "Error: ValueError: "),
+    ],
+)
+def test_results_become_text(result: object, content: str) -> None:
+    def give() -> Any:
+        """Give."""
+        return result
+
+    told = Toolbox([give]).run(ToolCall("give", {})).content
+    assert told == content or told.startswith(content + "Out of range")
