@@ -9,7 +9,7 @@ from traceback import walk_tb
 from types import MappingProxyType
 
 import jinja2
-from jinja2 import meta
+from jinja2 import meta, nodes
 
 from slm_core.errors import TemplateError
 from slm_core.types import Role, Segment
@@ -29,6 +29,9 @@ class JinjaTemplate:
         source: the template.
         limits: bounds on compiling and on each rendering.
 
+    Attributes:
+        constants: the texts that the template mentions in its expressions.
+
     Raises:
         TemplateError: the template is too long, or is not valid jinja.
     """
@@ -39,7 +42,7 @@ class JinjaTemplate:
         self._limits = limits
         try:
             with running(Run(limits)):
-                self._template, self._variables = _compile(source)
+                self._template, self._variables, self.constants = _compile(source)
         except TemplateError:
             raise
         except jinja2.TemplateSyntaxError as error:
@@ -64,8 +67,7 @@ class JinjaTemplate:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
-        bos_token: str = "",
-        eos_token: str = "",
+        tokens: Mapping[str, str] = MappingProxyType({}),
         now: datetime | None = None,
         options: Mapping[str, object] = MappingProxyType({}),
     ) -> list[Segment]:
@@ -75,24 +77,20 @@ class JinjaTemplate:
             messages: the conversation.
             tools: JSON schemas.
             add_generation_prompt: end with what opens the assistant's answer.
-            bos_token: text of the token that begins a sequence.
-            eos_token: text of the token that ends one.
+            tokens: texts of tokens by the name that templates have for them: "bos_token", "eos_token", ...
             now: what ``strftime_now`` tells, None for the real time.
             options: further variables; None, numbers, strings, and sequences and mappings of these.
 
         Raises:
             TemplateError: the template refused, failed or went beyond its limits.
         """
-        variables = {"documents": None, **options}
         try:
             with running(Run(self._limits, now)):
                 text = self._template.render(
                     messages=[_mark_message(message) for message in messages],
                     tools=tracked.mark(tools),
                     add_generation_prompt=add_generation_prompt,
-                    bos_token=bos_token,
-                    eos_token=eos_token,
-                    **{name: tracked.mark(value) for name, value in variables.items()},
+                    **{"documents": None, **tokens, **{name: tracked.mark(value) for name, value in options.items()}},
                 )
         except TemplateError:
             raise
@@ -110,11 +108,13 @@ def _environment() -> ChatEnvironment:
 
 
 @functools.lru_cache(maxsize=64)
-def _compile(source: str) -> tuple[jinja2.Template, frozenset[str]]:
+def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[str]]:
+    """The template, the variables that it reads, and the texts that it mentions in expressions."""
     tree = _environment().parse(source)
-    variables = frozenset(meta.find_undeclared_variables(tree))
+    constants = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+    variables = frozenset(meta.find_undeclared_variables(tree))  # folds lists of constants into one
     Instrument().visit(tree)
-    return _environment().from_string(tree), variables
+    return _environment().from_string(tree), variables, constants
 
 
 def _mark_message(message: Mapping[str, object]) -> dict[str, object]:

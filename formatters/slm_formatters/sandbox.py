@@ -37,11 +37,17 @@ _PASSING = (
     *("last", "length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "round"),
     *("select", "selectattr", "slice", "sort", "sum", "unique", "wordcount"),
 )
-"""Filters that hand on what they are given. Those for web pages (urlize, striptags, xmlattr, wordwrap, pprint) are
-left out: their cost has no bound, and chat templates have no use for them."""
+"""Filters that hand on what they are given."""
 
 _SEALING = ("e", "escape", "filesizeformat", "forceescape", "truncate", "urlencode")
 """Filters whose result is content altogether."""
+
+_SHORT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
+"""The same, for short values only: what they cost is not in proportion to the length."""
+_MAX_SHORT = 1 << 14
+
+_OF_NUMBERS = frozenset({"as_integer_ratio", "bit_count", "bit_length", "conjugate", "count", "index", "is_integer"})
+"""Methods of numbers and ranges."""
 
 _COUNTED = frozenset({"batch", "round", "slice"})
 """Filters whose cost grows with an integer argument."""
@@ -92,7 +98,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             obj = functools.partial(tracked.call_method, owner, obj.__name__)
-        elif isinstance(obj, types.BuiltinMethodType) and not isinstance(owner, (dict, list, tuple)):
+        elif isinstance(obj, types.BuiltinMethodType) and not _is_cheap(owner, obj.__name__):
             raise TemplateError(f"the chat template calls {obj.__name__}, which is not available to templates")
         return checked(super().call(context, obj, *args, **kwargs))
 
@@ -126,14 +132,20 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 class GenerationTag(Extension):
-    """Accepts ``{% generation %}``, which marks what a model is trained on, and writes what is inside."""
+    """``{% generation %}``, which marks what an assistant said: what a model is trained on."""
 
     tags = {"generation"}  # noqa: RUF012  # as the base class declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
         """Read up to ``{% endgeneration %}``."""
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
+
+    @staticmethod
+    def mark(caller: Callable[[], str]) -> str:
+        """Write what is inside, marked."""
+        return tracked.generated(caller())
 
 
 class Instrument(NodeTransformer):
@@ -205,6 +217,11 @@ class _Dict:
         return dict.fromkeys(*args)
 
 
+def _is_cheap(owner: object, name: str) -> bool:
+    """Whether a method of a built-in type costs no more than its owner's size tells."""
+    return isinstance(owner, (dict, list, tuple)) or (isinstance(owner, (int, float, range)) and name in _OF_NUMBERS)
+
+
 def checked(value: Any) -> Any:
     """``value``, if it is within the bounds."""
     if isinstance(value, (list, tuple, dict)):
@@ -272,7 +289,7 @@ def _filters() -> dict[str, Callable[..., Any]]:
         },
     }
     passing = {name: _bounded(FILTERS[name], name) for name in _PASSING}
-    sealing = {name: _sealing(_bounded(FILTERS[name], name)) for name in _SEALING}
+    sealing = {name: _sealing(_bounded(FILTERS[name], name)) for name in (*_SEALING, *_SHORT)}
     return passing | sealing | own
 
 
@@ -284,6 +301,8 @@ def _bounded(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         current().spend()
         if name in _COUNTED:
             _check_counts(*args[1:], *kwargs.values())
+        if name in _SHORT:
+            _check_short(name, *args, *kwargs.values())
         return checked(function(*args, **kwargs))
 
     return bounded
@@ -295,12 +314,19 @@ def _check_counts(*arguments: object) -> None:
             raise TemplateError(f"the chat template gives a filter the number {count} (accepted: up to {_MAX_COUNT})")
 
 
+def _check_short(name: str, *values: object) -> None:
+    for value in values:
+        if isinstance(value, (str, list, tuple, dict)) and len(to_text(value)) > _MAX_SHORT:
+            raise TemplateError(f"the chat template gives {name} a long value (accepted: {_MAX_SHORT} characters)")
+
+
 def _sealing(function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter of jinja's, with its result as content."""
 
     @functools.wraps(function)
     def sealing(*args: Any, **kwargs: Any) -> Any:
-        return seal(function(*args, **kwargs))
+        result = function(*args, **kwargs)
+        return seal(result) if isinstance(result, str) else result
 
     return sealing
 
@@ -317,7 +343,9 @@ def _title(value: object) -> str:
 
 
 def _indent(value: object, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    text = to_text(value)
+    if not isinstance(value, str):
+        raise TypeError(f"indent needs a string, not a {type(value).__name__}")
+    text = value
     _check_counts(width)
     margin = len(width) if isinstance(width, str) else width
     current().build(len(text) + (text.count("\n") + 1) * margin)

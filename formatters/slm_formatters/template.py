@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from typing import TypeAlias
 
 from slm_core.errors import TemplateError
-from slm_core.plugins import FormatterSource
-from slm_core.protocols import StreamParser
-from slm_core.types import Message, Role, Segment, ToolCall
+from slm_core.plugins import FormatterSource, registry
+from slm_core.protocols import AnswerFormat, StreamParser
+from slm_core.toolschema import tool_schemas
+from slm_core.types import CallFormat, Message, Role, Segment, Tool
+from slm_formatters.continuation import OpenEnd
 from slm_formatters.jinja_template import JinjaTemplate
 from slm_formatters.limits import Limits
-from slm_formatters.parsers import hermes
+from slm_formatters.messages import Arguments, MessageLike, as_mapping, has_calls, wanted_arguments
+from slm_formatters.parsers.detection import detect
+from slm_formatters.parsers.probing import ASKED
+from slm_formatters.thinking import Switch, find_switches
 
-_THINKING_SWITCHES = ("enable_thinking", "thinking")
+_TOOL_TEMPLATE = "tool_use"
+_Schemas: TypeAlias = Sequence[Mapping[str, object]]
+_CALLS = CallFormat("<tool_call>", "</tool_call>", repeats=True)
+_log = logging.getLogger(__name__)
 
 
 class TemplateFormatter:
     """A ``protocols.Formatter`` that renders a jinja template, by default the model's own.
 
+    A further template named "tool_use" takes the place of the main one where tools are given.
+
     Args:
-        source: the model's template and tokens.
-        name: where the template comes from.
+        source: the model's templates and tokens, and the clock for templates.
         stops: texts that end an answer.
-        now: what ``strftime_now`` tells the template, None for the real time.
+        name: where the template comes from; what the source says of itself where None.
         limits: bounds on the template.
 
     Raises:
@@ -34,19 +45,22 @@ class TemplateFormatter:
         self,
         source: FormatterSource,
         *,
-        name: str = "template of the model file",
         stops: Sequence[str] = (),
-        now: datetime | None = None,
+        name: str | None = None,
         limits: Limits = Limits(),  # noqa: B008  # immutable
     ) -> None:
-        if source.template is None:
+        texts = {"": source.template} if source.template is not None else {}
+        if _TOOL_TEMPLATE in source.templates:
+            texts[_TOOL_TEMPLATE] = source.templates[_TOOL_TEMPLATE]
+        if not texts:
             raise TemplateError("the model has no chat template of its own (name a chat format, such as 'chatml')")
-        self._template = JinjaTemplate(source.template, limits)
-        self._bos_token, self._eos_token = source.bos_token, source.eos_token
-        self._name = name
+        self._templates = {key: JinjaTemplate(text, limits) for key, text in texts.items()}
+        self._template = next(iter(self._templates.values()))
+        self._source = source
+        self._name = source.origin if name is None else name
         self._stops = tuple(stops)
-        self._now = now
-        self._reasoning_opened: dict[bool | None, bool] = {}
+        self._reasoning_ends: dict[bool | None, str | None] = {}
+        self._unread: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -58,91 +72,177 @@ class TemplateFormatter:
         """Texts that end an answer, besides the vocabulary's EOG tokens."""
         return self._stops
 
+    @property
+    def parser(self) -> str:
+        """The format in which answers are read: found in the template, or named; "none" where calls are unknown.
+
+        Raises:
+            TemplateError: a parser was named that is not there.
+        """
+        return self._answers.name
+
+    @property
+    def call_format(self) -> CallFormat | None:
+        """How the model writes tool calls, for a grammar."""
+        return self._answers.call_format
+
+    def reasoning_end(self, *, thinking: bool | None = None) -> str | None:
+        """What ends the reasoning that the prompt opens, if it does.
+
+        Raises:
+            TemplateError: the template does not understand ``thinking``.
+        """
+        if thinking not in self._reasoning_ends:
+            self._options(self._template, thinking, {})
+            try:
+                prompt = self.render([Message(Role.USER, ASKED)], thinking=thinking)
+            except TemplateError:  # a template that refuses this conversation; reasoning must then be opened in answers
+                prompt = []
+            end = "".join(segment.text for segment in prompt).rpartition(ASKED)[2]
+            self._reasoning_ends[thinking] = self._answers.reasoning_end(end)
+        return self._reasoning_ends[thinking]
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the template has a place for tools."""
+        return any(template.reads("tools") for template in self._templates.values())
+
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[MessageLike],
         *,
-        tools: Sequence[Mapping[str, object]] = (),
+        tools: Sequence[Tool] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
         thinking: bool | None = None,
         **template_kwargs: object,
     ) -> list[Segment]:
         """Turn messages into a prompt; see ``protocols.Formatter.render``.
 
         Raises:
-            TemplateError: also where the template has no place for tools, or does not read one of ``template_kwargs``.
+            TemplateError: the template refuses, fails, does not understand ``thinking`` or cannot leave the last
+                message open. Tools and options that it does not read are no error, but a warning in the log.
+            InvalidOption: something that is no tool.
         """
-        if tools and not self._template.reads("tools"):
-            raise TemplateError("the chat template has no place for tools")
-        return self._template.render(
-            [_as_mapping(message) for message in messages],
-            tools=tools or None,
-            add_generation_prompt=add_generation_prompt,
-            bos_token=self._bos_token,
-            eos_token=self._eos_token,
-            now=self._now,
-            options=self._options(thinking, template_kwargs),
+        tools = tool_schemas(tools or ())
+        template = self._template_for(tools)
+        wanted = self._wanted_arguments if has_calls(messages) else Arguments.EITHER
+        said: Sequence[Mapping[str, object]] = [as_mapping(message, wanted) for message in messages]
+        options = self._options(template, thinking, template_kwargs)
+        if thinking is not None:
+            said = _with_word(said, self._switch(thinking).word)
+        if tools and not self.reads_tools:
+            self._warn("tools")
+        if not continue_final_message:
+            return self._render(template, said, tools, add_generation_prompt, options)
+        field = continue_final_message if isinstance(continue_final_message, str) else "content"
+        end = OpenEnd(said, field)
+        return end.cut(self._render(template, end.messages, tools, False, options))
+
+    def parse(self, text: str, *, tools: Sequence[Mapping[str, object]] = ()) -> Message:
+        """Turn an answer into a message; one that closes reasoning goes on with what the prompt may have opened."""
+        in_reasoning = self._answers.closes_reasoning(text) and (
+            self.reasoning_end() is not None
+            or (self._switches is not None and self.reasoning_end(thinking=True) is not None)
         )
+        parser = self._answers.parser(tools=tool_schemas(tools), in_reasoning=in_reasoning)
+        parser.feed(text)
+        return parser.finish()[1]
 
-    def parse(self, text: str) -> Message:
-        """Turn an answer into a message; an unopened ``</think>`` ends reasoning that the prompt began."""
-        can_ask = any(self._template.reads(switch) for switch in _THINKING_SWITCHES)
-        may_be_in_reasoning = self._opens_reasoning(None) or (can_ask and self._opens_reasoning(True))
-        return hermes.parse(text, may_be_in_reasoning=may_be_in_reasoning)
-
-    def stream_parser(self, *, thinking: bool | None = None) -> StreamParser:
-        """A parser for one answer; ``thinking`` as given to ``render``.
+    def stream_parser(
+        self, *, thinking: bool | None = None, tools: Sequence[Mapping[str, object]] = ()
+    ) -> StreamParser:
+        """A parser for one answer; ``thinking`` and ``tools`` as given to ``render``.
 
         Raises:
             TemplateError: the template does not understand ``thinking``.
         """
-        return hermes.HermesParser(in_reasoning=self._opens_reasoning(thinking))
+        return self._answers.parser(
+            tools=tool_schemas(tools), in_reasoning=self.reasoning_end(thinking=thinking) is not None
+        )
 
-    def _options(self, thinking: bool | None, template_kwargs: Mapping[str, object]) -> dict[str, object]:
-        accepted = self._template.options
-        unread = sorted(template_kwargs.keys() - accepted - {"documents"})
-        if unread:
-            known = ", ".join(sorted(accepted)) or "none"
-            raise TemplateError(f"the chat template does not read {', '.join(unread)} (it reads: {known})")
-        options = dict(template_kwargs)
-        if thinking is not None:
-            switch = self._thinking_switch()
-            if switch in options:
-                raise TemplateError(f"thinking and {switch} are the same option of this chat template: give one")
-            options[switch] = thinking
-        return options
+    def _template_for(self, tools: _Schemas) -> JinjaTemplate:
+        return self._templates.get(_TOOL_TEMPLATE, self._template) if tools else self._template
 
-    def _thinking_switch(self) -> str:
-        for switch in _THINKING_SWITCHES:
-            if self._template.reads(switch):
-                return switch
-        names = " or ".join(_THINKING_SWITCHES)
-        raise TemplateError(f"the chat template cannot be asked for reasoning or for none (it does not read {names})")
+    def _render(
+        self,
+        template: JinjaTemplate,
+        messages: Sequence[Mapping[str, object]],
+        tools: _Schemas,
+        add_generation_prompt: bool,
+        options: Mapping[str, object],
+    ) -> list[Segment]:
+        source = self._source
+        return template.render(
+            messages,
+            tools=tools or None,
+            add_generation_prompt=add_generation_prompt,
+            tokens={**source.tokens, "bos_token": source.bos_token, "eos_token": source.eos_token},
+            now=source.now,
+            options=options,
+        )
 
-    def _opens_reasoning(self, thinking: bool | None) -> bool:
-        """Whether prompts end with an opening tag, so that answers begin with what the model thinks."""
-        if thinking not in self._reasoning_opened:
-            self._options(thinking, {})
+    def _options(
+        self, template: JinjaTemplate, thinking: bool | None, template_kwargs: Mapping[str, object]
+    ) -> dict[str, object]:
+        """What the template is given besides messages; reports what it does not read."""
+        for name in sorted(template_kwargs.keys() - template.options - {"documents"}):
+            self._warn(name, template.options)
+        asked = {} if thinking is None else self._switch(thinking).options
+        twice = sorted(asked.keys() & template_kwargs.keys())
+        if twice:
+            raise TemplateError(f"thinking and {twice[0]} are the same option of this chat template: give one")
+        return {**template_kwargs, **asked}
+
+    def _warn(self, name: str, accepted: frozenset[str] = frozenset()) -> None:
+        """Say once that the template does not read something; templates of other models do, so it is no error."""
+        if name not in self._unread:
+            self._unread.add(name)
+            known = f" (it reads: {', '.join(sorted(accepted)) or 'no options'})" if name != "tools" else ""
+            _log.warning("the chat template does not read %s%s", name, known)
+
+    @functools.cached_property
+    def _answers(self) -> AnswerFormat:
+        def render(messages: Sequence[Mapping[str, object]], tools: _Schemas, opens_answer: bool) -> str:
+            segments = self._render(self._template_for(tools), messages, tools, opens_answer, {})
+            return "".join(segment.text for segment in segments)
+
+        source, named = self._source, self._source.parser
+        text = source.templates.get(_TOOL_TEMPLATE, "") + (source.template or "")
+        found = detect(render, text) if named is None else registry().answer_format(named)
+        return found if source.reasoning is None else found.with_reasoning(*source.reasoning)
+
+    @functools.cached_property
+    def _wanted_arguments(self) -> Arguments:
+        def render(messages: Sequence[Mapping[str, object]], tools: _Schemas | None) -> str:
+            segments = self._render(self._template_for(tools or ()), messages, tools or (), False, {})
+            return "".join(segment.text for segment in segments)
+
+        return wanted_arguments(render)
+
+    @functools.cached_property
+    def _switches(self) -> tuple[Switch, Switch] | None:
+        def render(content: str, options: Mapping[str, object]) -> str | None:
             try:
-                prompt = self.render([Message(Role.USER, "x")], thinking=thinking)
-            except TemplateError:  # a template that refuses this conversation; reasoning must then be opened in answers
-                prompt = []
-            self._reasoning_opened[thinking] = hermes.opens_reasoning(prompt)
-        return self._reasoning_opened[thinking]
+                segments = self._render(self._template, [{"role": "user", "content": content}], (), True, options)
+            except TemplateError:  # it does not take these options
+                return None
+            return "".join(segment.text for segment in segments)
+
+        return find_switches(self._template.options, self._template.constants, render)
+
+    def _switch(self, thinking: bool) -> Switch:
+        if self._switches is None:
+            raise TemplateError("the chat template cannot be asked for reasoning or for none")
+        return self._switches[0] if thinking else self._switches[1]
 
 
-def _as_mapping(message: Message) -> dict[str, object]:
-    """A message as templates expect it: keys that it does not have are absent."""
-    fields: dict[str, object] = {"role": message.role.value, "content": message.content}
-    if message.reasoning is not None:
-        fields["reasoning_content"] = fields["thinking"] = message.reasoning
-    if message.tool_calls:
-        fields["tool_calls"] = [_call_as_mapping(call) for call in message.tool_calls]
-    optional = {"name": message.name, "tool_call_id": message.tool_call_id}
-    return fields | {name: value for name, value in optional.items() if value is not None}
-
-
-def _call_as_mapping(call: ToolCall) -> dict[str, object]:
-    function = {"name": call.name, "arguments": call.arguments}
-    identity = {} if call.id is None else {"id": call.id}
-    return {"type": "function", **identity, "function": function}
+def _with_word(messages: Sequence[Mapping[str, object]], word: str) -> Sequence[Mapping[str, object]]:
+    """The messages with a word at the end of what the user said last."""
+    last = max((i for i, message in enumerate(messages) if message.get("role") == Role.USER), default=None)
+    if not word or last is None:
+        return messages
+    said = messages[last]
+    if not isinstance(said.get("content"), str):
+        raise TemplateError("the chat template takes the wish for reasoning from a text, not from parts of content")
+    return [*messages[:last], {**said, "content": f"{said['content']}{word}"}, *messages[last + 1 :]]

@@ -19,8 +19,10 @@ from slm_core.errors import TemplateError
 from slm_core.types import Segment
 from slm_formatters.limits import current
 
-_CONTROL, _CONTENT = b"\0", b"\1"
-_RUNS = re.compile(rb"\x00+|\x01+")
+_CONTENT, _GENERATED = 1, 2
+_ALL_CONTENT = bytes([_CONTENT])
+_ADD_GENERATED = bytes(mark | _GENERATED for mark in range(256))
+_RUNS = re.compile(rb"\x00+|\x01+|\x02+|\x03+")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "'": "&#39;", '"': "&#34;"}
 _DIRECTIVE = re.compile(r"%(?:\((?P<key>[^()]*)\))?[#0\- +]*(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d+))?[a-zA-Z%]")
 _NUMBERS = re.compile(r"\d+")
@@ -43,7 +45,8 @@ class Text(str):
 
     Args:
         text: the characters.
-        mask: one byte a character, 1 for content and 0 for control text; None for content throughout.
+        mask: one byte a character, bit 0 set for content, bit 1 within ``{% generation %}``; None for content
+            throughout.
     """
 
     __slots__ = ("_mask",)
@@ -51,7 +54,7 @@ class Text(str):
 
     def __new__(cls, text: str, mask: bytes | None = None) -> Self:  # noqa: D102
         self = str.__new__(cls, text)
-        self._mask = _CONTENT * len(text) if mask is None else mask
+        self._mask = _ALL_CONTENT * len(text) if mask is None else mask
         return self
 
     def __str__(self) -> str:
@@ -71,6 +74,11 @@ class SafeText(Text):
 
     def __html__(self) -> str:
         return self
+
+
+# Templates know strings only: what errors say of them is what it would be for a plain one.
+for _kind in (Text, SafeText):
+    _kind.__name__, _kind.__qualname__, _kind.__module__ = "str", "str", "builtins"
 
 
 def mark(value: object) -> object:
@@ -94,11 +102,18 @@ def mark(value: object) -> object:
 
 
 def segments(text: str) -> list[Segment]:
-    """Split at every change between control text and content."""
-    return [
-        Segment(str.__getitem__(text, slice(*run.span())), control=run.group().startswith(_CONTROL))
-        for run in _RUNS.finditer(_mask_of(text))
-    ]
+    """Split at every change between control text and content, and where generated text begins and ends."""
+    mask, found = _mask_of(text), []
+    for run in _RUNS.finditer(mask):
+        kind = mask[run.start()]
+        piece = str.__getitem__(text, slice(*run.span()))
+        found.append(Segment(piece, control=not kind & _CONTENT, generated=bool(kind & _GENERATED)))
+    return found
+
+
+def generated(text: str) -> Text:
+    """The same text, marked as what an assistant said."""
+    return Text(str.__str__(text), _mask_of(text).translate(_ADD_GENERATED))
 
 
 def seal(text: str) -> Text:

@@ -43,6 +43,8 @@ MEMORY = [
     "{{ range(99999) | batch(10 ** 10, 'x') | list }}",
     "{{ [1] | slice(10 ** 10) | list }}",
     "{{ [1] | tojson(indent=10 ** 10) }}",
+    "{{ ('x ' * 60000) | wordwrap(1) }}",
+    "{{ ('http://a.' * 20000) | urlize }}",
     "{{ 'a'.translate({97: 'x' * 1000}) }}",
     "{{ (1).to_bytes(10 ** 10, 'big') }}",
     "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
@@ -77,7 +79,7 @@ SANDBOX = [
     "{% include 'etc/passwd' %}",
     "{% import 'os' as os %}",
     "{{ lipsum(n=1000) }}",
-    "{{ x | urlize }}",
+    "{{ 'abc'.encode() }}",
 ]
 INVALID = ["{% if %}", "{{ 1 +", "{% endfor %}", "{{ a | nofilter }}", "{% unknown %}", "x" * (1 << 20)]
 

@@ -52,12 +52,17 @@ def test_segments_tell_content_from_control() -> None:
     assert segments == [Segment("<s><user>|", control=True), Segment("</s>hi", control=False)]
 
 
-def test_template_options_work_or_raise() -> None:
+def test_template_options_work_or_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert text(formatter().render([], date="today")).endswith("<go>today")
-    with pytest.raises(TemplateError, match=r"does not read dates \(it reads: date, enable_thinking\)"):
-        formatter().render([], dates="today")
-    with pytest.raises(TemplateError, match="no place for tools"):
-        formatter("{{ messages }}").render([], tools=[WEATHER])
+    assert not caplog.text
+    made = formatter()
+    for _ in range(3):
+        assert text(made.render([], dates="today")).endswith("<go>")
+    assert caplog.text.count("does not read dates (it reads: date, enable_thinking)") == 1
+    without_tools = formatter("{{ messages }}")
+    assert text(without_tools.render([], tools=[WEATHER])) == "[]"
+    assert "does not read tools" in caplog.text
+    assert (made.reads_tools, without_tools.reads_tools) == (True, False)
 
 
 def test_thinking_is_the_switch_of_the_template() -> None:
@@ -97,9 +102,8 @@ def test_refusal_carries_the_words_of_the_template() -> None:
 
 
 def test_clock_can_be_set() -> None:
-    source = FormatterSource(template="{{ strftime_now('%d %B %Y') }}")
-    fixed = TemplateFormatter(source, now=datetime(2026, 1, 15))
-    assert text(fixed.render([])) == "15 January 2026"
+    source = FormatterSource(template="{{ strftime_now('%d %B %Y') }}", now=datetime(2026, 1, 15))
+    assert text(TemplateFormatter(source).render([])) == "15 January 2026"
 
 
 def test_registry_makes_formatters_by_name() -> None:

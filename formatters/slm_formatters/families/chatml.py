@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from slm_core.plugins import FormatterSource
+from slm_formatters.families import family
 from slm_formatters.template import TemplateFormatter
 
 TEMPLATE = """\
@@ -46,4 +45,4 @@ TEMPLATE = """\
 
 def chatml(source: FormatterSource) -> TemplateFormatter:
     """ChatML for a model that has no template, or instead of the model's own."""
-    return TemplateFormatter(dataclasses.replace(source, template=TEMPLATE), name="chatml", stops=("<|im_end|>",))
+    return family(source, "chatml", TEMPLATE, stops=("<|im_end|>",))

@@ -1,0 +1,76 @@
+"""Leaving the last message open, so that the model goes on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from slm_core.errors import TemplateError
+from slm_core.types import Segment
+from slm_formatters.messages import REASONING_FIELDS
+
+_TAG = "ThisIsWhereItGoesOn"
+
+
+class OpenEnd:
+    """The end of the last message, tagged so that it is found again in what the template makes of it.
+
+    Args:
+        messages: the conversation.
+        field: what to continue: "content", whose last text counts where it is a list of parts; "reasoning_content".
+
+    Attributes:
+        messages: the conversation with the tag.
+
+    Raises:
+        TemplateError: there is no such text.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, object]], field: str) -> None:
+        if not messages:
+            raise TemplateError("there is no message to continue")
+        self._tag = _TAG
+        while self._tag in str(messages):
+            self._tag += "Q"
+        self._field, self._said = field, ""
+        last = dict(messages[-1])
+        aliases = REASONING_FIELDS if field in REASONING_FIELDS else ()
+        for name in {field, *(alias for alias in aliases if last.get(alias) == last.get(field))}:
+            last[name] = self._tagged(last.get(name))
+        self.messages: list[Mapping[str, object]] = [*messages[:-1], last]
+
+    def cut(self, segments: Sequence[Segment]) -> list[Segment]:
+        """What comes before the tag; without trailing white space, where the template takes that off.
+
+        Raises:
+            TemplateError: the template leaves out some of what it should continue.
+        """
+        text = "".join(segment.text for segment in segments)
+        end = text.rfind(self._tag)
+        if end < 0 or self._said.strip() not in text:
+            raise TemplateError(f"the chat template does not write the whole {self._field} of the last message")
+        if not text.startswith(f"{self._tag} ", end):
+            end = len(text[:end].rstrip())
+        return _first(segments, end)
+
+    def _tagged(self, said: object) -> object:
+        if isinstance(said, str):
+            self._said = said
+            return f"{said}{self._tag} "
+        parts = list(said) if isinstance(said, Sequence) else []
+        for i in reversed(range(len(parts))):
+            if isinstance(parts[i], Mapping) and isinstance(parts[i].get("text"), str):
+                parts[i] = {**parts[i], "text": self._tagged(parts[i]["text"])}
+                return parts
+        raise TemplateError(f"the last message has no {self._field!r} to continue")
+
+
+def _first(segments: Sequence[Segment], length: int) -> list[Segment]:
+    """The segments up to that many characters."""
+    kept: list[Segment] = []
+    for segment in segments:
+        if length <= 0:
+            break
+        kept.append(replace(segment, text=segment.text[:length]))
+        length -= len(segment.text)
+    return kept

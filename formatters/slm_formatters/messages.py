@@ -1,0 +1,132 @@
+"""Messages as chat templates expect them: mappings in the manner of transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, TypeAlias
+
+from slm_core.errors import TemplateError
+from slm_core.types import Message, ToolCall
+
+MessageLike: TypeAlias = Message | Mapping[str, object]
+"""A message, or a mapping of what a template reads: "role", "content" (a text, or a list of parts), ..."""
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""The names under which templates look for reasoning, the common one first."""
+
+_NAME, _ARGUMENTS = "probe_function", {"probe_key": "probe_value"}
+_AS_TEXT, _AS_PYTHON = json.dumps(_ARGUMENTS), str(_ARGUMENTS)
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Probe",
+        "parameters": {
+            "type": "object",
+            "properties": {"probe_key": {"type": "string", "description": "Any"}},
+            "required": ["probe_key"],
+        },
+    },
+}
+
+
+class Arguments(Enum):
+    """How a template wants the arguments of a tool call."""
+
+    MAPPING = "mapping"
+    TEXT = "text"
+    EITHER = "either"
+
+
+Render: TypeAlias = Callable[[Sequence[Mapping[str, object]], "Sequence[Mapping[str, object]] | None"], str]
+"""Renders messages and tools, without a generation prompt; raises ``TemplateError``."""
+
+
+def as_mapping(message: MessageLike, wanted: Arguments = Arguments.EITHER) -> dict[str, object]:
+    """A message as templates expect it: keys that it does not have are absent.
+
+    A mapping is passed on, but for keys that are None, and JSON text of arguments where the template wants a mapping.
+
+    Args:
+        message: what was said.
+        wanted: how the template wants arguments.
+
+    Raises:
+        TemplateError: neither a message nor a mapping.
+    """
+    if isinstance(message, Message):
+        return _from_message(message, wanted)
+    if not isinstance(message, Mapping):
+        raise TemplateError(f"a message cannot be a {type(message).__name__} (accepted: Message, mapping)")
+    fields = {name: value for name, value in message.items() if value is not None}
+    calls = fields.get("tool_calls")
+    if wanted is Arguments.MAPPING and isinstance(calls, Sequence) and not isinstance(calls, str):
+        fields["tool_calls"] = [_parsed(call) for call in calls]
+    reasoning = next((fields[name] for name in REASONING_FIELDS if name in fields), None)
+    return fields if reasoning is None else {"thinking": reasoning, **fields, "reasoning_content": reasoning}
+
+
+def has_calls(messages: Iterable[MessageLike]) -> bool:
+    """Whether any of the messages calls a tool."""
+    return any(
+        bool(message.tool_calls) if isinstance(message, Message) else bool(message.get("tool_calls"))
+        for message in messages
+    )
+
+
+def wanted_arguments(render: Render) -> Arguments:
+    """Find out how a template wants arguments: render a call both ways, and look at what it makes of them."""
+    mapping, text = (_outcome(render, arguments) for arguments in (_ARGUMENTS, _AS_TEXT))
+    if mapping is None or _AS_PYTHON in mapping:
+        return Arguments.EITHER if text is None else Arguments.TEXT
+    return Arguments.EITHER if text == mapping else Arguments.MAPPING
+
+
+def _outcome(render: Render, arguments: object) -> str | None:
+    call = {"id": "call00001", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+    said: list[dict[str, object]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    for tools in ([_TOOL], None):
+        try:
+            return render(said, tools)
+        except TemplateError:  # it refuses the call like this: that is the outcome
+            continue
+    return None
+
+
+def _from_message(message: Message, wanted: Arguments) -> dict[str, object]:
+    said = message.content + "".join(call.text for call in message.malformed_calls)
+    fields: dict[str, object] = {"role": message.role.value, "content": said}
+    if message.reasoning is not None:
+        fields["reasoning_content"] = fields["thinking"] = message.reasoning
+    if message.tool_calls:
+        fields["tool_calls"] = [_from_call(call, wanted) for call in message.tool_calls]
+    optional = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return fields | {name: value for name, value in optional.items() if value is not None}
+
+
+def _from_call(call: ToolCall, wanted: Arguments) -> dict[str, object]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False) if wanted is Arguments.TEXT else call.arguments
+    identity = {} if call.id is None else {"id": call.id}
+    return {"type": "function", **identity, "function": {"name": call.name, "arguments": arguments}}
+
+
+def _parsed(call: Any) -> Any:
+    """A call with its arguments as a mapping, if they are JSON text of one."""
+    if not isinstance(call, Mapping):
+        return call
+    function = call.get("function", call)
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):  # not JSON: the template gets the text
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    read = {**function, "arguments": arguments}
+    return {**call, "function": read} if "function" in call else read

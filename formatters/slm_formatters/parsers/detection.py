@@ -1,0 +1,256 @@
+"""The format of a model's answers, from its own template: what it writes for a call tells what the model will write.
+
+Known conversations are rendered, and the parts of a call found in the result. No model is known by name here: a
+template that nobody has seen is read like any other.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from os.path import commonprefix
+
+from slm_formatters.parsers.answer import THINK, AnswerFormat, CallBody, CallSyntax
+from slm_formatters.parsers.channels import ChannelFormat
+from slm_formatters.parsers.formats import FORMATS, Format
+from slm_formatters.parsers.inference import infer_calls
+from slm_formatters.parsers.json_calls import JsonCalls
+from slm_formatters.parsers.named_calls import NamedCalls
+from slm_formatters.parsers.probing import (
+    ASKED,
+    NAME,
+    SAID,
+    THOUGHT,
+    Probes,
+    Render,
+    is_marker,
+    probe,
+    shared_end,
+    shared_start,
+    tokens,
+)
+from slm_formatters.parsers.tagged import TaggedArguments
+
+DERIVED = "derived from the template"
+
+_REASONING = re.compile(r"([<\[])([^\s<>\[\]/'\"]*think[^\s<>\[\]/'\"]*)([>\]])", re.IGNORECASE)
+
+
+def detect(render: Render, source: str) -> Format:
+    """The format of the answers to a template's prompts.
+
+    Args:
+        render: renders a conversation with the template.
+        source: the template; where it renders no call, the markers of a known format in it decide.
+    """
+    probes = probe(render)
+    channels = _known_channels(probes) or _channels(probes)
+    if channels is not None:
+        return channels
+    reasoning = _reasoning(probes, source)
+    written = (_answer(probes, text, probes.said, reasoning) for text in (probes.called, probes.called_twice))
+    found = infer_calls(*written)
+    known = _in_source(source) if found.calls is None else None
+    if known is not None:
+        form = AnswerFormat(known.name, known.calls, found.bare or known.bare, (reasoning,), known.dropped)
+    else:
+        form = AnswerFormat(DERIVED, found.calls, found.bare, (reasoning,))
+    markers = {*form.dropped, *_before_content(probes, form), *_markers(found.rest)}
+    return replace(form, name=_name(form), dropped=_compatible(form, markers, _after_content(probes)))
+
+
+def _name(form: AnswerFormat) -> str:
+    """The name of the known format that writes calls like this."""
+    for other in FORMATS.values():
+        if isinstance(other, AnswerFormat) and _usual(other) == _usual(form):
+            return other.name
+    return form.name
+
+
+def _usual(form: AnswerFormat) -> tuple[CallSyntax | None, CallBody | None]:
+    """What a parser does with calls, whatever a grammar may know beyond it."""
+    calls = form.calls and replace(form.calls, body=_parsed_alike(form.calls.body))
+    return calls, form.bare and _parsed_alike(form.bare)
+
+
+def _parsed_alike(body: CallBody) -> CallBody:
+    return body.normal() if isinstance(body, JsonCalls) else body
+
+
+def _answer(probes: Probes, text: str, said: str, reasoning: tuple[str, str] = THINK) -> str:
+    """What a text has where another has the answer in words, without an empty block of reasoning before it."""
+    start, end = _answer_start(probes.prompt, text, said), len(shared_end(text, said))
+    answer = text[start : len(text) - end] if start + end < len(text) else ""
+    before, found, after = answer.partition("".join(reasoning))
+    return after if found and not before.strip() else answer
+
+
+def _answer_start(prompt: str, text: str, said: str) -> int:
+    """Where two answers to a prompt part; one that follows a word ("assistant:") is no part of that word."""
+    start = len(shared_start(text, said))
+    word = commonprefix([text[start:], said[start:]])  # noqa: RUF071  # these are no paths
+    return start + next((n for n in range(len(word), 0, -1) if prompt.endswith(word[:n])), 0)
+
+
+# Reasoning.
+
+
+def _reasoning(probes: Probes, source: str) -> tuple[str, str]:
+    """What opens and closes reasoning."""
+    for text, without, following in (
+        (probes.thought, probes.said, SAID),
+        (probes.thought_called, probes.called, NAME),
+    ):
+        before, found, rest = text.partition(THOUGHT)
+        closing = _first_marker(rest[: rest.find(following)]) if following in rest else ""
+        opening = before[len(shared_start(before, without)) :].strip()
+        opening = opening or _prefilled(probes, closing)
+        if is_marker(closing):
+            opening = opening or _from_last_marker(before)
+        if found and opening and closing:
+            return opening, closing
+    for found_in_source in _REASONING.finditer(source):
+        left, name, right = found_in_source.groups()
+        for end in (f"{left}/{name}{right}", f"{left}{name.replace('START', 'END')}{right}"):
+            if end in source and end != found_in_source.group():
+                return found_in_source.group(), end
+    pairs = [pair for form in FORMATS.values() if isinstance(form, AnswerFormat) for pair in form.reasoning]
+    return next((pair for pair in pairs if all(marker in source for marker in pair)), THINK)
+
+
+def _prefilled(probes: Probes, closing: str) -> str:
+    """What a prompt opens an answer with, beyond what stands before an answer in words."""
+    common = shared_start(probes.prompt, probes.said)
+    extra = probes.prompt[len(common) :].strip()
+    in_answer = any(is_marker(token) for token in tokens(common.partition(ASKED)[2]))
+    return extra if in_answer and closing not in extra else ""
+
+
+def _from_last_marker(text: str) -> str:
+    found = tokens(text)
+    last = max((at for at, token in enumerate(found) if is_marker(token)), default=len(found))
+    return "".join(found[last:]).strip()
+
+
+def _first_marker(text: str) -> str:
+    return next((token for token in tokens(text) if is_marker(token)), text.strip())
+
+
+# Markers around content.
+
+
+def _after_content(probes: Probes) -> set[str]:
+    """Markers that end an answer in words; one of them may be the one that ends reasoning."""
+    after = _answer(probes, probes.said, probes.called or probes.prompt).partition(SAID)[2]
+    return _markers(after) | (_turn_end(shared_end(probes.called, probes.said)) if probes.called else set())
+
+
+def _before_content(probes: Probes, form: AnswerFormat) -> set[str]:
+    """Markers between the beginning of an answer, or reasoning, and content."""
+    openers = [NAME] if form.calls is None else [text for text in (form.calls.section[0], form.calls.begin) if text]
+    found = _markers(_answer(probes, probes.said, probes.called or probes.prompt).partition(SAID)[0])
+    for text, following in ((probes.thought, SAID), (probes.thought_called, openers[0])):
+        rest = text.partition(THOUGHT)[2]
+        if following in rest:
+            found |= _markers(rest[: rest.find(following)])
+    return found
+
+
+def _turn_end(text: str) -> set[str]:
+    """The markers in what ends a turn; where there is none, all of it, unless it is a mere word."""
+    text = text.strip()
+    return {token for token in tokens(text) if is_marker(token)} or ({text} if text and not text.isalnum() else set())
+
+
+def _markers(text: str) -> set[str]:
+    found: list[str] = []
+    for token in tokens(text):
+        if is_marker(token):
+            found.append(token)
+        elif found and is_marker(found[-1]) and token.isalpha():
+            found[-1] += token
+    return set(found)
+
+
+def _compatible(form: AnswerFormat, markers: set[str], closing: set[str]) -> tuple[str, ...]:
+    """Those markers that are no part of what a format knows already, or of each other."""
+    taken = [text for pair in form.reasoning for text in pair if text not in closing]
+    if form.calls is not None:
+        taken += [form.calls.begin, form.calls.end, *form.calls.section]
+    kept: list[str] = []
+    for marker in sorted(markers | closing, key=len):
+        clashes = (
+            text in marker or (marker in text and not text.startswith(marker)) for text in (*taken, *kept) if text
+        )
+        if not any(clashes):
+            kept.append(marker)
+    return tuple(sorted(kept))
+
+
+# Templates that do not show a call.
+
+
+def _in_source(source: str) -> AnswerFormat | None:
+    """The known format of which the template holds all markers, the more of them the better."""
+    candidates = [form for form in FORMATS.values() if isinstance(form, AnswerFormat) and form.calls is not None]
+    scores = {form.name: _score(form, source) for form in candidates}
+    best = max(candidates, key=lambda form: scores[form.name])
+    return best if scores[best.name] else None
+
+
+def _score(form: AnswerFormat, source: str) -> int:
+    """Characters of a format's markers, 0 where the template lacks one."""
+    calls = form.calls
+    assert calls is not None
+    texts = [calls.begin, *calls.end.split(), *calls.section]
+    if isinstance(calls.body, NamedCalls):
+        texts += [word for part in calls.body.header if isinstance(part, str) for word in part.split()]
+        if isinstance(calls.body.arguments, TaggedArguments):
+            texts += [calls.body.arguments.begin, calls.body.arguments.value_end]
+    return sum(map(len, texts)) if all(text in source for text in texts) else 0
+
+
+# Answers of several messages.
+
+
+def _known_channels(probes: Probes) -> ChannelFormat | None:
+    shown = probes.called + probes.said
+    for form in FORMATS.values():
+        if isinstance(form, ChannelFormat) and all(text in shown for text in form.shown_by):
+            return form
+    return None
+
+
+def _channels(probes: Probes) -> ChannelFormat | None:
+    """Headers that begin with a word, end with a marker, and name the tool in a call."""
+    start = len(probes.prompt)
+    said = probes.said[start:].partition(SAID)[0]
+    words = [token for token in tokens(said) if token.strip()]
+    if not probes.said.startswith(probes.prompt) or len(words) < 2 or is_marker(words[0]) or not is_marker(words[-1]):
+        return None
+    header_end = words[-1]
+    head, _, call = probes.called[start:].partition(header_end)
+    thought, _, after = probes.thought[start:].partition(header_end)
+    rest = after.partition(THOUGHT)[2].partition(said)[0]
+    if NAME not in head or THOUGHT not in after or not is_marker(_first_marker(rest)):
+        return None
+    heads = [said.removesuffix(header_end).strip(), thought.strip(), head.strip()]
+    calls = infer_calls(call[: len(call) - len(shared_end(probes.called, probes.said))], "").calls
+    named = re.escape(heads[2]).replace(NAME, r"(?P<name>[^\s<]+)")
+    return ChannelFormat(
+        DERIVED,
+        start=rest.replace(_first_marker(rest), "", 1).strip(),
+        header_end=header_end,
+        ends=(_first_marker(rest), _first_marker(probes.said.partition(SAID)[2])),
+        opens=(_shared_letters(heads),),
+        reasoning=re.compile(rf"{re.escape(heads[1])}\s*$"),
+        call=re.compile(rf"(?!{re.escape(heads[0])}\s*$){named}\s*$"),
+        body=calls.body if calls is not None else None,
+        framing=(calls.begin, calls.end) if calls is not None else ("", ""),
+    )
+
+
+def _shared_letters(texts: list[str]) -> str:
+    """What all texts begin with."""
+    length = next((i for i, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), 0)
+    return texts[0][:length]

@@ -1,0 +1,184 @@
+"""Text that arrives in pieces, read by generators: a reader's step yields where it needs more text.
+
+Each step passes text on as soon as it is certain, so little is ever held back and the time is linear in the text;
+what a step decides does not depend on where the pieces were cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeAlias, TypeVar
+
+_T = TypeVar("_T")
+Steps: TypeAlias = Generator[None, None, _T]
+"""A reading that yields whenever it needs more text, and returns its result."""
+Sink: TypeAlias = Callable[[str], None]
+
+_SPACE = re.compile(r"\s*")
+
+
+class Malformed(Exception):
+    """The text is not what it began like; the message says why in one line. Never leaves this package."""
+
+
+class Markers:
+    """Literal texts to look for; of two that begin alike, the longer one counts.
+
+    Args:
+        texts: the markers; empty ones are left out.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        known = sorted({text for text in texts if text}, key=len, reverse=True)
+        self.texts = tuple(known)
+        self._pattern = re.compile("|".join(map(re.escape, known)) or r"(?!)")
+        self._starts = re.compile("|".join(sorted({re.escape(text[0]) for text in known})) or r"(?!)")
+        self._prefixes = frozenset(text[:n] for text in known for n in range(1, len(text)))
+        self._longest = max(map(len, known), default=1)
+
+    def find(self, text: str, at: int, *, final: bool) -> re.Match[str] | None:
+        """The first marker from ``at`` on; None if there is none, or what may be a longer one has not all arrived."""
+        found = self._pattern.search(text, at)
+        if found is not None and not final and text[found.start() :] in self._prefixes:
+            return None
+        return found
+
+    def hold(self, text: str, at: int) -> int:
+        """Where the end of ``text`` that may be the beginning of a marker starts; its length where there is none."""
+        at = max(at, len(text) - self._longest + 1)
+        while found := self._starts.search(text, at):
+            if text[found.start() :] in self._prefixes:
+                return found.start()
+            at = found.end()
+        return len(text)
+
+
+class Reader:
+    """What has arrived and is not read yet."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.final = False
+        self._raw: list[str] = []
+
+    def add(self, text: str) -> None:
+        """More text has arrived."""
+        self.text, self.at = self.text[self.at :] + text, 0
+
+    # What was read since the last restart is at hand, to report it as it was written.
+
+    def restart(self) -> None:
+        """Forget what was read so far."""
+        self._raw = []
+
+    @property
+    def raw(self) -> str:
+        """What was read since the last restart."""
+        return "".join(self._raw)
+
+    # Steps.
+
+    def take(self, end: int) -> str:
+        """Read up to ``end``, which has arrived."""
+        text, self.at = self.text[self.at : end], end
+        self._raw.append(text)
+        return text
+
+    def peek(self, length: int = 1) -> Steps[str]:
+        """The next characters, fewer only where the text ends; nothing is read."""
+        while len(self.text) - self.at < length and not self.final:
+            yield
+        return self.text[self.at : self.at + length]
+
+    def space(self) -> Steps[str]:
+        """Read white space."""
+        parts = []
+        while True:
+            found = _SPACE.match(self.text, self.at)
+            assert found is not None
+            if found.end() > self.at:
+                parts.append(self.take(found.end()))
+            if self.at < len(self.text) or self.final:
+                return "".join(parts)
+            yield
+
+    def next(self) -> Steps[str]:
+        """Read white space and look at the character after it; "" where the text ends."""
+        yield from self.space()
+        return self.text[self.at : self.at + 1]
+
+    def begins(self, literal: str) -> Steps[bool]:
+        """Whether the text goes on with ``literal``; nothing is read."""
+        while True:
+            there = self.text[self.at : self.at + len(literal)]
+            if there == literal:
+                return True
+            if self.final or not literal.startswith(there):
+                return False
+            yield
+
+    def accept(self, literal: str) -> Steps[bool]:
+        """Read ``literal`` if the text goes on with it."""
+        found = yield from self.begins(literal)
+        if found:
+            self.take(self.at + len(literal))
+        return found
+
+    def expect(self, literal: str) -> Steps[None]:
+        """Read ``literal``, white space in it and before it being free.
+
+        Raises:
+            Malformed: the text goes on otherwise, or ends.
+        """
+        for word in literal.split():
+            yield from self.space()
+            if not (yield from self.accept(word)):
+                raise Malformed(f"expected {word!r}" + ("" if self.at < len(self.text) else ", but the answer ends"))
+
+    def close(self, literal: str, *, whole: bool) -> Steps[None]:
+        """Read ``literal`` like ``expect``, or what there is of it where the text ends.
+
+        Args:
+            literal: closes what was read.
+            whole: what was read is whole without it; else its first word must be there.
+
+        Raises:
+            Malformed: the text goes on otherwise, or ends too early.
+        """
+        if not literal and not whole:
+            raise Malformed("the call has no arguments")
+        for word in literal.split():
+            yield from self.space()
+            if (yield from self.accept(word)):
+                whole = True
+            elif whole and self.final and word.startswith(self.text[self.at :]):
+                self.take(len(self.text))
+            else:
+                raise Malformed(f"expected {word!r}" if self.at < len(self.text) else "the answer ends within the call")
+
+    def match(self, pattern: re.Pattern[str], limit: int = 1 << 62) -> Steps[str]:
+        """Read the longest run of characters that ``pattern``, a class of characters, repeated, matches."""
+        parts: list[str] = []
+        while True:
+            found = pattern.match(self.text, self.at)
+            if found is not None and found.end() > self.at:
+                parts.append(self.take(found.end()))
+                limit -= len(parts[-1])
+            if limit < 0:
+                raise Malformed("a name is too long")
+            if self.at < len(self.text) or self.final:
+                return "".join(parts)
+            yield
+
+    def until(self, markers: Markers, sink: Sink) -> Steps[str]:
+        """Pass text on up to a marker, which is returned and not read; "" at the end of the text."""
+        while True:
+            found = markers.find(self.text, self.at, final=self.final)
+            end = found.start() if found else len(self.text) if self.final else markers.hold(self.text, self.at)
+            if end > self.at:
+                sink(self.take(end))
+            if found or self.final:
+                return found.group() if found else ""
+            yield
