@@ -1,0 +1,207 @@
+"""Finds the formats and applies them to whole tensors."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+from collections.abc import Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core import quant
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf import GgmlType
+from slm_core.quant._format import Affine, QuantFormat
+
+# Weights expanded or rounded at a time: what that allocates on the way stays within the processor's cache.
+_CHUNK_WEIGHTS = 1 << 16
+
+
+@cache
+def _formats() -> Mapping[GgmlType, QuantFormat]:
+    names = [module.name for module in pkgutil.iter_modules(quant.__path__) if not module.name.startswith("_")]
+    found: list[QuantFormat] = [importlib.import_module(f"{quant.__name__}.{name}").FORMAT for name in names]
+    return MappingProxyType({quant_format.ggml_type: quant_format for quant_format in found})
+
+
+def supported_types() -> list[GgmlType]:
+    """The types that can be dequantized, by id."""
+    return sorted(_formats())
+
+
+def format_of(ggml_type: GgmlType) -> QuantFormat:
+    """The format of a type.
+
+    Raises:
+        UnsupportedModel: there is none; the message lists those there are.
+    """
+    found = _formats().get(ggml_type)
+    if found is None:
+        accepted = ", ".join(t.name for t in supported_types())
+        raise UnsupportedModel(f"cannot dequantize tensor type {ggml_type.name} (supported: {accepted})")
+    return found
+
+
+def row_bytes(ggml_type: GgmlType, n_cols: int) -> int:
+    """Bytes of one row of ``n_cols`` weights.
+
+    Raises:
+        InvalidModelFile: a row is no whole number of blocks.
+    """
+    n_blocks, rest = divmod(n_cols, ggml_type.block_size)
+    if rest or n_cols < 1:
+        raise InvalidModelFile(
+            f"a row of {n_cols} weights is no whole number of {ggml_type.name} blocks of {ggml_type.block_size}"
+        )
+    return n_blocks * ggml_type.block_bytes
+
+
+def check_tensor(data: NDArray[np.uint8], ggml_type: GgmlType, shape: Sequence[int]) -> None:
+    """Check that ``data`` can be dequantized to ``shape``.
+
+    Raises:
+        UnsupportedModel: the type has no format here.
+        InvalidModelFile: rows are no whole number of blocks, or ``data`` has the wrong size.
+    """
+    format_of(ggml_type)
+    expected = math.prod(shape[:-1]) * row_bytes(ggml_type, shape[-1])
+    if data.size != expected:
+        raise InvalidModelFile(
+            f"{ggml_type.name} weights of shape {tuple(shape)} take {expected} bytes, got {data.size}"
+        )
+
+
+def dequantize(data: NDArray[np.uint8], ggml_type: GgmlType, shape: Sequence[int]) -> NDArray[np.float32]:
+    """Expand a whole tensor.
+
+    Args:
+        data: uint8 [n_bytes], C-contiguous: the blocks as they lie in the file.
+        ggml_type: their type.
+        shape: row-major, slowest dimension first.
+
+    Returns:
+        A new float32 array of that shape.
+
+    Raises:
+        UnsupportedModel: the type has no format here.
+        InvalidModelFile: rows are no whole number of blocks, or ``data`` has the wrong size.
+    """
+    check_tensor(data, ggml_type, shape)
+    return _expand(format_of(ggml_type), data.reshape(-1, ggml_type.block_bytes)).reshape(shape)
+
+
+def dequantize_rows(
+    data: NDArray[np.uint8], ggml_type: GgmlType, n_cols: int, row_ids: NDArray[np.integer]
+) -> NDArray[np.float32]:
+    """Expand only some rows of a matrix.
+
+    Args:
+        data: uint8 [n_bytes], C-contiguous: all rows of the matrix.
+        ggml_type: the type of its blocks.
+        n_cols: weights in a row.
+        row_ids: [T] rows to expand, in the order wanted, repeats allowed.
+
+    Returns:
+        float32 [T, n_cols].
+
+    Raises:
+        UnsupportedModel: the type has no format here.
+        InvalidModelFile: a row is no whole number of blocks, or ``data`` no whole number of rows.
+        IndexError: a row outside the matrix.
+    """
+    quant_format = format_of(ggml_type)
+    width = row_bytes(ggml_type, n_cols)
+    if data.size % width:
+        raise InvalidModelFile(f"{data.size} bytes are no whole number of {ggml_type.name} rows of {width} bytes")
+    rows = data.reshape(-1, width)
+    if row_ids.size and not 0 <= row_ids.min() <= row_ids.max() < len(rows):
+        raise IndexError(f"row ids span {row_ids.min()} to {row_ids.max()}, the matrix has rows 0 to {len(rows) - 1}")
+    return _expand(quant_format, rows[row_ids].reshape(-1, ggml_type.block_bytes)).reshape(-1, n_cols)
+
+
+def split_rows(data: NDArray[np.uint8], ggml_type: GgmlType, n_cols: int) -> Affine | None:
+    """Take a matrix apart into codes and scales, for engines that multiply with these.
+
+    Args:
+        data: uint8 [n_bytes], C-contiguous: all rows of the matrix.
+        ggml_type: the type of its blocks.
+        n_cols: weights in a row.
+
+    Returns:
+        Groups row by row: codes [n_rows, groups in a row, W], scales [n_rows, groups in a row]; None where the type's
+        weights are no codes with a scale.
+
+    Raises:
+        UnsupportedModel: the type has no format here.
+        InvalidModelFile: a row is no whole number of blocks, or ``data`` no whole number of rows.
+    """
+    quant_format = format_of(ggml_type)
+    width = row_bytes(ggml_type, n_cols)
+    if data.size % width:
+        raise InvalidModelFile(f"{data.size} bytes are no whole number of {ggml_type.name} rows of {width} bytes")
+    if quant_format.split is None:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        parts = quant_format.split(data.reshape(-1, ggml_type.block_bytes).view(quant_format.block)[:, 0])
+    n_rows, group = data.size // width, parts.q.shape[-1]
+    minus = None if parts.minus is None else parts.minus.reshape(n_rows, -1)
+    return Affine(parts.q.reshape(n_rows, -1, group), parts.scale.reshape(n_rows, -1), parts.zero, minus)
+
+
+def quantizable_types() -> list[GgmlType]:
+    """The types that weights can be rounded to, by id."""
+    return sorted(ggml_type for ggml_type, found in _formats().items() if found.encode is not None)
+
+
+def quantize(
+    weights: NDArray[np.float32], ggml_type: GgmlType, importance: NDArray[np.float32] | None = None
+) -> NDArray[np.uint8]:
+    """Round the rows of a matrix to a type.
+
+    Types of 32 weights with no importance, Q8_0, Q1_0, TQ2_0 and the floats are rounded as ggml's reference quantizers
+    do; the others by a search of their own.
+
+    Args:
+        weights: float32 [n_rows, n_cols], C-contiguous.
+        ggml_type: what to round to.
+        importance: float32 [n_cols], finite and not negative: what squared errors of each column count (the mean
+            squares of the activations that it meets); None for alike.
+
+    Returns:
+        uint8 [n_bytes]: the blocks as they lie in a file.
+
+    Raises:
+        UnsupportedModel: nothing here writes the type, or a weight is too large for it.
+        InvalidModelFile: a row is no whole number of blocks, or a weight is infinite or not a number.
+    """
+    n_rows, n_cols = weights.shape
+    packed = np.empty((n_rows, row_bytes(ggml_type, n_cols)), np.uint8)
+    quant_format = format_of(ggml_type)
+    step = max(1, _CHUNK_WEIGHTS // n_cols)
+    for start in range(0, n_rows, step):
+        rows = weights[start : start + step]
+        if not np.isfinite(rows).all():
+            raise InvalidModelFile(f"{np.count_nonzero(~np.isfinite(rows))} weights are infinite or not a number")
+        counts = None if importance is None else np.broadcast_to(importance, rows.shape)
+        packed[start : start + step] = _encode(quant_format, rows, counts).reshape(len(rows), -1)
+    return packed.reshape(-1)
+
+
+def _encode(
+    quant_format: QuantFormat, rows: NDArray[np.float32], counts: NDArray[np.float32] | None
+) -> NDArray[np.uint8]:
+    width = quant_format.ggml_type.block_size
+    return quant_format.quantize(rows.reshape(-1, width), None if counts is None else counts.reshape(-1, width))
+
+
+def _expand(quant_format: QuantFormat, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    block_size = quant_format.ggml_type.block_size
+    weights = np.empty((len(blocks), block_size), np.float32)
+    step = _CHUNK_WEIGHTS // block_size
+    for start in range(0, len(blocks), step):
+        weights[start : start + step] = quant_format.dequantize(blocks[start : start + step])
+    return weights

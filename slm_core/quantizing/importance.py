@@ -1,0 +1,106 @@
+"""Importance matrices: how much each input of a matrix was used while a model read some text.
+
+llama.cpp's ``imatrix`` writes them, as GGUF files or, earlier, in a format of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.errors import InvalidModelFile
+from slm_core.gguf import GgmlType, GgufFile
+from slm_core.gguf.cursor import Cursor, MappedFile, shown
+
+Importance: TypeAlias = Mapping[str, NDArray[np.float32]]
+"""By tensor name: the mean square of each input, float32 [n_matrices * n_cols] (several matrices: experts)."""
+
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+_MAX_NAME_BYTES = 65535
+_MIN_ENTRY_BYTES = 12
+
+
+def read_importance(path: str | os.PathLike[str]) -> Importance:
+    """Read an importance matrix, of either format.
+
+    Raises:
+        InvalidModelFile: it cannot be read, is damaged, or holds a value that is negative or no number.
+        UnsupportedModel: it is a GGUF file of another version.
+    """
+    given = Path(path)
+    file = MappedFile(given)
+    is_gguf = bytes(file.data[:4]) == b"GGUF"
+    entries = _gguf_entries(given) if is_gguf else _legacy_entries(Cursor(file))
+    found: dict[str, NDArray[np.float32]] = {}
+    for name, values in entries:
+        if name in found:
+            raise InvalidModelFile(f"{given}: importance of {shown(name)} appears twice")
+        if not (np.isfinite(values).all() and (values >= 0).all()):
+            raise InvalidModelFile(f"{given}: importance of {shown(name)} is negative or not a number in places")
+        found[name] = values
+    if not found:
+        raise InvalidModelFile(f"{given}: no importance in it")
+    return found
+
+
+def _gguf_entries(path: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Sums of squares of inputs, a row for each matrix, and how many inputs each row has seen."""
+    with GgufFile.open(path) as file:
+        for name in file.tensors:
+            if name.endswith(_SUMS):
+                stem = name.removesuffix(_SUMS)
+                sums, counts = _floats(file, name), _floats(file, stem + _COUNTS)
+                if counts.size != len(sums):
+                    raise InvalidModelFile(f"{path}: {counts.size} counts for {len(sums)} matrices of {shown(stem)}")
+                yield stem, _means(sums, counts.reshape(-1, 1)).reshape(-1)
+
+
+def _floats(file: GgufFile, name: str) -> NDArray[np.float32]:
+    data = file.tensor_data(name)
+    tensor = file.tensors[name]
+    if tensor.ggml_type is not GgmlType.F32:
+        raise InvalidModelFile(f"{file.path}: {shown(name)} is {tensor.ggml_type.name}, but F32 is wanted")
+    return np.frombuffer(data, "<f4").astype(np.float32).reshape(-1, tensor.shape[-1])
+
+
+def _means(sums: NDArray[np.float32], counts: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows that have seen nothing, experts that were never asked, count their inputs alike."""
+    seen = counts > 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        means: NDArray[np.float32] = np.where(seen, sums / np.where(seen, counts, np.float32(1)), np.float32(1))
+    return means
+
+
+def _legacy_entries(cursor: Cursor) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Counted entries: name, number of calls, number of values, values; then facts about the text, not needed here."""
+    n_entries = cursor.u32("the number of entries")
+    if not 0 < n_entries * _MIN_ENTRY_BYTES <= cursor.left:
+        raise cursor.damaged(
+            f"neither a GGUF file nor an importance matrix: {n_entries} entries in {cursor.size} bytes"
+        )
+    for i in range(n_entries):
+        name = _name(cursor, f"name of entry {i}")
+        n_calls = cursor.u32(f"number of calls of {shown(name)}")
+        n_values = cursor.u32(f"number of values of {shown(name)}")
+        start = cursor.skip(4 * n_values, f"importance of {shown(name)}")
+        values = np.frombuffer(cursor.data, "<f4", n_values, start).astype(np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):  # bad values are refused later
+            means = values / np.float32(n_calls or 1)
+        yield name, means
+
+
+def _name(cursor: Cursor, what: str) -> str:
+    n_bytes = cursor.u32(f"length of the {what}")
+    if not 0 < n_bytes <= _MAX_NAME_BYTES:
+        raise cursor.damaged(f"neither a GGUF file nor an importance matrix: the {what} has {n_bytes} bytes")
+    (raw,) = struct.unpack_from(f"{n_bytes}s", cursor.data, cursor.skip(n_bytes, what))
+    try:
+        return str(raw, "utf-8")
+    except UnicodeDecodeError:
+        raise cursor.damaged(f"neither a GGUF file nor an importance matrix: the {what} is not text") from None

@@ -1,0 +1,251 @@
+"""Mixtures of types: which tensor gets more bits than the others.
+
+The choices are those of llama.cpp's quantizer (``llama-quant.cpp``), so that a file of a name has the same types
+whichever program made it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from slm_core.errors import InvalidOption
+from slm_core.gguf import GgmlType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from slm_core.gguf import GgufFile
+
+T = GgmlType
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A name that files go by, as in Q4_K_M.
+
+    Attributes:
+        name: in capitals.
+        file_type: its number in ``general.file_type``.
+        main_type: what most matrices get.
+    """
+
+    name: str
+    file_type: int
+    main_type: GgmlType
+
+
+MIXTURES = {
+    mixture.name: mixture
+    for mixture in (
+        Mixture("F32", 0, T.F32),
+        Mixture("F16", 1, T.F16),
+        Mixture("BF16", 32, T.BF16),
+        Mixture("Q8_0", 7, T.Q8_0),
+        Mixture("Q6_K", 18, T.Q6_K),
+        Mixture("Q5_K_M", 17, T.Q5_K),
+        Mixture("Q5_K_S", 16, T.Q5_K),
+        Mixture("Q5_1", 9, T.Q5_1),
+        Mixture("Q5_0", 8, T.Q5_0),
+        Mixture("Q4_K_M", 15, T.Q4_K),
+        Mixture("Q4_K_S", 14, T.Q4_K),
+        Mixture("Q4_1", 3, T.Q4_1),
+        Mixture("Q4_0", 2, T.Q4_0),
+        Mixture("TQ2_0", 37, T.TQ2_0),
+        Mixture("Q1_0", 40, T.Q1_0),
+    )
+}
+"""Every mixture, from most to fewest bits."""
+
+_ALIASES = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+
+
+def mixture(name: str) -> Mixture:
+    """The mixture of a name, in any case.
+
+    Raises:
+        InvalidOption: there is none; the message lists those there are.
+    """
+    wanted = name.upper()
+    found = MIXTURES.get(_ALIASES.get(wanted, wanted))
+    if found is None:
+        raise InvalidOption(f"unknown type {name!r} (accepted: {', '.join(MIXTURES)}, {', '.join(_ALIASES)})")
+    return found
+
+
+class Role(Enum):
+    """What a matrix does, as far as mixtures tell apart."""
+
+    OUTPUT = auto()
+    EMBEDDING = auto()
+    VALUES = auto()
+    KEYS = auto()
+    ATTENTION_OUTPUT = auto()
+    FFN_DOWN = auto()
+    OTHER = auto()
+
+
+_ROLES_BY_PART = {
+    "attn_qkv.weight": Role.VALUES,
+    "attn_kv_b.weight": Role.VALUES,
+    "attn_v.weight": Role.VALUES,
+    "attn_k.weight": Role.KEYS,
+    "attn_output.weight": Role.ATTENTION_OUTPUT,
+    "ffn_down": Role.FFN_DOWN,
+}
+
+
+def role_of(name: str) -> Role:
+    """The role that a tensor's name gives it."""
+    if name == "output.weight":
+        return Role.OUTPUT
+    if name in ("token_embd.weight", "per_layer_token_embd.weight"):
+        return Role.EMBEDDING
+    return next((role for part, role in _ROLES_BY_PART.items() if part in name), Role.OTHER)
+
+
+class Chooser:
+    """Chooses types for the matrices of a model, which are to come in the order of ``in_order``.
+
+    Args:
+        file: the model.
+        mixture: the mixture wanted.
+        has_importance: whether an importance matrix is used; two mixtures change with it.
+    """
+
+    def __init__(self, file: GgufFile, mixture: Mixture, *, has_importance: bool) -> None:
+        names = list(file.tensors)
+        architecture = file.get("general.architecture", str, "")
+        self._name = mixture.name
+        self._main = mixture.main_type
+        self._has_importance = has_importance
+        self._is_falcon = architecture == "falcon"
+        self._tied = "output.weight" not in names
+        self._n_experts = file.get(f"{architecture}.expert_count", int, 0)
+        self._n_layers = file.get(f"{architecture}.block_count", int, 1 + max(map(layer_of, names), default=0))
+        self._n_values = sum(role_of(name) is Role.VALUES for name in names)
+        self._shares_many_heads = self._n_layers == 80 and _has_grouped_heads(file, architecture)
+        self._i_values = self._i_down = 0
+
+    def choose(self, name: str, n_cols: int) -> GgmlType:
+        """The type of the next matrix, before its rows are known to fit."""
+        role = role_of(name)
+        if role is Role.OUTPUT or (self._tied and role is Role.EMBEDDING):
+            return self._output(n_cols)
+        if role is Role.EMBEDDING:
+            return T.Q4_K if self._name == "TQ2_0" else self._main
+        if role is Role.VALUES:
+            return self._values()
+        if role is Role.KEYS:
+            return T.Q8_0 if self._n_experts == 8 else self._main
+        if role is Role.FFN_DOWN:
+            return self._down(name)
+        if role is Role.ATTENTION_OUTPUT and self._n_experts == 8 and not self._is_falcon and self._main is T.Q4_K:
+            return T.Q5_K
+        return self._main
+
+    def _output(self, n_cols: int) -> GgmlType:
+        """Every logit passes through this matrix: six bits at least."""
+        if self._is_falcon or n_cols % self._main.block_size or self._main is T.Q8_0:
+            return T.Q8_0
+        return T.Q6_K
+
+    def _values(self) -> GgmlType:
+        i, self._i_values = self._i_values, self._i_values + 1
+        chosen = self._main
+        if self._name in ("Q4_K_M", "Q5_K_M") and _gets_more_bits(i, self._n_values):
+            chosen = T.Q6_K
+        elif self._name == "Q4_K_S" and i < 4:
+            chosen = T.Q5_K
+        if self._shares_many_heads and chosen is T.Q4_K:  # a matrix that small costs next to nothing
+            chosen = T.Q5_K
+        return T.Q8_0 if self._n_experts == 8 else chosen
+
+    def _down(self, name: str) -> GgmlType:
+        i, self._i_down = self._i_down, self._i_down + 1
+        layer = layer_of(name) if self._n_experts > 1 else i
+        more_bits, first = _gets_more_bits(layer, self._n_layers), layer < self._n_layers // 8
+        if self._name == "Q4_K_M" and self._is_falcon:
+            return T.Q6_K if layer < self._n_layers // 16 else T.Q5_K if more_bits else T.Q4_K
+        if self._name in ("Q4_K_M", "Q5_K_M") and more_bits:
+            return T.Q6_K
+        if self._name == "Q4_K_S" and first and not self._is_falcon:
+            return T.Q5_K
+        if self._name in ("Q4_0", "Q5_0") and first and self._has_importance:
+            return T.Q4_1 if self._name == "Q4_0" else T.Q5_1
+        return self._main
+
+
+def may_be_quantized(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is a matrix, or several, that engines take in any type."""
+    is_matrix = len(shape) > 1 and max(shape[:-1]) > 1
+    kept = name in _KEPT or any(part in name for part in _KEPT_PARTS)
+    return is_matrix and name.endswith("weight") and not kept
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """By layer, tensors outside of layers first, then by name: llama.cpp counts along this order."""
+    return sorted(names, key=lambda name: (layer_of(name), name.encode()))
+
+
+def layer_of(name: str) -> int:
+    """The layer that a tensor belongs to, -1 for none."""
+    match = re.match(r"blk\.([0-9]{1,9})\.", name)
+    return int(match[1]) if match else -1
+
+
+def fallback_type(wanted: GgmlType, n_cols: int) -> GgmlType:
+    """What rows get that are no whole number of blocks of the type wanted: one of more bits and smaller blocks."""
+    for ggml_type in (wanted, _FALLBACKS.get(wanted, T.F16)):
+        if n_cols % ggml_type.block_size == 0:
+            return ggml_type
+    return T.F16
+
+
+_FALLBACKS = {T.TQ2_0: T.Q4_0, T.Q1_0: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}
+
+_KEPT = ("position_embd.weight", "token_types.weight")
+
+# Norms, routers, small and sensitive matrices, and what engines read as floats only.
+_KEPT_PARTS = (
+    "_norm.weight",
+    "ffn_gate_inp.weight",
+    "ffn_gate_tid2eid.weight",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "ssm_conv1d",
+    "shortconv.conv.weight",
+    "indexer.k_proj.weight",
+    "indexer.q_proj.weight",
+    "time_mix_first.weight",
+    *(f"time_mix_{letter}{i}.weight" for letter in "wva" for i in range(3)),
+    "time_mix_g1.weight",
+    "time_mix_g2.weight",
+    "time_mix_decay_w1.weight",
+    "time_mix_decay_w2.weight",
+    "time_mix_lerp_fused.weight",
+    "attn_rel_b.weight",
+    ".position_embd",
+    "sam.pos_embd",
+    "sam.neck.",
+    "sam.net_",
+    ".rel_pos",
+    ".patch_embd",
+    ".patch_merger",
+    "a.rvq.codebook",
+    "mm.a.code_embd",
+)
+
+
+def _gets_more_bits(i: int, n: int) -> bool:
+    """The first and the last eighth, and every third in between."""
+    return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+
+
+def _has_grouped_heads(file: GgufFile, architecture: str) -> bool:
+    heads = (file.metadata.get(f"{architecture}.attention.{key}") for key in ("head_count", "head_count_kv"))
+    n_heads, n_kv_heads = heads
+    return n_kv_heads is not None and bool(n_heads != n_kv_heads)

@@ -1,0 +1,193 @@
+"""What will become of each tensor, decided and checked before anything is written."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slm_core.errors import InvalidOption, UnsupportedModel
+from slm_core.gguf import GgmlType, GgufFile, GgufWriter, NewTensor, TensorInfo, stored_uint32
+from slm_core.gguf.cursor import shown
+from slm_core.quant import format_of, quantizable_types, row_bytes
+from slm_core.quantizing.importance import Importance, read_importance
+from slm_core.quantizing.mixtures import Chooser, Mixture, fallback_type, in_order, may_be_quantized, mixture
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
+_FLOATS = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
+_NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedTensor:
+    """One tensor.
+
+    Attributes:
+        source: where it is, and its type now.
+        wanted: the type that the mixture or an override asks for.
+        ggml_type: the type it will have: another where its rows are no whole number of blocks of the one wanted.
+        importance: float32 [n_matrices * n_cols], what errors of its columns count; None for alike.
+    """
+
+    source: TensorInfo
+    wanted: GgmlType
+    ggml_type: GgmlType
+    importance: NDArray[np.float32] | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is copied as it is."""
+        return self.ggml_type is self.source.ggml_type
+
+    @property
+    def n_bytes(self) -> int:
+        """Of its blocks in the new file."""
+        if self.is_kept:
+            return self.source.n_bytes
+        n_cols = self.source.shape[-1]
+        return self.source.n_elements // n_cols * row_bytes(self.ggml_type, n_cols)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will become of a model file.
+
+    Attributes:
+        file: the model, open.
+        mixture: the mixture.
+        tensors: every tensor, in file order.
+        notes: what the reader should know, a line each: losses, and importance that is missing.
+    """
+
+    file: GgufFile
+    mixture: Mixture
+    tensors: tuple[PlannedTensor, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def fallbacks(self) -> list[PlannedTensor]:
+        """The tensors that do not get the type wanted."""
+        return [tensor for tensor in self.tensors if tensor.ggml_type is not tensor.wanted]
+
+    def writer(self) -> GgufWriter:
+        """Lays out the new file: metadata as it was, but for the type of the file, and shards made one."""
+        source = self.file.metadata
+        metadata = {key: source.stored(key) for key in source if not key.startswith("split.")}
+        metadata["general.file_type"] = stored_uint32(self.mixture.file_type)
+        metadata["general.quantization_version"] = stored_uint32(_QUANTIZATION_VERSION)
+        tensors = [NewTensor(t.source.name, t.source.shape, t.ggml_type, t.n_bytes) for t in self.tensors]
+        return GgufWriter(metadata, tensors, self.file.alignment)
+
+
+def plan_quantization(
+    file: GgufFile,
+    type_name: str,
+    *,
+    overrides: Mapping[str, str] | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
+    pure: bool = False,
+) -> Plan:
+    """Decide the type of every tensor, and check that each can be made.
+
+    Args:
+        file: the model, open; of any types, also quantized ones.
+        type_name: a mixture, as in ``Q4_K_M``; see ``MIXTURES``.
+        overrides: regular expressions found in names of matrices, with the type that these get; the first counts.
+        imatrix: an importance matrix.
+        pure: give every matrix the mixture's main type.
+
+    Raises:
+        InvalidOption: an unknown type, a regular expression that is wrong or finds no matrix, or an importance matrix
+            of another model.
+        InvalidModelFile: the importance matrix is damaged.
+        UnsupportedModel: nothing in the file can be quantized, or a tensor has a type that cannot be read here.
+    """
+    wanted_mixture = mixture(type_name)
+    matrices = [name for name, tensor in file.tensors.items() if may_be_quantized(name, tensor.shape)]
+    if not matrices:
+        raise UnsupportedModel(f"{file.path}: no matrix in it that could be quantized")
+    forced = _forced_types(overrides or {}, matrices)
+    importance = {} if imatrix is None else read_importance(imatrix)
+    chooser = Chooser(file, wanted_mixture, has_importance=imatrix is not None)
+    alike = pure or wanted_mixture.main_type in _FLOATS
+    wanted = dict(forced)
+    for name in in_order(matrices):
+        if name not in forced:
+            n_cols = file.tensors[name].shape[-1]
+            wanted[name] = wanted_mixture.main_type if alike else chooser.choose(name, n_cols)
+    tensors = tuple(_planned(file, tensor, wanted.get(tensor.name), importance) for tensor in file.tensors.values())
+    if imatrix is not None and all(tensor.importance is None for tensor in tensors):
+        raise InvalidOption(f"{os.fspath(imatrix)}: no importance of any tensor of {file.path} in it")
+    return Plan(file, wanted_mixture, tensors, tuple(_notes(tensors, has_importance=imatrix is not None)))
+
+
+def _forced_types(overrides: Mapping[str, str], matrices: list[str]) -> dict[str, GgmlType]:
+    forced: dict[str, GgmlType] = {}
+    accepted = {ggml_type.name: ggml_type for ggml_type in quantizable_types()}
+    for expression, type_name in overrides.items():
+        if type_name.upper() not in accepted:
+            raise InvalidOption(f"unknown type {type_name!r} for {expression!r} (accepted: {', '.join(accepted)})")
+        try:
+            pattern = re.compile(expression)
+        except re.error as error:
+            raise InvalidOption(f"{expression!r} is no regular expression: {error}") from None
+        found = [name for name in matrices if pattern.search(name)]
+        if not found:
+            raise InvalidOption(f"{expression!r} is found in no name of a matrix that may be quantized")
+        for name in found:
+            forced.setdefault(name, accepted[type_name.upper()])
+    return forced
+
+
+def _planned(file: GgufFile, tensor: TensorInfo, wanted: GgmlType | None, importance: Importance) -> PlannedTensor:
+    if wanted is None:
+        return PlannedTensor(tensor, tensor.ggml_type, tensor.ggml_type)
+    planned = PlannedTensor(tensor, wanted, fallback_type(wanted, tensor.shape[-1]), importance.get(tensor.name))
+    if not planned.is_kept:
+        _check_readable(file, tensor)
+    if planned.importance is None:
+        return planned
+    n_matrices = tensor.n_elements // (tensor.shape[-1] * tensor.shape[-2])
+    if planned.importance.size == n_matrices * tensor.shape[-1]:
+        return planned
+    if tensor.name == "token_embd.weight":  # its inputs are tokens: some programs write an entry all the same
+        return PlannedTensor(tensor, wanted, planned.ggml_type)
+    raise InvalidOption(
+        f"the importance of {shown(tensor.name)} has {planned.importance.size} values, but the tensor"
+        f" {n_matrices * tensor.shape[-1]} columns: it was made with another model"
+    )
+
+
+def _check_readable(file: GgufFile, tensor: TensorInfo) -> None:
+    try:
+        format_of(tensor.ggml_type)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{file.path}: tensor {shown(tensor.name)}: {error}") from None
+
+
+def _notes(tensors: tuple[PlannedTensor, ...], *, has_importance: bool) -> list[str]:
+    changed = [tensor for tensor in tensors if not tensor.is_kept]
+    again = [tensor for tensor in changed if tensor.source.ggml_type not in _FLOATS]
+    notes = []
+    if not changed:
+        notes.append("every tensor has its type already: the new file is a copy")
+    if again:
+        notes.append(
+            f"{len(again)} tensors are quantized already ({_some(again)}): their errors add up; start from the floats"
+            " if you have them"
+        )
+    unweighted = [tensor for tensor in changed if tensor.importance is None]
+    if has_importance and unweighted:
+        notes.append(f"no importance of {len(unweighted)} tensors ({_some(unweighted)}): their errors count alike")
+    return notes
+
+
+def _some(tensors: list[PlannedTensor]) -> str:
+    names = ", ".join(shown(tensor.source.name) for tensor in tensors[:_NAMES_SHOWN])
+    return f"{names}, ..." if len(tensors) > _NAMES_SHOWN else names

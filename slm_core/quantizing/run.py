@@ -1,0 +1,170 @@
+"""Writing what was planned, on several threads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.cpu import usable_cores
+from slm_core.errors import InvalidOption, ModelError
+from slm_core.gguf import GgufFile
+from slm_core.gguf.cursor import shown
+from slm_core.quant import dequantize, quantize
+from slm_core.quantizing.plan import Plan, PlannedTensor, plan_quantization
+
+Piece: TypeAlias = NDArray[np.uint8]
+Progress: TypeAlias = Callable[[float], None]
+
+_WEIGHTS_IN_PIECE = 1 << 18
+_PIECES_AHEAD = 4
+"""For each thread: so many are made before they are written."""
+
+
+def quantize_model(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    type_name: str,
+    *,
+    overrides: Mapping[str, str] | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
+    pure: bool = False,
+    force: bool = False,
+    n_threads: int | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Write a copy of a model file with other number formats.
+
+    Args:
+        source: a GGUF file, or any shard of one.
+        target: the new file; it appears when it is whole.
+        type_name: a mixture, as in ``Q4_K_M``; see ``MIXTURES``.
+        overrides: regular expressions found in names of matrices, with the type that these get; the first counts.
+        imatrix: an importance matrix.
+        pure: give every matrix the mixture's main type.
+        force: put the new file in the place of one that is there.
+        n_threads: how many compute; by default, a thread for each core that may be used.
+        progress: called with the share that is done, 0 to 1; what it raises ends the work, and no file is left.
+
+    Returns:
+        What was done with each tensor; its file is closed.
+
+    Raises:
+        InvalidOption: an option is wrong; nothing was written.
+        ModelError: the model or the importance matrix is damaged, or cannot be quantized.
+        OSError: the new file cannot be written.
+    """
+    with GgufFile.open(source) as file:
+        plan = plan_quantization(file, type_name, overrides=overrides, imatrix=imatrix, pure=pure)
+        write_plan(plan, target, force=force, n_threads=n_threads, progress=progress)
+    return plan
+
+
+def write_plan(
+    plan: Plan,
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    n_threads: int | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write the file that was planned; see ``quantize_model``."""
+    if n_threads is not None and n_threads < 1:
+        raise InvalidOption(f"n_threads is {n_threads} (accepted: 1 or more)")
+    path, writer, workers = Path(target), plan.writer(), n_threads or usable_cores()
+    _check_target(plan, path, writer.size_bytes, force=force)
+    total = sum(tensor.source.n_elements for tensor in plan.tensors)
+    done = 0
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="quantize")
+    try:
+        with writer.open(path) as sink:
+            for n_weights, piece in _in_order(pool, _jobs(plan), workers * _PIECES_AHEAD):
+                sink.write(piece)
+                done += n_weights
+                if progress is not None:
+                    progress(done / total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _check_target(plan: Plan, path: Path, n_bytes: int, *, force: bool) -> None:
+    if not path.parent.is_dir():
+        raise InvalidOption(f"{path}: there is no folder {path.parent}")
+    if path.exists():
+        if not path.is_file():
+            raise InvalidOption(f"{path}: not a file")
+        if any(path.samefile(shard) for shard in plan.file.shard_paths):
+            raise InvalidOption(f"{path}: the new file cannot be the one that is read")
+        if not force:
+            raise InvalidOption(f"{path}: there is a file already (to replace it: force)")
+    free = shutil.disk_usage(path.parent).free
+    if n_bytes > free:
+        raise InvalidOption(f"{path}: {n_bytes / 1e6:,.0f} MB are needed, and {free / 1e6:,.0f} MB free in its folder")
+
+
+def _jobs(plan: Plan) -> Iterator[tuple[int, Callable[[], Piece]]]:
+    """How many weights, and what makes their bytes, in file order."""
+    for tensor in plan.tensors:
+        data, ggml_type = plan.file.tensor_data(tensor.source.name), tensor.source.ggml_type
+        n_cols = tensor.source.shape[-1]
+        n_rows = tensor.source.n_elements // n_cols
+        for start, shape in _pieces(n_rows, n_cols, n_rows if tensor.importance is None else tensor.source.shape[-2]):
+            n_weights = shape[0] * shape[1]
+            first, last = (at // ggml_type.block_size * ggml_type.block_bytes for at in (start, start + n_weights))
+            yield (
+                n_weights,
+                partial(_convert, plan, tensor, data[first:last], shape, _importance(tensor, start, shape[1])),
+            )
+
+
+def _pieces(n_rows: int, n_cols: int, n_in_matrix: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Where pieces start, in weights, and their shape: rows of one matrix, or whole blocks of a long row."""
+    row_step, col_step = max(1, _WEIGHTS_IN_PIECE // n_cols), min(n_cols, _WEIGHTS_IN_PIECE)
+    for matrix in range(0, n_rows, n_in_matrix):
+        for row in range(matrix, matrix + n_in_matrix, row_step):
+            for col in range(0, n_cols, col_step):
+                rows = min(row_step, matrix + n_in_matrix - row)
+                yield row * n_cols + col, (rows, min(col_step, n_cols - col))
+
+
+def _importance(tensor: PlannedTensor, start: int, n_cols: int) -> NDArray[np.float32] | None:
+    """Of the ``n_cols`` columns from weight ``start``; each matrix has its own."""
+    if tensor.importance is None:
+        return None
+    n_rows, width = tensor.source.shape[-2:]
+    first = start // (n_rows * width) * width + start % width
+    return tensor.importance[first : first + n_cols]
+
+
+def _convert(
+    plan: Plan, tensor: PlannedTensor, blocks: Piece, shape: tuple[int, int], importance: NDArray[np.float32] | None
+) -> Piece:
+    if tensor.is_kept:
+        return blocks
+    source = tensor.source
+    try:
+        return quantize(dequantize(blocks, source.ggml_type, shape), tensor.ggml_type, importance)
+    except ModelError as error:
+        raise type(error)(f"{plan.file.path}: tensor {shown(source.name)}: {error}") from None
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, jobs: Iterator[tuple[int, Callable[[], Piece]]], n_ahead: int
+) -> Iterator[tuple[int, Piece]]:
+    """Results in the order of the jobs, of which ``n_ahead`` are begun before they are due."""
+    begun: deque[tuple[int, Future[Piece]]] = deque()
+    for n_weights, job in jobs:
+        begun.append((n_weights, pool.submit(job)))
+        if len(begun) >= n_ahead:
+            first, future = begun.popleft()
+            yield first, future.result()
+    for n_weights, future in begun:
+        yield n_weights, future.result()

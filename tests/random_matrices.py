@@ -1,0 +1,115 @@
+"""Random matrices of every weight type, in blocks as a file has them, and what they stand for by the gguf package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.gguf import GgmlType
+from slm_core.quant import dequantize, format_of, row_bytes
+
+ROUNDING = 2.0**-24
+"""Relative error of one rounding to float32."""
+
+FLOATS = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
+
+HALVES = ("scale", "min_scale", "minimum")
+"""Fields of blocks that are float16."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """Weights [n_out, n_in].
+
+    Attributes:
+        ggml_type: of the blocks.
+        data: uint8, row by row.
+        exact: float64 [n_out, n_in].
+        magnitude: what rounding errors are relative to, likewise: the scaled code's magnitude and the minimum's.
+    """
+
+    ggml_type: GgmlType
+    data: NDArray[np.uint8]
+    exact: NDArray[np.float64]
+    magnitude: NDArray[np.float64]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and weights of a row."""
+        return (self.exact.shape[0], self.exact.shape[1])
+
+
+def as_matrix(ggml_type: GgmlType, data: NDArray[np.uint8], n_in: int) -> Matrix:
+    """Blocks row by row as a matrix."""
+    n_out = data.size // row_bytes(ggml_type, n_in)
+    exact = _dequantized(ggml_type, data, (n_out, n_in)).astype(np.float64)
+    magnitude = np.abs(exact)
+    if (minus := _minimums(ggml_type, data)) is not None:
+        width = ggml_type.block_size // minus.shape[1]
+        magnitude += 2 * np.abs(np.repeat(minus, width, axis=1).reshape(n_out, n_in))
+    return Matrix(ggml_type, data, exact, magnitude)
+
+
+def _minimums(ggml_type: GgmlType, data: NDArray[np.uint8]) -> NDArray[np.float32] | None:
+    kind = format_of(ggml_type)
+    if kind.split is None:
+        return None
+    with np.errstate(invalid="ignore"):
+        return kind.split(data.view(kind.block)).minus
+
+
+def _dequantized(ggml_type: GgmlType, data: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.float32]:
+    if ggml_type is GgmlType.Q1_0:  # gguf has none; tested by itself in core/test_quant.py
+        return dequantize(data, ggml_type, shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = gguf.quants.dequantize(data.reshape(shape[0], -1), gguf.GGMLQuantizationType(ggml_type))
+    return np.asarray(rows, np.float32).reshape(shape)
+
+
+@lru_cache(maxsize=256)
+def random_matrix(ggml_type: GgmlType, n_out: int, n_in: int, seed: int = 0) -> Matrix:
+    """Random bytes with scales of ordinary size."""
+    rng = np.random.default_rng([ggml_type, n_out, n_in, seed])
+    data = rng.integers(0, 256, n_out * row_bytes(ggml_type, n_in), np.uint8)
+    return as_matrix(ggml_type, with_ordinary_scales(data, ggml_type, rng), n_in)
+
+
+def with_ordinary_scales(data: NDArray[np.uint8], ggml_type: GgmlType, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """The same blocks, their float16 scales and weights drawn from -2 to 2, exponents from 2 ** -8 to 2 ** 7."""
+    if ggml_type is GgmlType.BF16:
+        return (
+            (rng.uniform(-2, 2, data.size // 2).astype(np.float32).view(np.uint32) >> 16)
+            .astype(np.uint16)
+            .view(np.uint8)
+        )
+    block = format_of(ggml_type).block
+    blocks = data.view(block)
+    for name in {*HALVES, "weight"} & set(block.names or ()):
+        blocks[name] = rng.uniform(-2, 2, blocks.shape)
+    if "exponent" in (block.names or ()):
+        blocks["exponent"] = rng.integers(120, 135, blocks.shape)
+    return data
+
+
+def int8_values(n_tokens: int, n_in: int, seed: int) -> NDArray[np.float32]:
+    """Activations that int8 holds exactly: in each 32 the largest is 127, a power of two for each row."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(-127, 128, (n_tokens, n_in)).astype(np.float32)
+    x[:, ::32] = np.where(rng.random(x[:, ::32].shape) < 0.5, 127, -127)
+    return np.asarray(x * np.exp2(rng.integers(-20, 20, (n_tokens, 1))), np.float32)
+
+
+def float32_bound(x: NDArray[np.float32], matrix: Matrix) -> NDArray[np.float64]:
+    """Sums in float32: of n products of weights that are floats; of two for each group of 16 weights that are codes.
+
+    A result is a sum in lanes, at worst one after the other, and then of the lanes; each term was rounded at most four
+    times before.
+    """
+    n_in = matrix.shape[1]
+    n_sums = n_in if matrix.ggml_type in FLOATS else 2 * (n_in // 16)
+    bound: NDArray[np.float64] = (n_sums + 24) * ROUNDING * (np.abs(x.astype(np.float64)) @ matrix.magnitude.T)
+    return bound
