@@ -1,8 +1,19 @@
-"""Reading GGUF, the model file format of ggml: metadata, tensor directory and raw tensor data, without copying."""
+"""GGUF, the model file format of ggml: read without copying, and written tensor by tensor."""
 
 from slm_core.gguf.file import GgufFile
 from slm_core.gguf.ggml_types import GgmlType
 from slm_core.gguf.metadata import Metadata, MetadataValue
 from slm_core.gguf.tensors import TensorInfo
+from slm_core.gguf.writer import GgufWriter, NewTensor, TensorSink, stored_uint32
 
-__all__ = ["GgmlType", "GgufFile", "Metadata", "MetadataValue", "TensorInfo"]
+__all__ = [
+    "GgmlType",
+    "GgufFile",
+    "GgufWriter",
+    "Metadata",
+    "MetadataValue",
+    "NewTensor",
+    "TensorInfo",
+    "TensorSink",
+    "stored_uint32",
+]

@@ -110,6 +110,13 @@ class Metadata(Mapping[str, MetadataValue]):
         item = _value_type(cursor, key)
         return f"array of {cursor.u64(key)} {item.name.lower()}"
 
+    def stored(self, key: str) -> bytes:
+        """A value as the file holds it, its type before it: to be written to another file unchanged."""
+        start = self._offsets[key]
+        cursor = Cursor(self._file, start)
+        _skip_value(cursor, _value_type(cursor, key), key)
+        return self._file.data[start : cursor.offset]
+
     def require(self, key: str, type_: type[T]) -> T:
         """The value of ``key``, which must be there and be of ``type_``.
 

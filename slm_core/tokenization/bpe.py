@@ -53,6 +53,10 @@ class BytePairs:
         """Ids of a text that is never empty."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def stated(self) -> str:
+        """The tokenizer as the ``tokenizers`` library writes it: a JSON object, without the control tokens."""
+        return self._tokenizer.to_str()
+
 
 def _pairs(merges: list[str], source: str) -> list[tuple[str, str]]:
     """Split each merge at its first space that is not its first character."""

@@ -33,33 +33,35 @@ class Pieces:
         self._spec = spec
         byte_level = spec.pre is not None and spec.pre.byte_level
         plain = spec.pre is not None and spec.pre.normalizer != "metaspace"
-        self._normal: Callable[[str], bytes] = _from_byte_level if byte_level else _stored if plain else _from_metaspace
+        self._normal: Callable[[str], bytes] = from_byte_level if byte_level else stored if plain else from_metaspace
 
     def text_of(self, token: int, *, special: bool) -> bytes:
         """Bytes of a token that is in the vocabulary."""
-        kind, stored = self._spec.kinds[token], self._spec.tokens[token]
+        kind, text = self._spec.kinds[token], self._spec.tokens[token]
         if kind == TokenKind.NORMAL:
-            return self._normal(stored)
+            return self._normal(text)
         if kind == TokenKind.BYTE:
-            return bytes([int(stored[3:5], 16)])
+            return bytes([int(text[3:5], 16)])
         if kind == TokenKind.USER_DEFINED:
-            return _stored(stored)
+            return stored(text)
         if kind in (TokenKind.CONTROL, TokenKind.UNKNOWN) and (special or token in self._spec.shown_control):
-            return _stored(stored)
+            return stored(text)
         return b""
 
 
-def _stored(text: str) -> bytes:
+def stored(text: str) -> bytes:
+    """A token's text as it is spelled."""
     return text.encode("utf-8", "surrogateescape")
 
 
-def _from_metaspace(text: str) -> bytes:
-    return _stored(text.replace(METASPACE, " "))
+def from_metaspace(text: str) -> bytes:
+    """Its text, spaces for each U+2581."""
+    return stored(text.replace(METASPACE, " "))
 
 
-def _from_byte_level(text: str) -> bytes:
+def from_byte_level(text: str) -> bytes:
     """Map the characters back to bytes; a token with any other character stands for its own text."""
     try:
         return bytes(map(_BYTE_OF.__getitem__, text))
     except KeyError:
-        return _stored(text)
+        return stored(text)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from slm_core.tokenization.special import SpecialTokens
 
 _MAX_CACHED_TOKENS = 65536
+_MAX_CACHED_PIECES = 2048
+_LONGEST_CACHED_PIECE = 8192  # characters
 
 
 class Encoder(Protocol):
@@ -45,6 +47,7 @@ class GgufVocab:
         self.eos = spec.special.get("eos")
         self.eog_ids = spec.eog_ids
         self._encoder = encoder
+        self._encode_again = lru_cache(_MAX_CACHED_PIECES)(encoder.encode)
         self._special = special
         self._before = [spec.special["bos"]] if spec.add_bos else []
         self._after = [spec.special["eos"]] if spec.add_eos else []
@@ -63,12 +66,16 @@ class GgufVocab:
             parse_special: read spelled-out control tokens as those tokens; otherwise they are plain text.
         """
         ids: list[int] = []
-        for piece in self._special.split(_well_formed(text), parse_special=parse_special):
+        for piece in self._special.split(well_formed(text), parse_special=parse_special):
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                ids += self._encoder.encode(piece)
+                ids += self._encode_piece(piece)
         return [*self._before, *ids, *self._after] if add_special else ids
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        """Ids of text without special tokens. A chat is encoded again with each turn, and most of it is as before."""
+        return self._encoder.encode(piece) if len(piece) > _LONGEST_CACHED_PIECE else self._encode_again(piece)
 
     def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
         """Bytes that one token stands for; b"" for a control token unless ``special``, which gives its text.
@@ -100,7 +107,8 @@ class GgufVocab:
         return data.decode("utf-8", "replace")
 
 
-def _well_formed(text: str) -> str:
+def well_formed(text: str) -> str:
+    """A text without surrogates: those that make a character together are it, others become U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

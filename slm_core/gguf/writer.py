@@ -1,0 +1,143 @@
+"""Writing GGUF files (version 3), tensor by tensor, so that a model need not fit into memory."""
+
+from __future__ import annotations
+
+import os
+import struct
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from slm_core.gguf.metadata import ValueType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from slm_core.gguf.ggml_types import GgmlType
+
+_VERSION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class NewTensor:
+    """A tensor that is to be written.
+
+    Attributes:
+        name: as in ``blk.0.attn_q.weight``.
+        shape: rows first.
+        ggml_type: the number format.
+        n_bytes: of the packed blocks.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    ggml_type: GgmlType
+    n_bytes: int
+
+
+class GgufWriter:
+    """Lays out a file, then takes the tensors' data in their order.
+
+    Args:
+        metadata: the stored value of each key (see ``Metadata.stored`` and ``stored_uint32``), in file order.
+        tensors: in file order.
+        alignment: of tensor data, in bytes; what ``general.alignment`` says, or 32.
+
+    Attributes:
+        size_bytes: of the whole file.
+    """
+
+    def __init__(self, metadata: Mapping[str, bytes], tensors: Sequence[NewTensor], alignment: int) -> None:
+        self._alignment = alignment
+        self._tensors = tensors
+        self._header = self._padded_header(metadata)
+        self.size_bytes = len(self._header) + sum(self._padded(tensor.n_bytes) for tensor in tensors)
+
+    @contextmanager
+    def open(self, path: Path) -> Iterator[TensorSink]:
+        """Write a file that is whole or not there.
+
+        It is written beside ``path`` and takes its place, and that of any file there, when all data is on the disk.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        file = part.open("xb")
+        try:
+            with file:
+                file.write(self._header)
+                sink = TensorSink(file, self._tensors, self._alignment)
+                yield sink
+                sink.finish()
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+    def _padded_header(self, metadata: Mapping[str, bytes]) -> bytes:
+        parts = [struct.pack("<4sIQQ", b"GGUF", _VERSION, len(self._tensors), len(metadata))]
+        parts += [_string(key) + value for key, value in metadata.items()]
+        offset = 0
+        for tensor in self._tensors:
+            dims = tensor.shape[::-1]
+            place = struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, tensor.ggml_type, offset)
+            parts.append(_string(tensor.name) + place)
+            offset += self._padded(tensor.n_bytes)
+        header = b"".join(parts)
+        return header.ljust(self._padded(len(header)), b"\0")
+
+    def _padded(self, n_bytes: int) -> int:
+        return -(-n_bytes // self._alignment) * self._alignment
+
+
+class TensorSink:
+    """Takes the data of a file's tensors, in order, in pieces of any size that end where tensors end."""
+
+    def __init__(self, file: BinaryIO, tensors: Sequence[NewTensor], alignment: int) -> None:
+        self._file = file
+        self._alignment = alignment
+        self._coming = iter(tensors)
+        self._left = 0
+
+    def write(self, piece: NDArray[np.uint8]) -> None:
+        """Append bytes of the tensor whose turn it is: uint8 [n_bytes], C-contiguous.
+
+        Raises:
+            ValueError: that is more than is left of it, or than there are tensors.
+        """
+        if not self._left:
+            tensor = next(self._coming, None)
+            self._left = 0 if tensor is None else tensor.n_bytes
+        if piece.size > self._left:
+            raise ValueError(f"{piece.size} bytes, but {self._left} are left of the tensor")
+        self._file.write(piece.data)
+        self._left -= piece.size
+        if not self._left:
+            self._file.write(bytes(-self._file.tell() % self._alignment))
+
+    def finish(self) -> None:
+        """Check that all data has come.
+
+        Raises:
+            ValueError: some is missing.
+        """
+        missing = next(self._coming, None)
+        if self._left or missing is not None:
+            raise ValueError("the data of the last tensors is missing")
+
+
+def stored_uint32(value: int) -> bytes:
+    """A metadata value as a file holds it."""
+    return struct.pack("<II", ValueType.UINT32, value)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw

@@ -1,0 +1,258 @@
+"""Vocabularies of model directories: ``tokenizer.json``, read by the ``tokenizers`` library, and the files beside it.
+
+The library's own encoder is the reference for such a directory. Where spelled-out control tokens are to stay text, it
+runs without them. Byte-pair models are read, with the decoders of byte-level and of SentencePiece vocabularies.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from slm_core.errors import InvalidModelFile, InvalidToken, UnsupportedModel
+from slm_core.tokenization.kinds import TokenKind
+from slm_core.tokenization.known_tokens import apply_known_texts
+from slm_core.tokenization.pieces import from_byte_level, from_metaspace, stored
+from slm_core.tokenization.vocab import well_formed
+
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+_MAX_BYTES = 256 << 20
+_MAX_SIZE = 1 << 24
+_MAX_CACHED_TOKENS = 65536
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+        InvalidModelFile: it is missing, too large, or holds something else.
+    """
+    try:
+        if not path.is_file():
+            raise InvalidModelFile(f"{path}: no such file")
+        if path.stat().st_size > _MAX_BYTES:
+            raise InvalidModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidModelFile(f"{path}: cannot be read as JSON: {str(error)[:200]}") from None
+    if not isinstance(found, dict):
+        raise InvalidModelFile(f"{path}: not a JSON object")
+    return found
+
+
+def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] = ()) -> DirectoryVocab:
+    """Read the vocabulary of a directory.
+
+    Args:
+        folder: holds ``tokenizer.json`` and, as a rule, ``tokenizer_config.json``.
+        size: rows of the model's logits; ids that the tokenizer does not have stand for nothing. None for as many as
+            the tokenizer has.
+        ends: ids that end an answer besides those that the files name.
+
+    Raises:
+        InvalidModelFile: a file is missing or damaged, or the tokenizer has more tokens than the model.
+        UnsupportedModel: the tokenizer is of a kind not known here.
+    """
+    stated = read_json(folder / TOKENIZER)
+    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    vocab = DirectoryVocab(folder / TOKENIZER, stated, settings, size, ends)
+    if size is not None and not all(0 <= end < size for end in ends):
+        raise InvalidModelFile(f"{folder}: a token that ends answers is outside the vocabulary of {size}")
+    return vocab
+
+
+class DirectoryVocab:
+    """Text to token ids and back, by a ``tokenizer.json``. Immutable; threads may share it.
+
+    Args:
+        source: the file, for messages.
+        stated: what it holds.
+        settings: what ``tokenizer_config.json`` holds.
+        size: see ``directory_vocab``.
+        ends: likewise.
+
+    Attributes:
+        size: number of tokens V.
+        bos: begins a sequence; None where the files name none.
+        eos: ends one; None where they name none.
+        eog_ids: every token that ends an answer.
+    """
+
+    def __init__(
+        self, source: Path, stated: dict[str, Any], settings: dict[str, Any], size: int | None, ends: Sequence[int]
+    ) -> None:
+        _check_model(source, stated)
+        self._whole = _tokenizer(source, stated)
+        ids = dict(self._whole.get_vocab(with_added_tokens=True))
+        added = self._whole.get_added_tokens_decoder()
+        n_tokens = max(ids.values(), default=-1) + 1
+        self.size = n_tokens if size is None else size
+        if not 0 < n_tokens <= min(self.size, _MAX_SIZE):
+            raise InvalidModelFile(f"{source}: {n_tokens} tokens, but the model has {self.size}")
+        control = {token.content for token in added.values() if token.special}
+        self._content = _content_tokenizer(source, self._whole, stated, control)
+        self._before, self._after = _around(self._whole)
+        self._tokens = [""] * self.size
+        kinds = bytearray([TokenKind.UNUSED]) * self.size
+        for text, i in ids.items():
+            self._tokens[i], kinds[i] = text, TokenKind.NORMAL
+        for i, token in added.items():
+            kinds[i] = TokenKind.CONTROL if token.special else TokenKind.USER_DEFINED
+        self.bos, self.eos = (ids.get(_token_text(settings.get(f"{role}_token"))) for role in ("bos", "eos"))
+        special = {"eos": self.eos} if self.eos is not None else {}
+        known = apply_known_texts(ids, kinds, special)
+        self.eog_ids = known.eog_ids | frozenset(ends)
+        self._kinds, self._shown = known.kinds, known.shown_control
+        self._normal, self._strips_space = _decoder(source, stated.get("decoder"))
+        self._bytes_of = lru_cache(_MAX_CACHED_TOKENS)(self._render)
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Turn text into token ids; see ``protocols.Vocab``."""
+        text = well_formed(text)
+        if parse_special:
+            ids: list[int] = self._whole.encode(text, add_special_tokens=add_special).ids
+            return ids
+        ids = self._content.encode(text, add_special_tokens=False).ids
+        return [*self._before, *ids, *self._after] if add_special else ids
+
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
+        """Bytes that one token stands for; b"" for a control token unless ``special``.
+
+        Raises:
+            InvalidToken: the id is outside the vocabulary.
+        """
+        if not 0 <= id < self.size:
+            raise InvalidToken(f"token {id} is outside the vocabulary (0 to {self.size - 1})")
+        return self._bytes_of(id, special)
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of a run of tokens; the space that such a vocabulary puts in front of texts is taken off.
+
+        Raises:
+            InvalidToken: an id is outside the vocabulary.
+        """
+        data = b"".join(self.token_bytes(i, special=special) for i in ids)
+        if self._strips_space:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
+
+    def _render(self, token: int, special: bool) -> bytes:
+        kind, text = self._kinds[token], self._tokens[token]
+        if kind == TokenKind.NORMAL:
+            return self._normal(text)
+        if kind == TokenKind.USER_DEFINED or (kind == TokenKind.CONTROL and (special or token in self._shown)):
+            return stored(text)
+        return b""
+
+
+def _check_model(source: Path, stated: Mapping[str, Any]) -> None:
+    model = stated.get("model")
+    kind = model.get("type", "BPE" if "merges" in model else None) if isinstance(model, dict) else None
+    if kind != "BPE":
+        raise UnsupportedModel(f"{source}: tokenizer model {str(kind)[:80]!r} (accepted: 'BPE')")
+    if model is not None and not (isinstance(model.get("vocab"), dict) and isinstance(model.get("merges"), list)):
+        raise InvalidModelFile(f"{source}: the tokenizer's model has no vocabulary or no merges")
+
+
+def _tokenizer(source: Path, stated: Mapping[str, Any]) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        made = Tokenizer.from_str(json.dumps(stated))
+    except BaseException as error:  # the library raises bare Exceptions, and a PanicException beside those
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise InvalidModelFile(f"{source}: not a tokenizer: {' '.join(str(error).split())[:200]}") from None
+    made.no_truncation()
+    made.no_padding()
+    return made
+
+
+def _content_tokenizer(source: Path, whole: Any, stated: Mapping[str, Any], control: set[str]) -> Any:
+    """The same tokenizer for text in which control tokens are text, too; it shares the model where it can."""
+    from tokenizers import Tokenizer
+
+    model = stated["model"]
+    listed = bool(model.get("ignore_merges")) and not control.isdisjoint(model["vocab"])
+    if listed or any(len(text) == 1 or text == model.get("unk_token") for text in control & model["vocab"].keys()):
+        return _tokenizer(source, _without(stated, control))
+    if any(not control.isdisjoint(_parts(merge)) for merge in model["merges"]):
+        return _tokenizer(source, _without(stated, control))
+    shared = Tokenizer(whole.model)
+    for part in ("normalizer", "pre_tokenizer"):
+        if getattr(whole, part) is not None:
+            setattr(shared, part, getattr(whole, part))
+    added = whole.get_added_tokens_decoder()
+    shared.add_tokens([token for _, token in sorted(added.items())])
+    shared.encode_special_tokens = True
+    if any(shared.token_to_id(token.content) != i for i, token in added.items()):
+        return _tokenizer(source, _without(stated, control))
+    return shared
+
+
+def _without(stated: Mapping[str, Any], control: set[str]) -> dict[str, Any]:
+    """The same tokenizer, for which the control tokens are not there, neither as words nor as results of merges."""
+    model = stated["model"]
+    unknown = model.get("unk_token")
+    vocab = {text: i for text, i in model["vocab"].items() if text not in control or text == unknown}
+    merges = [merge for merge in model["merges"] if not control.intersection(_parts(merge))]
+    added = [token for token in stated.get("added_tokens") or () if not token.get("special")]
+    vocab |= {token["content"]: token["id"] for token in added}  # else the library numbers them anew
+    return {**stated, "model": {**model, "vocab": vocab, "merges": merges}, "added_tokens": added}
+
+
+def _parts(merge: str | Sequence[str]) -> tuple[str, str, str]:
+    """What a merge joins, and what it makes; the library has read it, so that it is a pair."""
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left, right, left + right
+
+
+def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What a tokenizer puts before and after a text."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    ids = tokenizer.encode("a", add_special_tokens=True).ids
+    at = next((i for i in range(len(ids)) if ids[i : i + len(plain)] == plain), 0)
+    return ids[:at], ids[at + len(plain) :]
+
+
+def _decoder(source: Path, stated: object) -> tuple[Callable[[str], bytes], bool]:
+    """What gives the bytes of an ordinary token, and whether a text's first space is not its own."""
+    steps = list(_steps(stated))
+    kinds = {str(step.get("type")) for step in steps}
+    if kinds - {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        raise UnsupportedModel(f"{source}: decoder {', '.join(sorted(kinds))[:80]} is not known here")
+    if "ByteLevel" in kinds:
+        return from_byte_level, False
+    strips = any(
+        (step["type"] == "Strip" and step.get("content") == " " and step.get("start"))
+        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        for step in steps
+    )
+    spelled = from_metaspace if kinds & {"Replace", "Metaspace"} else stored
+    return (lambda text: _byte(text) or spelled(text)) if "ByteFallback" in kinds else spelled, strips
+
+
+def _steps(stated: object) -> Iterator[dict[str, Any]]:
+    if not isinstance(stated, dict):
+        return
+    if stated.get("type") == "Sequence":
+        for step in stated.get("decoders") or ():
+            yield from _steps(step)
+    else:
+        yield stated
+
+
+def _byte(text: str) -> bytes:
+    """The byte that a token such as ``<0x0A>`` stands for; b"" for another token."""
+    return bytes([int(text[3:5], 16)]) if _BYTE.fullmatch(text) else b""
+
+
+def _token_text(token: object) -> str:
+    """The text of a token, which settings spell alone or with its properties."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else ""

@@ -1,0 +1,79 @@
+"""The disk cache: what is damaged is not used, and what cannot be written does no harm."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from slm_core.diskcache import DiskCache, cache_root, entries
+
+DATA = bytes(range(256)) * 40_000  # more than is read at a time
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLM_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def fill(folder: Path) -> None:
+    (folder / "data").write_bytes(DATA)
+    (folder / "more").write_text("more")
+
+
+def test_what_was_put_is_found() -> None:
+    cache = DiskCache("engine")
+    assert cache.get("key") is None
+    made = cache.put("key", "a model", fill)
+    assert made == cache.get("key")
+    assert made is not None
+    assert (made / "data").read_bytes() == DATA
+    (entry,) = entries()
+    assert (entry.kind, entry.key, entry.about) == ("engine", "key", "a model")
+    assert entry.n_bytes > len(DATA)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing file", "missing manifest", "no JSON", "other JSON"])
+def test_what_is_damaged_is_not_used_and_made_again(damage: str) -> None:
+    cache = DiskCache("engine")
+    folder = cache.put("key", "a model", fill)
+    assert folder is not None
+    file, manifest = folder / "data", folder / "manifest.json"
+    if damage == "flip":
+        file.write_bytes(DATA[:5_000_000] + bytes([DATA[5_000_000] ^ 1]) + DATA[5_000_001:])
+    elif damage == "cut":
+        file.write_bytes(DATA[:-1])
+    elif damage == "missing file":
+        file.unlink()
+    elif damage == "missing manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text("{" if damage == "no JSON" else "[1]")
+    assert cache.get("key") is None
+    assert cache.put("key", "a model", fill) == folder == cache.get("key")
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root.write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        assert DiskCache("engine").put("key", "a model", fill) is None
+    assert "nothing is kept in the cache" in caplog.text
+
+
+def test_a_making_that_fails_leaves_nothing(root: Path) -> None:
+    def fails(folder: Path) -> None:
+        fill(folder)
+        raise ValueError("of no use")
+
+    with pytest.raises(ValueError, match="of no use"):
+        DiskCache("engine").put("key", "a model", fails)
+    assert list(root.rglob("*")) == [root / "engine"]
+    assert entries() == []
+
+
+def test_the_folder_is_the_users_own_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLM_CACHE_DIR")
+    assert cache_root().name == "slm-core"
+    assert cache_root().is_relative_to(Path.home())

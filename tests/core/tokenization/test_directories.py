@@ -1,0 +1,159 @@
+"""Vocabularies of directories: written from GGUF files and read back, and against transformers on the same files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slm_conformance.factories import make_tiny_model
+from slm_core.errors import InvalidModelFile, InvalidToken, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.loading import demo_model_path
+from slm_core.tokenization import build_vocab
+from slm_core.tokenization.directory import directory_vocab
+from slm_core.tokenization.export import tokenizer_files
+
+VOCABS = ("gpt-2", "qwen2", "llama-spm", "phi-3")
+CTC = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
+SPELLED = ("<|im_end|>", "</s>", "<s>", "<unk>", "</", "<0x0A>", "<bos>", "<|endoftext|>", "<|user|>\n ", "<|eot_id|>")
+
+
+def write(path: Path, folder: Path) -> Path:
+    with GgufFile.open(path) as gguf:
+        for name, text in tokenizer_files(gguf, 2048).items():
+            (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def demo(tmp_path) -> Path:
+    return write(demo_model_path(), tmp_path)
+
+
+def changed(folder: Path, change) -> Path:
+    file = folder / "tokenizer.json"
+    stated = json.loads(file.read_text(encoding="utf-8"))
+    change(stated)
+    file.write_text(json.dumps(stated), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", VOCABS)
+def test_a_published_vocabulary_comes_back_from_its_files(name, published, open_vocab, make_texts, tmp_path) -> None:
+    given = open_vocab(published(name))
+    found = directory_vocab(write(published(name), tmp_path), given.size)
+    assert (found.size, found.bos, found.eos, found.eog_ids) == (given.size, given.bos, given.eos, given.eog_ids)
+    for special in (False, True):
+        wrong = [
+            i
+            for i in range(given.size)
+            if found.token_bytes(i, special=special) != given.token_bytes(i, special=special)
+        ]
+        assert not wrong, f"{name}: bytes of tokens {wrong[:10]} differ, special={special}"
+    for i, text in enumerate(make_texts(600, seed=4, spelled=SPELLED)):
+        flags = {"add_special": bool(i & 1), "parse_special": bool(i & 2)}
+        assert found.encode(text, **flags) == given.encode(text, **flags), f"{name}: {text!r}, {flags}"
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "llama-spm"])
+def test_transformers_reads_the_files_as_we_do(name, published, make_texts, tmp_path) -> None:
+    transformers = pytest.importorskip("transformers", reason="it is the reference: pip install transformers")
+    found = directory_vocab(write(published(name), tmp_path))
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert (found.bos, found.eos) == (reference.bos_token_id, reference.eos_token_id)
+    for text in make_texts(300, seed=5, spelled=SPELLED):
+        if "\ud7ff" < text < "\ue000" or not text.isprintable():
+            continue
+        assert found.encode(text, add_special=True, parse_special=True) == reference.encode(text), f"{name}: {text!r}"
+        ids = reference.encode(text, add_special_tokens=False)
+        assert found.decode(ids, special=True) == reference.decode(ids, skip_special_tokens=False), f"{name}: {text!r}"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_tokens_that_are_only_added_keep_their_ids(tmp_path, make_texts, shared) -> None:
+    """As Qwen's own file has it: control and user-defined tokens follow the vocabulary and are not part of it."""
+    path = make_tiny_model("qwen2").write(tmp_path / "m.gguf")
+    with GgufFile.open(path) as gguf:
+        given = build_vocab(gguf)
+
+    def apart(stated) -> None:
+        for token in stated["added_tokens"][0 if shared else 1 :]:
+            del stated["model"]["vocab"][token["content"]]
+        if not shared:  # the unknown token is one of the model's
+            stated["model"]["unk_token"] = stated["added_tokens"][0]["content"]
+
+    found = directory_vocab(changed(write(path, tmp_path), apart))
+    for i, text in enumerate(make_texts(500, seed=6, spelled=("<|im_end|>", "<think>", "</think>", "<|im_", "<think"))):
+        flags = {"add_special": bool(i & 1), "parse_special": bool(i & 2)}
+        assert found.encode(text, **flags) == given.encode(text, **flags), f"{text!r}, {flags}"
+
+
+def test_ids_beyond_the_tokenizer_stand_for_nothing(demo) -> None:
+    vocab = directory_vocab(demo, 2100, ends=[7])
+    assert (vocab.size, vocab.token_bytes(2099, special=True), 7 in vocab.eog_ids) == (2100, b"", True)
+    with pytest.raises(InvalidToken):
+        vocab.token_bytes(2100)
+
+
+def test_content_never_becomes_a_control_token_not_even_by_merges(demo) -> None:
+    """A tokenizer whose merges spell a control token out."""
+
+    def spell(stated) -> None:
+        text, vocab = "<|im_end|>", stated["model"]["vocab"]
+        stated["model"]["merges"][:0] = [[text[:i], text[i]] for i in range(1, len(text))]
+        stated["model"]["vocab"] |= {text[:i]: 3000 + i for i in range(1, len(text)) if text[:i] not in vocab}
+        stated["pre_tokenizer"] = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        }
+
+    vocab = directory_vocab(changed(demo, spell))
+    (end,) = vocab.encode("<|im_end|>", add_special=False, parse_special=True)
+    content = vocab.encode("<|im_end|>", add_special=False, parse_special=False)
+    assert end not in content
+    assert vocab.decode(content) == "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda s: s["model"].update(type="Unigram", vocab=[["a", 0.0]]), UnsupportedModel, "Unigram"),
+        (lambda s: s["model"].update(type="WordPiece"), UnsupportedModel, "WordPiece"),
+        (lambda s: s.update(decoder=CTC), UnsupportedModel, "CTC"),
+        (lambda s: s.update(model=None), UnsupportedModel, "model"),
+        (lambda s: s["model"].pop("merges"), InvalidModelFile, "merges"),
+        (lambda s: s["model"].update(merges=[["never", "there"]]), InvalidModelFile, "not a tokenizer"),
+        (lambda s: s["model"].update(merges=[3]), InvalidModelFile, "not a tokenizer"),
+        (lambda s: s["model"]["vocab"].update(far=1 << 30), InvalidModelFile, "tokens, but the model has"),
+        (lambda s: s.update(added_tokens=[3]), InvalidModelFile, "not a tokenizer"),
+        (lambda s: s.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}), InvalidModelFile, "not a tok"),
+    ],
+)
+def test_what_is_damaged_or_unknown_is_refused_in_one_line(demo, change, error, message) -> None:
+    with pytest.raises(error, match=message) as caught:
+        directory_vocab(changed(demo, change), 2048)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\x00", '{"model": {"type": "BPE"}}'])
+def test_files_that_are_no_tokenizer_are_refused(tmp_path, text) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises((InvalidModelFile, UnsupportedModel), match=r"tokenizer\.json"):
+        directory_vocab(tmp_path)
+
+
+def test_a_missing_tokenizer_is_named(tmp_path) -> None:
+    with pytest.raises(InvalidModelFile, match=r"tokenizer\.json: no such file"):
+        directory_vocab(tmp_path)
+
+
+def test_a_vocabulary_that_cannot_be_written_is_refused_by_name(tmp_path) -> None:
+    tiny = make_tiny_model("llama")
+    path = replace(tiny, metadata={**tiny.metadata, "tokenizer.ggml.model": "t5"}).write(tmp_path / "m.gguf")
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.model 't5'"):
+        write(path, tmp_path)
