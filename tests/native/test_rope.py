@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from slm_conformance.factories import make_tiny_model
+from slm_core.architectures import Rope, RopeSpec, RopeStyle, YarnSpec
 from slm_core.types import ContextOptions
-from slm_native.kernels import RopeStyle
 from slm_native.kernels.reference import ReferenceKernels
-from slm_native.rope import Rope
-from slm_native.spec import RopeSpec, YarnSpec
 
 SCALINGS = {
     "linear": {"scaling.type": "linear", "scaling.factor": 4.0},

@@ -24,8 +24,8 @@ class Keys:
         self.architecture = gguf.require("general.architecture", str)
         self._seen: set[str] = set()
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer; an array of equal ones (a value for each layer) is as good.
+    def size(self, name: str, default: int | None = None, largest: int = _MAX_SIZE) -> int:
+        """A positive integer, at most ``largest``; an array of equal ones (a value for each layer) is as good.
 
         Raises:
             UnsupportedModel: it is missing and there is no default, or layers differ.
@@ -35,9 +35,21 @@ class Keys:
         if default is not None and key not in self.gguf.metadata:
             return default
         size = self._uniform(key) if self._is_array(key) else self.gguf.require(key, int)
-        if not 1 <= size <= _MAX_SIZE:
-            raise InvalidModelFile(f"{self.gguf.path}: metadata {key!r} is {size} (accepted: 1 to {_MAX_SIZE})")
+        if not 1 <= size <= largest:
+            raise InvalidModelFile(f"{self.gguf.path}: metadata {key!r} is {size} (accepted: 1 to {largest})")
         return size
+
+    def count(self, name: str, default: int) -> int:
+        """An integer, 0 or more.
+
+        Raises:
+            InvalidModelFile: it is something else.
+        """
+        key = self._key(name)
+        count = self.gguf.get(key, int, default)
+        if not 0 <= count <= _MAX_SIZE:
+            raise InvalidModelFile(f"{self.gguf.path}: metadata {key!r} is {count} (accepted: 0 to {_MAX_SIZE})")
+        return count
 
     def number(self, name: str, default: float | None = None, *, zero: bool = False) -> float:
         """A positive number, or 0 where ``zero`` allows it.
@@ -68,12 +80,50 @@ class Keys:
             raise self._unsupported(key, f"accepted: {', '.join(accepted)}")
         return value
 
-    def only(self, name: str, *accepted: bool | int | str) -> None:
-        """A key that may be missing or have a value that changes nothing.
+    def flag(self, name: str, default: bool) -> bool:
+        """A truth value.
+
+        Raises:
+            InvalidModelFile: it is something else.
+        """
+        return self.gguf.get(self._key(name), bool, default)
+
+    def numbers(self, key: str, n: int) -> list[float]:
+        """A number for each of ``n`` layers, from a key that does not begin with the architecture's name.
+
+        Raises:
+            UnsupportedModel: it is missing.
+            InvalidModelFile: it is something else, of another length, or holds what is no number.
+        """
+        values = self.gguf.require(key, np.ndarray)
+        if values.dtype.kind != "f" or values.shape != (n,) or not np.isfinite(values).all():
+            raise InvalidModelFile(f"{self.gguf.path}: metadata {key!r} must hold {n} numbers, one for each layer")
+        return [float(value) for value in values]
+
+    def flags(self, name: str, n: int) -> list[bool] | int | None:
+        """A truth value for each of ``n`` layers, a number that stands for a pattern, or None where it is missing.
+
+        Raises:
+            InvalidModelFile: it is something else, or of another length.
+        """
+        key = self._key(name)
+        if key not in self.gguf.metadata:
+            return None
+        if not self._is_array(key):
+            return self.count(name, 0)
+        values = self.gguf.require(key, np.ndarray)
+        if values.dtype.kind != "b" or values.shape != (n,):
+            raise InvalidModelFile(f"{self.gguf.path}: metadata {key!r} must hold {n} truth values, one for each layer")
+        return [bool(value) for value in values]
+
+    def only(self, name: str, *accepted: bool | float | str) -> None:
+        """A key that may be missing or have a value that changes nothing; one that was read is accepted as it is.
 
         Raises:
             UnsupportedModel: it has another value.
         """
+        if f"{self.architecture}.{name}" in self._seen:
+            return
         key = self._key(name)
         if key in self.gguf.metadata and (self._is_array(key) or self.gguf.metadata[key] not in accepted):
             raise self._unsupported(key, f"accepted: {', '.join(map(str, accepted))}, or no such key")
@@ -109,6 +159,4 @@ class Keys:
     def _unsupported(self, key: str, why: str) -> UnsupportedModel:
         value = repr(self.gguf.metadata[key])
         value = value if len(value) <= 80 else f"{value[:80]}..."
-        return UnsupportedModel(
-            f"{self.gguf.path}: metadata {shown(key)} is {value}, which the native engine does not do ({why})"
-        )
+        return UnsupportedModel(f"{self.gguf.path}: metadata {shown(key)} is {value}, which is not implemented ({why})")

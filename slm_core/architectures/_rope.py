@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.architectures._spec import RopeSpec, YarnSpec
 from slm_core.errors import InvalidModelFile
-from slm_native.kernels import FloatArray
-from slm_native.spec import RopeSpec, YarnSpec
+
+FloatArray: TypeAlias = NDArray[np.float32]
 
 
 class Rope:

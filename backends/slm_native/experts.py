@@ -1,0 +1,92 @@
+"""A feed-forward layer of experts: each token uses a few; each expert runs once for all tokens that chose it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.architectures import ExpertsSpec, Gating
+from slm_native.kernels import FloatArray, KernelSet
+from slm_native.kv import Array
+
+
+class Routes(NamedTuple):
+    """Which experts the tokens of a batch use.
+
+    Attributes:
+        experts: of each token [T, n_used].
+        weights: of each, float32 [T, n_used].
+    """
+
+    experts: NDArray[np.intp]
+    weights: FloatArray
+
+
+def route(scores: FloatArray, spec: ExpertsSpec, selection_bias: FloatArray | None) -> Routes:
+    """Choose the experts of each token.
+
+    Args:
+        scores: the router's product [T, X].
+        spec: how to choose.
+        selection_bias: added to what is compared, but not to the weights (DeepSeek-V3), [X].
+    """
+    shares = _shares(scores, spec.gating)
+    ranked = shares if selection_bias is None else shares + selection_bias
+    chosen = np.argsort(-ranked, axis=1, kind="stable")[:, : spec.n_used]
+    weights = np.take_along_axis(shares, chosen, axis=1)
+    if spec.gating is Gating.SOFTMAX_OF_CHOSEN:
+        weights = _softmax(weights)
+    if spec.normalized:
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return Routes(chosen, weights * np.float32(spec.scale))
+
+
+def run_routed(x: Array, routes: Routes, expert: Callable[[int, Array], Array], kernels: KernelSet) -> Array:
+    """The weighted sum of what each token's experts make of it; only experts that a token uses are run.
+
+    Args:
+        x: [T, E].
+        routes: of its tokens.
+        expert: runs the expert of that index on some rows [n, E].
+        kernels: the arithmetic.
+
+    Returns:
+        [T, E].
+    """
+    n_used = routes.experts.shape[1]
+    flat = routes.experts.reshape(-1)
+    order = np.argsort(flat, kind="stable")  # (token, choice) pairs, those of one expert side by side
+    grouped = kernels.rows(x, order // n_used)
+    bounds = np.flatnonzero(np.diff(flat[order], prepend=-1, append=-1))
+    parts = [
+        expert(int(flat[order[start]]), kernels.rows(grouped, slice(int(start), int(stop))))
+        for start, stop in pairwise(bounds)
+    ]
+    made = kernels.concatenated(parts)  # [T * n_used, E], grouped by expert
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    mixed = None
+    for choice in range(n_used):
+        part = kernels.rows(made, place[choice::n_used]) * kernels.from_host(routes.weights[:, choice : choice + 1])
+        mixed = part if mixed is None else mixed + part
+    return mixed
+
+
+def _shares(scores: FloatArray, gating: Gating) -> FloatArray:
+    if gating is Gating.SOFTMAX:
+        return _softmax(scores)
+    if gating is Gating.SIGMOID:
+        with np.errstate(over="ignore"):
+            shares: FloatArray = np.reciprocal(1 + np.exp(-scores))
+        return shares
+    return scores
+
+
+def _softmax(scores: FloatArray) -> FloatArray:
+    shares: FloatArray = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    return shares

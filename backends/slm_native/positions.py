@@ -1,0 +1,112 @@
+"""The position embeddings of a model's layers, as they hold in one context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.architectures import ModelSpec, Rope, RopeSpec, TemperatureSpec
+from slm_native.kernels import KernelSet, Rotation
+from slm_native.kv import Array
+
+
+class LayerPositions(NamedTuple):
+    """What a layer does with the positions of a batch.
+
+    Attributes:
+        rotation: of queries and keys, None where they stay.
+        temperature: factor on queries, [T, 1, 1], or None.
+    """
+
+    rotation: Rotation | None
+    temperature: Array | None
+
+
+class Positions:
+    """Rotates queries and keys, layer by layer.
+
+    Args:
+        spec: the model.
+        n_ctx: positions of the context, by which LongRoPE chooses its table.
+        read_factors: reads a table of divisors from the file, None where it has none.
+        kernels: the arithmetic.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        n_ctx: int,
+        read_factors: Callable[[str], NDArray[np.float32] | None],
+        kernels: KernelSet,
+    ) -> None:
+        self._kernels = kernels
+        self._layers = spec.layers
+        self._kind = "".join({_table(layer.rope, n_ctx) for layer in spec.layers if layer.rope is not None})
+        ropes = {
+            layer.rope: Rope(layer.rope, _factors(layer.rope, n_ctx, read_factors))
+            for layer in spec.layers
+            if layer.rope is not None
+        }
+        self._ropes = [None if layer.rope is None else ropes[layer.rope] for layer in spec.layers]
+
+    @property
+    def kind(self) -> str:
+        """Keys of two contexts can be exchanged where this is the same: which of LongRoPE's tables rotates them."""
+        return self._kind
+
+    def at(self, positions: NDArray[np.int32]) -> Sequence[LayerPositions]:
+        """What each layer [L] does to the heads of a batch at ``positions`` [T]."""
+        made = {rope: self._rotation(rope, *rope.tables(positions)) for rope in self._ropes if rope is not None}
+        temperatures = {
+            layer.temperature: None
+            if layer.temperature is None
+            else self._kernels.from_host(_temperatures(layer.temperature, positions))
+            for layer in self._layers
+        }
+        return [
+            LayerPositions(None if rope is None else made[rope], temperatures[layer.temperature])
+            for rope, layer in zip(self._ropes, self._layers, strict=True)
+        ]
+
+    def move_keys(self, keys: Array, delta: int) -> Array:
+        """Move keys [n, L, K, D] by ``delta`` positions, as if they had been rotated there."""
+        moves = {
+            rope: self._rotation(rope, *rope.step_tables(delta, len(keys))) for rope in self._ropes if rope is not None
+        }
+        if len(moves) == 1 and None not in self._ropes:
+            flat = keys.reshape(len(keys), -1, keys.shape[-1])
+            return self._turned(flat, *moves.values()).reshape(keys.shape)
+        moved = keys * 1  # a copy
+        for layer, rope in enumerate(self._ropes):
+            if rope is not None:
+                moved[:, layer] = self._turned(keys[:, layer], moves[rope])
+        return moved
+
+    def _rotation(self, rope: Rope, cos: NDArray[np.float32], sin: NDArray[np.float32]) -> Rotation:
+        return Rotation(self._kernels.from_host(cos), self._kernels.from_host(sin), rope.style)
+
+    def _turned(self, heads: Array, rotation: Rotation) -> Array:
+        return self._kernels.rope(heads, rotation.cos, rotation.sin, rotation.style)
+
+
+def _temperatures(temperature: TemperatureSpec, positions: NDArray[np.int32]) -> NDArray[np.float32]:
+    """[T, 1, 1]."""
+    steps = np.log1p(np.floor(positions / temperature.length))
+    return (1 + temperature.scale * steps).astype(np.float32)[:, None, None]
+
+
+def _factors(
+    rope: RopeSpec, n_ctx: int, read: Callable[[str], NDArray[np.float32] | None]
+) -> NDArray[np.float32] | None:
+    if rope.long is not None:
+        return read(rope.long.long if _table(rope, n_ctx) == "long" else rope.long.short)
+    return None if rope.factors is None else read(rope.factors)
+
+
+def _table(rope: RopeSpec, n_ctx: int) -> str:
+    if rope.long is None:
+        return ""
+    return "long" if n_ctx > rope.long.n_ctx_original else "short"

@@ -1,0 +1,64 @@
+"""What a model file holds, declared: one file an architecture, whose ``spec`` turns metadata into a ``ModelSpec``.
+
+Files are found, not listed; plugins add theirs by the hook ``slm_architectures``. Any backend that builds its own
+forward pass reads a file through these.
+"""
+
+from slm_core.architectures import _tables as tables
+from slm_core.architectures._decoder import decoder_spec, read_rope, rope_factors
+from slm_core.architectures._keys import Keys
+from slm_core.architectures._registry import architecture_names, read_spec
+from slm_core.architectures._rope import Rope, yarn_ramp
+from slm_core.architectures._sizes import Sizes, read_sizes
+from slm_core.architectures._spec import (
+    EMBEDDING,
+    POSITIONS,
+    Activation,
+    AnyActivation,
+    ExpertsSpec,
+    Gating,
+    LatentSpec,
+    LayerSpec,
+    LongRopeSpec,
+    ModelSpec,
+    NormKind,
+    RopeSpec,
+    RopeStyle,
+    TemperatureSpec,
+    TensorSpec,
+    Xielu,
+    YarnSpec,
+)
+from slm_core.architectures._tensors import check_tensors
+
+__all__ = [
+    "EMBEDDING",
+    "POSITIONS",
+    "Activation",
+    "AnyActivation",
+    "ExpertsSpec",
+    "Gating",
+    "Keys",
+    "LatentSpec",
+    "LayerSpec",
+    "LongRopeSpec",
+    "ModelSpec",
+    "NormKind",
+    "Rope",
+    "RopeSpec",
+    "RopeStyle",
+    "Sizes",
+    "TemperatureSpec",
+    "TensorSpec",
+    "Xielu",
+    "YarnSpec",
+    "architecture_names",
+    "check_tensors",
+    "decoder_spec",
+    "read_rope",
+    "read_sizes",
+    "read_spec",
+    "rope_factors",
+    "tables",
+    "yarn_ramp",
+]

@@ -1,0 +1,56 @@
+"""Finds the architectures, here and in plugins, and applies the one that a file names."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import cast
+
+from slm_core import architectures, plugins
+from slm_core.architectures._keys import Keys
+from slm_core.architectures._spec import ModelSpec
+from slm_core.errors import PluginError, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.gguf.cursor import shown
+
+_HYPHENATED = {"command_r": "command-r", "gpt_oss": "gpt-oss"}
+"""Files whose architecture has a name that no module can have."""
+
+
+def architecture_names() -> list[str]:
+    """The architectures that there is a file for, and those of plugins."""
+    return sorted({*_modules(), *plugins.registry().architectures})
+
+
+def read_spec(gguf: GgufFile) -> ModelSpec:
+    """Read what a file says about its model; of tensors, names and the embedding's shape are looked at, no weights.
+
+    Raises:
+        UnsupportedModel: the architecture, or the value of a key, is not implemented; or a key is missing.
+        InvalidModelFile: a value that cannot be.
+        PluginError: a plugin provides an architecture that there is already, or one that cannot be imported.
+    """
+    keys = Keys(gguf)
+    spec = _reader(keys)(keys)
+    keys.refuse_others()
+    return spec
+
+
+def _reader(keys: Keys) -> Callable[[Keys], ModelSpec]:
+    name, modules, registry = keys.architecture, _modules(), plugins.registry()
+    if name in registry.architectures:
+        if name in modules:
+            raise PluginError(f"a plugin provides the architecture {name!r}, which slm_core has")
+        return cast("Callable[[Keys], ModelSpec]", registry.architecture(name))
+    if name not in modules:
+        accepted = ", ".join(architecture_names())
+        raise UnsupportedModel(f"{keys.gguf.path}: architecture {shown(name)} is unknown here (accepted: {accepted})")
+    module = importlib.import_module(f"{architectures.__name__}.{modules[name]}")
+    return cast("Callable[[Keys], ModelSpec]", module.spec)
+
+
+def _modules() -> dict[str, str]:
+    """The module of each architecture."""
+    names = [m.name for m in pkgutil.iter_modules(architectures.__path__) if not m.name.startswith("_")]
+    return {_HYPHENATED.get(name, name): name for name in names}

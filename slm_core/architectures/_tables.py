@@ -1,0 +1,87 @@
+"""Tables of tensors, by name and shape: what blocks are put together from."""
+
+from __future__ import annotations
+
+from slm_core.architectures._keys import Keys
+from slm_core.architectures._sizes import Sizes
+from slm_core.architectures._spec import TensorSpec
+
+Table = dict[str, TensorSpec]
+
+
+def linear(name: str, shape: tuple[int, ...], *, required: bool = True) -> Table:
+    """A matrix; NVFP4 files scale its product by a number, and hold another for engines that pack activations."""
+    return {
+        f"{name}.weight": TensorSpec(shape, required),
+        f"{name}.scale": TensorSpec((1,), required=False),
+        f"{name}.input_scale": TensorSpec((1,), required=False, used=False),
+    }
+
+
+def norms(shape: int | tuple[int, ...], *names: str, required: bool = True) -> Table:
+    """Norms of one shape."""
+    sizes = (shape,) if isinstance(shape, int) else shape
+    return {f"{name}.weight": TensorSpec(sizes, required) for name in names}
+
+
+def biases(table: Table, *names: str, required: bool = True) -> Table:
+    """A bias for each of the named matrices or norms of ``table``; for every one where none is named."""
+    weights = {key.removesuffix(".weight"): tensor for key, tensor in table.items() if key.endswith(".weight")}
+    return {
+        f"{name}.bias": TensorSpec(weights[name].shape[:1], required and weights[name].required)
+        for name in names or weights
+    }
+
+
+def attention(sizes: Sizes) -> Table:
+    """The matrices of an attention layer."""
+    return {
+        **linear("attn_q", (sizes.n_q, sizes.n_embd)),
+        **linear("attn_k", (sizes.n_kv, sizes.n_embd)),
+        **linear("attn_v", (sizes.n_kv, sizes.n_embd)),
+        **linear("attn_output", (sizes.n_embd, sizes.n_q)),
+    }
+
+
+def fused_attention(keys: Keys, sizes: Sizes) -> Table:
+    """The matrices of an attention layer that most files hold as one for queries, keys and values, in this order."""
+    if "blk.0.attn_q.weight" in keys.gguf.tensors:
+        return attention(sizes)
+    return {
+        **linear("attn_qkv", (sizes.n_q + 2 * sizes.n_kv, sizes.n_embd)),
+        **linear("attn_output", (sizes.n_embd, sizes.n_q)),
+    }
+
+
+def gated(sizes: Sizes) -> Table:
+    """The matrices of a feed-forward layer with a gate."""
+    return linear("ffn_gate", (sizes.n_ff, sizes.n_embd)) | ungated(sizes)
+
+
+def ungated(sizes: Sizes) -> Table:
+    """The matrices of a feed-forward layer without one."""
+    return linear("ffn_up", (sizes.n_ff, sizes.n_embd)) | linear("ffn_down", (sizes.n_embd, sizes.n_ff))
+
+
+def llama_block(sizes: Sizes) -> Table:
+    """A block of llama: norms before its two layers, grouped-query attention, a gated feed-forward layer."""
+    return norms(sizes.n_embd, "attn_norm", "ffn_norm") | attention(sizes) | gated(sizes)
+
+
+def experts(sizes: Sizes, n_experts: int, n_ff: int) -> Table:
+    """A router, and the matrices of all experts of a layer."""
+    return {
+        **linear("ffn_gate_inp", (n_experts, sizes.n_embd)),
+        "ffn_gate_exps.weight": TensorSpec((n_experts, n_ff, sizes.n_embd)),
+        "ffn_up_exps.weight": TensorSpec((n_experts, n_ff, sizes.n_embd)),
+        "ffn_down_exps.weight": TensorSpec((n_experts, sizes.n_embd, n_ff)),
+    }
+
+
+def shared_expert(sizes: Sizes, n_ff: int) -> Table:
+    """The matrices of an expert that every token uses."""
+    return {
+        **linear("ffn_gate_shexp", (n_ff, sizes.n_embd)),
+        **linear("ffn_up_shexp", (n_ff, sizes.n_embd)),
+        **linear("ffn_down_shexp", (sizes.n_embd, n_ff)),
+    }

@@ -1,0 +1,50 @@
+"""A file's tensors, compared with what its model must have and may have."""
+
+from __future__ import annotations
+
+import logging
+
+from slm_core.architectures._spec import ModelSpec
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf import GgufFile, TensorInfo
+from slm_core.gguf.cursor import shown
+from slm_core.quant import supported_types
+
+_log = logging.getLogger(__name__)
+
+
+def check_tensors(gguf: GgufFile, spec: ModelSpec) -> None:
+    """Compare a file's tensors with what the model must have and may have; the directory alone is read.
+
+    Raises:
+        InvalidModelFile: a tensor is missing or has the wrong shape.
+        UnsupportedModel: a tensor of a type that cannot be read, or one that the architecture does not have.
+    """
+    known = set()
+    for name, wanted in spec.tensors():
+        known.add(name)
+        if name not in gguf.tensors:
+            if wanted.required:
+                raise InvalidModelFile(f"{gguf.path}: tensor {name!r} of shape {wanted.shape} is missing")
+            continue
+        tensor = gguf.tensors[name]
+        if tensor.shape != wanted.shape:
+            raise InvalidModelFile(f"{gguf.path}: tensor {name!r} has the shape {tensor.shape}, not {wanted.shape}")
+        if wanted.used:
+            _check_type(gguf, tensor)
+        else:
+            _log.info("%s: tensor %r changes nothing here", gguf.path, name)
+    for name in gguf.tensors:
+        if name not in known:
+            raise UnsupportedModel(
+                f"{gguf.path}: tensor {shown(name)} is not one that {spec.architecture} models have, as far as is"
+                " known here, so results could be wrong"
+            )
+
+
+def _check_type(gguf: GgufFile, tensor: TensorInfo) -> None:
+    if tensor.ggml_type not in supported_types():
+        accepted = ", ".join(ggml_type.name for ggml_type in supported_types())
+        raise UnsupportedModel(
+            f"{gguf.path}: tensor {tensor.name!r} is of type {tensor.ggml_type.name} (accepted: {accepted})"
+        )

@@ -1,0 +1,38 @@
+"""granite: a llama with multipliers on embeddings, residuals, attention scores and logits."""
+
+from __future__ import annotations
+
+from slm_core.architectures._decoder import decoder_spec, read_rope, rope_factors
+from slm_core.architectures._keys import Keys
+from slm_core.architectures._sizes import Sizes, read_sizes
+from slm_core.architectures._spec import ExpertsSpec, LayerSpec, ModelSpec, RopeStyle
+from slm_core.architectures._tables import Table, attention, biases, gated, norms
+
+
+def spec(keys: Keys) -> ModelSpec:
+    """Read a granite."""
+    sizes = read_sizes(keys)
+    dense = gated(sizes)
+    return granite_spec(keys, sizes, dense | biases(dense, required=False))
+
+
+def granite_spec(keys: Keys, sizes: Sizes, feed_forward: Table, experts: ExpertsSpec | None = None) -> ModelSpec:
+    """A granite with these feed-forward layers.
+
+    ``rope.scaling.finetuned`` says whether it has position embeddings at all.
+    """
+    outside = Table()
+    rope = rope_factors(read_rope(keys, sizes.head_dim, RopeStyle.INTERLEAVED), outside)
+    block = attention(sizes) | biases(attention(sizes), required=False) | norms(sizes.n_embd, "attn_norm", "ffn_norm")
+    has_positions = keys.flag("rope.scaling.finetuned", True)
+    layer = LayerSpec(block | feed_forward, rope if has_positions else None, experts=experts)
+    return decoder_spec(
+        keys,
+        sizes,
+        [layer] * sizes.n_layers,
+        outside,
+        embedding_scale=keys.number("embedding_scale", 1.0),
+        residual_scale=keys.number("residual_scale", 1.0),
+        attention_scale=keys.number("attention.scale", sizes.head_dim**-0.5),
+        logit_scale=1 / keys.number("logit_scale"),
+    )

@@ -1,0 +1,19 @@
+"""granitemoe: a granite with experts, in some beside one that every token uses."""
+
+from __future__ import annotations
+
+from slm_core.architectures._experts import read_experts
+from slm_core.architectures._keys import Keys
+from slm_core.architectures._sizes import read_sizes
+from slm_core.architectures._spec import ModelSpec
+from slm_core.architectures._tables import experts, shared_expert
+from slm_core.architectures.granite import granite_spec
+
+
+def spec(keys: Keys) -> ModelSpec:
+    """Read a granitemoe."""
+    sizes, chosen = read_sizes(keys), read_experts(keys, normalized=True)
+    feed_forward = experts(sizes, chosen.n_experts, sizes.n_ff)
+    if n_shared := keys.count("expert_shared_feed_forward_length", 0):
+        feed_forward |= shared_expert(sizes, n_shared)
+    return granite_spec(keys, sizes, feed_forward, chosen)

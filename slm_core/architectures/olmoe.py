@@ -1,0 +1,20 @@
+"""olmoe: OLMoE. Experts, and norms over all queries and all keys."""
+
+from __future__ import annotations
+
+from slm_core.architectures._decoder import decoder_spec, read_rope
+from slm_core.architectures._experts import read_experts
+from slm_core.architectures._keys import Keys
+from slm_core.architectures._sizes import read_sizes
+from slm_core.architectures._spec import LayerSpec, ModelSpec, RopeStyle
+from slm_core.architectures._tables import attention, experts, norms
+
+
+def spec(keys: Keys) -> ModelSpec:
+    """Read an olmoe."""
+    sizes, chosen = read_sizes(keys), read_experts(keys, normalized=False)
+    block = norms(sizes.n_embd, "attn_norm", "ffn_norm") | attention(sizes)
+    block |= norms(sizes.n_q, "attn_q_norm") | norms(sizes.n_kv, "attn_k_norm")
+    block |= experts(sizes, chosen.n_experts, keys.size("expert_feed_forward_length", sizes.n_ff))
+    layer = LayerSpec(block, read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT), experts=chosen)
+    return decoder_spec(keys, sizes, [layer] * sizes.n_layers)

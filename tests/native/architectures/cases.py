@@ -1,0 +1,319 @@
+"""Each family of the table as a transformers model: its class, what its configuration says, how its tensors convert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from native.architectures.conversion import (
+    Array,
+    Change,
+    alternating,
+    flat,
+    grouped,
+    halved,
+    interleaved,
+    one_added,
+    renamed,
+    side_by_side,
+    transposed,
+    up_projections,
+    without,
+)
+from slm_conformance.factories import n_vocab
+from slm_conformance.family_table import FAMILIES, LAYER, N_CTX, RMS, Family
+
+_ABSENT = object()
+TIED = without(r"^lm_head\.weight")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family in transformers.
+
+    Attributes:
+        model: name of the causal language model's class.
+        config: name of the configuration's class.
+        settings: what it says besides the sizes.
+        changes: how tensors become those of the file.
+        llama_cpp: whether the bundled llama.cpp runs it.
+        note: for the page.
+        prepare: sets what the file says in numbers and the checkpoint in parameters.
+        extra: tensors of the file that the checkpoint holds in another form.
+    """
+
+    model: str
+    config: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+    llama_cpp: bool = True
+    note: str = ""
+    prepare: Callable[[Any, Family], None] = lambda model, family: None
+    extra: Callable[[Any], dict[str, Array]] = lambda model: {}
+
+    def make(self, family: str) -> Any:
+        """The model, with the weights that its class gives it."""
+        settings = {**_sizes(family), **self.settings}
+        known = {key: value for key, value in settings.items() if value is not _ABSENT}
+        config = getattr(transformers, self.config)(**known)
+        config._attn_implementation = "eager"
+        return getattr(transformers, self.model)(config).eval()
+
+
+def _sizes(family: str) -> dict[str, Any]:
+    """The sizes of a family's file, as most configurations name them."""
+    about = FAMILIES[family]
+    keys = about.metadata
+    eps = keys[RMS if RMS in keys else LAYER]
+    older = {
+        **dict.fromkeys(("n_embd", "d_model"), keys["embedding_length"]),
+        **dict.fromkeys(("n_inner", "ffn_hidden_size"), keys["feed_forward_length"]),
+        **dict.fromkeys(("n_layer", "n_layers"), keys["block_count"]),
+        **dict.fromkeys(("n_head", "n_heads"), keys["attention.head_count"]),
+        **dict.fromkeys(("n_positions", "max_seq_len"), N_CTX),
+        **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"), eps),
+        "num_kv_heads": keys["attention.head_count_kv"],
+    }
+    return older | {
+        "vocab_size": n_vocab(),
+        "hidden_size": keys["embedding_length"],
+        "intermediate_size": keys["feed_forward_length"],
+        "num_hidden_layers": keys["block_count"],
+        "num_attention_heads": keys["attention.head_count"],
+        "num_key_value_heads": keys["attention.head_count_kv"],
+        "head_dim": keys["attention.key_length"],
+        "max_position_embeddings": N_CTX,
+        "tie_word_embeddings": about.tied,
+        "rope_parameters": {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 1e4)},
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def _rope(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **settings}}
+
+
+def _case(
+    name: str,
+    *changes: Change,
+    note: str = "",
+    llama_cpp: bool = True,
+    config: str = "",
+    model: str = "",
+    **settings: Any,
+) -> Case:
+    return Case(model or f"{name}ForCausalLM", config or f"{name}Config", settings, changes, llama_cpp, note)
+
+
+def _llama3_factors(model: Any) -> dict[str, Array]:
+    """What Llama 3 divides each frequency by, as files hold it."""
+    rotary = model.model.rotary_emb
+    plain = 1e4 ** -(np.arange(len(rotary.inv_freq)) / len(rotary.inv_freq))
+    return {"rope_freqs.weight": (plain / rotary.inv_freq.double().numpy()).astype(np.float32)}
+
+
+def _long_rope(n_ctx_original: int) -> dict[str, Any]:
+    short, long = np.random.default_rng(0).uniform(1, 4, (2, 8)).tolist()
+    scaling = _rope(
+        "longrope", short_factor=short, long_factor=long, original_max_position_embeddings=n_ctx_original,
+        factor=N_CTX / n_ctx_original,
+    )  # fmt: skip
+    return scaling | {"original_max_position_embeddings": n_ctx_original}
+
+
+def _long_factors(model: Any) -> dict[str, Array]:
+    rope = model.config.rope_parameters
+    return {f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32) for kind in ("short", "long")}
+
+
+def _set_xielu(model: Any, family: Family) -> None:
+    for name, values in family.plain.items():
+        for layer, value in zip(model.model.layers, np.array(values), strict=True):
+            getattr(layer.mlp.act_fn, name.removeprefix("xielu.")).data = torch.tensor([value], dtype=torch.float32)
+            layer.mlp.act_fn._beta_scalar = float(layer.mlp.act_fn.beta)
+
+
+_YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64)
+_LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+_SLIDING = [*["sliding_attention"] * 3, "full_attention"]
+_TEXT_ALONE = "text alone, compared with the text model of transformers"
+_WITHOUT_TRANSFORMERS = "transformers has no such class"
+
+_ROUTER = renamed(r"(block_sparse_moe\.router)\.weight$", r"\1.layer.weight")
+_EXPERTS = {"num_experts": 7, "num_local_experts": 7, "num_experts_per_tok": 3}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+    "attention_multiplier": 0.3,
+}
+
+
+def _latent(name: str, n_heads: int, **settings: Any) -> Case:
+    widths = {"qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "head_dim": 16, "v_head_dim": 32, "kv_lora_rank": 64}
+    experts = {
+        "n_routed_experts": 7,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 2.5,
+    }
+    known = {"q_lora_rank": 96, "num_key_value_heads": n_heads, **widths, **experts, **settings}
+    return _case(name, up_projections, halved, renamed(r"(e_score_correction)_bias$", r"\1.bias"), **known)
+
+
+def _set_selection_bias(model: Any, family: Family) -> None:
+    """Which is a buffer, and large enough to change choices."""
+    for layer in model.model.layers[1:]:
+        bias = layer.mlp.gate.e_score_correction_bias
+        bias.copy_(torch.linspace(-0.3, 0.3, len(bias)))
+
+
+CASES: dict[str, Case | str] = {
+    "llama": _case("Llama", interleaved),
+    "llama_tied": _case("Llama", interleaved, TIED),
+    "llama_biases": _case("Llama", interleaved, attention_bias=True),
+    "llama_linear": _case("Llama", interleaved, **_rope("linear", factor=4.0)),
+    "llama3": replace(_case("Llama", interleaved, **_LLAMA3), extra=_llama3_factors),
+    "llama_yarn": _case("Llama", interleaved, **_YARN),
+    "mistral": _case("Mistral", interleaved, sliding_window=None),
+    "qwen2": _case("Qwen2"),
+    "qwen3": _case("Qwen3"),
+    "smollm3": _case("SmolLM3", interleaved, TIED),
+    "granite": _case("Granite", interleaved, **_GRANITE),
+    "olmo2": _case("Olmo2"),
+    "olmo3": _case(
+        "Olmo3",
+        sliding_window=48,
+        layer_types=(_SLIDING * 2)[:5],
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": _YARN["rope_parameters"],
+        },
+    ),
+    "stablelm": _case("StableLm", use_qkv_bias=False, **_rope("default", partial_rotary_factor=0.25)),
+    "stablelm2": _case(
+        "StableLm", use_parallel_residual=True, qk_layernorm=True, **_rope("default", partial_rotary_factor=0.25)
+    ),
+    "internlm2": _WITHOUT_TRANSFORMERS,
+    "minicpm": _WITHOUT_TRANSFORMERS,
+    "exaone4": _case("Exaone4", sliding_window=None, layer_types=["full_attention"] * 3),
+    "exaone4_hybrid": _case("Exaone4", sliding_window=48, layer_types=_SLIDING * 16),
+    "ernie4_5": _case("Ernie4_5", TIED),
+    "seed_oss": _case("SeedOss", attention_bias=True, attention_out_bias=False),
+    "mistral3": _case(
+        "Ministral3",
+        interleaved,
+        **_rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=64,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            llama_4_scaling_beta=0.3,
+        ),
+    ),
+    "apertus": replace(_case("Apertus", without(r"act_fn"), **_LLAMA3), extra=_llama3_factors, prepare=_set_xielu),
+    "arcee": _case("Arcee", interleaved),
+    "gemma": _case("Gemma", TIED, one_added),
+    "gemma2": _case(
+        "Gemma2",
+        TIED,
+        one_added,
+        sliding_window=48,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=3.0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "gemma3": _case(
+        "Gemma3",
+        TIED,
+        one_added,
+        config="Gemma3TextConfig",
+        sliding_window=48,
+        query_pre_attn_scalar=16,
+        layer_types=[*["sliding_attention"] * 5, "full_attention", "sliding_attention"],
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        },
+    ),
+    "phi2": _case("Phi", **_rope("default", partial_rotary_factor=0.375)),
+    "phi3": _case("Phi3"),
+    "phi3_window": _case("Phi3", llama_cpp=False, note="llama.cpp ignores the window", sliding_window=48),
+    "phi3_long": replace(_case("Phi3", **_long_rope(64)), extra=_long_factors),
+    "phi3_short": replace(_case("Phi3", **_long_rope(256)), extra=_long_factors),
+    "gpt2": _case("GPT2", TIED, transposed(r"(c_attn|c_proj|c_fc)\.weight$"), model="GPT2LMHeadModel"),
+    "gptneox": _case("GPTNeoX", grouped(1, 9), **_rope("default", partial_rotary_factor=0.25)),
+    "gptneox_serial": _case(
+        "GPTNeoX", grouped(1, 9), use_parallel_residual=False, **_rope("default", partial_rotary_factor=0.25)
+    ),
+    "starcoder2": _case("Starcoder2", TIED),
+    "falcon": _case("Falcon", TIED, grouped(9, 1), multi_query=True, head_dim=_ABSENT),
+    "falcon_two_norms": _case("Falcon", TIED, grouped(3, 3), new_decoder_architecture=True, head_dim=_ABSENT),
+    "bloom": _case("Bloom", TIED, grouped(1, 9), renamed(r"^transformer\.", "")),
+    "mpt": _case("Mpt", TIED, attn_config={"alibi": True, "alibi_bias_max": 8, "clip_qkv": 1.5}),
+    "command_r": _case("Cohere", TIED, logit_scale=0.25),
+    "command_r_plus": _case("Cohere", TIED, logit_scale=0.25, use_qk_norm=True),
+    "cohere2": _case("Cohere2", TIED, logit_scale=0.25, sliding_window=48, layer_types=(_SLIDING * 2)[:5]),
+    "mixtral": _case("Mixtral", interleaved, halved, **_EXPERTS),
+    "qwen2moe": _case(
+        "Qwen2Moe", halved, flat, **_EXPERTS, moe_intermediate_size=64, shared_expert_intermediate_size=224
+    ),
+    "qwen3moe": _case("Qwen3Moe", halved, **_EXPERTS, moe_intermediate_size=64, norm_topk_prob=True),
+    "olmoe": _case("Olmoe", halved, **_EXPERTS),
+    "granitemoe": _case("GraniteMoe", interleaved, halved, _ROUTER, **_EXPERTS, **_GRANITE),
+    "granitemoe_shared": _case(
+        "GraniteMoeShared", interleaved, halved, _ROUTER, **_EXPERTS, **_GRANITE, shared_intermediate_size=224
+    ),
+    "gpt_oss": _case(
+        "GptOss",
+        alternating,
+        renamed(r"\.sinks$", ".sinks.weight"),
+        **_EXPERTS,
+        sliding_window=48,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        **_rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=True),
+        note="llama.cpp rounds the ends of YaRN's ramp, as the test makes transformers do; published files ask not to",
+    ),
+    "dbrx": _case(
+        "Dbrx",
+        renamed(r"^transformer\.blocks\.(\d+)\.ffn\.router\.layer\.weight", r"blk.\1.ffn_gate_inp.weight"),
+        side_by_side,
+        attn_config={"kv_n_heads": 3, "clip_qkv": 1.5, "rope_theta": 1e4},
+        ffn_config={
+            "hidden_size": 144,
+            "ffn_hidden_size": 160,
+            "moe_num_experts": 7,
+            "moe_top_k": 3,
+            "moe_normalize_expert_weights": 1.0,
+        },
+    ),
+    "deepseek2_lite": _latent("DeepseekV2", 3, q_lora_rank=None, routed_scaling_factor=1.0),
+    "deepseek2": _latent(
+        "DeepseekV2",
+        9,
+        **_rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.707, mscale_all_dim=0.707),
+    ),
+    "deepseek3": replace(
+        _latent("DeepseekV3", 9, norm_topk_prob=True, n_group=1, topk_group=1), prepare=_set_selection_bias
+    ),
+    "glm4": _case("Glm4", attention_bias=True, **_rope("default", partial_rotary_factor=0.5)),
+    "nemotron": _case("Nemotron", one_added, norm_eps=1e-5, **_rope("default", partial_rotary_factor=0.5)),
+    "exaone": _WITHOUT_TRANSFORMERS,
+    "minicpm_long": _WITHOUT_TRANSFORMERS,
+    "qwen3vl": _case("Qwen3", note=_TEXT_ALONE),
+}
+"""By family; a text where transformers has none, and says why."""

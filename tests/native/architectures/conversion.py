@@ -1,0 +1,175 @@
+"""From a transformers model to the tensors of a GGUF file: names by the gguf package, rows in the order of files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float32]
+Change: TypeAlias = Callable[[str, Array, Mapping[str, Any]], Iterator[tuple[str, Array]] | None]
+"""Turns a tensor of the checkpoint into those of the file; None for one that only changes its name."""
+
+
+def randomize(model: torch.nn.Module, seed: int) -> None:
+    """Weights with which every part matters: attention that picks, norms and biases that are not 1 and 0."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        values = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim == 1:
+            is_scale = name.endswith("weight")  # of a norm
+            parameter.data = parameter.data + (0.2 if is_scale else 0.5) * values
+        elif name.endswith("norm.weight"):
+            parameter.data = 1 + 0.2 * values
+        else:
+            picks = re.search(r"[qk]_proj|query_key_value|qkv", name) is not None
+            outer = re.search(r"embed|wte|lm_head", name) is not None
+            parameter.data = values * ((2.5 if outer else 1.6 if picks else 1.0) / parameter.shape[-1] ** 0.5)
+
+
+def converted(
+    model: torch.nn.Module, architecture: str, n_layers: int, metadata: Mapping[str, Any], changes: tuple[Change, ...]
+) -> dict[str, Array]:
+    """The tensors of the file that holds ``model``."""
+    names = gguf.get_tensor_name_map(_arch(architecture), n_layers)
+    found: dict[str, Array] = {}
+    for hf_name, array in _stacked(model.state_dict()).items():
+        for changed, values in _changed(hf_name, array, metadata, changes):
+            name = names.get_name(changed, try_suffixes=(".weight", ".bias"))
+            found[changed if name is None else name] = np.ascontiguousarray(values)
+    return found
+
+
+def _stacked(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+    """The checkpoint's tensors; the norms of single heads in one, [heads, D]."""
+    found: dict[str, Array] = {}
+    for name, tensor in tensors.items():
+        array, whole = tensor.float().numpy(), re.sub(r"\.norms\.\d+\.", ".", name)
+        if whole != name:
+            array = np.concatenate([found.get(whole, array[:0].reshape(0, len(array))), array[None]])
+        found[whole] = array
+    return found
+
+
+def _arch(name: str) -> gguf.MODEL_ARCH:
+    return next(arch for arch, spelled in gguf.MODEL_ARCH_NAMES.items() if spelled == name)
+
+
+def _changed(
+    name: str, values: Array, metadata: Mapping[str, Any], changes: tuple[Change, ...]
+) -> Iterator[tuple[str, Array]]:
+    for change in changes:
+        several = change(name, values, metadata)
+        if several is not None:
+            yield from several
+            return
+    yield name, values
+
+
+def interleaved(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """Rows of queries and keys put in the order of interleaved RoPE pairs."""
+    found = re.search(r"\.([qk])_proj\.(weight|bias)$", name)
+    if found is None:
+        return None
+    n_heads = metadata["attention.head_count" if found[1] == "q" else "attention.head_count_kv"]
+    halves = values.reshape(n_heads, 2, -1, *values.shape[1:])
+    return iter([(name, halves.swapaxes(1, 2).reshape(values.shape))])
+
+
+def grouped(n_queries: int, n_groups: int) -> Change:
+    """A fused matrix in which the query heads of each group come before its key and its value head."""
+
+    def change(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+        if "query_key_value" not in name:
+            return None
+        rows = values.reshape(n_groups, n_queries + 2, -1, *values.shape[1:])
+        parts = (rows[:, :n_queries], rows[:, n_queries], rows[:, n_queries + 1])
+        return iter([(name, np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts]))])
+
+    return change
+
+
+def transposed(pattern: str) -> Change:
+    """Matrices that the checkpoint has as (in, out)."""
+    return lambda name, values, metadata: iter([(name, values.T)]) if re.search(pattern, name) else None
+
+
+def one_added(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """Norms whose weights stand for what they are more than 1."""
+    return iter([(name, values + 1)]) if name.endswith("norm.weight") else None
+
+
+def without(pattern: str) -> Change:
+    """Tensors that the file does not hold."""
+    return lambda name, values, metadata: iter(()) if re.search(pattern, name) else None
+
+
+def renamed(pattern: str, replacement: str) -> Change:
+    """Tensors that the map of names does not know by the checkpoint's name."""
+
+    def change(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+        return iter([(re.sub(pattern, replacement, name), values)]) if re.search(pattern, name) else None
+
+    return change
+
+
+def halved(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """Gates and what goes up in one tensor of all experts, [X, 2F, E]."""
+    if "gate_up_proj" in name:
+        gates, ups = np.split(values, 2, axis=1)
+        return iter([(_expert_name(name, "ffn_gate_exps"), gates), (_expert_name(name, "ffn_up_exps"), ups)])
+    if ".experts.down_proj" in name:
+        return iter([(_expert_name(name, "ffn_down_exps"), values)])
+    if "shared_mlp.input_linear" in name:
+        gate, up = np.split(values, 2, axis=0)
+        return iter([(_expert_name(name, "ffn_gate_shexp"), gate), (_expert_name(name, "ffn_up_shexp"), up)])
+    return None
+
+
+def flat(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """A matrix of one row that the file holds as a vector."""
+    return iter([(name, values[0])]) if "shared_expert_gate" in name else None
+
+
+def alternating(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """Gates and what goes up in alternating columns of all experts, [X, E, 2F], and their biases [X, 2F]."""
+    kind = "bias" if name.endswith("_bias") else "weight"
+    rows = values if kind == "bias" or values.ndim < 3 else values.swapaxes(1, 2)
+    if "gate_up_proj" in name:
+        return iter(
+            [(_expert_name(name, f"ffn_{part}_exps", kind), rows[:, i::2]) for i, part in enumerate(("gate", "up"))]
+        )
+    if "experts.down_proj" in name:
+        return iter([(_expert_name(name, "ffn_down_exps", kind), rows)])
+    return None
+
+
+def up_projections(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """Latent attention's matrix for keys and values, head by head: keys' transposed, as it is absorbed by queries."""
+    if "kv_b_proj" not in name:
+        return None
+    n_nope = metadata["attention.key_length_mla"] - metadata["rope.dimension_count"]
+    heads = values.reshape(metadata["attention.head_count"], -1, values.shape[1])
+    keys, rest = heads[:, :n_nope].swapaxes(1, 2), heads[:, n_nope:]
+    return iter([(name.replace("kv_b_proj", "k_b_proj"), keys), (name.replace("kv_b_proj", "v_b_proj"), rest)])
+
+
+def side_by_side(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """The rows of all experts one after another, [X*F, E]; those of the last matrix are columns of the file's."""
+    found = re.search(r"blocks\.(\d+)\.ffn\.experts\.mlp\.(w1|v1|w2)", name)
+    if found is None:
+        return None
+    each = values.reshape(metadata["expert_count"], -1, values.shape[1])
+    part = {"w1": "gate", "v1": "up", "w2": "down"}[found[2]]
+    return iter([(f"blk.{found[1]}.ffn_{part}_exps.weight", each.swapaxes(1, 2) if part == "down" else each)])
+
+
+def _expert_name(name: str, part: str, kind: str = "weight") -> str:
+    layer = re.search(r"layers\.(\d+)\.", name)
+    assert layer is not None, name
+    return f"blk.{layer[1]}.{part}.{kind}"

@@ -1,0 +1,71 @@
+"""The three engines that must agree, each from tokens to logits; and the files that they agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from native.architectures.cases import CASES, Case
+from native.architectures.conversion import converted, randomize
+from slm_conformance.families import family_model, family_tensors, write_family
+from slm_conformance.family_table import FAMILIES
+from slm_conformance.gguf_writer import StoredTensor
+from slm_core.protocols import Context
+from slm_core.types import Pos
+
+Rows = NDArray[np.floating]
+N_PREFILL, N_DECODE = 200, 40
+
+
+class Subject(NamedTuple):
+    """A family's file, and the transformers model that it was made from, None where there is no such class."""
+
+    path: Path
+    model: Any
+
+
+def make_subject(folder: Path, family: str) -> Subject:
+    """Random weights of a family: through transformers where it has the class, else from the table alone."""
+    case = CASES[family]
+    if isinstance(case, str):
+        return Subject(family_model(folder, family), None)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = case.make(family)
+    randomize(model, seed=1)
+    case.prepare(model, FAMILIES[family])
+    return Subject(write_family(folder / f"{family}.gguf", family, _tensors(family, case, model)), model)
+
+
+def _tensors(family: str, case: Case, model: Any) -> dict[str, StoredTensor]:
+    about = FAMILIES[family]
+    found = converted(model, about.architecture, int(str(about.metadata["block_count"])), about.metadata, case.changes)
+    found |= case.extra(model)
+    wanted = family_tensors(family)
+    assert found.keys() == wanted.keys(), f"the conversion differs in {sorted(found.keys() ^ wanted.keys())}"
+    wrong = [name for name, shape in wanted.items() if found[name].shape != shape]
+    assert not wrong, f"the conversion has other shapes of {wrong}"
+    return {name: StoredTensor.pack(values, "f32") for name, values in found.items()}
+
+
+def transformers_logits(model: Any, tokens: Sequence[int]) -> Rows:
+    """Logits after each token, float32 [T, V], of one forward pass."""
+    with torch.inference_mode():
+        rows: Rows = model(torch.tensor([list(tokens)])).logits[0].float().numpy()
+    return rows
+
+
+def native_logits(context: Context, tokens: Sequence[int], chunks: Sequence[int]) -> Rows:
+    """Logits after each token, which come in batches of these sizes."""
+    rows, start = [], 0
+    for n in chunks:
+        batch = context.new_batch()
+        batch.extend(tokens[start : start + n], Pos(0, start), logits="all")
+        rows.append(context.decode(batch).copy())
+        start += n
+    return np.concatenate(rows)
