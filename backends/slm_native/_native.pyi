@@ -1,9 +1,69 @@
 # The C++ extension, built from csrc/; its docstrings are in csrc/module.cpp.
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 def available_isas() -> list[str]: ...
 
+class Weights: ...
+
+class CacheLayer:
+    @staticmethod
+    def of(
+        pages: NDArray[np.uint8], keys: str, values: str, n_layers: int, layer: int, n_kv_heads: int, head_dim: int
+    ) -> CacheLayer: ...
+
+class Batch:
+    def __init__(
+        self,
+        tokens: NDArray[np.int32],
+        pages: NDArray[np.int32],
+        n_tokens: NDArray[np.int32],
+        n_held: NDArray[np.int32],
+    ) -> None: ...
+
 class Kernels:
-    def __init__(self, isa: str) -> None: ...
-    def q8_0_matmul(self, x: NDArray[np.float32], weights: NDArray[np.uint8]) -> NDArray[np.float32]: ...
+    def __init__(self, isa: str, n_threads: int) -> None: ...
+    @property
+    def types(self) -> list[int]: ...
+    def matrix(self, data: NDArray[np.uint8], ggml_type: int, n_out: int, n_in: int) -> Weights: ...
+    def matmul(self, x: NDArray[np.float32], weights: Weights) -> NDArray[np.float32]: ...
+    def project(
+        self, x: NDArray[np.float32], norm: NDArray[np.float32] | None, eps: float, weights: Sequence[Weights]
+    ) -> list[NDArray[np.float32]]: ...
+    def gate_up(
+        self, x: NDArray[np.float32], norm: NDArray[np.float32] | None, eps: float, gate: Weights, up: Weights
+    ) -> NDArray[np.float32]: ...
+    def add_product(
+        self, residual: NDArray[np.float32], x: NDArray[np.float32], weights: Weights
+    ) -> NDArray[np.float32]: ...
+    def turn_heads(
+        self,
+        x: NDArray[np.float32],
+        width: int,
+        norm: NDArray[np.float32] | None,
+        eps: float,
+        cos: NDArray[np.float32] | None,
+        sin: NDArray[np.float32] | None,
+        interleaved: bool,
+    ) -> NDArray[np.float32]: ...
+    def write(
+        self,
+        layer: CacheLayer,
+        pages: NDArray[np.intp],
+        slots: NDArray[np.intp],
+        k: NDArray[np.float32],
+        v: NDArray[np.float32],
+    ) -> None: ...
+    def attend(
+        self,
+        q: NDArray[np.float32],
+        layer: CacheLayer,
+        batch: Batch,
+        scale: float,
+        softcap: float,
+        window: int,
+        slopes: NDArray[np.float32] | None,
+        sinks: NDArray[np.float32] | None,
+    ) -> NDArray[np.float32]: ...

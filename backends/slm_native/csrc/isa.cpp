@@ -1,14 +1,21 @@
 #include "isa.h"
 
-#if defined(SLM_HAVE_AVX2)
+#include <cstddef>
+
+#if defined(SLM_HAVE_X86)
 #include <cpuid.h>
+#endif
+#if defined(SLM_HAVE_NEON) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(SLM_HAVE_NEON) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace slm {
 
 namespace {
 
-#if defined(SLM_HAVE_AVX2)
+#if defined(SLM_HAVE_X86)
 // Not every compiler's builtin has a name for F16C, so that bit is read directly; the builtin then also asks whether
 // the operating system saves the wide registers.
 bool has_avx2() {
@@ -17,20 +24,50 @@ bool has_avx2() {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
-#else
-bool has_avx2() {
-    return false;
+
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
 }
+#else
+bool has_avx2() { return false; }
+bool has_avx512() { return false; }
+#endif
+
+#if defined(SLM_HAVE_NEON) && defined(__linux__)
+bool has_neon() {
+    constexpr unsigned long dot_products = 1ul << 20;  // HWCAP_ASIMDDP
+    return getauxval(AT_HWCAP) & dot_products;
+}
+#elif defined(SLM_HAVE_NEON) && defined(__APPLE__)
+bool has_neon() {
+    int there = 0;
+    std::size_t size = sizeof there;
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &there, &size, nullptr, 0) == 0 && there;
+}
+#else
+bool has_neon() { return false; }
 #endif
 
 }  // namespace
 
 const char* name_of(Isa isa) {
-    return isa == Isa::avx2 ? "avx2" : "scalar";
+    switch (isa) {
+        case Isa::avx2: return "avx2";
+        case Isa::avx512: return "avx512";
+        case Isa::neon: return "neon";
+        default: return "scalar";
+    }
 }
 
 bool is_available(Isa isa) {
-    return isa == Isa::scalar || has_avx2();
+    switch (isa) {
+        case Isa::avx2: return has_avx2();
+        case Isa::avx512: return has_avx512();
+        case Isa::neon: return has_neon();
+        default: return true;
+    }
 }
 
 }  // namespace slm

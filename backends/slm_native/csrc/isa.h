@@ -1,12 +1,12 @@
 // Instruction sets: which this build has, and which this machine can run. Included by files of every instruction set,
-// so it defines no functions and includes none (see quant/q8_0.h).
+// so it defines no functions and includes none (see simd/contract.h).
 #pragma once
 
 namespace slm {
 
-enum class Isa { scalar, avx2 };
+enum class Isa { scalar, avx2, avx512, neon };
 
-inline constexpr Isa all_isas[] = {Isa::scalar, Isa::avx2};  // the best last
+inline constexpr Isa all_isas[] = {Isa::scalar, Isa::avx2, Isa::avx512, Isa::neon};  // the best last
 
 const char* name_of(Isa isa);
 

@@ -1,17 +1,21 @@
 // Python bindings: checks of arguments, and nothing else.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "attention.h"
 #include "isa.h"
-#include "quant/q8_0.h"
+#include "products.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,6 +24,7 @@ namespace {
 
 using Array = nb::ndarray<nb::ro, nb::device::cpu>;
 using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using HeadArray = nb::ndarray<nb::numpy, float, nb::ndim<3>>;
 
 std::string shape_of(const Array& array) {
     std::string text = "[";
@@ -60,33 +65,305 @@ slm::Isa find_isa(const std::string& name) {
     throw nb::value_error(("instruction set '" + name + "' is not available here").c_str());
 }
 
+// A matrix of weights and the array that holds it.
+struct Weights {
+    slm::Matrix matrix;
+    const slm::IsaKernels* kernels;
+    Array owner;
+};
+
+slm::KvType find_kv_type(const std::string& name) {
+    static const char* const names[slm::n_kv_types] = {"f32", "f16", "bf16", "q8_0", "q5_0", "q4_0"};
+    for (std::size_t i = 0; i < slm::n_kv_types; ++i)
+        if (name == names[i]) return slm::KvType(i);
+    throw nb::value_error(("no kernel for KV type '" + name + "'").c_str());
+}
+
+using Pages = nb::ndarray<std::uint8_t, nb::device::cpu>;
+
+// Keys and values of one layer and the array that holds them.
+struct CacheLayer {
+    slm::KvLayer layer;
+    Pages owner;
+};
+
+CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, const std::string& values, std::size_t n_layers,
+                           std::size_t layer, std::size_t n_kv_heads, std::size_t head_dim) {
+    if (pages.ndim() != 2 || !is_contiguous(Array(pages)))
+        throw nb::value_error("pages must be C-contiguous [n_pages, page_bytes]");
+    if (layer >= n_layers || n_kv_heads < 1 || head_dim < 1) throw nb::value_error("no such layer, or no heads");
+    slm::KvLayer made{{find_kv_type(keys), {}, {}}, {find_kv_type(values), {}, {}}, pages.shape(0), pages.shape(1), n_kv_heads,
+                      head_dim};
+    std::size_t offset = 0;
+    for (slm::KvPlanes* planes : {&made.keys, &made.values}) {
+        std::size_t bytes[slm::most_planes];
+        slm::token_bytes(planes->type, head_dim, bytes);
+        if (planes->type >= slm::KvType::q8_0 && head_dim % 32)
+            throw nb::value_error("heads of this width are no whole number of blocks of 32");
+        for (std::size_t i = 0; i < slm::most_planes; ++i) {
+            if (!bytes[i]) continue;
+            planes->head_bytes[i] = slm::page_tokens * bytes[i];
+            planes->at[i] = pages.data() + offset + layer * n_kv_heads * planes->head_bytes[i];
+            offset += n_layers * n_kv_heads * planes->head_bytes[i];
+        }
+    }
+    if (offset != made.page_bytes)
+        throw nb::value_error(("a page of these types and sizes has " + std::to_string(offset) + " bytes, not " +
+                               std::to_string(made.page_bytes)).c_str());
+    return {made, pages};
+}
+
+// Which tokens of a batch belong to which sequence, and which pages those hold.
+class Batch {
+public:
+    Batch(const Array& tokens, const Array& pages, const Array& n_tokens, const Array& n_held)
+        : tokens_(copy(tokens, "tokens")), pages_(copy(pages, "pages")), n_batch_(tokens_.size()) {
+        const auto* counts = elements<std::int32_t>(n_tokens, "n_tokens", "int32", 1);
+        const auto* held = elements<std::int32_t>(n_held, "n_held", "int32", 1);
+        if (n_tokens.size() != n_held.size()) throw nb::value_error("n_tokens and n_held differ in length");
+        for (std::int32_t token : tokens_)
+            if (token < 0 || std::size_t(token) >= n_batch_) throw nb::value_error("a token that the batch does not have");
+        for (std::int32_t page : pages_) {
+            if (page < 0) throw nb::value_error("a page below 0");
+            n_pages_ = std::max(n_pages_, std::size_t(page) + 1);
+        }
+        std::size_t token = 0, page = 0;
+        for (std::size_t i = 0; i < n_tokens.size(); ++i) {
+            if (counts[i] < 1 || held[i] < counts[i]) throw nb::value_error("a run that holds less than it brings, or nothing");
+            runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]), std::size_t(held[i])});
+            token += std::size_t(counts[i]), page += (std::size_t(held[i]) + slm::page_tokens - 1) / slm::page_tokens;
+        }
+        if (token != n_batch_ || page != pages_.size())
+            throw nb::value_error("the runs do not take just the tokens and pages that there are");
+    }
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
+
+    std::size_t n_tokens() const { return n_batch_; }
+    std::size_t n_pages() const { return n_pages_; }
+    const std::vector<slm::Run>& runs() const { return runs_; }
+
+private:
+    static std::vector<std::int32_t> copy(const Array& array, const char* name) {
+        const auto* from = elements<std::int32_t>(array, name, "int32", 1);
+        return {from, from + array.size()};
+    }
+
+    std::vector<std::int32_t> tokens_, pages_;
+    std::size_t n_batch_, n_pages_ = 0;
+    std::vector<slm::Run> runs_;
+};
+
 class Kernels {
 public:
-    explicit Kernels(const std::string& isa) : q8_0_matmul_(slm::q8_0::matmul_for(find_isa(isa))) {}
+    Kernels(const std::string& isa, int n_threads) : kernels_(slm::kernels_of(find_isa(isa))) {
+        if (n_threads < 1) throw nb::value_error(("n_threads is " + std::to_string(n_threads)).c_str());
+        pool_ = slm::Pool::shared(n_threads);
+    }
 
-    FloatMatrix q8_0_matmul(const Array& x, const Array& weights) const {
-        using namespace slm::q8_0;
-        const float* x_values = elements<float>(x, "x", "float32", 2);
-        const auto* blocks = reinterpret_cast<const Block*>(elements<std::uint8_t>(weights, "weights", "uint8", 1));
-        const std::size_t n_tokens = x.shape(0), n_in = x.shape(1), n_blocks = n_in / block_size;
-        if (n_in == 0 || n_in % block_size)
-            throw nb::value_error(("x has rows of " + std::to_string(n_in) + ", not a multiple of 32").c_str());
-        const std::size_t n_bytes = weights.shape(0), row_bytes = n_blocks * sizeof(Block);
-        if (n_bytes % row_bytes)
-            throw nb::value_error(("weights has " + std::to_string(n_bytes) + " bytes, not a whole number of rows of " +
-                                   std::to_string(row_bytes))
-                                      .c_str());
-        const std::size_t n_out = n_bytes / row_bytes;
-        std::unique_ptr<float[]> y(new float[n_tokens * n_out]);
+    std::vector<int> types() const {
+        std::vector<int> found;
+        for (std::size_t i = 0; i < kernels_.n_floats; ++i) found.push_back(kernels_.floats[i].type);
+        for (std::size_t i = 0; i < kernels_.n_formats; ++i) found.push_back(kernels_.formats[i].type);
+        return found;
+    }
+
+    Weights matrix(const Array& data, int type, std::size_t n_out, std::size_t n_in) const {
+        const auto* bytes = elements<std::uint8_t>(data, "data", "uint8", 1);
+        if (n_in == 0) throw nb::value_error("rows of no weights");
+        slm::Matrix m{nullptr, nullptr, bytes, n_out, n_in, 0};
+        for (std::size_t i = 0; i < kernels_.n_floats; ++i)
+            if (kernels_.floats[i].type == type) m.floats = &kernels_.floats[i], m.row_bytes = n_in * m.floats->bytes;
+        for (std::size_t i = 0; i < kernels_.n_formats; ++i)
+            if (const slm::FormatKernels& f = kernels_.formats[i]; f.type == type) {
+                if (n_in % std::size_t(f.block))
+                    throw nb::value_error(("rows of " + std::to_string(n_in) + " weights are no whole number of blocks of " +
+                                           std::to_string(f.block)).c_str());
+                m.format = &f, m.row_bytes = n_in / std::size_t(f.block) * f.block_bytes;
+            }
+        if (!m.format && !m.floats) throw nb::value_error(("no kernel for ggml type " + std::to_string(type)).c_str());
+        if (data.shape(0) != n_out * m.row_bytes)
+            throw nb::value_error(("data has " + std::to_string(data.shape(0)) + " bytes, a matrix of " +
+                                   std::to_string(n_out) + " x " + std::to_string(n_in) + " takes " +
+                                   std::to_string(n_out * m.row_bytes)).c_str());
+        return {m, &kernels_, data};
+    }
+
+    FloatMatrix matmul(const Array& x, const Weights& weights) const {
+        const float* values = elements<float>(x, "x", "float32", 2);
+        const slm::Matrix& m = weights.matrix;
+        const std::size_t n_tokens = x.shape(0);
+        check(weights);
+        if (x.shape(1) != m.n_in)
+            throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", the matrix takes " +
+                                   std::to_string(m.n_in)).c_str());
+        std::unique_ptr<float[]> y(new float[n_tokens * m.n_out]);
         {
             nb::gil_scoped_release unlocked;
-            q8_0_matmul_(blocks, n_out, n_blocks, x_values, n_tokens, y.get());
+            const slm::Product product{&m, y.get()};
+            slm::multiply(kernels_, *pool_, values, n_tokens, {&product, 1});
         }
-        return new_matrix(std::move(y), n_tokens, n_out);
+        return new_matrix(std::move(y), n_tokens, m.n_out);
+    }
+
+    nb::list project(const Array& x, const std::optional<Array>& norm, float eps, const std::vector<const Weights*>& weights) const {
+        if (weights.empty()) throw nb::value_error("no weights");
+        const Activations a = activations(x, *weights[0], norm, eps);
+        nb::list found;
+        std::vector<slm::Product> products;
+        for (const Weights* w : weights) {
+            check(*w);
+            if (w->matrix.n_in != a.width) throw nb::value_error("the matrices have rows of different widths");
+            std::unique_ptr<float[]> y(new float[a.n_tokens * w->matrix.n_out]);
+            products.push_back({&w->matrix, y.get()});
+            found.append(new_matrix(std::move(y), a.n_tokens, w->matrix.n_out));
+        }
+        nb::gil_scoped_release unlocked;
+        slm::project(kernels_, *pool_, a.values, a.n_tokens, a.norm, products);
+        return found;
+    }
+
+    FloatMatrix gate_up(const Array& x, const std::optional<Array>& norm, float eps, const Weights& gate, const Weights& up) const {
+        const Activations a = activations(x, gate, norm, eps);
+        check(up);
+        if (up.matrix.n_in != a.width || up.matrix.n_out != gate.matrix.n_out)
+            throw nb::value_error("gate and up have different shapes");
+        std::unique_ptr<float[]> y(new float[a.n_tokens * up.matrix.n_out]);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::gate_up(kernels_, *pool_, a.values, a.n_tokens, a.norm, gate.matrix, up.matrix, y.get());
+        }
+        return new_matrix(std::move(y), a.n_tokens, up.matrix.n_out);
+    }
+
+    FloatMatrix add_product(const Array& residual, const Array& x, const Weights& weights) const {
+        const Activations a = activations(x, weights, std::nullopt, 0);
+        const float* before = elements<float>(residual, "residual", "float32", 2);
+        const std::size_t n_out = weights.matrix.n_out;
+        if (residual.shape(0) != a.n_tokens || residual.shape(1) != n_out)
+            throw nb::value_error(("residual has the shape " + shape_of(residual) + ", the product [" +
+                                   std::to_string(a.n_tokens) + ", " + std::to_string(n_out) + "]").c_str());
+        std::unique_ptr<float[]> y(new float[a.n_tokens * n_out]);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::add_product(kernels_, *pool_, a.values, a.n_tokens, weights.matrix, before, y.get());
+        }
+        return new_matrix(std::move(y), a.n_tokens, n_out);
+    }
+
+    HeadArray turn_heads(const Array& x, std::size_t width, const std::optional<Array>& norm, float eps,
+                         const std::optional<Array>& cos, const std::optional<Array>& sin, bool interleaved) const {
+        const float* values = elements<float>(x, "x", "float32", 2);
+        const std::size_t n_tokens = x.shape(0);
+        if (width == 0 || x.shape(1) % width)
+            throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", no whole number of heads of " +
+                                   std::to_string(width)).c_str());
+        slm::Rotation rotation{nullptr, nullptr, 0, interleaved};
+        if (cos && sin) {
+            rotation = {elements<float>(*cos, "cos", "float32", 2), elements<float>(*sin, "sin", "float32", 2),
+                        std::size_t(cos->shape(1)), interleaved};
+            if (cos->shape(0) != n_tokens || sin->shape(0) != n_tokens || sin->shape(1) != cos->shape(1) ||
+                2 * cos->shape(1) > width)
+                throw nb::value_error("cos and sin are not [tokens, at most half a head]");
+        }
+        const std::size_t n_heads = x.shape(1) / width;
+        std::unique_ptr<float[]> y(new float[n_tokens * n_heads * width]);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::turn_heads(kernels_, *pool_, values, n_tokens, n_heads, width, norm_of(norm, width, eps), rotation, y.get());
+        }
+        float* data = y.release();
+        nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+        return HeadArray(data, {n_tokens, n_heads, width}, owner);
+    }
+
+    void write(const CacheLayer& cache, const Array& pages, const Array& slots, const Array& k, const Array& v) const {
+        const slm::KvLayer& layer = cache.layer;
+        const auto* page = elements<std::int64_t>(pages, "pages", "int64", 1);
+        const auto* slot = elements<std::int64_t>(slots, "slots", "int64", 1);
+        const std::size_t n_tokens = pages.shape(0);
+        const float* keys = heads(k, "k", n_tokens, layer.n_kv_heads, layer.head_dim);
+        const float* values = heads(v, "v", n_tokens, layer.n_kv_heads, layer.head_dim);
+        if (slots.shape(0) != n_tokens) throw nb::value_error("pages and slots differ in length");
+        for (std::size_t t = 0; t < n_tokens; ++t)
+            if (std::uint64_t(page[t]) >= layer.n_pages || std::uint64_t(slot[t]) >= slm::page_tokens)
+                throw nb::value_error("a page or slot that the cache does not have");
+        nb::gil_scoped_release unlocked;
+        slm::write(kernels_, *pool_, layer, n_tokens, page, slot, keys, values);
+    }
+
+    HeadArray attend(const Array& q, const CacheLayer& cache, const Batch& batch, float scale, float softcap, std::int64_t window,
+                 const std::optional<Array>& slopes, const std::optional<Array>& sinks) const {
+        const slm::KvLayer& layer = cache.layer;
+        const std::size_t n_heads = q.ndim() == 3 ? q.shape(1) : 0;
+        const float* queries = heads(q, "q", batch.n_tokens(), n_heads, layer.head_dim);
+        if (n_heads == 0 || n_heads % layer.n_kv_heads)
+            throw nb::value_error(("q has " + std::to_string(n_heads) + " heads, which must be a multiple of " +
+                                   std::to_string(layer.n_kv_heads)).c_str());
+        if (batch.n_pages() > layer.n_pages) throw nb::value_error("a page that the cache does not have");
+        if (window < 0) throw nb::value_error("window must not be negative");
+        const slm::Scoring scoring{scale, softcap, window ? std::size_t(window) : slm::no_window, of_heads(slopes, "slopes", n_heads),
+                                   of_heads(sinks, "sinks", n_heads)};
+        const std::size_t n = batch.n_tokens() * n_heads * layer.head_dim;
+        std::unique_ptr<float[]> out(new float[n]);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::attend(kernels_, *pool_, layer, batch.runs(), scoring, n_heads, queries, out.get());
+        }
+        float* data = out.get();
+        nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+        static_cast<void>(out.release());
+        return HeadArray(data, {batch.n_tokens(), n_heads, layer.head_dim}, owner);
     }
 
 private:
-    slm::q8_0::Matmul* q8_0_matmul_;
+    // Rows of activations that fit a matrix.
+    struct Activations {
+        const float* values;
+        std::size_t n_tokens, width;
+        slm::Norm norm;
+    };
+
+    static slm::Norm norm_of(const std::optional<Array>& weight, std::size_t width, float eps) {
+        if (!weight) return {nullptr, 0};
+        const float* values = elements<float>(*weight, "norm", "float32", 1);
+        if (weight->shape(0) != width)
+            throw nb::value_error(("norm has " + std::to_string(weight->shape(0)) + " weights for rows of " +
+                                   std::to_string(width)).c_str());
+        return {values, eps};
+    }
+
+    void check(const Weights& weights) const {
+        if (weights.kernels != &kernels_) throw nb::value_error("the weights are another instruction set's");
+    }
+
+    Activations activations(const Array& x, const Weights& weights, const std::optional<Array>& norm, float eps) const {
+        check(weights);
+        const float* values = elements<float>(x, "x", "float32", 2);
+        const std::size_t width = x.shape(1);
+        if (width != weights.matrix.n_in)
+            throw nb::value_error(("x has rows of " + std::to_string(width) + ", the matrix takes " +
+                                   std::to_string(weights.matrix.n_in)).c_str());
+        return {values, x.shape(0), width, norm_of(norm, width, eps)};
+    }
+
+    static const float* heads(const Array& array, const char* name, std::size_t n_tokens, std::size_t n_heads, std::size_t head_dim) {
+        const float* values = elements<float>(array, name, "float32", 3);
+        if (array.shape(0) != n_tokens || array.shape(1) != n_heads || array.shape(2) != head_dim)
+            throw nb::value_error((std::string(name) + " must be [" + std::to_string(n_tokens) + ", " + std::to_string(n_heads) + ", " +
+                                   std::to_string(head_dim) + "], not " + shape_of(array)).c_str());
+        return values;
+    }
+
+    static const float* of_heads(const std::optional<Array>& array, const char* name, std::size_t n_heads) {
+        if (!array) return nullptr;
+        const float* values = elements<float>(*array, name, "float32", 1);
+        if (array->shape(0) != n_heads) throw nb::value_error((std::string(name) + " must be one for each head of q").c_str());
+        return values;
+    }
+
+    const slm::IsaKernels& kernels_;
+    std::shared_ptr<slm::Pool> pool_;
 };
 
 std::vector<std::string> available_isas() {
@@ -102,16 +379,97 @@ NB_MODULE(_native, module) {
     module.doc() = "C++ kernels of the native engine.";
     module.def("available_isas", &available_isas,
                "Instruction sets that this build has and this machine can run, the best last.");
+    nb::class_<Weights>(module, "Weights", "A matrix of weights as it lies in a file; keeps the array that holds it.");
+    nb::class_<CacheLayer>(module, "CacheLayer", "Keys and values of one layer; keeps the array that holds the pages.")
+        .def_static("of", &new_cache_layer, "pages"_a.noconvert(), "keys"_a, "values"_a, "n_layers"_a, "layer"_a, "n_kv_heads"_a,
+                    "head_dim"_a,
+                    "A layer of pages as slm_native.kv.PageLayout lays them out; copies nothing.\n\n"
+                    "Args:\n"
+                    "    pages: uint8 [n_pages, page_bytes], writable.\n"
+                    "    keys: KV type of the keys.\n"
+                    "    values: KV type of the values.\n"
+                    "    n_layers: layers of a page.\n"
+                    "    layer: which of them.\n"
+                    "    n_kv_heads: K.\n"
+                    "    head_dim: D.\n\n"
+                    "Raises:\n"
+                    "    ValueError: an unknown type, or sizes that do not make a page.");
+    nb::class_<Batch>(module, "Batch",
+                      "The runs of a batch: each takes the next of its tokens and the next of the pages.\n\n"
+                      "Args:\n"
+                      "    tokens: int32 [T], places in the batch.\n"
+                      "    pages: int32, the pages of each run, as many as hold its positions.\n"
+                      "    n_tokens: int32, the tokens of each run.\n"
+                      "    n_held: int32, the positions of each run, those of its tokens the last.\n\n"
+                      "Raises:\n"
+                      "    TypeError: a wrong dtype, or no CPU array.\n"
+                      "    ValueError: numbers that do not fit each other.")
+        .def(nb::init<const Array&, const Array&, const Array&, const Array&>(), "tokens"_a, "pages"_a, "n_tokens"_a, "n_held"_a);
     nb::class_<Kernels>(module, "Kernels",
-                        "Kernels of one instruction set.\n\n"
-                        "Args:\n    isa: one of available_isas(); ValueError for any other.")
-        .def(nb::init<const std::string&>(), "isa"_a)
-        .def("q8_0_matmul", &Kernels::q8_0_matmul, "x"_a, "weights"_a,
-             "x @ weights.T in float32, without the GIL: [T, in] to [T, out].\n\n"
+                        "Kernels of one instruction set, on some threads.\n\n"
+                        "Args:\n"
+                        "    isa: one of available_isas().\n"
+                        "    n_threads: how many threads compute, at least 1; everybody in this process who asks for\n"
+                        "        the same number shares them.\n\n"
+                        "Raises:\n"
+                        "    ValueError: any other instruction set or number.\n"
+                        "    RuntimeError: the system gives no more threads.")
+        .def(nb::init<const std::string&, int>(), "isa"_a, "n_threads"_a)
+        .def_prop_ro("types", &Kernels::types, "Ids of the ggml types that there are kernels for.")
+        .def("matrix", &Kernels::matrix, "data"_a, "ggml_type"_a, "n_out"_a, "n_in"_a,
+             "Weights [n_out, n_in]; copies nothing.\n\n"
              "Args:\n"
-             "    x: float32 [T, in], C-contiguous, in a multiple of 32.\n"
-             "    weights: uint8 [out * in / 32 * 34], Q8_0 blocks row by row, at any address.\n\n"
+             "    data: uint8, the blocks row by row, at any address.\n"
+             "    ggml_type: id of their type.\n"
+             "    n_out: rows.\n"
+             "    n_in: weights of a row, at least one and a whole number of blocks.\n\n"
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
-             "    ValueError: a wrong shape or layout.");
+             "    ValueError: a type without kernels, or a wrong shape or layout.")
+        .def("matmul", &Kernels::matmul, "x"_a, "weights"_a,
+             "x @ weights.T without the GIL: [T, n_in] to float32 [T, n_out].\n\n"
+             "With quantized weights x is rounded to int8, a scale for each 32; with others it is not rounded.\n\n"
+             "Args:\n"
+             "    x: float32 [T, n_in], C-contiguous.\n"
+             "    weights: of these kernels' instruction set.\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: a wrong shape or layout, or weights of another instruction set.")
+        .def("project", &Kernels::project, "x"_a, "norm"_a.none(), "eps"_a, "weights"_a,
+             "matmul with each of several weights, x divided by its root mean square and times norm [n_in] first,\n"
+             "where that is given.")
+        .def("gate_up", &Kernels::gate_up, "x"_a, "norm"_a.none(), "eps"_a, "gate"_a, "up"_a,
+             "silu(x @ gate.T) * (x @ up.T), x normalized as in project: float32 [T, n_out].")
+        .def("add_product", &Kernels::add_product, "residual"_a, "x"_a, "weights"_a,
+             "residual + x @ weights.T: float32 [T, n_out].")
+        .def("turn_heads", &Kernels::turn_heads, "x"_a, "width"_a, "norm"_a.none(), "eps"_a, "cos"_a.none(), "sin"_a.none(),
+             "interleaved"_a,
+             "Heads of x [T, heads * width], normalized by norm [width] and rotated by angles of cos and sin [T, R/2],\n"
+             "where those are given: float32 [T, heads, width].")
+        .def("write", &Kernels::write, "layer"_a, "pages"_a, "slots"_a, "k"_a, "v"_a,
+             "Store keys and values [T, K, D], without the GIL.\n\n"
+             "Args:\n"
+             "    layer: where.\n"
+             "    pages: int64, the page of each token [T].\n"
+             "    slots: int64, its place on that page [T].\n"
+             "    k: float32 [T, K, D], C-contiguous.\n"
+             "    v: likewise.\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: a wrong shape or layout, a page or slot that there is not.")
+        .def("attend", &Kernels::attend, "q"_a, "layer"_a, "batch"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(),
+             "sinks"_a.none(),
+             "Causal attention of each token over the pages of its sequence, without the GIL: float32 [T, H, D].\n\n"
+             "Args:\n"
+             "    q: float32 [T, H, D], C-contiguous; H is a multiple of K.\n"
+             "    layer: keys and values, those of these tokens among them.\n"
+             "    batch: which sequence a token belongs to.\n"
+             "    scale: factor on q times k.\n"
+             "    softcap: c, for c tanh(score / c); 0 for none.\n"
+             "    window: positions that a query sees, its own included; 0 for all.\n"
+             "    slopes: float32 [H] or None.\n"
+             "    sinks: float32 [H] or None.\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: a wrong shape or layout, a page that there is not.");
 }

@@ -1,0 +1,30 @@
+// Attention and the KV cache, shared among threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace slm {
+
+// Bytes of a token of one head in each plane, 0 where there is no such plane.
+void token_bytes(KvType type, std::size_t head_dim, std::size_t (&bytes)[most_planes]);
+
+// The queries of one sequence; see Run in slm_native/kv/cache.py.
+struct Run {
+    const std::int32_t *tokens, *pages;
+    std::size_t n_tokens, n_held;
+};
+
+// out[t] = attention of q[t], both [T][H][D]; H is a multiple of the layer's heads.
+void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const std::vector<Run>& runs, const Scoring& scoring,
+            std::size_t n_heads, const float* q, float* out);
+
+// Stores keys and values [T][K][D] of T tokens in their pages and slots.
+void write(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, std::size_t n_tokens, const std::int64_t* pages,
+           const std::int64_t* slots, const float* k, const float* v);
+
+}  // namespace slm

@@ -1,0 +1,12 @@
+// Attention of one instruction set, in a namespace beside that of its other kernels: see simd/README.md.
+#include "kernels.h"
+
+#define SLM_NAMESPACE slm::neon::attending
+#include "simd/neon.h"
+
+#include "quantize.inc"
+#include "rows.inc"
+#include "tiles.inc"
+#include "kv_types.inc"
+#include "exponential.inc"
+#include "attention.inc"

@@ -1,0 +1,103 @@
+// What the kernels of an instruction set offer. Plain data and declarations only: included by all of them.
+//
+// A product of quantized weights rounds activations to int8, a scale for each 32, and multiplies integers; scales
+// are applied to sums over a group of weights, minimums to sums of activations. Few rows of activations go through
+// `rows`, which reads each weight once and keeps nothing; many go through `expand` and `tiles`, which take a panel of
+// rows of weights apart once and multiply it out of cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention_kernels.h"
+#include "isa.h"
+
+namespace slm {
+
+constexpr int span_weights = 256;
+
+// 256 activations of one row, as `rows` takes them; behind the end of the row they are zero.
+struct alignas(64) Span {
+    std::int8_t q[256];
+    std::int32_t start[64];  // -zero times the sum of four adjacent q: where integer sums begin
+    float scale8[16];        // of each 32; then eight ones, for the minimums of a format
+    float scale16[16];       // of each 32, twice
+    float sum32[16];         // eight zeros; then scale times the sum of q, for each 32
+    float sum16[16];         // the same for each 16
+};
+
+// Activations of `lanes` rows side by side, as `tiles` takes them: vector v holds rows lanes * v and following.
+struct PackedRows {
+    std::size_t n_vectors, n_in;  // n_in is a multiple of 256
+    std::int8_t* q;               // [n_vectors][n_in / 4][lanes][4]
+    float* scale;                 // [n_vectors][n_in / 32][lanes]
+    std::int32_t* start;          // [n_vectors][n_in / group][lanes]
+    float* sum;                   // [n_vectors][n_in / group][lanes]
+};
+
+// Rows of a matrix of quantized weights.
+struct Rows {
+    const std::uint8_t* data;
+    std::size_t row_bytes, n_spans, tail_bytes;  // a row is so many whole spans and then so many bytes
+};
+
+// A panel of rows taken apart.
+struct Panel {
+    std::size_t n_rows, n_in;  // n_in is a multiple of 256
+    std::uint8_t* codes;       // [n_rows][n_in]
+    float* factors;            // [n_rows][n_in / 256][groups, or 2 * groups where there are minimums]
+};
+
+struct FormatKernels {
+    int type, block, groups, start_zero;
+    std::size_t block_bytes;
+    bool has_min;
+    // y[t * y_stride + r] = row r times x[t], r from begin to end; x is [n_tokens][x_stride].
+    void (*rows)(const Rows& weights, std::size_t begin, std::size_t end, const Span* x, std::size_t x_stride,
+                 std::size_t n_tokens, float* y, std::size_t y_stride);
+    void (*expand)(const Rows& weights, std::size_t begin, std::size_t end, Panel& panel);
+    // y[t * y_stride + r] for all rows of the panel and tokens 0 .. n_tokens - 1; `work` holds n_rows * 4 * lanes.
+    void (*tiles)(const Panel& panel, const PackedRows& x, std::size_t n_tokens, float* work, float* y,
+                  std::size_t y_stride);
+};
+
+// Weights of F32, F16 and BF16: products in float32.
+struct FloatKernels {
+    int type;
+    std::size_t bytes;  // of a weight
+    void (*rows)(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end, const float* x,
+                 std::size_t n_tokens, float* y, std::size_t y_stride);
+    void (*expand)(const std::uint8_t* weights, std::size_t n, float* to);
+};
+
+struct IsaKernels {
+    int lanes;
+    const FormatKernels* formats;
+    std::size_t n_formats;
+    const FloatKernels* floats;
+    std::size_t n_floats;
+    // n activations as ceil(n / 256) spans.
+    void (*quantize)(const float* x, std::size_t n, int zero, Span* to);
+    // Activations [n_tokens][n] as vector v of `to`; n_tokens is at most `lanes`.
+    void (*pack)(const float* x, std::size_t n_tokens, std::size_t n, int zero, int groups, PackedRows& to, std::size_t v);
+    // x [n_tokens][n_in] as [n_in][lanes], n_tokens at most `lanes`.
+    void (*pack_floats)(const float* x, std::size_t n_tokens, std::size_t n_in, float* to);
+    // y[t * y_stride + r] += rows of a panel [n_rows][n_in] times x [n_vectors][n_in][lanes].
+    void (*float_tiles)(const float* panel, std::size_t n_rows, std::size_t n_in, const float* x, std::size_t n_vectors,
+                        std::size_t n_tokens, float* work, float* y, std::size_t y_stride);
+    // Rows x [n_rows][width], divided by their root mean square and times weight [width].
+    void (*rms_norm)(const float* x, std::size_t n_rows, std::size_t width, const float* weight, float eps, float* y);
+    // gate * sigmoid(gate) * up; y may be gate.
+    void (*silu_mul)(const float* gate, const float* up, std::size_t n, float* y);
+    // Turn heads x [n_heads][width] of one token in place: values 2 i and 2 i + 1, or i and half + i, by angle i.
+    void (*rotate)(float* x, std::size_t n_heads, std::size_t width, const float* cos, const float* sin,
+                   std::size_t half, bool interleaved);
+    const AttentionKernels* attention;
+};
+
+namespace scalar { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; } }
+namespace avx2 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; } }
+namespace avx512 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; } }
+namespace neon { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; } }
+
+}  // namespace slm

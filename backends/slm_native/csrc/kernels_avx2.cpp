@@ -1,0 +1,13 @@
+// The kernels of one instruction set: see simd/README.md.
+#include "kernels.h"
+
+#define SLM_NAMESPACE slm::avx2
+#include "simd/avx2.h"
+
+#include "formats/all.h"
+#include "quantize.inc"
+#include "rows.inc"
+#include "exponential.inc"
+#include "steps.inc"
+#include "tiles.inc"
+#include "table.inc"

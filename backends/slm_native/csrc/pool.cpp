@@ -1,0 +1,174 @@
+#include "pool.h"
+
+#include <pthread.h>
+
+#include <chrono>
+#include <exception>
+#include <map>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace slm {
+
+namespace {
+
+constexpr auto spin_time = std::chrono::microseconds(100);
+constexpr int looks_a_clock = 64;  // looks at the flag between two looks at the clock
+
+void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+struct Pool::State {
+    std::atomic<bool> taken{false};
+    // The call that is running; written before `round` is raised, read after.
+    Call call = nullptr;
+    const void* context = nullptr;
+    std::size_t n = 0;
+    alignas(64) std::atomic<std::size_t> next{0};      // the first task that nobody has
+    alignas(64) std::atomic<unsigned> round{0};        // raised by each call
+    alignas(64) std::atomic<int> n_working{0};         // workers that have not finished this round
+    std::atomic<int> n_asleep{0};
+    std::atomic<bool> stopping{false};
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::exception_ptr error;  // the first that a task of this call threw, under `mutex`
+};
+
+Pool::Pool(int n_threads) : n_threads_(n_threads), state_(new State) {
+    try {
+        start_workers();
+    } catch (const std::system_error&) {
+        stop_workers();
+        throw;
+    }
+}
+
+Pool::~Pool() { stop_workers(); }
+
+void Pool::start_workers() {
+    while (int(workers_.size()) < n_threads_ - 1)
+        workers_.emplace_back([state = state_.get(), round = state_->round.load()] { work(*state, round); });
+}
+
+void Pool::stop_workers() {
+    {
+        std::lock_guard lock(state_->mutex);
+        state_->stopping = true;
+    }
+    state_->wake.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+    workers_.clear();
+}
+
+void Pool::forget_workers() {
+    for (std::thread& worker : workers_) worker.detach();
+    workers_.clear();
+    static_cast<void>(state_.release());  // a mutex that nobody will unlock must not be destroyed either
+    state_.reset(new State);
+}
+
+void Pool::run(std::size_t n, Call call, const void* context) {
+    State& state = *state_;
+    if (n < 2 || n_threads_ < 2 || state.taken.exchange(true, std::memory_order_acquire)) {
+        for (std::size_t i = 0; i < n; ++i) call(context, i);
+        return;
+    }
+    if (workers_.empty()) start_after_fork();
+    state.call = call, state.context = context, state.n = n;
+    state.next.store(0, std::memory_order_relaxed);
+    state.n_working.store(int(workers_.size()), std::memory_order_relaxed);
+    state.round.fetch_add(1, std::memory_order_seq_cst);
+    if (state.n_asleep.load(std::memory_order_seq_cst) > 0) {
+        std::lock_guard lock(state.mutex);
+        state.wake.notify_all();
+    }
+    take_tasks(state);
+    for (int looks = 0; state.n_working.load(std::memory_order_acquire) > 0; ++looks) {
+        relax();
+        if (looks > 1 << 14) std::this_thread::yield();  // a worker that has no core must be let on one
+    }
+    const std::exception_ptr error = std::exchange(state.error, nullptr);
+    state.taken.store(false, std::memory_order_release);
+    if (error) std::rethrow_exception(error);
+}
+
+// A child to which the system gives fewer threads computes with those.
+void Pool::start_after_fork() {
+    try {
+        start_workers();
+    } catch (const std::system_error&) {
+    }
+}
+
+void Pool::take_tasks(State& state) {
+    for (std::size_t i; (i = state.next.fetch_add(1, std::memory_order_relaxed)) < state.n;) try {
+            state.call(state.context, i);
+        } catch (...) {  // memory is short: out of a worker's own function it would end the process
+            std::lock_guard lock(state.mutex);
+            if (!state.error) state.error = std::current_exception();
+        }
+}
+
+void Pool::work(State& state, unsigned seen) {
+    for (;;) {
+        auto until = std::chrono::steady_clock::now() + spin_time;
+        for (int looks = 1; state.round.load(std::memory_order_acquire) == seen; ++looks) {
+            relax();
+            if (looks % looks_a_clock || std::chrono::steady_clock::now() < until) continue;
+            std::unique_lock lock(state.mutex);
+            state.n_asleep.fetch_add(1, std::memory_order_seq_cst);
+            state.wake.wait(lock, [&] { return state.stopping || state.round.load() != seen; });
+            state.n_asleep.fetch_sub(1, std::memory_order_relaxed);
+            if (state.stopping) return;
+        }
+        ++seen;
+        take_tasks(state);
+        state.n_working.fetch_sub(1, std::memory_order_acq_rel);
+    }
+}
+
+namespace {
+
+struct Pools {
+    std::mutex mutex;
+    std::map<int, std::weak_ptr<Pool>> by_size;
+};
+
+// Never destroyed: the last pool may go after the end of main.
+Pools& pools() {
+    static Pools& all = *new Pools;
+    return all;
+}
+
+}  // namespace
+
+// A forked child has this thread alone. It comes out of the fork with the lock on all pools and fresh states in them.
+void Pool::forget_all_workers() {
+    for (auto& [size, known] : pools().by_size)
+        if (const std::shared_ptr<Pool> pool = known.lock()) pool->forget_workers();
+    pools().mutex.unlock();
+}
+
+std::shared_ptr<Pool> Pool::shared(int n_threads) {
+    static const int prepared = pthread_atfork([] { pools().mutex.lock(); }, [] { pools().mutex.unlock(); }, forget_all_workers);
+    if (prepared != 0) throw std::bad_alloc();
+    std::lock_guard lock(pools().mutex);
+    std::weak_ptr<Pool>& known = pools().by_size[n_threads];
+    std::shared_ptr<Pool> pool = known.lock();
+    if (!pool) known = pool = std::shared_ptr<Pool>(new Pool(n_threads));
+    return pool;
+}
+
+}  // namespace slm

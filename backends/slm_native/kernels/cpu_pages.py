@@ -1,0 +1,88 @@
+"""The KV cache as the C++ kernels see it: the same pages, and handles on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slm_native import _extension
+from slm_native.kv import Array, BatchPlan, HostKvLayer, HostPageStore, KvLayer, PageLayout, Planes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from slm_native import _native
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuPlan(BatchPlan):
+    """A plan, and its runs in C++."""
+
+    native: _native.Batch
+
+
+class CpuKvLayer(HostKvLayer):
+    """One layer, written by C++.
+
+    Args:
+        layout: of the pages.
+        planes: the layer's part of each plane, [n_pages, K, 64, W].
+        kernels: what writes.
+        native: the layer in C++.
+    """
+
+    __slots__ = ("_kernels", "native")
+
+    def __init__(
+        self, layout: PageLayout, planes: Planes, kernels: _native.Kernels, native: _native.CacheLayer
+    ) -> None:
+        super().__init__(layout, planes)
+        self._kernels = kernels
+        self.native = native
+
+    def write(self, pages: Array, slots: Array, k: Array, v: Array) -> None:
+        """Encode in place."""
+        self._kernels.write(self.native, pages, slots, np.ascontiguousarray(k), np.ascontiguousarray(v))
+
+
+class CpuPageStore(HostPageStore):
+    """Pages that C++ reads and writes.
+
+    Args:
+        layout: of a page.
+        n_pages: how many there are.
+        kernels: what writes them.
+
+    Raises:
+        InvalidOption: the system refuses so much memory.
+    """
+
+    def __init__(self, layout: PageLayout, n_pages: int, kernels: _native.Kernels) -> None:
+        self._kernels = kernels
+        super().__init__(layout, n_pages)
+
+    def _layer(self, i: int, planes: Planes) -> KvLayer:
+        layout = self.layout
+        types = str(layout.keys.kv_type), str(layout.values.kv_type)
+        sizes = layout.n_layers, i, layout.n_kv_heads, layout.head_dim
+        native = _extension.load().CacheLayer.of(self._pages, *types, *sizes)
+        return CpuKvLayer(layout, planes, self._kernels, native)
+
+
+def placed(plan: BatchPlan) -> CpuPlan:
+    """The plan with its runs in C++."""
+    tokens = [_all(run.rows) for run in plan.runs]
+    counts = np.array([len(rows) for rows in tokens], np.int32)
+    held = np.array([run.n_held for run in plan.runs], np.int32)
+    batch = _extension.load().Batch(_joined(tokens), _joined([_all(run.pages) for run in plan.runs]), counts, held)
+    return CpuPlan(plan.runs, plan.pages, plan.slots, plan.tables, batch)
+
+
+def _all(which: slice | NDArray[np.intp]) -> NDArray[np.intp]:
+    return np.arange(which.start, which.stop) if isinstance(which, slice) else which
+
+
+def _joined(parts: list[NDArray[np.intp]]) -> NDArray[np.int32]:
+    return np.concatenate(parts).astype(np.int32)

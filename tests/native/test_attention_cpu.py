@@ -1,0 +1,423 @@
+"""Attention of the C++ kernels, every instruction set of this machine, against softmaxes in float64.
+
+The oracle attends to what the codec makes of keys and values. Bounds are those of float32: a score is a sum of D
+products, a weight an exponential, the result a mean of S values; each operation errs by half a unit of the last place.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slm_core.types import KvType
+from slm_native import _extension
+from slm_native.kernels.cpu import CpuKernels
+from slm_native.kernels.kernelset import PLAIN, Scoring, alibi_slopes
+from slm_native.kv import PAGE_TOKENS, BatchPlan, PagedKvCache, PageLayout, codec_of
+
+if (_missing := _extension.why_missing()) is not None:
+    pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
+
+native = _extension.load()
+ISAS = native.available_isas()
+U = 2.0**-24
+FEW_ROWS = 8  # up to so many queries and heads of a sequence, or for one token, keys are not expanded
+BLOCK = 32
+CODED = (KvType.Q8_0, KvType.Q5_0, KvType.Q4_0)
+
+every_isa = pytest.mark.parametrize("isa", ISAS)
+
+
+def f32(*shape: int, seed: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+@dataclass
+class Heads:
+    """A shape: K heads of keys, each read by ``group`` heads of queries, all of width D."""
+
+    n_kv: int
+    group: int
+    width: int
+
+
+class Cached:
+    """A cache of one kernel set, and beside it the keys and values of each sequence."""
+
+    def __init__(self, isa: str, heads: Heads, k_type: str, v_type: str, n_threads: int = 2, n_ctx: int = 1024) -> None:
+        self.heads = heads
+        self.kernels = CpuKernels(isa, n_threads, 0)
+        self.codecs = codec_of(k_type, heads.width), codec_of(v_type, heads.width)
+        # Three layers, of which the second is used: an offset that is wrong hits another.
+        layout = PageLayout(3, heads.n_kv, heads.width, *self.codecs)
+        self.cache = PagedKvCache(layout, n_ctx, 4, self.kernels.new_pages)
+        self.layer = self.cache.layers[1]
+        self.held: dict[int, list[NDArray[np.float32]]] = {}
+
+    def append(self, counts: dict[int, int], seed: int, shuffled: bool = False) -> BatchPlan:
+        """Bring so many tokens for each sequence, mixed among each other where ``shuffled``."""
+        seq_ids = np.concatenate([np.full(n, seq_id, np.int32) for seq_id, n in counts.items()])
+        if shuffled:
+            np.random.default_rng(seed).shuffle(seq_ids)
+        positions = np.zeros(len(seq_ids), np.int32)
+        for seq_id, n in counts.items():
+            start = len(self.held[seq_id][0]) if seq_id in self.held else 0
+            positions[seq_ids == seq_id] = np.arange(start, start + n)
+        k = f32(len(seq_ids), self.heads.n_kv, self.heads.width, seed=seed)
+        v = f32(len(seq_ids), self.heads.n_kv, self.heads.width, seed=seed + 1)
+        plan = self.kernels.place(self.cache.plan(seq_ids, positions))
+        self.layer.write(plan.pages, plan.slots, k, v)
+        self.cache.commit(plan)
+        for seq_id in counts:
+            kept = [
+                codec.decode(codec.encode(x[seq_ids == seq_id])) for codec, x in zip(self.codecs, (k, v), strict=True)
+            ]
+            before = self.held.get(seq_id)
+            self.held[seq_id] = (
+                kept if before is None else [np.concatenate(both) for both in zip(before, kept, strict=True)]
+            )
+        return plan
+
+    def fork(self, src: int, dst: int, end: int) -> None:
+        self.cache.fork(src, dst, end)
+        self.held[dst] = [x[:end] for x in self.held[src]]
+
+    def queries(self, n_tokens: int, seed: int) -> NDArray[np.float32]:
+        return f32(n_tokens, self.heads.n_kv * self.heads.group, self.heads.width, seed=seed)
+
+    def check(self, plan: BatchPlan, seed: int, scoring: Scoring = PLAIN) -> None:
+        q = self.queries(len(plan.pages), seed)
+        scale = self.heads.width**-0.5
+        found = self.kernels.attention_over_runs(q, self.layer, plan, scale, scoring)
+        assert (found.shape, found.dtype) == (q.shape, np.float32)
+        for run in plan.runs:
+            k, v = self.held[run.seq_id]
+            assert len(k) == run.n_held
+            queries = q[run.rows] * np.float32(scale)
+            is_few = len(queries) == 1 or len(queries) * self.heads.group <= FEW_ROWS
+            if self.codecs[0].kv_type in CODED and is_few:
+                queries = rounded_to_int8(queries)
+            wanted, bound = attention(queries, k, v, scoring)
+            worst = np.max(np.abs(found[run.rows] - wanted) / bound)
+            assert worst <= 1, f"sequence {run.seq_id} is off by {worst:.3g} times the bound"
+
+
+def rounded_to_int8(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Blocks of 32 with one scale."""
+    blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
+    peaks = np.abs(blocks).max(axis=-1, keepdims=True)
+    codes = np.rint(blocks * (np.float32(127) / peaks))
+    return (codes.astype(np.float64) * (peaks / np.float32(127)).astype(np.float64)).reshape(x.shape)
+
+
+def attention(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scoring: Scoring) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The mean of values and its bound, in float64, one query and head at a time; ``q`` is scaled."""
+    n_tokens, n_heads, _ = q.shape
+    n_held, n_kv_heads, _ = k.shape
+    wanted, bound = np.empty(q.shape), np.empty(q.shape)
+    for t in range(n_tokens):
+        position = n_held - n_tokens + t
+        first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
+        seen = np.arange(first, position + 1)
+        for h in range(n_heads):
+            keys, values = k[seen, h // (n_heads // n_kv_heads)], v[seen, h // (n_heads // n_kv_heads)]
+            wanted[t, h], bound[t, h] = mean_of_values(q[t, h], keys, values, position - seen, scoring, h)
+    return wanted, bound
+
+
+def mean_of_values(
+    q: NDArray[Any], keys: NDArray[Any], values: NDArray[Any], distance: NDArray[Any], scoring: Scoring, head: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """One query's result and how far float32 may be from it.
+
+    A weight's relative error is the absolute error of its score, and that of an exponential: eight units, two for each
+    unit of its argument (which is rounded, and multiplied by a rounded log2(e)), and as much again for each page, as
+    sums shrink when a larger score is found. A tanh as a quotient of exponentials errs by eight units of the cap.
+    """
+    q, keys, values = q.astype(np.float64), keys.astype(np.float64), values.astype(np.float64)
+    scores = keys @ q
+    error = (len(q) + 2) * U * (np.abs(keys) @ np.abs(q))
+    if scoring.softcap is not None:
+        scores = np.tanh(scores / scoring.softcap) * scoring.softcap
+        error += 8 * U * scoring.softcap
+    if scoring.slopes is not None:
+        scores = scores - float(scoring.slopes[head]) * distance
+        error += 2 * U * (np.abs(scores) + float(scoring.slopes[head]) * distance)
+    sinks = [] if scoring.sinks is None else [float(scoring.sinks[head])]
+    depth = np.max([*scores, *sinks]) - scores
+    weights = np.exp(-depth)
+    total = weights.sum() + sum(np.exp(sink - np.max([*scores, *sinks])) for sink in sinks)
+    n_pages = len(scores) / PAGE_TOKENS + 2
+    share = weights / total
+    relative = error + U * (8 + 2 * depth) * n_pages + U * (len(scores) + 4)
+    wanted = share @ values
+    off = (share * relative) @ np.abs(values) + np.abs(wanted) * (share @ relative + 8 * U)
+    return wanted, 1.1 * off + 2.0**-120  # a tenth for products of errors
+
+
+SHAPES = {
+    "one token, narrow": (Heads(1, 1, 8), 1, 1),
+    "one token": (Heads(2, 2, 64), 1, 70),
+    "one token, group of 7": (Heads(1, 7, 80), 1, 300),
+    "one token, group of 20": (Heads(1, 20, 32), 1, 65),
+    "few tokens": (Heads(2, 2, 128), 3, 130),
+    "width of 24": (Heads(8, 1, 24), 5, 64),
+    "width of 96": (Heads(2, 3, 96), 2, 200),
+    "width of 7": (Heads(2, 5, 7), 4, 67),
+    "prompt": (Heads(2, 3, 128), 70, 70),
+    "prompt after others": (Heads(1, 1, 64), 70, 290),
+    "prompt, width of 8": (Heads(3, 4, 8), 33, 100),
+    "prompt, group of 5": (Heads(1, 5, 80), 23, 150),
+}
+SCORINGS = {
+    "plain": lambda n_heads: PLAIN,
+    "window": lambda n_heads: Scoring(window=33),
+    "window of one": lambda n_heads: Scoring(window=1),
+    "softcap": lambda n_heads: Scoring(softcap=3.0),
+    "alibi": lambda n_heads: Scoring(slopes=alibi_slopes(n_heads, 8.0)),
+    "sinks": lambda n_heads: Scoring(sinks=2 * f32(n_heads, seed=8)),
+    "all": lambda n_heads: Scoring(100, 5.0, alibi_slopes(n_heads, 8.0), f32(n_heads, seed=8)),
+}
+
+
+def usable(kv_type: str, width: int) -> bool:
+    return kv_type not in CODED or width % BLOCK == 0
+
+
+@every_isa
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scoring_and_shapes(isa: str, shape: str, scoring: str) -> None:
+    heads, n_tokens, n_held = SHAPES[shape]
+    cached = Cached(isa, heads, "f32", "f16")
+    if n_held > n_tokens:
+        cached.append({0: n_held - n_tokens}, seed=1)
+    plan = cached.append({0: n_tokens}, seed=3)
+    cached.check(plan, 5, SCORINGS[scoring](heads.n_kv * heads.group))
+
+
+@every_isa
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kv_type", KvType)
+def test_each_kv_type(isa: str, kv_type: KvType, shape: str) -> None:
+    heads, n_tokens, n_held = SHAPES[shape]
+    if not usable(kv_type, heads.width):
+        heads = Heads(heads.n_kv, heads.group, -(-heads.width // BLOCK) * BLOCK)
+    cached = Cached(isa, heads, kv_type, kv_type)
+    if n_held > n_tokens:
+        cached.append({0: n_held - n_tokens}, seed=1)
+    plan = cached.append({0: n_tokens}, seed=3)
+    cached.check(plan, 5)
+    cached.check(plan, 6, SCORINGS["all"](heads.n_kv * heads.group))
+
+
+@every_isa
+@pytest.mark.parametrize("k_type", KvType)
+@pytest.mark.parametrize("v_type", KvType)
+def test_keys_and_values_of_different_types(isa: str, k_type: KvType, v_type: KvType) -> None:
+    cached = Cached(isa, Heads(2, 2, 32), k_type, v_type)
+    cached.check(cached.append({0: 67}, seed=1), 3)
+    cached.check(cached.append({0: 2}, seed=4), 5)
+
+
+@every_isa
+@pytest.mark.parametrize("n_tokens", [*range(1, 20), 31, 32, 33, 47, 48, 49, 63, 64, 65])
+def test_every_number_of_tokens(isa: str, n_tokens: int) -> None:
+    cached = Cached(isa, Heads(1, 3, 40), "f16", "f32")
+    cached.append({0: 61}, seed=1)
+    cached.check(cached.append({0: n_tokens}, seed=3), 5, Scoring(window=50))
+
+
+@every_isa
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_sequences_that_share_pages(isa: str, kv_type: str, n_threads: int) -> None:
+    """Tokens of four sequences in any order: a fork on a page's border and one within, and one sequence of its own."""
+    cached = Cached(isa, Heads(2, 2, 64), kv_type, kv_type, n_threads)
+    cached.append({0: 200}, seed=1)
+    cached.fork(0, 1, 128)
+    cached.fork(0, 2, 77)
+    plan = cached.append({0: 1, 1: 3, 2: 40, 3: 9}, seed=3, shuffled=True)
+    assert len({run.n_held for run in plan.runs}) == 4
+    for scoring in ("plain", "all"):
+        cached.check(plan, 5, SCORINGS[scoring](4))
+
+
+@every_isa
+@pytest.mark.parametrize("n_kv_heads", [1, 3])
+def test_long_contexts_are_read_in_parts(isa: str, n_kv_heads: int) -> None:
+    cached = Cached(isa, Heads(n_kv_heads, 2, 32), "f16", "q8_0", n_threads=4, n_ctx=4096)
+    cached.append({0: 3000}, seed=1)
+    plan = cached.append({0: 1}, seed=3)
+    for scoring in ("plain", "sinks"):
+        cached.check(plan, 5, SCORINGS[scoring](2 * n_kv_heads))
+    cached.check(plan, 5, Scoring(window=1500))
+
+
+@every_isa
+@pytest.mark.parametrize("n_tokens", [1, 100])
+def test_the_number_of_threads_changes_no_bit(isa: str, n_tokens: int) -> None:
+    found = []
+    for n_threads in (1, 2, 3):
+        cached = Cached(isa, Heads(1, 2, 64), "f16", "f16", n_threads, n_ctx=4096)
+        cached.append({0: 2500}, seed=1)
+        plan = cached.append({0: n_tokens}, seed=3)
+        found.append(cached.kernels.attention_over_runs(cached.queries(n_tokens, seed=5), cached.layer, plan, 0.125))
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+
+
+@every_isa
+@pytest.mark.parametrize("n_tokens", [1, 40])
+def test_large_scores(isa: str, n_tokens: int) -> None:
+    """Only the nearest key counts: exponentials underflow, and none overflows."""
+    cached = Cached(isa, Heads(1, 2, 16), "f32", "f32")
+    plan = cached.append({0: 150}, seed=1) if n_tokens > 1 else None
+    plan = cached.append({0: n_tokens}, seed=3)
+    q = cached.queries(n_tokens, seed=4) * np.float32(1e4)
+    found = cached.kernels.attention_over_runs(q, cached.layer, plan, 1.0)
+    k, v = cached.held[0]
+    for t in range(n_tokens):
+        for h in range(2):
+            end = len(k) - n_tokens + t + 1
+            np.testing.assert_allclose(found[t, h], v[np.argmax(k[:end, 0].astype(float) @ q[t, h]), 0], rtol=1e-6)
+
+
+@every_isa
+@pytest.mark.parametrize("n_tokens", [1, 40])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_no_number_shows(isa: str, n_tokens: int, bad: float) -> None:
+    """In the heads that read it, from its page on (where it is masked, its weight is 0), and nowhere else."""
+    cached = Cached(isa, Heads(2, 2, 16), "f32", "f32")
+    plan = cached.append({0: 90}, seed=1)
+    k, v = f32(90, 2, 16, seed=1), f32(90, 2, 16, seed=2)
+    v[70, 1, 3] = bad
+    cached.layer.write(plan.pages, plan.slots, k, v)
+    plan = plan if n_tokens > 1 else cached.append({0: 1}, seed=3)
+    found = cached.kernels.attention_over_runs(cached.queries(len(plan.pages), 5), cached.layer, plan, 0.25)
+    wanted = np.ones(found.shape, bool)
+    wanted[70 if n_tokens > 1 else 0 :, 2:, 3] = False
+    sure = np.delete(np.arange(len(found)), np.arange(PAGE_TOKENS, 70) if n_tokens > 1 else [])
+    np.testing.assert_array_equal(np.isfinite(found)[sure], wanted[sure])
+
+
+@every_isa
+def test_what_lies_behind_the_end_is_not_read(isa: str) -> None:
+    cached = Cached(isa, Heads(1, 2, 16), "f32", "f32")
+    cached.append({0: 70}, seed=1)
+    for plane in (*cached.layer._key_planes, *cached.layer._value_planes):
+        plane[1, :, 20:] = np.nan
+    cached.check(cached.append({0: 1}, seed=3), 5)
+    cached.check(cached.append({0: 11}, seed=6), 7)
+
+
+@every_isa
+@pytest.mark.parametrize("kv_type", KvType)
+def test_written_as_the_codec_encodes(isa: str, kv_type: KvType) -> None:
+    """Bit for bit, the values that rounding finds hardest among them."""
+    cached = Cached(isa, Heads(3, 1, 96), kv_type, kv_type)
+    x = f32(70, 3, 96, seed=1) * np.float32(10) ** np.random.default_rng(2).integers(-9, 9, (70, 3, 96))
+    x = x.astype(np.float32)
+    x[5], x[6, 1] = 0, -0.0
+    x[7] = f32(3, 96, seed=4) * np.float32(1e-41)
+    x[8] = np.arange(96, dtype=np.float32) - 48
+    x[9] = np.float32(70000)
+    x[10, :, ::7] = np.float32(-3.4e38)
+    x[11] = np.float32(1) + np.arange(96, dtype=np.float32) * np.float32(2.0**-12)
+    plan = cached.kernels.place(cached.cache.plan(np.zeros(70, np.int32), np.arange(70, dtype=np.int32)))
+    cached.layer.write(plan.pages, plan.slots, x, -x)
+    for found, wanted in (
+        (cached.layer._key_planes, cached.codecs[0].encode(x)),
+        (cached.layer._value_planes, cached.codecs[1].encode(-x)),
+    ):
+        for plane, expected in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(plane[plan.pages, :, plan.slots], expected)
+
+
+@every_isa
+@pytest.mark.parametrize("kv_type", KvType)
+def test_what_is_no_number_is_kept(isa: str, kv_type: KvType) -> None:
+    cached = Cached(isa, Heads(1, 1, 64), kv_type, kv_type)
+    plan = cached.append({0: 3}, seed=1)
+    x = f32(3, 1, 64, seed=2)
+    x[1, 0, 40] = np.nan
+    cached.layer.write(plan.pages, plan.slots, x, x)
+    kept = cached.layer.keys(slice(0, 1), 3)
+    n_bad = BLOCK if kv_type in CODED else 1
+    assert np.isnan(kept).sum() == n_bad
+    assert np.isnan(kept[1, 0, 40])
+
+
+@every_isa
+def test_two_callers_at_once(isa: str) -> None:
+    cached = [Cached(isa, Heads(2, 2, 32), "f16", "f16") for _ in range(2)]
+    errors: list[BaseException] = []
+
+    def attend(one: Cached) -> None:
+        try:
+            for seed in range(10):
+                one.check(one.append({0: 40}, seed=seed), seed)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=attend, args=(one,)) for one in cached]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[0]
+
+
+@every_isa
+def test_arguments_are_checked(isa: str) -> None:
+    kernels = native.Kernels(isa, 1)
+    pages = PageLayout(2, 3, 32, codec_of("f16", 32), codec_of("q8_0", 32)).pages(2)
+    sizes = {"keys": "f16", "values": "q8_0", "n_layers": 2, "layer": 1, "n_kv_heads": 3, "head_dim": 32}
+    for change, message in (
+        ({"keys": "q3"}, "no kernel for KV type 'q3'"),
+        ({"layer": 2}, "no such layer"),
+        ({"head_dim": 16}, "no whole number of blocks"),
+        ({"n_layers": 3}, "a page of these types and sizes has"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            native.CacheLayer.of(pages, **{**sizes, **change})
+    layer = native.CacheLayer.of(pages, **sizes)
+
+    def ints(*values: int) -> NDArray[np.int32]:
+        return np.array(values, np.int32)
+
+    for tokens, held, runs, message in (
+        (ints(0, 2), ints(0), (ints(2), ints(2)), "a token that the batch does not have"),
+        (ints(0), ints(-1), (ints(1), ints(1)), "a page below 0"),
+        (ints(0), ints(0), (ints(1), ints(65)), "just the tokens and pages"),
+        (ints(0), ints(0), (ints(2), ints(1)), "a run that holds less than it brings"),
+        (ints(0), ints(0), (ints(1, 1), ints(1)), "differ in length"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            native.Batch(tokens, held, *runs)
+    batch, far = native.Batch(ints(0), ints(1), ints(1), ints(1)), native.Batch(ints(0), ints(2), ints(1), ints(1))
+    q = f32(1, 6, 32, seed=1)
+    kernels.attend(q, layer, batch, 1.0, 0.0, 0, None, None)
+    wrong: list[tuple[tuple[object, ...], type[Exception], str]] = [
+        ((f32(1, 5, 32, seed=1), layer, batch, 1.0, 0.0, 0, None, None), ValueError, "multiple of 3"),
+        ((f32(2, 6, 32, seed=1), layer, batch, 1.0, 0.0, 0, None, None), ValueError, "q must be"),
+        ((q.astype(np.float64), layer, batch, 1.0, 0.0, 0, None, None), TypeError, "q must be float32"),
+        ((q, layer, far, 1.0, 0.0, 0, None, None), ValueError, "a page that the cache does not have"),
+        ((q, layer, batch, 1.0, 0.0, -1, None, None), ValueError, "window"),
+        ((q, layer, batch, 1.0, 0.0, 0, f32(5, seed=1), None), ValueError, "slopes must be one for each head"),
+        ((q, layer, batch, 1.0, 0.0, 0, None, f32(5, seed=1)), ValueError, "sinks must be one for each head"),
+    ]
+    for arguments, error, message in wrong:
+        with pytest.raises(error, match=message):
+            kernels.attend(*arguments)
+    k = f32(1, 3, 32, seed=1)
+    for page, slot in ((2, 0), (-1, 0), (0, 64), (0, -1)):
+        with pytest.raises(ValueError, match="a page or slot that the cache does not have"):
+            kernels.write(layer, np.array([page]), np.array([slot]), k, k)
+    with pytest.raises(ValueError, match="v must be"):
+        kernels.write(layer, np.array([0]), np.array([0]), k, k[:, :2].copy())

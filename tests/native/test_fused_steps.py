@@ -1,0 +1,166 @@
+"""Steps that the cpu tier fuses, every instruction set of this machine, against their composition in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slm_core.architectures import Activation, NormKind, RopeStyle
+from slm_core.gguf import GgmlType
+from slm_core.quant import QuantizedTensor, dequantize
+from slm_native import _extension
+from slm_native.kernels import Linear, Norm, Rotation
+from slm_native.kernels.cpu import CpuKernels
+
+if (_missing := _extension.why_missing()) is not None:
+    pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
+
+Rows = NDArray[np.float32]
+every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
+every_count = pytest.mark.parametrize("n_tokens", [0, 1, 3, 8, 9, 40, 700])
+CLOSE = 2e-6  # float32 sums over at most 160 terms, in lanes: a few roundings of 2 ** -24 on top of one another
+
+
+def f32(*shape: int, seed: int) -> Rows:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def linear(
+    kernels: CpuKernels, n_out: int, n_in: int, seed: int, bias: bool = False
+) -> tuple[Linear, NDArray[np.float64]]:
+    """Weights of F32, which products do not round, and their float64 form."""
+    w = f32(n_out, n_in, seed=seed)
+    tensor = QuantizedTensor(f"w{seed}", w.shape, GgmlType.F32, w.reshape(-1).view(np.uint8))
+    return Linear(kernels.prepare(tensor), bias=f32(n_out, seed=seed + 1) if bias else None), w.astype(np.float64)
+
+
+def rms(x: Rows, weight: Rows, eps: float) -> NDArray[np.float64]:
+    wide = x.astype(np.float64)
+    return wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + eps) * weight
+
+
+def assert_close(found: Rows, wanted: NDArray[np.float64]) -> None:
+    assert found.dtype == np.float32
+    assert found.shape == wanted.shape
+    scale = np.abs(wanted).max(initial=0)
+    assert np.abs(found - wanted).max(initial=0) <= CLOSE * max(scale, 1), f"of numbers up to {scale:.1f}"
+
+
+@every_isa
+@every_count
+@pytest.mark.parametrize("normed", [True, False])
+def test_project(isa: str, n_tokens: int, normed: bool) -> None:
+    kernels = CpuKernels(isa, 2, 0)
+    x, weight = f32(n_tokens, 72, seed=1), f32(72, seed=2)
+    norm = Norm(weight, None, NormKind.RMS, 1e-2) if normed else None
+    (a, wide_a), (b, wide_b) = linear(kernels, 33, 72, 3), linear(kernels, 5, 72, 5, bias=True)
+    y, z = kernels.project(x, norm, [a, b])
+    wide = rms(x, weight, 1e-2) if normed else x.astype(np.float64)
+    assert_close(y, wide @ wide_a.T)
+    assert_close(z, wide @ wide_b.T + b.bias)
+
+
+@every_isa
+@every_count
+def test_gate_up(isa: str, n_tokens: int) -> None:
+    kernels = CpuKernels(isa, 2, 0)
+    x, weight = f32(n_tokens, 40, seed=1), f32(40, seed=2)
+    (gate, wide_gate), (up, wide_up) = linear(kernels, 51, 40, 3), linear(kernels, 51, 40, 5)
+    y = kernels.gate_up(x, Norm(weight, None, NormKind.RMS, 1e-5), gate, up, Activation.SILU)
+    normed = rms(x, weight, 1e-5)
+    g = normed @ wide_gate.T
+    assert_close(y, g / (1 + np.exp(-g)) * (normed @ wide_up.T))
+
+
+@every_isa
+@every_count
+@pytest.mark.parametrize("bias", [True, False])
+def test_add_product(isa: str, n_tokens: int, bias: bool) -> None:
+    kernels = CpuKernels(isa, 2, 0)
+    x, residual = f32(n_tokens, 160, seed=1), f32(n_tokens, 19, seed=2)
+    before = residual.copy()
+    down, wide = linear(kernels, 19, 160, 3, bias)
+    y = kernels.add_product(residual, x, down)
+    assert_close(y, residual + x.astype(np.float64) @ wide.T + (0 if down.bias is None else down.bias))
+    np.testing.assert_array_equal(residual, before, "the residual was written")
+
+
+@every_isa
+@pytest.mark.parametrize("n_tokens", [1, 5, 600])
+@pytest.mark.parametrize("style", list(RopeStyle))
+@pytest.mark.parametrize(("width", "rotated"), [(8, 8), (24, 24), (24, 16), (80, 80), (128, 128)])
+@pytest.mark.parametrize("normed", [True, False])
+def test_heads(isa: str, n_tokens: int, style: RopeStyle, width: int, rotated: int, normed: bool) -> None:
+    """Pairs of values as complex numbers, turned by their angle."""
+    kernels = CpuKernels(isa, 2, 0)
+    flat, weight = f32(n_tokens, 3 * width, seed=1), f32(width, seed=2)
+    angles = np.random.default_rng(3).uniform(-9, 9, (n_tokens, rotated // 2))
+    rotation = Rotation(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), style)
+    norm = Norm(weight, None, NormKind.RMS, 1e-6) if normed else None
+    wide = flat.reshape(n_tokens, 3, width).astype(np.float64)
+    wide = rms(wide.astype(np.float32), weight, 1e-6) if normed else wide
+    first, second = slice(0, rotated // 2), slice(rotated // 2, rotated)
+    if style is RopeStyle.INTERLEAVED:
+        first, second = slice(0, rotated, 2), slice(1, rotated, 2)
+    turned = (wide[..., first] + 1j * wide[..., second]) * np.exp(1j * angles)[:, None]
+    wide[..., first], wide[..., second] = turned.real, turned.imag
+    assert_close(kernels.heads(flat, width, norm, rotation), wide)
+
+
+@every_isa
+def test_silu_over_all_its_range(isa: str) -> None:
+    """Within four units in the last place, and of the right limit where it is out of range."""
+    gate = np.concatenate([np.linspace(-80, 80, 4001), [0.0, -0.0, 1e-30, -1e-30, 200.0, -200.0, np.inf]])
+    x = np.ones((1, 1), np.float32)
+    kernels = CpuKernels(isa, 1, 0)
+    weights = [gate.astype(np.float32), np.ones(len(gate), np.float32)]
+    tensors = [QuantizedTensor("w", (len(gate), 1), GgmlType.F32, w.view(np.uint8)) for w in weights]
+    y = kernels.gate_up(x, None, *(Linear(kernels.prepare(t)) for t in tensors), Activation.SILU)[0]
+    wide = gate.astype(np.float32).astype(np.float64)
+    with np.errstate(over="ignore"):
+        wanted = wide / (1 + np.exp(-wide))
+    assert np.isposinf(y[-1])
+    np.testing.assert_allclose(y[:-1], wanted[:-1], rtol=4 * 2.0**-23, atol=1e-33)
+    nan = np.full((1, 1), np.nan, np.float32)
+    assert np.isnan(kernels.gate_up(nan, None, *(Linear(kernels.prepare(t)) for t in tensors), Activation.SILU)).all()
+
+
+@every_isa
+def test_quantized_weights_are_fused_too(isa: str) -> None:
+    """The same numbers as the products one by one, as each is rounded alike."""
+    kernels = CpuKernels(isa, 2, 0)
+    blocks = np.random.default_rng(1).integers(0, 256, (48 * 3, 34), dtype=np.uint8)
+    blocks[:, 0:2] = np.array([0.01], np.float16).view(np.uint8)
+    w = kernels.prepare(QuantizedTensor("w", (48, 96), GgmlType.Q8_0, blocks.reshape(-1)))
+    x, weight = f32(4, 96, seed=2), f32(96, seed=3)
+    norm = Norm(weight, None, NormKind.RMS, 1e-5)
+    (y,) = kernels.project(x, norm, [Linear(w)])
+    wide = dequantize(blocks.reshape(-1), GgmlType.Q8_0, (48, 96)).astype(np.float64)
+    normed = rms(x, weight, 1e-5)
+    steps = np.abs(normed.reshape(4, 3, 32)).max(axis=-1).repeat(32, axis=-1).reshape(4, 96) / 127
+    bound = (steps / 2 + 1e-6) @ np.abs(wide).T  # half a step of int8 for each activation
+    assert (np.abs(y - normed @ wide.T) <= 1.01 * bound).all()
+
+
+@every_isa
+def test_what_does_not_fit_is_refused(isa: str) -> None:
+    native = _extension.load()
+    kernels = native.Kernels(isa, 1)
+    w = kernels.matrix(f32(3, 8, seed=1).reshape(-1).view(np.uint8), 0, 3, 8)
+    other = kernels.matrix(f32(4, 16, seed=1).reshape(-1).view(np.uint8), 0, 4, 16)
+    x = f32(2, 8, seed=2)
+    with pytest.raises(ValueError, match="norm has 7 weights for rows of 8"):
+        kernels.project(x, f32(7, seed=3), 1e-5, [w])
+    with pytest.raises(ValueError, match="rows of different widths"):
+        kernels.project(x, None, 0, [w, other])
+    with pytest.raises(ValueError, match="gate and up have different shapes"):
+        kernels.gate_up(x, None, 0, w, other)
+    with pytest.raises(ValueError, match=r"residual has the shape \[2, 4\], the product \[2, 3\]"):
+        kernels.add_product(f32(2, 4, seed=3), x, w)
+    with pytest.raises(ValueError, match="no whole number of heads of 3"):
+        kernels.turn_heads(x, 3, None, 0, None, None, False)
+    with pytest.raises(ValueError, match="cos and sin are not"):
+        kernels.turn_heads(x, 4, None, 0, f32(1, 2, seed=3), f32(1, 2, seed=3), False)
+    with pytest.raises(TypeError, match="cos must be float32"):
+        kernels.turn_heads(x, 4, None, 0, np.ones((2, 2)), f32(2, 2, seed=3), False)

@@ -1,0 +1,211 @@
+"""The threads of the C++ products: what they share, what they leave alone, and what is left of them after a fork."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from random_matrices import random_matrix
+from slm_core.errors import InvalidOption
+from slm_core.gguf import GgmlType
+from slm_native import _extension
+from slm_native.kernels.cpu import CpuKernels
+
+if (_missing := _extension.why_missing()) is not None:
+    pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
+
+native = _extension.load()
+BEST = native.available_isas()[-1]
+MATRIX = random_matrix(GgmlType.Q4_K, 300, 2048)  # some hundred KiB: enough for a task for each thread
+
+
+def activations(n_tokens: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((n_tokens, MATRIX.shape[1]), np.float32)
+
+
+def multiply(n_threads: int, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    kernels = native.Kernels(BEST, n_threads)
+    product: NDArray[np.float32] = kernels.matmul(x, kernels.matrix(MATRIX.data, MATRIX.ggml_type, *MATRIX.shape))
+    return product
+
+
+@pytest.mark.parametrize("n_tokens", [1, 8, 9, 70])
+def test_any_number_of_threads_gives_the_same_bits(n_tokens: int) -> None:
+    """Rows are shared out, and no sum is."""
+    x = activations(n_tokens)
+    one = multiply(1, x)
+    for n_threads in (2, 3, 5, 16):
+        np.testing.assert_array_equal(multiply(n_threads, x), one)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 4])
+def test_callers_at_once_do_not_disturb_each_other(n_threads: int) -> None:
+    """Three callers of the same threads, each with activations of its own, many times over."""
+    kernels = native.Kernels(BEST, n_threads)
+    weights = kernels.matrix(MATRIX.data, MATRIX.ggml_type, *MATRIX.shape)
+    inputs = [activations(n, seed=n) for n in (1, 9, 33)]
+    wanted = [multiply(1, x) for x in inputs]
+    wrong: list[int] = []
+
+    def call(i: int) -> None:
+        for _ in range(60):
+            if not np.array_equal(kernels.matmul(inputs[i], weights), wanted[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not wrong
+
+
+def child_of_a_fork(work: object) -> int:
+    """The exit status of a child that does it: 0 where it returns true; 1 otherwise, and 142 (an alarm) if it hangs."""
+    child = os.fork()
+    if child == 0:
+        import signal
+
+        signal.alarm(60)
+        status = 1
+        try:
+            status = 0 if callable(work) and work() else 1
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    return os.WTERMSIG(status) + 128 if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_computes_on() -> None:
+    """With threads of its own, and while the parent's are at work; its own child does, too; then the parent goes on."""
+    kernels = native.Kernels(BEST, 3)
+    weights = kernels.matrix(MATRIX.data, MATRIX.ggml_type, *MATRIX.shape)
+    x = activations(9)
+    wanted = multiply(1, x)
+    stop = threading.Event()
+
+    def is_right() -> bool:
+        return all(np.array_equal(kernels.matmul(x, weights), wanted) for _ in range(5))
+
+    def keep_busy() -> None:
+        while not stop.is_set():
+            kernels.matmul(x, weights)
+
+    busy = threading.Thread(target=keep_busy)
+    busy.start()
+    try:
+        statuses = [child_of_a_fork(is_right) for _ in range(5)]
+        statuses.append(child_of_a_fork(lambda: is_right() and child_of_a_fork(is_right) == 0))
+    finally:
+        stop.set()
+        busy.join()
+    assert statuses == [0] * 6
+    assert is_right()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_may_have_many_callers_and_let_go() -> None:
+    kernels = [native.Kernels(BEST, 4)]
+    weights = kernels[0].matrix(MATRIX.data, MATRIX.ggml_type, *MATRIX.shape)
+    x = activations(9)
+    wanted = kernels[0].matmul(x, weights)
+
+    def work() -> bool:
+        results: list[bool] = []
+        threads = [
+            threading.Thread(target=lambda: results.append(np.array_equal(kernels[0].matmul(x, weights), wanted)))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        kernels.clear()  # the pool goes with its last user
+        return results == [True] * 4
+
+    assert child_of_a_fork(work) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_threads_end_with_their_last_user() -> None:
+    def n_threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before = n_threads()
+    first, second = native.Kernels(BEST, 7), native.Kernels("scalar", 7)
+    assert n_threads() == before + 6
+    del first
+    assert n_threads() == before + 6
+    del second
+    assert n_threads() == before
+
+
+@pytest.mark.parametrize("n_threads", [0, -1, 513, 10**12])
+def test_numbers_of_threads_that_make_no_sense(n_threads: int) -> None:
+    with pytest.raises(InvalidOption, match=rf"n_threads is {n_threads} \(accepted: 1 to 512\)"):
+        CpuKernels(BEST, n_threads, 0)
+
+
+def test_the_gil_is_released() -> None:
+    """With thread switches all but off, this thread runs during the product only if the product lets it."""
+    matrix = random_matrix(GgmlType.Q8_0, 64, 4096)
+    kernels = native.Kernels("scalar", 1)
+    weights = kernels.matrix(np.tile(matrix.data, 200), matrix.ggml_type, 64 * 200, 4096)
+    x = np.ones((8, 4096), np.float32)
+    started, finished = threading.Event(), threading.Event()
+
+    def multiply_long() -> None:
+        started.set()
+        kernels.matmul(x, weights)
+        finished.set()
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=multiply_long)
+    sys.setswitchinterval(1000)
+    try:
+        thread.start()
+        started.wait()
+        ran_meanwhile = not finished.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert ran_meanwhile
+
+
+SHORT_OF_MEMORY = """
+import resource, sys
+import numpy as np
+from slm_native import _extension
+
+n_in = 1 << 20
+kernels = _extension.load().Kernels(sys.argv[1], 2)
+w = np.ones(33 * n_in, np.float32)  # two panels: one for each thread
+weights, x = kernels.matrix(w.view(np.uint8), 0, 33, n_in), np.ones((9, n_in), np.float32)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+# Room for the activations side by side (64 MiB), none for a panel of 32 rows (128 MiB).
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
+try:
+    kernels.matmul(x, weights)
+except MemoryError:
+    print("refused")
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(kernels.matmul(x, weights)[8, 32] == n_in)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
+@pytest.mark.parametrize("isa", native.available_isas())
+def test_a_thread_that_is_short_of_memory_raises_and_the_pool_goes_on(isa: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY, isa], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["refused", "True"]), done.stderr

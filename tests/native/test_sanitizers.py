@@ -1,0 +1,56 @@
+"""The C++ products in builds with sanitizers: addresses, undefined behaviour, races."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from kernel_cases import write_cases
+from slm_core.cpu import usable_cores
+
+SOURCE = Path(__file__).resolve().parents[2] / "backends" / "slm_native" / "csrc"
+
+
+def run(command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=600,
+        env={**os.environ, **(environment or {})},
+    )
+    assert done.returncode == 0, f"{command[0]} ended with {done.returncode}:\n{done.stdout[-6000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cases") / "cases"
+    assert write_cases(path) > 50
+    return path
+
+
+@pytest.mark.timeout(900)  # a minute or two of compiling, where the cores are busy with more than this
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_products_of_a_sanitized_build(tmp_path: Path, cases: Path, sanitizers: str) -> None:
+    if shutil.which("cmake") is None:
+        pytest.skip("the kernels are not tested with sanitizers: no cmake (pip install cmake ninja)")
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")) and "CXX" not in os.environ:
+        pytest.skip("the kernels are not tested with sanitizers: no C++ compiler")
+    options = ["-DSLM_CHECK=ON", f"-DSLM_SANITIZE={sanitizers}", "-DCMAKE_BUILD_TYPE=None"]
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    run(["cmake", *generator, "-S", SOURCE, "-B", tmp_path, *options])
+    log = run(["cmake", "--build", tmp_path, "--parallel", str(usable_cores())])
+    assert "warning:" not in log, log
+    # Without address space randomization, which the thread sanitizer of older compilers cannot live with.
+    fixed = ["setarch", platform.machine(), "-R"] if shutil.which("setarch") else []
+    said = run([*fixed, tmp_path / "check_products", cases], {"TSAN_OPTIONS": "halt_on_error=1"})
+    assert "scalar: " in said
