@@ -1,0 +1,116 @@
+"""Attention on torch: gathered pages through scaled_dot_product_attention, or by hand where scores are changed."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from torch import Tensor
+
+from slm_native.kernels.kernelset import PLAIN, Scoring
+from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
+
+_SCORES_AT_A_TIME = 1 << 24  # 64 MiB of float32 where scores are written out
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
+    """Causal attention of the last T of S positions; see ``KernelSet.attention``.
+
+    Args:
+        q: [T, H, D].
+        k: [S, K, D].
+        v: [S, K, D].
+        scale: factor on ``q · k``.
+        scoring: what else is done with scores.
+
+    Returns:
+        [T, H, D].
+    """
+    n_tokens, n_heads, _ = q.shape
+    n_before = len(k) - n_tokens
+    if scoring.is_plain and n_before == 0:
+        return _attend_to_itself(q, k, v, scale)
+    step = max(1, _SCORES_AT_A_TIME // (n_heads * len(k)))
+    parts = []
+    for start in range(0, n_tokens, step):
+        stop = min(start + step, n_tokens)
+        first = 0 if scoring.window is None else max(0, n_before + start - scoring.window + 1)
+        seen = slice(first, n_before + stop)
+        parts.append(_attend(q[start:stop], k[seen], v[seen], scale, scoring))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def attend_one_token_each(
+    q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring = PLAIN
+) -> Tensor:
+    """Attention of sequences of different lengths that bring one token each.
+
+    Args:
+        q: [B, H, D].
+        cache: one layer of the cache.
+        group: the sequences.
+        scale: factor on ``q · k``.
+        scoring: what else is done with scores.
+
+    Returns:
+        [B, H, D].
+    """
+    k, v = cache.keys(group.tables, group.longest), cache.values(group.tables, group.longest)  # [B, S, K, D]
+    distance = group.n_held[:, None, None] - 1 - torch.arange(group.longest, device=q.device)  # [B, 1, S]
+    return _mixed(q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), distance, scale, scoring)[:, :, 0]
+
+
+def _attend_to_itself(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """A prompt from its beginning: torch has kernels for this mask that write no scores out."""
+    q, k, v = (x.to(q.dtype).transpose(0, 1)[None] for x in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+    return mixed[0].transpose(0, 1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring) -> Tensor:
+    n_tokens, n_held = len(q), len(k)
+    by_head = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    positions = torch.arange(n_held, device=q.device)
+    distance = positions[n_held - n_tokens :, None] - positions  # [T, S]
+    return _mixed(by_head[0], by_head[1], by_head[2], distance[None], scale, scoring)[0].transpose(0, 1)
+
+
+def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, scale: float, scoring: Scoring) -> Tensor:
+    """Values mixed by attention, computed in the queries' number format.
+
+    Args:
+        q: [B, H, T, D].
+        k: [B, K, S, D].
+        v: [B, K, S, D].
+        distance: from each query to each key, negative where it is hidden, [B or 1, T, S].
+        scale: factor on ``q · k``.
+        scoring: what else is done with scores.
+
+    Returns:
+        [B, H, T, D].
+    """
+    k, v = k.to(q.dtype), v.to(q.dtype)
+    seen = distance >= 0
+    if scoring.window is not None:
+        seen &= distance < scoring.window
+    if scoring.softcap is None and scoring.slopes is None and scoring.sinks is None:
+        grouped = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], scale=scale, enable_gqa=grouped)
+    n_seqs, n_kv_heads, n_tokens = len(q), k.shape[1], q.shape[2]
+    groups = q.reshape(n_seqs, n_kv_heads, -1, *q.shape[2:])  # [B, K, H/K, T, D]
+    scores = (groups @ k[:, :, None].transpose(-1, -2)).flatten(1, 2).float() * scale  # [B, H, T, S]
+    shares = _shares(scores, seen[:, None], distance[:, None], scoring).to(q.dtype)
+    return (shares.reshape(n_seqs, n_kv_heads, -1, n_tokens, k.shape[2]) @ v[:, :, None]).flatten(1, 2)
+
+
+def _shares(scores: Tensor, seen: Tensor, distance: Tensor, scoring: Scoring) -> Tensor:
+    """The softmax of changed scores, float32 [B, H, T, S]."""
+    if scoring.softcap is not None:
+        scores = (scores / scoring.softcap).tanh() * scoring.softcap
+    if scoring.slopes is not None:
+        scores = scores - scoring.slopes[:, None, None] * distance
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if scoring.sinks is None:
+        return scores.softmax(dim=-1)
+    sinks = scoring.sinks[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]

@@ -1,0 +1,120 @@
+"""What torch can compute on: found, chosen, and asked for its free memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import torch
+
+from slm_core.errors import BackendUnavailable, InvalidOption
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchDevice:
+    """One device.
+
+    Attributes:
+        name: as torch spells it ("cuda:0", "cpu").
+        detail: what it is, and the number format that products are made in.
+        free_bytes: memory that is free on it; None where nobody can say.
+        total_bytes: memory that it has; None likewise.
+    """
+
+    name: str
+    detail: str
+    free_bytes: int | None
+    total_bytes: int | None
+
+
+def devices() -> list[TorchDevice]:
+    """All devices of this build of torch on this machine, best first."""
+    names = [f"{kind}:{i}" for kind in ("cuda", "xpu") for i in range(_count(kind))]
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    return [_describe(torch.device(name)) for name in (*names, "cpu")]
+
+
+def print_devices() -> None:
+    """Write the devices and torch's version as JSON to stdout, for a process that asks."""
+    print(json.dumps([torch.__version__, [asdict(device) for device in devices()]]))  # noqa: T201
+
+
+def choose_device(asked: str) -> torch.device:
+    """The device of a name; "auto" is the best there is.
+
+    Raises:
+        BackendUnavailable: torch knows no such device, or this machine has none.
+    """
+    names = [device.name for device in devices()]
+    if asked == "auto":
+        return torch.device(names[0])
+    name = f"{asked}:0" if asked in ("cuda", "xpu") else asked
+    if name not in names:
+        raise BackendUnavailable(
+            f"torch {torch.__version__} has no device {asked!r} on this machine (it has: {', '.join(names)})"
+        )
+    return torch.device(name)
+
+
+def best_dtype(device: torch.device) -> torch.dtype:
+    """float32 on a CPU, elsewhere float16: as fast as bfloat16, and the contract's bound needs its digits."""
+    return torch.float32 if device.type == "cpu" else torch.float16
+
+
+def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
+    """The number format of products.
+
+    Raises:
+        InvalidOption: an unknown one.
+    """
+    if asked == "auto":
+        return best_dtype(device)
+    if asked not in DTYPES:
+        raise InvalidOption(f"unknown dtype {asked!r} (accepted: auto, {', '.join(DTYPES)})")
+    return DTYPES[asked]
+
+
+def memory(device: torch.device) -> tuple[int | None, int | None]:
+    """Free and total bytes of a device's own memory; None where weights and cache take the system's."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return free + _cached(device), total
+    if device.type == "xpu":
+        free, total = torch.xpu.mem_get_info(device)
+        return free, total
+    if device.type == "mps":
+        total = torch.mps.recommended_max_memory()
+        return total - torch.mps.current_allocated_memory(), total
+    return None, None
+
+
+def spelled(dtype: torch.dtype) -> str:
+    """A number format, as options name it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _cached(device: torch.device) -> int:
+    """Bytes that torch holds and nothing uses: as good as free."""
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _count(kind: str) -> int:
+    return torch.cuda.device_count() if kind == "cuda" else torch.xpu.device_count()
+
+
+def _describe(device: torch.device) -> TorchDevice:
+    free, total = memory(device)
+    room = "" if free is None or total is None else f", {free >> 20} of {total >> 20} MiB free"
+    return TorchDevice(str(device), f"{_what(device)}, products in {spelled(best_dtype(device))}{room}", free, total)
+
+
+def _what(device: torch.device) -> str:
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor})"
+    if device.type == "xpu":
+        return str(torch.xpu.get_device_name(device))
+    return f"torch {torch.__version__}"

@@ -1,0 +1,247 @@
+"""The torch tier: plain torch on any device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slm_core.architectures import AnyActivation, RopeStyle
+from slm_core.errors import InvalidModelFile, ModelError, UnsupportedModel
+from slm_core.gguf import GgmlType
+from slm_core.quant import QuantizedTensor, check_tensor, dequantize
+from slm_core.types import KvType
+from slm_native.kernels.kernelset import PLAIN, FloatArray, KernelSet, Scoring
+from slm_native.kernels.parameters import Weight
+from slm_native.kernels.torch.activations import activate, gated
+from slm_native.kernels.torch.attention import attend, attend_one_token_each
+from slm_native.kernels.torch.devices import choose_device, choose_dtype, memory, spelled
+from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer, TorchPageStore, TorchPlan, place
+from slm_native.kernels.torch.unpack import unpack
+from slm_native.kernels.torch.upload import Uploader
+from slm_native.kv import BatchPlan, KvLayer, PageLayout, PageStore
+
+_CPU_PANEL_WEIGHTS = 1 << 20  # 4 MiB of float32: an expansion stays in the cache
+_DEVICE_PANEL_WEIGHTS = 1 << 26  # enough to keep a GPU busy, 256 MiB of float32
+
+
+@dataclass(slots=True, eq=False)
+class TorchWeight(Weight):
+    """A matrix and its bytes on the device.
+
+    Attributes:
+        packed: uint8 [out, bytes of a row].
+        expanded: [out, in] in the number format of products, where it is kept.
+    """
+
+    packed: Tensor
+    expanded: Tensor | None = None
+
+
+class TorchKernels(KernelSet):
+    """Kernels that every device of torch has.
+
+    Weights stay packed and are expanded, a panel of rows at a time, in every product; the first to come are kept
+    expanded, up to ``expanded_bytes`` in all. Between products numbers are float32, and so are the products of weights
+    in F32 and attention over keys and values in f32.
+
+    Args:
+        device: as torch names it, or "auto".
+        dtype: number format of products, or "auto" for the device's best.
+        expanded_bytes: how much of the device's memory expanded weights may take.
+
+    Raises:
+        BackendUnavailable: no such device.
+        InvalidOption: no such number format.
+    """
+
+    name = "torch"
+    failures = (torch.OutOfMemoryError,)
+
+    def __init__(self, device: str = "auto", dtype: str = "auto", expanded_bytes: int = 0) -> None:
+        self._device = choose_device(device)
+        self.device = str(self._device)
+        self.dtype = choose_dtype(dtype, self._device)
+        self._expanded_bytes = self._free_bytes = expanded_bytes
+        self.kv_type = KvType.F32 if self._device.type == "cpu" else KvType.F16
+        self._lock = threading.Lock()
+        self._uploader = Uploader(self._device)
+        self._panel_weights = _CPU_PANEL_WEIGHTS if self._device.type == "cpu" else _DEVICE_PANEL_WEIGHTS
+
+    def describe(self) -> str:
+        """Torch's version, the device, and the number format of products."""
+        kept = f", at most {self._expanded_bytes >> 20} MiB expanded" if self._expanded_bytes else ""
+        return f"torch {torch.__version__} on {self.device}, products in {spelled(self.dtype)}, weights packed{kept}"
+
+    def reserve(self, n_bytes: int) -> None:
+        """Refuse weights that the device has no memory for."""
+        free, total = memory(self._device)
+        if free is not None and total is not None and n_bytes > free:
+            raise UnsupportedModel(
+                f"the weights take {n_bytes >> 20} MiB, and {free >> 20} of the {total >> 20} MiB of {self.device} are"
+                " free: use a smaller quantization, another device, or free some memory"
+            )
+
+    def ready(self) -> None:
+        """Let go of the buffers of the upload."""
+        self._uploader.close()
+
+    def from_host(self, values: NDArray[Any]) -> Tensor:
+        """Copied to the device."""
+        return torch.from_numpy(np.array(values)).to(self._device)
+
+    def to_host(self, x: Tensor) -> FloatArray:
+        """Copied from the device, once it has computed it."""
+        host: FloatArray = x.float().cpu().numpy()
+        return host
+
+    def rows(self, x: Tensor, which: slice | NDArray[Any]) -> Tensor:
+        """A slice is a view, ids are gathered."""
+        if isinstance(which, slice):
+            return x[which]
+        ids = np.flatnonzero(which) if which.dtype == np.bool_ else which
+        return x[torch.from_numpy(np.array(ids, np.int64)).to(self._device)]
+
+    def place(self, plan: BatchPlan) -> BatchPlan:
+        """Bring the indices to the device, once for all layers."""
+        return place(plan, self._device)
+
+    def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
+        """Pages on the device."""
+        return TorchPageStore(layout, n_pages, self._device)
+
+    def prepare(self, tensor: QuantizedTensor) -> TorchWeight:
+        """Upload the matrix, packed."""
+        if len(tensor.shape) != 2:
+            raise InvalidModelFile(f"tensor {tensor.name!r} has the shape {tensor.shape}, a matrix (out, in) is needed")
+        _check(tensor)
+        return TorchWeight(tensor, self._uploader.upload(tensor.data).view(tensor.shape[0], -1))
+
+    def vector(self, tensor: QuantizedTensor) -> Tensor:
+        """Expand the tensor and upload it."""
+        _check(tensor)
+        return self.from_host(dequantize(tensor.data, tensor.ggml_type, tensor.shape))
+
+    def embed(self, weight: Weight, token_ids: NDArray[np.int32]) -> Tensor:
+        """Expand the rows asked for, on the device."""
+        assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
+        if token_ids.size and not 0 <= token_ids.min() <= token_ids.max() < weight.n_out:
+            raise IndexError(f"row ids span {token_ids.min()} to {token_ids.max()}, there are {weight.n_out} rows")
+        return unpack(self.rows(weight.packed, token_ids), weight.tensor.ggml_type)
+
+    def matmul(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        """A product with expanded weights, in ``dtype``."""
+        assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
+        x = x.to(self._dtype_of(weight))
+        step = max(1, self._panel_weights // weight.n_in)
+        if (expanded := self._expanded(weight)) is not None:
+            y = x @ expanded.T
+        elif step >= weight.n_out:
+            y = x @ self._unpacked(weight, slice(None)).T
+        else:
+            panels = [slice(start, start + step) for start in range(0, weight.n_out, step)]
+            y = torch.cat([x @ self._unpacked(weight, panel).T for panel in panels], dim=1)
+        y = y.float()
+        return y if bias is None else y + bias
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root mean square normalization (Zhang and Sennrich, arXiv:1910.07467)."""
+        return F.rms_norm(x, x.shape[-1:], eps=eps) * weight
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """Layer normalization (Ba et al., arXiv:1607.06450)."""
+        normed = F.layer_norm(x, x.shape[-1:], eps=eps) * weight
+        return normed if bias is None else normed + bias
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: RopeStyle) -> Tensor:
+        """Rotary position embedding (Su et al., arXiv:2104.09864)."""
+        half = cos.shape[-1]
+        cos, sin = cos[:, None, :], sin[:, None, :]  # [T, 1, R/2]
+        if style is RopeStyle.INTERLEAVED:
+            first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+            rotated = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
+        else:
+            first, second = x[..., :half], x[..., half : 2 * half]
+            rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        return rotated if 2 * half == x.shape[-1] else torch.cat([rotated, x[..., 2 * half :]], dim=-1)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """SwiGLU (Shazeer, arXiv:2002.05202)."""
+        return F.silu(gate) * up
+
+    def activate(self, x: Tensor, activation: AnyActivation) -> Tensor:
+        """Torch's."""
+        return activate(x, activation)
+
+    def gated(self, gate: Tensor, up: Tensor, activation: AnyActivation) -> Tensor:
+        """A product; gpt-oss clamps both sides of it."""
+        return gated(gate, up, activation)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """Torch's."""
+        return x.sigmoid()
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """By its formula."""
+        return (x / cap).tanh() * cap
+
+    def clip(self, x: Tensor, limit: float) -> Tensor:
+        """Torch's."""
+        return x.clamp(-limit, limit)
+
+    def concatenated(self, parts: Sequence[Tensor], axis: int = 0) -> Tensor:
+        """Torch's."""
+        return torch.cat(list(parts), axis)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
+        """Through scaled_dot_product_attention where scores are not changed."""
+        return attend(q.to(self.dtype), k, v, scale, scoring).float()
+
+    def attention_over_runs(
+        self, q: Tensor, cache: KvLayer, plan: BatchPlan, scale: float, scoring: Scoring = PLAIN
+    ) -> Tensor:
+        """Sequences that bring one token in one call, the others one by one."""
+        assert isinstance(cache, TorchKvLayer) and isinstance(plan, TorchPlan), "pages of another kernel set"
+        q = q if cache.is_float32 else q.to(self.dtype)
+        mixed = torch.empty_like(q)
+        if (group := plan.decodes) is not None:
+            mixed[group.rows] = self._attend_decoding(q[group.rows], cache, group, scale, scoring)
+        for run in plan.prefills:
+            k, v = cache.keys(run.pages, run.n_held), cache.values(run.pages, run.n_held)
+            mixed[run.rows] = attend(q[run.rows], k, v, scale, scoring)
+        return mixed.float()
+
+    def _attend_decoding(
+        self, q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring
+    ) -> Tensor:
+        """Attention of the sequences that bring one token."""
+        return attend_one_token_each(q, cache, group, scale, scoring)
+
+    def _expanded(self, weight: TorchWeight) -> Tensor | None:
+        n_bytes = self._dtype_of(weight).itemsize * weight.n_out * weight.n_in
+        with self._lock:
+            if weight.expanded is None and n_bytes <= self._free_bytes:
+                weight.expanded = self._unpacked(weight, slice(None))
+                self._free_bytes -= n_bytes
+        return weight.expanded
+
+    def _unpacked(self, weight: TorchWeight, rows: slice) -> Tensor:
+        return unpack(weight.packed[rows], weight.tensor.ggml_type).to(self._dtype_of(weight))
+
+    def _dtype_of(self, weight: Weight) -> torch.dtype:
+        """Weights in float32 are not rounded."""
+        return torch.float32 if weight.tensor.ggml_type is GgmlType.F32 else self.dtype
+
+
+def _check(tensor: QuantizedTensor) -> None:
+    try:
+        check_tensor(tensor.data, tensor.ggml_type, tensor.shape)
+    except ModelError as error:
+        raise type(error)(f"tensor {tensor.name!r}: {error}") from None

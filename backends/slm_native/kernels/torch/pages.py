@@ -1,0 +1,224 @@
+"""The pages of the KV cache in a device's memory: the same bytes as in NumPy's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slm_core.errors import InvalidOption
+from slm_native.kernels.torch.codecs import device_codec, plane_type
+from slm_native.kernels.torch.devices import memory
+from slm_native.kv import PAGE_TOKENS, BatchPlan, KvCodec, KvLayer, PageLayout, PageStore, Planes
+
+
+class TorchKvLayer(KvLayer):
+    """One layer of the pages.
+
+    Args:
+        key_codec: of the keys.
+        value_codec: of the values.
+        planes: the layer's part of each plane, [n_pages, K, 64, W], those of the keys first.
+    """
+
+    __slots__ = ("_key_codec", "_value_codec", "key_planes", "value_planes")
+
+    def __init__(self, key_codec: KvCodec, value_codec: KvCodec, planes: Sequence[Tensor]) -> None:
+        n = len(key_codec.planes)
+        self._key_codec, self._value_codec = key_codec, value_codec
+        self.key_planes, self.value_planes = planes[:n], planes[n:]
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether keys and values are stored as they come."""
+        return all(plane.dtype == torch.float32 for plane in (*self.key_planes, *self.value_planes))
+
+    def write(self, pages: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Encode, then scatter."""
+        for plane, part in zip(self.key_planes, self._key_codec.encode(k), strict=True):
+            plane[pages, :, slots] = part
+        for plane, part in zip(self.value_planes, self._value_codec.encode(v), strict=True):
+            plane[pages, :, slots] = part
+
+    def keys(self, pages: Tensor, n_tokens: int) -> Tensor:
+        """``pages`` is int64 [..., P]: float32 [..., n_tokens, K, D]."""
+        decoded: Tensor = self._key_codec.decode([_gathered(plane, pages, n_tokens) for plane in self.key_planes])
+        return decoded
+
+    def values(self, pages: Tensor, n_tokens: int) -> Tensor:
+        """``pages`` is int64 [..., P]: float32 [..., n_tokens, K, D]."""
+        decoded: Tensor = self._value_codec.decode([_gathered(plane, pages, n_tokens) for plane in self.value_planes])
+        return decoded
+
+
+class TorchPageStore(PageStore):
+    """Pages on a device.
+
+    Args:
+        layout: of a page.
+        n_pages: how many there are.
+        device: where.
+
+    Raises:
+        InvalidOption: more than the device has free, or a KV type that this tier has not.
+    """
+
+    def __init__(self, layout: PageLayout, n_pages: int, device: torch.device) -> None:
+        self.layout = layout
+        self.keys, values = device_codec(layout.keys), device_codec(layout.values)
+        self._device = device
+        self._pages = _reserve(layout, n_pages, device)
+        self._views = self._planes_of(self._pages)
+        self.layers = [
+            TorchKvLayer(self.keys, values, [view[:, i] for view in self._views]) for i in range(layout.n_layers)
+        ]
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """One scatter."""
+        self._pages[self._index(targets)] = self._pages[self._index(sources)]
+
+    def read(self, pages: Sequence[int], positions: NDArray[np.intp]) -> list[Tensor]:
+        """One gather for each plane."""
+        page_of = self._index(np.array(pages, np.intp)[positions // PAGE_TOKENS])
+        slots = self._index(positions % PAGE_TOKENS)
+        return [view[page_of, :, :, slots] for view in self._views]
+
+    def write(self, pages: Sequence[int], tokens: Planes) -> None:
+        """Packed aside, then assigned in one step."""
+        packed = torch.zeros((len(pages), self.layout.page_bytes), dtype=torch.uint8, device=self._device)
+        positions = np.arange(len(tokens[0]))
+        page_of, slots = self._index(positions // PAGE_TOKENS), self._index(positions % PAGE_TOKENS)
+        for view, plane in zip(self._planes_of(packed), tokens, strict=True):
+            view[page_of, :, :, slots] = plane
+        self._pages[self._index(pages)] = packed
+
+    def to_host(self, plane: Tensor) -> NDArray[Any]:
+        """Copied from the device."""
+        host: NDArray[Any] = plane.contiguous().cpu().numpy()
+        return host
+
+    def from_host(self, plane: NDArray[Any]) -> Tensor:
+        """Copied to the device."""
+        return torch.from_numpy(plane.copy()).to(self._device)
+
+    def _planes_of(self, pages: Tensor) -> list[Tensor]:
+        """The planes [n_pages, L, K, 64, W] of pages, as views."""
+        layout, start = self.layout, 0
+        found = []
+        for dtype, width in layout.plane_types():
+            end = start + PAGE_TOKENS * layout.token_bytes(dtype, width)
+            plane = pages[:, start:end].view(plane_type(dtype))
+            found.append(plane.view(len(pages), layout.n_layers, layout.n_kv_heads, PAGE_TOKENS, width))
+            start = end
+        return found
+
+    def _index(self, ids: Sequence[int] | NDArray[np.intp]) -> Tensor:
+        return torch.as_tensor(np.asarray(ids, np.int64)).to(self._device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeGroup:
+    """The sequences of a batch that bring one token each.
+
+    Attributes:
+        rows: int64 [B], where their tokens are in the batch.
+        tables: int64 [B, P], the pages of each; those past its last are page 0.
+        n_held: int64 [B], tokens that each holds.
+        longest: the largest of these.
+    """
+
+    rows: Tensor
+    tables: Tensor
+    n_held: Tensor
+    longest: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefill:
+    """A sequence that brings several tokens.
+
+    Attributes:
+        rows: int64 [T], where they are in the batch.
+        pages: int64 [P], what it holds.
+        n_held: tokens that it holds with them.
+    """
+
+    rows: Tensor
+    pages: Tensor
+    n_held: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchPlan(BatchPlan):
+    """A plan whose indices are on the device.
+
+    Attributes:
+        decodes: the sequences that bring one token, None where there is none.
+        prefills: the others.
+    """
+
+    decodes: DecodeGroup | None
+    prefills: Sequence[Prefill]
+
+
+def place(plan: BatchPlan, device: torch.device) -> TorchPlan:
+    """Bring a plan's indices to the device.
+
+    Args:
+        plan: as the cache made it.
+        device: where.
+    """
+
+    def index(ids: Any) -> Tensor:
+        return torch.as_tensor(np.asarray(ids, np.int64)).to(device)
+
+    n_tokens = len(plan.pages)
+    singles, prefills = [], []
+    for run in plan.runs:
+        rows = np.arange(n_tokens)[run.rows]
+        pages = np.arange(run.pages.start, run.pages.stop) if isinstance(run.pages, slice) else run.pages
+        if len(rows) == 1:
+            singles.append((int(rows[0]), pages, run.n_held))
+        else:
+            prefills.append(Prefill(index(rows), index(pages), run.n_held))
+    return TorchPlan(plan.runs, index(plan.pages), index(plan.slots), plan.tables, _group(singles, index), prefills)
+
+
+def _group(singles: list[tuple[int, NDArray[np.intp], int]], index: Any) -> DecodeGroup | None:
+    if not singles:
+        return None
+    tables = np.zeros((len(singles), max(len(pages) for _, pages, _ in singles)), np.int64)
+    for i, (_, pages, _) in enumerate(singles):
+        tables[i, : len(pages)] = pages
+    held = [n_held for _, _, n_held in singles]
+    return DecodeGroup(index([row for row, _, _ in singles]), index(tables), index(held), max(held))
+
+
+def _reserve(layout: PageLayout, n_pages: int, device: torch.device) -> Tensor:
+    n_bytes = n_pages * layout.page_bytes
+    free, _ = memory(device)
+    if free is not None and n_bytes > free:
+        raise InvalidOption(
+            f"a KV cache of {n_bytes >> 20} MiB is more than the {free >> 20} MiB that are free on {device}: use a"
+            " smaller n_ctx, or KV types that take less (f16, q8_0)"
+        )
+    if device.type != "cpu":
+        return torch.zeros((n_pages, layout.page_bytes), dtype=torch.uint8, device=device)
+    try:
+        return torch.from_numpy(layout.pages(n_pages))  # the system provides the memory when it is first written
+    except (MemoryError, ValueError) as error:
+        raise InvalidOption(
+            f"a KV cache of {n_bytes} bytes is more than this machine can reserve: use a smaller n_ctx, or KV types"
+            " that take less (f16, q8_0)"
+        ) from error
+
+
+def _gathered(plane: Tensor, pages: Tensor, n_tokens: int) -> Tensor:
+    """[n_pages, K, 64, W] to [..., n_tokens, K, W]."""
+    by_token = plane[pages].transpose(-3, -2)  # [..., P, 64, K, W]
+    return by_token.reshape(*pages.shape[:-1], -1, *by_token.shape[-2:])[..., :n_tokens, :, :]

@@ -1,0 +1,28 @@
+"""What wrappers check before they hand pointers to a kernel, and where they launch it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[None]:
+    """Triton launches kernels on the current CUDA device, whatever the pointers: make it that of ``x``."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def check(name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
+    """Refuse a tensor that a kernel would misread; ``None`` in ``shape`` is any size.
+
+    Raises:
+        ValueError: another type or shape, or rows that do not lie one after another.
+    """
+    fits = x.dim() == len(shape) and all(
+        want is None or have == want for have, want in zip(x.shape, shape, strict=True)
+    )
+    if x.dtype != dtype or not fits:
+        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)} (accepted: {dtype} {shape})")
+    if not x.is_contiguous():
+        raise ValueError(f"{name} has strides {x.stride()} (accepted: contiguous)")

@@ -1,0 +1,215 @@
+"""Attention of one new token a sequence over the pages of the KV cache (flash-decoding, Dao et al. 2023).
+
+The pages of a sequence are shared out among programs; each mixes its values under a softmax of its own, and a second
+kernel joins them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slm_native.kernels.kernelset import PLAIN, Scoring
+from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
+from slm_native.kernels.torch.triton._checks import check, on_device_of
+from slm_native.kv import PAGE_TOKENS
+
+_PROGRAMS = 512  # enough to fill a GPU; below it the pages of a sequence are shared out
+_MIN_GROUP = 16  # rows of the smallest product of tiles
+
+
+@triton.jit
+def _read(plane, scales, d, t, D: tl.constexpr, BLOCKS: tl.constexpr, mask):  # noqa: N803  (Triton's custom)
+    """Keys or values [64, D padded] of one page and head, float32; with a scale for 32 values where BLOCKS is not 0."""
+    x = tl.load(plane + t[:, None] * D + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    if BLOCKS > 0:
+        x *= tl.load(scales + t[:, None] * BLOCKS + d[None, :] // 32, mask=mask, other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _attend_pages(
+    q_ptr,
+    k_ptr,
+    k_scales,
+    v_ptr,
+    v_scales,
+    tables,
+    n_held,
+    slopes,
+    mixed_ptr,
+    largest_ptr,
+    total_ptr,
+    scale,
+    softcap,
+    window,
+    n_table,
+    pages_per_split,
+    k_page,
+    k_scale_page,
+    v_page,
+    v_scale_page,
+    H: tl.constexpr,  # noqa: N803
+    GROUP: tl.constexpr,  # noqa: N803
+    G: tl.constexpr,  # noqa: N803
+    D: tl.constexpr,  # noqa: N803
+    DP: tl.constexpr,  # noqa: N803
+    K_BLOCKS: tl.constexpr,  # noqa: N803
+    V_BLOCKS: tl.constexpr,  # noqa: N803
+    PAGE: tl.constexpr,  # noqa: N803
+    CAPPED: tl.constexpr,  # noqa: N803
+    WINDOWED: tl.constexpr,  # noqa: N803
+    SLOPED: tl.constexpr,  # noqa: N803
+):
+    """One sequence, one key head with its queries, some of the pages."""
+    seq, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    held = tl.load(n_held + seq).to(tl.int32)
+    g, d, t = tl.arange(0, G), tl.arange(0, DP), tl.arange(0, PAGE)
+    rows = (seq * H + head * GROUP + g).to(tl.int64)
+    real = g < GROUP
+    q = tl.load(q_ptr + rows[:, None] * D + d[None, :], mask=real[:, None] & (d[None, :] < D), other=0.0)  # [G, DP]
+    largest = tl.full((G,), -float("inf"), tl.float32)
+    total = tl.zeros((G,), tl.float32)
+    mixed = tl.zeros((G, DP), tl.float32)
+    first = split * pages_per_split
+    last = tl.minimum(first + pages_per_split, tl.cdiv(held, PAGE))
+    if WINDOWED:
+        first = tl.maximum(first, tl.maximum(held - window, 0) // PAGE)
+    for page in range(first, last):
+        number = tl.load(tables + seq * n_table + page).to(tl.int64)
+        position = page * PAGE + t
+        seen = position < held
+        if WINDOWED:
+            seen &= position >= held - window
+        mask = seen[:, None] & (d[None, :] < D)
+        k_head, v_head = number * k_page + head * PAGE * D, number * v_page + head * PAGE * D
+        k_scale = k_scales + number * k_scale_page + head * PAGE * K_BLOCKS
+        v_scale = v_scales + number * v_scale_page + head * PAGE * V_BLOCKS
+        k = _read(k_ptr + k_head, k_scale, d, t, D, K_BLOCKS, mask).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [G, PAGE]
+        if CAPPED:
+            scores = (1 - 2 / (tl.exp(2 * scores / softcap) + 1)) * softcap  # softcap * tanh(scores / softcap)
+        if SLOPED:
+            slope = tl.load(slopes + head * GROUP + g, mask=real, other=0.0)
+            scores -= slope[:, None] * (held - 1 - position)[None, :].to(tl.float32)
+        scores = tl.where(seen[None, :], scores, -float("inf"))
+        higher = tl.maximum(largest, tl.max(scores, axis=1))
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        shares, kept = tl.exp(scores - base[:, None]), tl.exp(largest - base)
+        v = _read(v_ptr + v_head, v_scale, d, t, D, V_BLOCKS, mask).to(q.dtype)
+        total = total * kept + tl.sum(shares, axis=1)
+        mixed = mixed * kept[:, None] + tl.dot(shares.to(q.dtype), v, input_precision="ieee")
+        largest = higher
+    out = split * tl.num_programs(0) * H + rows
+    tl.store(mixed_ptr + out[:, None] * D + d[None, :], mixed, mask=real[:, None] & (d[None, :] < D))
+    tl.store(largest_ptr + out, largest, mask=real)
+    tl.store(total_ptr + out, total, mask=real)
+
+
+@triton.jit
+def _join(
+    mixed_ptr,
+    largest_ptr,
+    total_ptr,
+    sinks,
+    y_ptr,
+    n_rows,
+    n_splits,
+    H: tl.constexpr,  # noqa: N803
+    D: tl.constexpr,  # noqa: N803
+    DP: tl.constexpr,  # noqa: N803
+    SUNK: tl.constexpr,  # noqa: N803
+):
+    """One head of one sequence, over all splits."""
+    row, d = tl.program_id(0), tl.arange(0, DP)
+    highest = tl.load(sinks + row % H) if SUNK else -float("inf")
+    for split in range(n_splits):
+        highest = tl.maximum(highest, tl.load(largest_ptr + split * n_rows + row))
+    total = tl.exp(tl.load(sinks + row % H) - highest) if SUNK else 0.0
+    mixed = tl.zeros((DP,), tl.float32)
+    for split in range(n_splits):
+        at = split * n_rows + row
+        share = tl.exp(tl.load(largest_ptr + at) - highest)
+        total += share * tl.load(total_ptr + at)
+        mixed += share * tl.load(mixed_ptr + at.to(tl.int64) * D + d, mask=d < D, other=0.0)
+    tl.store(y_ptr + row.to(tl.int64) * D + d, mixed / total, mask=d < D)
+
+
+def attend_decoding(
+    q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring = PLAIN
+) -> Tensor:
+    """Attention of sequences of different lengths that bring one token each; pages are read where they lie.
+
+    Args:
+        q: [B, H, D], float32, bfloat16 or float16: the number format of products; sums are float32.
+        cache: one layer of the cache, in any of its types.
+        group: the sequences; each holds a token at least.
+        scale: factor on ``q · k``.
+        scoring: what else is done with scores.
+
+    Returns:
+        float32 [B, H, D].
+
+    Raises:
+        ValueError: another type, shape or layout.
+    """
+    (n_seqs, n_heads, width), n_kv_heads = q.shape, cache.key_planes[0].shape[1]
+    _check(q, cache, group, scoring)
+    n_table = group.tables.shape[1]
+    n_splits = max(1, min(n_table, _PROGRAMS // (n_seqs * n_kv_heads)))
+    per_split = triton.cdiv(n_table, n_splits)
+    n_splits = triton.cdiv(n_table, per_split)
+    mixed = torch.empty(n_splits, n_seqs, n_heads, width, dtype=torch.float32, device=q.device)
+    largest, total = (torch.empty(n_splits, n_seqs, n_heads, dtype=torch.float32, device=q.device) for _ in range(2))
+    grouped = n_heads // n_kv_heads
+    padded = triton.next_power_of_2(width)
+    (k, k_scales), (v, v_scales) = ((planes[0], planes[-1]) for planes in (cache.key_planes, cache.value_planes))
+    with on_device_of(q):
+        _attend_pages[n_seqs, n_kv_heads, n_splits](
+            *(q, k, k_scales, v, v_scales, group.tables, group.n_held),
+            *(q if scoring.slopes is None else scoring.slopes, mixed, largest, total),
+            *(scale, scoring.softcap or 1.0, scoring.window or 0, n_table, per_split),
+            *(k.stride(0), k_scales.stride(0), v.stride(0), v_scales.stride(0)),
+            H=n_heads,
+            GROUP=grouped,
+            G=max(_MIN_GROUP, triton.next_power_of_2(grouped)),
+            D=width,
+            DP=padded,
+            K_BLOCKS=k_scales.shape[3] if len(cache.key_planes) > 1 else 0,
+            V_BLOCKS=v_scales.shape[3] if len(cache.value_planes) > 1 else 0,
+            PAGE=PAGE_TOKENS,
+            CAPPED=scoring.softcap is not None,
+            WINDOWED=scoring.window is not None,
+            SLOPED=scoring.slopes is not None,
+        )
+    y = torch.empty(n_seqs, n_heads, width, dtype=torch.float32, device=q.device)
+    sinks = q if scoring.sinks is None else scoring.sinks
+    n_rows = n_seqs * n_heads
+    with on_device_of(q):
+        _join[(n_rows,)](
+            *(mixed, largest, total, sinks, y, n_rows, n_splits),
+            H=n_heads,
+            D=width,
+            DP=padded,
+            SUNK=scoring.sinks is not None,
+        )
+    return y
+
+
+def _check(q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scoring: Scoring) -> None:
+    n_seqs, n_heads, width = q.shape
+    check("q", q, q.dtype, (n_seqs, n_heads, width))
+    check("tables", group.tables, torch.int64, (n_seqs, None))
+    check("n_held", group.n_held, torch.int64, (n_seqs,))
+    for name, per_head in (("slopes", scoring.slopes), ("sinks", scoring.sinks)):
+        if per_head is not None:
+            check(name, per_head, torch.float32, (n_heads,))
+    for planes in (cache.key_planes, cache.value_planes):
+        n_kv_heads = planes[0].shape[1]
+        if planes[0].shape[3] != width or n_heads % n_kv_heads:
+            raise ValueError(f"pages {tuple(planes[0].shape)} (accepted: heads of {width}, a divisor of {n_heads})")
+        for plane in planes:
+            if plane.stride()[1:] != (PAGE_TOKENS * plane.shape[3], plane.shape[3], 1):
+                raise ValueError(f"pages have strides {plane.stride()} (accepted: heads, slots, values in order)")

@@ -1,0 +1,16 @@
+"""F16: 32 numbers at a time."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from slm_native.kernels.torch.triton.formats._loads import f16
+
+WIDTH = 32
+
+
+@triton.jit
+def part(blocks, P: tl.constexpr, j, mask):  # noqa: N803  (Triton's custom for constants)
+    """Exactly the weights."""
+    return f16(blocks + 2 * j, mask)

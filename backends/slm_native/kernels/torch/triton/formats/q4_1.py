@@ -1,0 +1,17 @@
+"""Q4_1: bytes of two nibbles, the low ones first, scale and minimum."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from slm_native.kernels.torch.triton.formats._loads import f16, u8
+
+WIDTH = 16
+
+
+@triton.jit
+def part(blocks, P: tl.constexpr, j, mask):  # noqa: N803  (Triton's custom for constants)
+    """``scale * q + minimum``."""
+    q = u8(blocks + 4 + j, mask) >> 4 * P & 15
+    return f16(blocks, mask) * q.to(tl.float32) + f16(blocks + 2, mask)

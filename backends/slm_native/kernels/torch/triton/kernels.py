@@ -1,0 +1,129 @@
+"""The torch tier on CUDA: Triton kernels where there are any, torch for the rest."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from slm_core.architectures import Activation, AnyActivation, NormKind, RopeStyle
+from slm_native.kernels.kernelset import Scoring
+from slm_native.kernels.parameters import Linear, Norm, Rotation, Weight
+from slm_native.kernels.torch.kernels import TorchKernels, TorchWeight
+from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
+from slm_native.kernels.torch.triton.decoding import attend_decoding
+from slm_native.kernels.torch.triton.formats import PackedFormat, packed_format, packed_types
+from slm_native.kernels.torch.triton.products import MAX_ROWS, few_rows, many_rows
+from slm_native.kernels.torch.triton.small_steps import norm_and_rope, norm_rope_and_store, rms_norm, silu_mul
+from slm_native.kv import BatchPlan, KvLayer
+
+# From so many rows on, a matrix is expanded once and multiplied by torch's own library.
+_EXPANDED_ROWS = 128
+
+
+class TritonKernels(TorchKernels):
+    """Products of up to a hundred rows read packed weights; attention of single tokens reads pages where they lie.
+
+    See ``TorchKernels`` for arguments.
+    """
+
+    def describe(self) -> str:
+        """What torch does, and for which types there are kernels."""
+        names = ", ".join(ggml_type.name for ggml_type in packed_types())
+        return f"{super().describe()}; Triton kernels for {names}"
+
+    def matmul(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        """Few rows in float32, more in ``dtype``, on packed weights; many as torch does."""
+        form = self._packed_form(x, weight)
+        if form is None:
+            return super().matmul(x, weight, bias)
+        if len(x) <= MAX_ROWS:
+            y = few_rows(x.contiguous(), _packed(weight), form)
+        else:
+            y = many_rows(x.to(self._dtype_of(weight)).contiguous(), _packed(weight), form)
+        return y if bias is None else y + bias
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """In one kernel, where rows share a weight."""
+        if weight.dim() > 1 or not len(x):
+            return super().rms_norm(x, weight, eps)
+        return rms_norm(x.contiguous(), weight, eps)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: RopeStyle) -> Tensor:
+        """In one kernel."""
+        return norm_and_rope(x.contiguous(), None, 0.0, cos, sin, style) if len(x) else x
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """In one kernel."""
+        return silu_mul(gate.contiguous(), up.contiguous())
+
+    def gated(self, gate: Tensor, up: Tensor, activation: AnyActivation) -> Tensor:
+        """SwiGLU in one kernel, others as torch does."""
+        return self.silu_mul(gate, up) if activation is Activation.SILU else super().gated(gate, up, activation)
+
+    def add_product(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
+        """The sum is part of a product of few rows."""
+        form = self._packed_form(x, linear.weight)
+        if form is None or linear.scale is not None or len(x) > MAX_ROWS:
+            total: Tensor = super().add_product(residual, x, linear)
+            return total
+        residual = residual if linear.bias is None else residual + linear.bias
+        return few_rows(x.contiguous(), _packed(linear.weight), form, residual.contiguous())
+
+    def heads(self, flat: Tensor, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Tensor:
+        """In one kernel, where each head is normalized by the same weight or by none."""
+        if rotation is None or not len(flat) or not _is_of_heads(norm, width):
+            made: Tensor = super().heads(flat, width, norm, rotation)
+            return made
+        x = flat.reshape(len(flat), -1, width).contiguous()
+        return norm_and_rope(x, *_weight_and_eps(norm), rotation.cos, rotation.sin, rotation.style)
+
+    def store(
+        self,
+        cache: KvLayer,
+        plan: BatchPlan,
+        k: Tensor,
+        v: Tensor,
+        width: int,
+        norm: Norm | None = None,
+        rotation: Rotation | None = None,
+    ) -> None:
+        """One kernel for keys, one for values."""
+        assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
+        blocks = max(len(cache.key_planes), len(cache.value_planes)) > 1
+        if rotation is None or not _is_of_heads(norm, width) or (blocks and width & (width - 1)):
+            super().store(cache, plan, k, v, width, norm, rotation)
+            return
+        heads = [x.reshape(len(x), -1, width).contiguous() for x in (k, v)]
+        nothing = rotation.cos[:, :0].contiguous()
+        keys, values = (
+            {"planes": tuple(planes), "pages": plan.pages, "slots": plan.slots}
+            for planes in (cache.key_planes, cache.value_planes)
+        )
+        weight, eps = _weight_and_eps(norm)
+        norm_rope_and_store(heads[0], weight, eps, rotation.cos, rotation.sin, rotation.style, **keys)
+        norm_rope_and_store(heads[1], None, 0.0, nothing, nothing, rotation.style, **values)
+
+    def _packed_form(self, x: Tensor, weight: Weight) -> PackedFormat | None:
+        """How kernels read a matrix that is to be multiplied with ``x``; None where torch does better."""
+        assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
+        if weight.expanded is not None or not 0 < len(x) < _EXPANDED_ROWS:
+            return None
+        return packed_format(weight.tensor.ggml_type, weight.n_in)
+
+    def _attend_decoding(
+        self, q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring
+    ) -> Tensor:
+        return attend_decoding(q.contiguous(), cache, group, scale, scoring).to(q.dtype)
+
+
+def _packed(weight: Weight) -> Tensor:
+    assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
+    return weight.packed
+
+
+def _is_of_heads(norm: Norm | None, width: int) -> bool:
+    """Whether each head [D] is normalized by the same weight [D], or none is."""
+    return norm is None or (norm.kind is NormKind.RMS and norm.weight.shape == (width,))
+
+
+def _weight_and_eps(norm: Norm | None) -> tuple[Tensor | None, float]:
+    return (None, 0.0) if norm is None else (norm.weight, norm.eps)

@@ -1,0 +1,179 @@
+"""Products with packed blocks: few rows bound by memory, many bound by arithmetic."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slm_native.kernels.torch.triton._checks import check, on_device_of
+from slm_native.kernels.torch.triton.formats import PackedFormat
+
+MAX_ROWS = 8
+"""Activation rows of ``few_rows``: each costs an accumulator."""
+
+_LANES = 2048  # weights that a program takes apart at a time, over all activation rows: 16 registers a thread
+_PROGRAMS = 1024  # enough to fill a GPU; below it the blocks of a row are shared out among programs
+
+
+@triton.jit
+def _few_rows(
+    x_ptr,
+    w_ptr,
+    residual_ptr,
+    y_ptr,
+    n_rows,
+    n_out,
+    n_in,
+    n_blocks,
+    row_bytes,
+    blocks_per_split,
+    PART: tl.constexpr,  # noqa: N803  (Triton's custom for constants)
+    N_PARTS: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
+    BLOCK_BYTES: tl.constexpr,  # noqa: N803
+    M: tl.constexpr,  # noqa: N803
+    R: tl.constexpr,  # noqa: N803
+    N: tl.constexpr,  # noqa: N803
+    ADDED: tl.constexpr,  # noqa: N803
+):
+    """Rows R of the matrix, blocks N at a time, lanes of a part: sums are taken over the last two, at the end."""
+    rows = tl.program_id(0) * R + tl.arange(0, R)
+    split = tl.program_id(1)
+    j = tl.arange(0, WIDTH)[None, None, :]
+    m = tl.arange(0, M)
+    total = tl.zeros((M, R, N, WIDTH), tl.float32)
+    first = split * blocks_per_split
+    last = tl.minimum(first + blocks_per_split, n_blocks)
+    for start in range(first, last, N):
+        block = start + tl.arange(0, N)
+        pointers = w_ptr + rows[:, None, None].to(tl.int64) * row_bytes + block[None, :, None] * BLOCK_BYTES
+        mask = (rows[:, None, None] < n_out) & (block[None, :, None] < last)
+        for p in tl.static_range(N_PARTS):
+            weights = PART(pointers, p, j, mask)  # [R, N, WIDTH]
+            column = (block[:, None] * N_PARTS + p) * WIDTH + tl.arange(0, WIDTH)[None, :]
+            there = (m[:, None, None] < n_rows) & (block[None, :, None] < last)
+            x = tl.load(x_ptr + m[:, None, None] * n_in + column[None], mask=there, other=0.0)  # [M, N, WIDTH]
+            total += weights[None] * x[:, None]
+    sums = tl.sum(tl.sum(total, axis=3), axis=2)  # [M, R]
+    out, there = m[:, None] * n_out + rows[None, :], (m[:, None] < n_rows) & (rows[None, :] < n_out)
+    if ADDED:
+        first = split + 0 * rows[None, :] == 0  # of every row: a number compared alone is no mask in the interpreter
+        sums += tl.load(residual_ptr + out, mask=there & first, other=0.0)
+    tl.store(y_ptr + split * n_rows * n_out + out, sums, mask=there)
+
+
+def few_rows(x: Tensor, packed: Tensor, form: PackedFormat, residual: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + residual`` for a few rows of ``x``, in float32, weights unrounded.
+
+    Where rows of the matrix are few, each is shared out among programs, whose sums are added in a fixed order.
+
+    Args:
+        x: float32 [T, in], T from 1 to ``MAX_ROWS``.
+        packed: uint8 [out, bytes of a row].
+        form: of the blocks; it divides ``in``.
+        residual: float32 [T, out], or None.
+
+    Returns:
+        float32 [T, out].
+
+    Raises:
+        ValueError: another type, shape or layout.
+    """
+    n_rows, n_in, n_out = len(x), x.shape[-1], len(packed)
+    n_blocks = _checked_blocks(x, packed, form)
+    if not 1 <= n_rows <= MAX_ROWS:
+        raise ValueError(f"x has {n_rows} rows (accepted: 1 to {MAX_ROWS})")
+    if residual is not None:
+        check("residual", residual, torch.float32, (n_rows, n_out))
+    m = triton.next_power_of_2(n_rows)
+    n = min(max(1, _LANES // (4 * m * form.width)), triton.next_power_of_2(n_blocks))
+    r = max(1, _LANES // (m * n * form.width))
+    n_groups = triton.cdiv(n_out, r)
+    n_splits = max(1, min(_PROGRAMS // n_groups, n_blocks // (4 * n)))
+    per_split = triton.cdiv(triton.cdiv(n_blocks, n_splits), n) * n
+    n_splits = triton.cdiv(n_blocks, per_split)
+    y = torch.empty(n_splits, n_rows, n_out, dtype=torch.float32, device=x.device)
+    constants = {"PART": form.part, "N_PARTS": form.n_parts, "WIDTH": form.width, "BLOCK_BYTES": form.block_bytes}
+    sizes = (n_rows, n_out, n_in, n_blocks, packed.shape[1], per_split)
+    with on_device_of(x):
+        _few_rows[n_groups, n_splits](
+            *(x, packed, x if residual is None else residual, y, *sizes),
+            **constants,
+            M=m,
+            R=r,
+            N=n,
+            ADDED=residual is not None,
+        )
+    return y[0] if n_splits == 1 else y.sum(dim=0)
+
+
+@triton.jit
+def _many_rows(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    n_rows,
+    n_out,
+    n_in,
+    n_blocks,
+    row_bytes,
+    PART: tl.constexpr,  # noqa: N803
+    N_PARTS: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
+    BLOCK_BYTES: tl.constexpr,  # noqa: N803
+    BM: tl.constexpr,  # noqa: N803
+    BN: tl.constexpr,  # noqa: N803
+):
+    """A tile [BM, BN] of the result; a part of one block of BN rows is taken apart for each product of tiles."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    lanes = tl.arange(0, WIDTH)
+    total = tl.zeros((BM, BN), tl.float32)
+    for block in range(n_blocks):
+        pointers = w_ptr + columns[:, None, None].to(tl.int64) * row_bytes + block * BLOCK_BYTES
+        for p in tl.static_range(N_PARTS):
+            weights = PART(pointers, p, lanes[None, None, :], columns[:, None, None] < n_out)  # [BN, 1, WIDTH]
+            k = (block * N_PARTS + p) * WIDTH + lanes
+            x = tl.load(x_ptr + rows[:, None] * n_in + k[None, :], mask=rows[:, None] < n_rows, other=0.0)
+            tile = tl.reshape(weights, (BN, WIDTH)).to(x.dtype)
+            total = tl.dot(x, tl.trans(tile), total, input_precision="ieee")
+    there = (rows[:, None] < n_rows) & (columns[None, :] < n_out)
+    tl.store(y_ptr + rows[:, None] * n_out + columns[None, :], total, mask=there)
+
+
+def many_rows(x: Tensor, packed: Tensor, form: PackedFormat) -> Tensor:
+    """``x @ weight.T`` for many rows of ``x``; weights are rounded to its number format, sums are float32.
+
+    Args:
+        x: float32, bfloat16 or float16 [T, in].
+        packed: uint8 [out, bytes of a row].
+        form: of the blocks; it divides ``in``.
+
+    Returns:
+        float32 [T, out].
+
+    Raises:
+        ValueError: another type, shape or layout.
+    """
+    n_blocks = _checked_blocks(x, packed, form)
+    n_rows, n_out = len(x), len(packed)
+    y = torch.empty(n_rows, n_out, dtype=torch.float32, device=x.device)
+    bm, bn = (16 if n_rows <= 16 else 64), 64
+    constants = {"PART": form.part, "N_PARTS": form.n_parts, "WIDTH": form.width, "BLOCK_BYTES": form.block_bytes}
+    grid = (triton.cdiv(n_rows, bm), triton.cdiv(n_out, bn))
+    sizes = (n_rows, n_out, x.shape[1], n_blocks, packed.shape[1])
+    with on_device_of(x):
+        _many_rows[grid](x, packed, y, *sizes, **constants, BM=bm, BN=bn)
+    return y
+
+
+def _checked_blocks(x: Tensor, packed: Tensor, form: PackedFormat) -> int:
+    """Blocks of a row."""
+    if x.dim() != 2 or x.shape[1] % form.block_size:
+        raise ValueError(f"x is {tuple(x.shape)} (accepted: [T, a multiple of {form.block_size}])")
+    n_blocks = x.shape[1] // form.block_size
+    check("x", x, x.dtype, (None, None))
+    check("packed", packed, torch.uint8, (None, n_blocks * form.block_bytes))
+    return n_blocks

@@ -1,0 +1,249 @@
+"""Steps that read and write each number once: alone they are bound by memory, so neighbours are computed together."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slm_core.architectures import RopeStyle
+from slm_native.kernels.torch.triton._checks import check, on_device_of
+from slm_native.kv import PAGE_TOKENS
+
+_LANES = 1024
+_HALF_EVEN = 12582912.0
+"""Added to a number of less than 2^22 and taken away again, it rounds it to an integer, halves to even: 1.5 * 2^23."""
+
+
+@triton.jit
+def _gated(gate_ptr, up_ptr, y_ptr, n, LANES: tl.constexpr):  # noqa: N803  (Triton's custom for constants)
+    at = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    gate = tl.load(gate_ptr + at, mask=at < n, other=0.0)
+    up = tl.load(up_ptr + at, mask=at < n, other=0.0)
+    tl.store(y_ptr + at, gate / (1 + tl.exp(-gate)) * up, mask=at < n)
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """``gate * sigmoid(gate) * up``.
+
+    Args:
+        gate: float32, any shape.
+        up: the same.
+
+    Returns:
+        float32, that shape.
+
+    Raises:
+        ValueError: another type, shape or layout.
+    """
+    check("gate", gate, torch.float32, tuple(gate.shape))
+    check("up", up, torch.float32, tuple(gate.shape))
+    y = torch.empty_like(gate)
+    with on_device_of(gate):
+        _gated[(triton.cdiv(gate.numel(), _LANES),)](gate, up, y, gate.numel(), LANES=_LANES)
+    return y
+
+
+@triton.jit
+def _normed(x_ptr, weight_ptr, y_ptr, width, eps, LANES: tl.constexpr):  # noqa: N803
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
+    there = lane < width
+    x = tl.load(x_ptr + row * width + lane, mask=there, other=0.0)
+    weight = tl.load(weight_ptr + lane, mask=there, other=0.0)
+    tl.store(y_ptr + row * width + lane, x / tl.sqrt(tl.sum(x * x, axis=0) / width + eps) * weight, mask=there)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(mean(x²) + eps) * weight``.
+
+    Args:
+        x: float32 [..., width].
+        weight: float32 [width].
+        eps: see above.
+
+    Returns:
+        float32, the shape of ``x``.
+
+    Raises:
+        ValueError: another type, shape or layout.
+    """
+    width = x.shape[-1]
+    check("x", x, torch.float32, tuple(x.shape))
+    check("weight", weight, torch.float32, (width,))
+    y = torch.empty_like(x)
+    lanes = triton.next_power_of_2(width)
+    with on_device_of(x):
+        _normed[(x.numel() // width,)](x, weight, y, width, eps, LANES=lanes)
+    return y
+
+
+@triton.jit
+def _positioned(
+    x_ptr,
+    weight_ptr,
+    cos_ptr,
+    sin_ptr,
+    y_ptr,
+    scales_ptr,
+    pages,
+    slots,
+    eps,
+    page_stride,
+    scale_page_stride,
+    H: tl.constexpr,  # noqa: N803
+    D: tl.constexpr,  # noqa: N803
+    DP: tl.constexpr,  # noqa: N803
+    HALF: tl.constexpr,  # noqa: N803
+    PAGE: tl.constexpr,  # noqa: N803
+    NORMED: tl.constexpr,  # noqa: N803
+    INTERLEAVED: tl.constexpr,  # noqa: N803
+    STORED: tl.constexpr,  # noqa: N803
+    BLOCKS: tl.constexpr,  # noqa: N803
+    HALF_EVEN: tl.constexpr,  # noqa: N803
+):
+    """One head of one token: normalized, rotated, and written in a row or in the KV cache."""
+    token, head, d = tl.program_id(0), tl.program_id(1), tl.arange(0, DP)
+    there = d < D
+    x_head = x_ptr + (token.to(tl.int64) * H + head) * D
+    if INTERLEAVED:
+        pair, other, first = d // 2, d ^ 1, d % 2 == 0
+    else:
+        pair, other, first = d % HALF if HALF else d, tl.where(d < HALF, d + HALF, d - HALF), d < HALF
+    turns = d < 2 * HALF
+    x = tl.load(x_head + d, mask=there, other=0.0)
+    partner = tl.load(x_head + other, mask=turns, other=0.0)
+    if NORMED:
+        root = tl.sqrt(tl.sum(x * x, axis=0) / D + eps)
+        x = x / root * tl.load(weight_ptr + d, mask=there, other=0.0)
+        partner = partner / root * tl.load(weight_ptr + other, mask=turns, other=0.0)
+    cos = tl.load(cos_ptr + token * HALF + pair, mask=turns, other=1.0)
+    sin = tl.load(sin_ptr + token * HALF + pair, mask=turns, other=0.0)
+    x = x * cos + tl.where(first, -partner, partner) * sin
+    if not STORED:
+        tl.store(y_ptr + (token.to(tl.int64) * H + head) * D + d, x, mask=there)
+    else:
+        page, slot = tl.load(pages + token), tl.load(slots + token)
+        y_head = y_ptr + page * page_stride + (head * PAGE + slot) * D
+        if BLOCKS == 0:
+            if y_ptr.dtype.element_ty == tl.float16:
+                x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+            tl.store(y_head + d, x.to(y_ptr.dtype.element_ty), mask=there)
+        else:
+            blocks = tl.reshape(x, (BLOCKS, 32))
+            peak = tl.max(tl.abs(blocks), axis=1)  # below 1e-30 a block counts as zeros, as its float16 scale does
+            scale = peak / 127
+            inverse = tl.where(peak > 1e-30, 1 / tl.where(peak > 1e-30, scale, 1.0), 0.0)
+            quants = (blocks * inverse[:, None] + HALF_EVEN) - HALF_EVEN
+            tl.store(y_head + d, tl.reshape(quants, (DP,)).to(tl.int8), mask=there)
+            scales = scales_ptr + page * scale_page_stride + (head * PAGE + slot) * BLOCKS + tl.arange(0, BLOCKS)
+            tl.store(scales, tl.minimum(scale, 65504.0).to(tl.float16))
+
+
+def norm_and_rope(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, style: RopeStyle) -> Tensor:
+    """Heads normalized, where there is a weight, and rotated.
+
+    Args:
+        x: float32 [T, H, D].
+        weight: float32 [D], or None.
+        eps: of the norm.
+        cos: float32 [T, R/2], R at most D; nothing is rotated where R is 0.
+        sin: the same.
+        style: which values make a pair.
+
+    Returns:
+        float32 [T, H, D].
+
+    Raises:
+        ValueError: another type, shape or layout.
+    """
+    y = torch.empty_like(x)
+    _position(x, weight, eps, cos, sin, style, planes=(y,), pages=None, slots=None)
+    return y
+
+
+def norm_rope_and_store(
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    style: RopeStyle,
+    *,
+    planes: tuple[Tensor, ...],
+    pages: Tensor,
+    slots: Tensor,
+) -> None:
+    """Heads normalized, where there is a weight, rotated, encoded and written where the KV cache wants them.
+
+    Args:
+        x: float32 [T, K, D]; D a power of two where the cache has blocks (q8_0).
+        weight: float32 [D], or None.
+        eps: of the norm.
+        cos: float32 [T, R/2], R at most D; nothing is rotated where R is 0.
+        sin: the same.
+        style: which values make a pair.
+        planes: a layer's keys or values, [n_pages, K, 64, W] each.
+        pages: int64 [T], of each token.
+        slots: int64 [T], its place there.
+
+    Raises:
+        ValueError: another type, shape or layout.
+    """
+    _position(x, weight, eps, cos, sin, style, planes=planes, pages=pages, slots=slots)
+
+
+def _position(
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    style: RopeStyle,
+    *,
+    planes: tuple[Tensor, ...],
+    pages: Tensor | None,
+    slots: Tensor | None,
+) -> None:
+    n_tokens, n_heads, width = x.shape
+    check("x", x, torch.float32, (n_tokens, n_heads, width))
+    check("cos", cos, torch.float32, (n_tokens, None))
+    check("sin", sin, torch.float32, (n_tokens, cos.shape[1]))
+    if 2 * cos.shape[1] > width:
+        raise ValueError(f"cos is {tuple(cos.shape)} (accepted: half of {width} at most)")
+    if weight is not None:
+        check("weight", weight, torch.float32, (width,))
+    stored = pages is not None and slots is not None
+    if stored:
+        _check_places(planes, pages, slots, n_tokens, n_heads, width)
+    y, scales = planes[0], planes[-1]
+    with on_device_of(x):
+        _positioned[n_tokens, n_heads](
+            *(x, x if weight is None else weight, cos, sin, y, scales),
+            *(x if pages is None else pages, x if slots is None else slots, eps, y.stride(0), scales.stride(0)),
+            H=n_heads,
+            D=width,
+            DP=triton.next_power_of_2(width),
+            HALF=cos.shape[1],
+            PAGE=PAGE_TOKENS,
+            NORMED=weight is not None,
+            INTERLEAVED=style is RopeStyle.INTERLEAVED,
+            STORED=stored,
+            BLOCKS=scales.shape[-1] if len(planes) > 1 else 0,
+            HALF_EVEN=_HALF_EVEN,
+        )
+
+
+def _check_places(
+    planes: tuple[Tensor, ...], pages: Tensor | None, slots: Tensor | None, n_tokens: int, n_heads: int, width: int
+) -> None:
+    for name, places in (("pages", pages), ("slots", slots)):
+        assert places is not None, "they come together"
+        check(name, places, torch.int64, (n_tokens,))
+    if planes[0].shape[1] != n_heads or planes[0].shape[3] != width:
+        raise ValueError(f"pages {tuple(planes[0].shape)} (accepted: {n_heads} heads of {width})")
+    if len(planes) > 1 and width & (width - 1):
+        raise ValueError(f"heads of {width} in blocks (accepted: a power of two)")
+    for plane in planes:
+        if plane.stride()[1:] != (PAGE_TOKENS * plane.shape[3], plane.shape[3], 1):
+            raise ValueError(f"pages have strides {plane.stride()} (accepted: heads, slots, values in order)")

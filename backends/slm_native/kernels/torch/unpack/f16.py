@@ -1,0 +1,12 @@
+"""F16: IEEE half precision."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from slm_native.kernels.torch.unpack._blocks import Blocks
+
+
+def expand(blocks: Blocks) -> Tensor:
+    """The weight, exactly."""
+    return blocks.tensor("weight").float()

@@ -1,0 +1,12 @@
+"""F32: weights as they are."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from slm_native.kernels.torch.unpack._blocks import Blocks
+
+
+def expand(blocks: Blocks) -> Tensor:
+    """The weight itself."""
+    return blocks.tensor("weight")

@@ -1,0 +1,57 @@
+"""What torch could compute on, asked in a process of its own: importing torch takes seconds."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+from dataclasses import dataclass
+
+from slm_core import inquiry
+from slm_core.types import DeviceStatus
+
+_KINDS = ("cuda", "xpu", "mps", "cpu")
+INSTALL_HINT = "pip install 'slm-core[torch]'"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStatus:
+    """What an installation of torch offers.
+
+    Attributes:
+        version: of torch.
+        devices: best first.
+    """
+
+    version: str
+    devices: tuple[DeviceStatus, ...]
+
+
+def why_missing() -> str | None:
+    """Why there is no torch tier; None where torch is installed. Imports nothing."""
+    if importlib.util.find_spec("torch") is not None:
+        return None
+    return f"torch is not installed (to get it: {INSTALL_HINT})"
+
+
+@functools.cache
+def ask() -> TorchStatus:
+    """Torch's version and devices.
+
+    Raises:
+        BackendUnavailable: torch does not load.
+    """
+    told = inquiry.ask("torch", "from slm_native.kernels.torch import devices; devices.print_devices()")
+    version, found = json.loads(told)
+    there = [DeviceStatus(each["name"], True, f"tier torch: {each['detail']}") for each in found]
+    kinds = {device.name.partition(":")[0] for device in there}
+    return TorchStatus(version, (*there, *_absent(kinds, f"torch {version} finds none on this machine")))
+
+
+def missing_devices(reason: str) -> tuple[DeviceStatus, ...]:
+    """Every kind of device but the CPU, for the same reason not there."""
+    return _absent({"cpu"}, reason)
+
+
+def _absent(kinds: set[str], reason: str) -> tuple[DeviceStatus, ...]:
+    return tuple(DeviceStatus(kind, False, reason) for kind in _KINDS if kind not in kinds)

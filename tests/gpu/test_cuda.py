@@ -1,0 +1,99 @@
+"""The torch tier on CUDA: kernels against float64, models against the reference tier, memory, dumps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slm_conformance.factories import make_tiny_model
+from slm_core.gguf import GgmlType
+from slm_core.quant import QuantizedTensor, dequantize, format_of, row_bytes, supported_types
+from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
+from slm_native.backend import NativeBackend
+
+SCALES = ("scale", "min_scale", "minimum")
+N_IN = 2048
+
+
+@pytest.fixture
+def kernels():
+    from slm_native.kernels import select_kernels
+
+    return select_kernels("torch", device="cuda", dtype="float32").kernels
+
+
+def random_tensor(ggml_type: GgmlType, n_out: int) -> QuantizedTensor:
+    rng = np.random.default_rng(ggml_type)
+    if ggml_type in (GgmlType.F32, GgmlType.F16, GgmlType.BF16):
+        bits = rng.standard_normal((n_out, N_IN), np.float32)
+        kind = {GgmlType.F32: np.float32, GgmlType.F16: np.float16}.get(ggml_type)
+        data = (
+            bits.astype(kind).view(np.uint8) if kind else (bits.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        )
+        return QuantizedTensor("w", (n_out, N_IN), ggml_type, data.reshape(-1))
+    data = rng.integers(0, 256, n_out * row_bytes(ggml_type, N_IN), np.uint8)
+    blocks = data.view(format_of(ggml_type).block)
+    for name in set(SCALES) & set(blocks.dtype.names or ()):
+        blocks[name] = rng.uniform(-2, 2, blocks.shape)
+    if "exponent" in (blocks.dtype.names or ()):
+        blocks["exponent"] = rng.integers(120, 132, blocks.shape)
+    return QuantizedTensor("w", (n_out, N_IN), ggml_type, data)
+
+
+@pytest.mark.parametrize("ggml_type", [t for t in supported_types() if t is not GgmlType.IQ1_M], ids=lambda t: t.name)
+@pytest.mark.parametrize("n_rows", [1, 5, 8, 40, 200])
+def test_products(kernels, ggml_type, n_rows):
+    """Few rows, many rows and expanded weights: sums of 2048 float32 products in any order."""
+    tensor = random_tensor(ggml_type, 333)
+    x = np.random.default_rng(1).standard_normal((n_rows, N_IN), np.float32)
+    found = kernels.to_host(kernels.matmul(kernels.from_host(x), kernels.prepare(tensor)))
+    w = dequantize(tensor.data, ggml_type, tensor.shape).astype(np.float64)
+    magnitude = np.abs(x.astype(np.float64)) @ np.abs(w.T)
+    worst = np.max(np.abs(found - x.astype(np.float64) @ w.T) / ((N_IN + 8) * 2.0**-24 * magnitude))
+    assert worst <= 1, f"off by {worst:.2f} times the bound of float32 rounding"
+
+
+def decoded(path, device: str, dtype: str, kv_type: KvType) -> tuple[np.ndarray, bytes]:
+    """Logits of a prefill, and of steps of three sequences; a dump of one that was cut."""
+    rng, rows = np.random.default_rng(1), []
+    options = ModelOptions(
+        device=device, backend_options={"dtype": dtype, **({"tier": "reference"} if device == "cpu" else {})}
+    )
+    with (
+        NativeBackend().load(path, options) as model,
+        model.new_context(ContextOptions(1024, 3, 256, kv_type, kv_type)) as context,
+    ):
+        for lengths in [(200, 3, 0), (1, 1, 70), *[(1, 1, 1)] * 20]:
+            batch = context.new_batch()
+            for seq_id, n in enumerate(lengths):
+                batch.extend(rng.integers(0, 305, n).tolist(), Pos(seq_id, context.length(seq_id)), logits="all")
+            rows.append(context.decode(batch).copy())
+        context.cut(Pos(0, 10), Pos(0, 75))
+        return np.concatenate(rows), context.dump(0)
+
+
+@pytest.mark.parametrize("kv_type", [KvType.F32, KvType.F16, KvType.Q8_0])
+@pytest.mark.parametrize(("architecture", "weights"), [("llama", "q8_0"), ("llama", "f16"), ("qwen3", "f32")])
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("float16", 1e-2)])
+def test_logits_are_those_of_the_reference(tmp_path, architecture, weights, kv_type, dtype, bound):
+    path = make_tiny_model(architecture, weights).write(tmp_path / "tiny.gguf")
+    found, dump = decoded(path, "cuda", dtype, kv_type)
+    wanted, _ = decoded(path, "cpu", "auto", kv_type)
+    errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    step = {KvType.F32: 0.0, KvType.F16: 1e-3, KvType.Q8_0: 1e-2}[kv_type]  # where rounding tips a stored value
+    assert errors.max() < bound + step, f"relative error {errors.max():.1e}"
+    with NativeBackend().load(path, ModelOptions(backend_options={"tier": "reference"})) as model:
+        context = model.new_context(ContextOptions(1024, 1, 256, kv_type, kv_type))
+        context.restore(0, dump)
+        assert context.dump(0) == dump, "the dump was not taken by its bytes"
+
+
+def test_closing_frees_the_memory(tmp_path):
+    import torch
+
+    path = make_tiny_model("llama", "f32").write(tmp_path / "tiny.gguf")
+    before = torch.cuda.memory_allocated()
+    with NativeBackend().load(path, ModelOptions(device="cuda")) as model:
+        model.new_context(ContextOptions(n_ctx=100_000))
+        assert torch.cuda.memory_allocated() - before > 100_000 * 512
+    assert torch.cuda.memory_allocated() - before < 1 << 20

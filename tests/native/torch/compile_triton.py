@@ -1,0 +1,101 @@
+"""Compiles every Triton kernel for a GPU that need not be there: `python compile_triton.py 90`.
+
+The wrappers run on tensors of the CPU; where they would launch a kernel, it is compiled with what they pass instead. As
+Triton does it, an argument that is 1 is a constant.
+Prints one line a kernel: its name and the bytes of machine code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from slm_core.architectures import RopeStyle
+from slm_native.kernels import Scoring
+from slm_native.kernels.torch.pages import DecodeGroup, TorchPageStore
+from slm_native.kernels.torch.triton import products, small_steps
+from slm_native.kernels.torch.triton.decoding import attend_decoding
+from slm_native.kernels.torch.triton.formats import packed_format, packed_types
+from slm_native.kv import PageLayout, codec_of
+
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.int64: "*i64",
+}
+MANY = ("BF16", "Q5_0", "Q6_K")
+"""Types whose larger products are compiled: the others differ in what the smaller ones have, too."""
+
+
+def spelled(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if abs(value) < 1 << 31 else "i64"
+
+
+def compiler(target: GPUTarget) -> Callable[..., Callable[..., None]]:
+    def launch(kernel: JITFunction, grid: object) -> Callable[..., None]:
+        def compile_kernel(*args: object, **constants: object) -> None:
+            names = [name for name in kernel.arg_names if name not in constants]
+            passed = dict(zip(names, args, strict=True))
+            constants |= {name: 1 for name, value in passed.items() if isinstance(value, int) and value == 1}
+            signature = {name: spelled(value) for name, value in passed.items()}
+            signature |= dict.fromkeys(constants, "constexpr")
+            ordered = {name: signature[name] for name in kernel.arg_names}
+            made = triton.compile(ASTSource(fn=kernel, signature=ordered, constexprs=constants), target=target)
+            sys.stdout.write(f"{kernel.__name__} {len(made.asm['cubin'])}\n")
+
+        return compile_kernel
+
+    return launch
+
+
+def calls() -> Iterator[Callable[[], object]]:
+    for ggml_type in packed_types():
+        n_in = max(32, ggml_type.block_size) * 16
+        form = packed_format(ggml_type, n_in)
+        assert form is not None
+        packed = torch.zeros(80, n_in // ggml_type.block_size * ggml_type.block_bytes, dtype=torch.uint8)
+        few = torch.zeros(8 if ggml_type.name == "Q4_K" else 1, n_in)
+        yield lambda x=few, packed=packed, form=form: products.few_rows(x, packed, form)
+        if ggml_type.name in MANY:
+            many = torch.zeros(70, n_in, dtype=torch.bfloat16 if ggml_type.name == "BF16" else torch.float16)
+            yield lambda x=many, packed=packed, form=form: products.many_rows(x, packed, form)
+    heads, table = torch.zeros(2, 8, 128), torch.zeros(2, 3, dtype=torch.int64)
+    group = DecodeGroup(torch.tensor([0, 1]), table, torch.tensor([100, 130]), 130)
+    angles, places = torch.zeros(2, 64), torch.zeros(2, dtype=torch.int64)
+    everything = Scoring(64, 30.0, torch.zeros(8), torch.zeros(8))
+    for kv_type in ("f32", "f16", "q8_0"):
+        codec = codec_of(kv_type, 128)
+        layer = TorchPageStore(PageLayout(1, 2, 128, codec, codec), 4, torch.device("cpu")).layers[0]
+        scoring, q = {
+            "f32": (everything, heads),
+            "f16": (Scoring(), heads.half()),
+            "q8_0": (everything, heads.bfloat16()),
+        }[kv_type]
+        yield lambda q=q, layer=layer, scoring=scoring: attend_decoding(q, layer, group, 0.1, scoring)
+        places_of = {"planes": tuple(layer.key_planes), "pages": places, "slots": places}
+        yield lambda places_of=places_of: small_steps.norm_rope_and_store(
+            heads[:, :2].contiguous(), torch.zeros(128), 1e-5, angles, angles, RopeStyle.HALF_SPLIT, **places_of
+        )
+    for style in RopeStyle:
+        yield lambda style=style: small_steps.norm_and_rope(heads, None, 1e-5, angles, angles, style)
+    yield lambda: small_steps.silu_mul(heads, heads)
+    yield lambda: small_steps.rms_norm(angles, torch.zeros(64), 1e-5)
+
+
+if __name__ == "__main__":
+    JITFunction.__getitem__ = compiler(GPUTarget("cuda", int(sys.argv[1]), 32))
+    for call in calls():
+        call()

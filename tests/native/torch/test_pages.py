@@ -1,0 +1,92 @@
+"""The pages on a device against those in NumPy: the same bytes, whatever is done to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slm_core.errors import InvalidOption
+from slm_native.kv import HostPageStore, PagedKvCache, PageLayout, codec_of
+
+torch = pytest.importorskip("torch", reason="the torch tier needs torch: pip install 'slm-core[torch]'")
+
+from slm_native.kernels.torch import pages as torch_pages  # noqa: E402
+from slm_native.kernels.torch.codecs import device_codec  # noqa: E402
+from slm_native.kernels.torch.pages import TorchPageStore, place  # noqa: E402
+
+CPU = torch.device("cpu")
+KV_TYPES = ["f32", "f16", "q8_0"]
+
+
+def new_store(layout, n_pages):
+    return TorchPageStore(layout, n_pages, CPU)
+
+
+def layout(keys: str, values: str) -> PageLayout:
+    return PageLayout(2, 3, 64, codec_of(keys, 64), codec_of(values, 64))
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_codecs_write_the_same_bits(kv_type):
+    x = np.random.default_rng(1).standard_normal((5, 3, 64)).astype(np.float32)
+    x[0, 0, :32], x[1, 1, 5], x[2, 0, 40] = 0, 1e6, -3e-8  # a block of nothing; beyond f16; below its normal numbers
+    x[3, 0, :32] *= 1e-35
+    host = codec_of(kv_type, 64)
+    device = device_codec(host)
+    wanted, found = host.encode(x), device.encode(torch.from_numpy(x.copy()))
+    for mine, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs)
+    np.testing.assert_array_equal(device.decode(found).numpy(), host.decode(wanted))
+
+
+@pytest.mark.parametrize("keys", KV_TYPES)
+@pytest.mark.parametrize("values", KV_TYPES)
+def test_a_life_of_edits_leaves_the_same_bytes(keys, values):
+    """Writes, forks, cuts in pages that are shared and that are not, dumps and loads: payloads stay equal."""
+    caches = [PagedKvCache(layout(keys, values), 512, 3, new) for new in (HostPageStore, new_store)]
+    arrays = (np.asarray, lambda x: torch.from_numpy(np.array(x)))
+    rng, length = np.random.default_rng(2), 0
+    for n_tokens in (100, 1, 39):
+        k, v = (rng.standard_normal((2, n_tokens, 3, 64)).astype(np.float32) for _ in range(2))
+        for cache, array in zip(caches, arrays, strict=True):
+            plan = cache.plan(np.zeros(n_tokens, np.int32), np.arange(length, length + n_tokens, dtype=np.int32))
+            placed = plan if array is np.asarray else place(plan, CPU)
+            for i, layer in enumerate(cache.layers):
+                layer.write(placed.pages, placed.slots, array(k[i]), array(v[i]))
+            cache.commit(plan)
+        length += n_tokens
+    for cache in caches:
+        cache.fork(0, 1, 130)
+        cache.cut(0, 10, 75, length, lambda keys, delta: keys * 2)  # exact in every type: a stand-in for a rotation
+        cache.cut(1, 3, 5, 130, lambda keys, delta: keys * 2)
+    payloads = [[cache.export(0, length - 65), cache.export(1, 128)] for cache in caches]
+    assert payloads[0] == payloads[1]
+    for cache, other in zip(caches, reversed(payloads), strict=True):
+        cache.load(2, 128, other[1])
+        assert cache.export(2, 128) == other[1]
+
+
+def test_what_a_layer_gives_back_is_what_numpy_gives_back():
+    """For one table of pages, and for a group of tables of which some are longer."""
+    shape = layout("q8_0", "f16")
+    stores = [new(shape, 7) for new in (HostPageStore, new_store)]
+    rng = np.random.default_rng(3)
+    k, v = (rng.standard_normal((448, 3, 64)).astype(np.float32) for _ in range(2))
+    pages, slots = np.repeat(np.arange(7), 64), np.tile(np.arange(64), 7)
+    stores[0].layers[1].write(pages, slots, k, v)
+    stores[1].layers[1].write(*(torch.from_numpy(each) for each in (pages, slots, k, v)))
+    tables = np.array([[3, 1, 0], [6, 2, 5]])
+    for read in ("keys", "values"):
+        wanted = [getattr(stores[0].layers[1], read)(table, 150) for table in tables]
+        found = getattr(stores[1].layers[1], read)(torch.from_numpy(tables), 150)
+        np.testing.assert_array_equal(found.numpy(), np.stack(wanted))
+
+
+def test_more_than_is_free_is_refused_with_sizes(monkeypatch):
+    shape = layout("f32", "f32")
+    monkeypatch.setattr(torch_pages, "memory", lambda device: (1 << 20, 1 << 30))
+    with pytest.raises(InvalidOption, match=r"a KV cache of 37 MiB is more than the 1 MiB that are free on cpu"):
+        new_store(shape, 200)
+    monkeypatch.setattr(torch_pages, "memory", lambda device: (None, None))
+    with pytest.raises(InvalidOption, match="more than this machine can reserve: use a smaller n_ctx"):
+        new_store(shape, 1 << 50)

@@ -1,0 +1,111 @@
+"""Triton's attention over pages in its interpreter, against the reference tier on each sequence's keys and values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slm_native.kernels import Scoring
+from slm_native.kernels.reference import ReferenceKernels
+from slm_native.kv import PagedKvCache, PageLayout, codec_of
+
+torch = pytest.importorskip("torch", reason="the torch tier needs torch: pip install 'slm-core[torch]'")
+pytest.importorskip("triton", reason="kernels for CUDA are tested in Triton's interpreter: pip install triton")
+
+from slm_native.kernels.torch.pages import TorchPageStore, place  # noqa: E402
+from slm_native.kernels.torch.triton import decoding  # noqa: E402
+from slm_native.kernels.torch.triton.decoding import attend_decoding  # noqa: E402
+
+HELD = (1, 64, 65, 140)
+SCORINGS = {
+    "plain": {},
+    "window": {"window": 70},
+    "narrow": {"window": 3},
+    "softcap": {"softcap": 1.5},
+    "slopes": {"slopes": True},
+    "sinks": {"sinks": True},
+    "all": {"window": 100, "softcap": 2.0, "slopes": True, "sinks": True},
+}
+
+
+def filled(n_kv_heads: int, width: int, keys: str, values: str):
+    """A cache of two layers, its pages in disorder, and a plan that brings each sequence its last token."""
+    layout = PageLayout(2, n_kv_heads, width, codec_of(keys, width), codec_of(values, width))
+    cpu = torch.device("cpu")
+    cache = PagedKvCache(layout, 1024, len(HELD) + 1, lambda shape, n: TorchPageStore(shape, n, cpu))
+    rng = np.random.default_rng(1)
+    for start, end in ((0, 50), (50, 150), (150, 400)):  # in turns: the pages of a sequence do not lie side by side
+        for seq_id, held in enumerate(HELD):
+            if start < held - 1:
+                write(cache, seq_id, start, min(held - 1, end), rng)
+    plan = cache.plan(np.arange(len(HELD), dtype=np.int32), np.array(HELD, np.int32) - 1)
+    placed = place(plan, cpu)
+    k, v = (rng.standard_normal((len(HELD), n_kv_heads, width)).astype(np.float32) for _ in range(2))
+    cache.layers[1].write(placed.pages, placed.slots, torch.from_numpy(k), torch.from_numpy(v))
+    return cache.layers[1], placed
+
+
+def write(cache, seq_id: int, start: int, stop: int, rng) -> None:
+    n = stop - start
+    plan = cache.plan(np.full(n, seq_id, np.int32), np.arange(start, stop, dtype=np.int32))
+    placed, shape = place(plan, torch.device("cpu")), (n, *cache.layers[0].key_planes[0].shape[1::2])
+    k, v = (torch.from_numpy(rng.standard_normal(shape).astype(np.float32)) for _ in range(2))
+    cache.layers[1].write(placed.pages, placed.slots, k, v)
+    cache.commit(plan)
+
+
+def assert_attended(scoring, n_heads=6, n_kv_heads=2, width=32, keys="f32", values="f32", dtype=None):
+    layer, placed = filled(n_kv_heads, width, keys, values)
+    rng = np.random.default_rng(2)
+    q = rng.standard_normal((len(HELD), n_heads, width)).astype(np.float32)
+    extra = {
+        name: rng.uniform(0.02, 1, n_heads).astype(np.float32) if value is True else value
+        for name, value in SCORINGS[scoring].items()
+    }
+    on_device = Scoring(**{name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in extra.items()})
+    group = placed.decodes
+    found = attend_decoding(torch.from_numpy(q).to(dtype or torch.float32), layer, group, 0.2, on_device).numpy()
+    if dtype is not None:
+        q = torch.from_numpy(q).to(dtype).float().numpy()
+    for i, held in enumerate(HELD):
+        k, v = (read(group.tables[i], held).numpy() for read in (layer.keys, layer.values))
+        wanted = ReferenceKernels().attention(q[i : i + 1], k, v, 0.2, Scoring(**extra))[0]
+        # Scores of about 0.2 * sqrt(width) = 1, at most 8: float32 moves shares by 8 * 2^-24 * a few. In half
+        # precision keys, shares and values are rounded once each, 2^-11 of values of about 1, at most 4.
+        bound = 1e-5 if dtype is None else 3 * 4 * 2.0**-11
+        np.testing.assert_allclose(found[i], wanted, atol=bound, err_msg=f"sequence of {held} tokens")
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_every_way_to_score(scoring):
+    assert_attended(scoring)
+
+
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(2, 2), (5, 1), (34, 2)])
+@pytest.mark.parametrize("width", [32, 24])
+def test_groups_and_widths(n_heads, n_kv_heads, width):
+    assert_attended("plain", n_heads, n_kv_heads, width)
+
+
+@pytest.mark.parametrize("keys", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("values", ["f16", "q8_0"])
+def test_kv_types(keys, values):
+    assert_attended("plain", width=64, keys=keys, values=values)
+
+
+def test_products_in_half_precision():
+    assert_attended("plain", dtype=torch.float16)
+
+
+@pytest.mark.parametrize("n_programs", [1, 8 * 2, 8 * 3])
+def test_pages_are_shared_out_in_any_way(monkeypatch, n_programs):
+    monkeypatch.setattr(decoding, "_PROGRAMS", n_programs)
+    assert_attended("all")
+
+
+def test_what_the_kernel_would_misread_is_refused():
+    layer, placed = filled(2, 32, "f32", "f32")
+    q = torch.zeros(len(HELD), 6, 32)
+    for bad in (q[:3], torch.zeros(len(HELD), 5, 32), torch.zeros(len(HELD), 6, 16), q.transpose(0, 1)):
+        with pytest.raises(ValueError, match="accepted: "):
+            attend_decoding(bad, layer, placed.decodes, 0.2)
