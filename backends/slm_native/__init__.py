@@ -1,1 +1,1 @@
-"""The native engine: GGUF models on NumPy and on C++ kernels."""
+"""The native engine: GGUF models on NumPy, on C++ kernels, and on torch."""

@@ -9,22 +9,22 @@ from types import MappingProxyType
 
 import numpy as np
 
+from slm_core.architectures import check_tensors, read_spec
 from slm_core.errors import BackendUnavailable, InvalidOption, SlmError, UnknownOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.types import BackendStatus, DeviceStatus, ModelOptions, Support
-from slm_native.architectures import architecture_names, read_spec
+from slm_native import torch_devices
 from slm_native.context import BACKEND
-from slm_native.kernels import TIERS, KernelChoice, select_kernels
+from slm_native.kernels import HOST_DEVICES, TIERS, KernelChoice, select_kernels
 from slm_native.model import NativeModel
-from slm_native.weights import check_tensors
 
-# Of the engines that can run a file this one is the slower for now: most of its kernels are NumPy's.
+# Below engines whose speed has been measured on more machines than this one's.
 _RANK = 10
-_DEVICES = ("auto", "cpu")
 _OPTIONS = MappingProxyType(
     {
-        "tier": f"which kernels compute: {', '.join(TIERS)} (auto: C++ where it is built, else NumPy)",
-        "expanded_bytes": "memory that weights expanded to float32 may take; beyond it they are expanded at each use",
+        "tier": f"which kernels compute: {', '.join(TIERS)} (auto: torch on a device of torch's, else C++, else NumPy)",
+        "expanded_bytes": "memory that weights expanded to floats may take; beyond it they are expanded at each use",
+        "dtype": "number format of products in the torch tier: auto (the device's best), float32, bfloat16 or float16",
     }
 )
 
@@ -52,8 +52,12 @@ class NativeBackend:
             choice = select_kernels("reference")
             reason = f"tier reference alone, and only where it is asked for: {error}"
             hint = "pass the backend option tier='reference', or install the package anew"
-        device = DeviceStatus("cpu", available=True, detail=choice.kernels.describe())
-        return BackendStatus(BACKEND, installed=True, version=_version(), devices=(device,), reason=reason, hint=hint)
+        host = DeviceStatus("cpu", available=True, detail=choice.kernels.describe())
+        devices, remark = _torch_devices()
+        reason = f"{reason}; {remark}"
+        return BackendStatus(
+            BACKEND, installed=True, version=_version(), devices=(host, *devices), reason=reason, hint=hint
+        )
 
     def supports(self, source: Path, device: str = "auto") -> Support:
         """Say whether it can run ``source`` on ``device``, reading headers only.
@@ -61,14 +65,18 @@ class NativeBackend:
         Raises:
             InvalidModelFile: the file is missing or damaged.
         """
-        if device not in _DEVICES:
-            return Support(False, _no_device(device))
+        if device not in HOST_DEVICES:
+            try:
+                select_kernels(device=device)
+            except BackendUnavailable as error:
+                return Support(False, str(error))
         try:
             with GgufFile.open(source) as gguf:
-                check_tensors(gguf, read_spec(gguf))
+                spec = read_spec(gguf)
+                check_tensors(gguf, spec)
         except UnsupportedModel as error:
             return Support(False, str(error))
-        return Support(True, f"one of the architectures {', '.join(architecture_names())}", _RANK)
+        return Support(True, f"a decoder of architecture {spec.architecture}", _RANK)
 
     def load(self, source: Path, options: ModelOptions) -> NativeModel:
         """Load a model; see ``protocols.Backend.load``."""
@@ -84,24 +92,25 @@ class NativeBackend:
 
 
 def _kernels(options: ModelOptions) -> KernelChoice:
-    if options.device not in _DEVICES:
-        raise BackendUnavailable(_no_device(options.device))
-    if options.n_threads is not None:
-        raise InvalidOption(
-            f"n_threads={options.n_threads!r}: the native engine computes with NumPy, whose threads are set before"
-            " Python starts, by OMP_NUM_THREADS or OPENBLAS_NUM_THREADS (accepted: None)"
-        )
     given = options.backend_options
     if unknown := [name for name in given if name not in _OPTIONS]:
         raise UnknownOption(f"unknown option {unknown[0]!r} of the native backend (accepted: {', '.join(_OPTIONS)})")
-    for name, kind in (("tier", str), ("expanded_bytes", int)):
+    for name, kind in (("tier", str), ("expanded_bytes", int), ("dtype", str)):
         if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
             raise InvalidOption(f"{name}={given[name]!r} (accepted: {_OPTIONS[name]})")
-    return select_kernels(**given)  # type: ignore[arg-type]  # checked above
+    return select_kernels(device=options.device, n_threads=options.n_threads, **given)  # type: ignore[arg-type]  # checked above
 
 
-def _no_device(device: str) -> str:
-    return f"the native backend has no device {device!r} (accepted: {', '.join(_DEVICES)})"
+def _torch_devices() -> tuple[tuple[DeviceStatus, ...], str]:
+    """Torch's devices, and what is to be said of its tier in one line."""
+    if (missing := torch_devices.why_missing()) is not None:
+        return torch_devices.missing_devices(missing), f"no tier torch: {missing}"
+    try:
+        status = torch_devices.ask()
+    except BackendUnavailable as error:
+        return torch_devices.missing_devices(str(error)), f"no tier torch: {error}"
+    devices = tuple(device for device in status.devices if device.name != "cpu")
+    return devices, f"tier torch where it is asked for (torch {status.version})"
 
 
 def _version() -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from slm_core.contextbase import ContextBase, check_context_options
+from slm_core.errors import DecodeFailed, InvalidPosition
 from slm_core.protocols import Batch
-from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits
 from slm_native.kv import PagedKvCache, PageLayout, codec_of
 from slm_native.transformer import Transformer
 
 BACKEND = "native"
-DEFAULT_KV_TYPE = KvType.F32  # this engine computes in float32 and is what others are compared with
 _PAYLOAD_VERSION = 1
 
 
@@ -21,7 +21,7 @@ class NativeContext(ContextBase):
 
     Args:
         transformer: the model.
-        options: the sizes, and the KV types (f32, f16, q8_0; f32 unless given).
+        options: the sizes, and the KV types (any; what the kernels prefer unless given).
         fingerprint: of the model.
 
     Raises:
@@ -32,26 +32,37 @@ class NativeContext(ContextBase):
         check_context_options(options)
         spec = transformer.spec
         keys, values = (
-            codec_of(DEFAULT_KV_TYPE if kv_type is None else kv_type, spec.head_dim)
+            codec_of(transformer.kv_type if kv_type is None else kv_type, spec.head_dim)
             for kv_type in (options.kv_type_k, options.kv_type_v)
         )
         layout = PageLayout(spec.n_layers, spec.n_kv_heads, spec.head_dim, keys, values)
-        self._cache = PagedKvCache(layout, options.n_ctx, options.n_seq_max)  # refuses what no memory could hold
+        # Refuses what no memory could hold.
+        self._cache = PagedKvCache(layout, options.n_ctx, options.n_seq_max, transformer.new_pages)
         self._transformer = transformer
+        self._positions = transformer.positions(options.n_ctx)
         super().__init__(
             options,
             backend=BACKEND,
             fingerprint=fingerprint,
             n_vocab=spec.n_vocab,
-            edit_level=EditLevel.CUT,
+            edit_level=EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE,
             capabilities=frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD}),
             payload_format=f"{_PAYLOAD_VERSION};k={keys.kv_type};v={values.kv_type};"
-            f"L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}",
+            f"L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
+            + (f";rope={self._positions.kind}" if self._positions.kind else ""),
         )
 
     def _engine_decode(self, batch: Batch) -> Logits:
+        n_positions = self._transformer.spec.n_positions
+        if n_positions is not None and (last := int(batch.positions.max(initial=0))) >= n_positions:
+            raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
         plan = self._cache.plan(batch.seq_ids, batch.positions)
-        logits = self._transformer.forward(batch.tokens, batch.positions, batch.wants_logits, plan, self._cache.layers)
+        try:
+            logits = self._transformer.forward(
+                batch.tokens, batch.positions, batch.wants_logits, plan, self._cache.layers, self._positions
+            )
+        except self._transformer.failures as error:
+            raise DecodeFailed(f"the device failed on a batch of {len(batch)} tokens: {error}") from error
         self._cache.commit(plan)
         return logits
 
@@ -62,7 +73,7 @@ class NativeContext(ContextBase):
         self._cache.truncate(seq_id, length)
 
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
-        self._cache.cut(seq_id, start, end, self._ledger.length(seq_id), self._transformer.rotate_keys)
+        self._cache.cut(seq_id, start, end, self._ledger.length(seq_id), self._positions.move_keys)
 
     def _engine_drop(self, seq_id: int) -> None:
         self._cache.drop(seq_id)
@@ -75,4 +86,4 @@ class NativeContext(ContextBase):
 
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: pages and weights are freed here and now.
-        del self._cache, self._transformer
+        del self._cache, self._transformer, self._positions

@@ -7,17 +7,16 @@ import weakref
 from types import TracebackType
 from typing import Self
 
+from slm_core.architectures import check_tensors, read_spec
 from slm_core.errors import InvalidModelFile, ModelClosed
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.protocols import Vocab
 from slm_core.tokenization import build_vocab
 from slm_core.types import ContextOptions, ModelInfo, Progress
-from slm_native.architectures import read_spec
 from slm_native.context import BACKEND, NativeContext
 from slm_native.kernels import KernelSet
 from slm_native.transformer import Transformer
-from slm_native.weights import check_tensors
 
 
 class NativeModel:

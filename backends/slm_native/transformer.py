@@ -1,7 +1,7 @@
 """The forward pass of a decoder-only transformer, the same for every architecture and every kernel set.
 
 Shapes: T tokens of the batch, E embedding width, H query heads, K key and value heads, D head width, F feed-forward
-width, V vocabulary, R rotated values of a head, L layers.
+width, V vocabulary, L layers, X experts.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.architectures import AnyActivation, LayerSpec, ModelSpec
 from slm_core.gguf import GgufFile
-from slm_core.types import Logits
-from slm_native.kernels import FloatArray, KernelSet
-from slm_native.kv import BatchPlan, KvLayer
-from slm_native.rope import Rope
-from slm_native.spec import ModelSpec
-from slm_native.weights import Block, Linear, WeightReader
+from slm_core.types import KvType, Logits
+from slm_native.experts import route, run_routed
+from slm_native.kernels import KernelSet, Linear, Norm, Scoring, alibi_slopes
+from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
+from slm_native.latent import latent_queries_and_keys, latent_results
+from slm_native.positions import LayerPositions, Positions
+from slm_native.weights import Block, Experts, FeedForward, LatentAttention, WeightReader
 
 
 class Transformer:
@@ -31,16 +33,27 @@ class Transformer:
     """
 
     def __init__(self, gguf: GgufFile, spec: ModelSpec, kernels: KernelSet, progress: Callable[[float], None]) -> None:
-        reader = WeightReader(gguf, kernels)
+        kernels.reserve(sum(info.n_bytes for info in gguf.tensors.values()))
+        self._reader = WeightReader(gguf, spec, kernels)
         self.spec = spec
         self._kernels = kernels
-        self._weights = reader.model()
+        self._weights = self._reader.model()
         self._blocks: list[Block] = []
-        for block in reader.blocks(spec.n_layers):
+        for block in self._reader.blocks():
             self._blocks.append(block)
             progress(len(self._blocks) / spec.n_layers)
-        self._rope = Rope(spec.rope, self._weights.rope_freqs)
-        self._attention_scale = spec.head_dim**-0.5
+        kernels.ready()
+        self._attention_scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
+        self._scoring = [self._scoring_of(*both) for both in zip(spec.layers, self._blocks, strict=True)]
+        self.positions(1)  # refuses bad factors now
+
+    def positions(self, n_ctx: int) -> Positions:
+        """The position embeddings for a context of ``n_ctx`` positions.
+
+        Raises:
+            InvalidModelFile: the file's factors are no positive numbers.
+        """
+        return Positions(self.spec, n_ctx, self._reader.rope_factors, self._kernels)
 
     def forward(
         self,
@@ -49,6 +62,7 @@ class Transformer:
         wants_logits: NDArray[np.bool_],
         plan: BatchPlan,
         layers: Sequence[KvLayer],
+        embedded: Positions,
     ) -> Logits:
         """Run a batch; keys and values go where ``plan`` says.
 
@@ -58,57 +72,129 @@ class Transformer:
             wants_logits: which tokens' logits are wanted [T].
             plan: where keys and values go, and which tokens see which.
             layers: the KV cache of each layer [L].
+            embedded: the context's position embeddings.
 
         Returns:
             float32 [rows wanted, V].
         """
-        x = self._kernels.embed(self._weights.token_embd, tokens)  # [T, E]
-        cos_sin = self._rope.tables(positions)  # [T, R/2] each
-        for block, cache in zip(self._blocks, layers, strict=True):
-            attended = self._attend(block, x, cos_sin, plan, cache)  # [T, E]
-            if block is self._blocks[-1]:  # what follows is done token by token: only the rows asked for matter
-                x, attended = x[wants_logits], attended[wants_logits]
+        kernels = self._kernels
+        x = self._embed(tokens, positions)  # [T, E]
+        plan = kernels.place(plan)
+        places = embedded.at(positions)
+        last = len(self._blocks) - 1
+        for i, (block, layer, cache) in enumerate(zip(self._blocks, self.spec.layers, layers, strict=True)):
+            mixed = self._attend(block, layer, x, places[i], plan, cache, self._scoring[i])  # [T, H*D]
+            if i == last:  # what follows is done token by token: only the rows asked for matter
+                x, mixed = kernels.rows(x, wants_logits), kernels.rows(mixed, wants_logits)
                 if len(x) == 0:
                     return np.empty((0, self.spec.n_vocab), np.float32)
-            x = x + attended
-            x = x + self._feed_forward(block, x)
-        normed = self._kernels.rms_norm(x, self._weights.output_norm, self.spec.norm_eps)
-        return self._linear(normed, self._weights.output)
+            after = self._added(x, mixed, block.attention.output, block.attn_post_norm)
+            x = self._fed(block, layer, x if self.spec.parallel else after, after)
+        return kernels.to_host(self._logits(x))
 
-    def rotate_keys(self, keys: FloatArray, delta: int) -> FloatArray:
-        """Move rotated keys [T, heads, D] by ``delta`` positions, as if they had been rotated there."""
-        cos, sin = self._rope.step_tables(delta, len(keys))
-        return self._kernels.rope(keys, cos, sin, self._rope.style)
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What ``forward`` raises where the device fails it."""
+        return self._kernels.failures
+
+    @property
+    def kv_type(self) -> KvType:
+        """What keys and values are stored in where no type is asked for."""
+        return self._kernels.kv_type
+
+    def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
+        """Room for keys and values where the kernels compute; see ``KernelSet.new_pages``."""
+        return self._kernels.new_pages(layout, n_pages)
+
+    def _embed(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Array:
+        weights = self._weights
+        x = self._kernels.embed(weights.token_embd, tokens)
+        if self.spec.embedding_scale != 1:
+            x = x * self.spec.embedding_scale
+        if weights.position_embd is not None:
+            x = x + self._kernels.embed(weights.position_embd, positions)
+        return self._kernels.normed(x, weights.embd_norm)
 
     def _attend(
-        self, block: Block, x: FloatArray, cos_sin: tuple[FloatArray, FloatArray], plan: BatchPlan, cache: KvLayer
-    ) -> FloatArray:
-        kernels, eps = self._kernels, self.spec.norm_eps
-        normed = kernels.rms_norm(x, block.attn_norm, eps)  # [T, E]
-        q = self._heads(self._linear(normed, block.attn_q))  # [T, H, D]
-        k = self._heads(self._linear(normed, block.attn_k))  # [T, K, D]
-        v = self._heads(self._linear(normed, block.attn_v))  # [T, K, D]
-        if block.attn_q_norm is not None and block.attn_k_norm is not None:
-            q, k = kernels.rms_norm(q, block.attn_q_norm, eps), kernels.rms_norm(k, block.attn_k_norm, eps)
-        q, k = (kernels.rope(heads, *cos_sin, self._rope.style) for heads in (q, k))
-        cache.write(plan.pages, plan.slots, k, v)
-        mixed = np.empty_like(q)  # [T, H, D]
-        for run in plan.runs:
-            mixed[run.rows] = kernels.attention_over_pages(
-                q[run.rows], cache, run.pages, run.n_held, self._attention_scale
-            )
-        return self._linear(mixed.reshape(len(x), -1), block.attn_output)
+        self,
+        block: Block,
+        layer: LayerSpec,
+        x: Array,
+        place: LayerPositions,
+        plan: BatchPlan,
+        cache: KvLayer,
+        scoring: Scoring,
+    ) -> Array:
+        q = self._queries(block, layer, x, place, plan, cache)
+        if place.temperature is not None:
+            q = q * place.temperature
+        mixed = self._kernels.attention_over_runs(q, cache, plan, self._attention_scale, scoring)
+        if isinstance(block.attention, LatentAttention):
+            assert layer.latent is not None, "the weights were read by it"
+            mixed = latent_results(self._kernels, block.attention, layer.latent, mixed)
+        return mixed.reshape(len(x), -1)
 
-    def _feed_forward(self, block: Block, x: FloatArray) -> FloatArray:
-        normed = self._kernels.rms_norm(x, block.ffn_norm, self.spec.norm_eps)
-        gate, up = self._linear(normed, block.ffn_gate), self._linear(normed, block.ffn_up)  # [T, F]
-        return self._linear(self._kernels.silu_mul(gate, up), block.ffn_down)
+    def _queries(
+        self, block: Block, layer: LayerSpec, x: Array, place: LayerPositions, plan: BatchPlan, cache: KvLayer
+    ) -> Array:
+        """The batch's queries [T, H, D]; its keys and values go into the cache."""
+        kernels, width, weights = self._kernels, self.spec.head_dim, block.attention
+        if isinstance(weights, LatentAttention):
+            assert layer.latent is not None, "the weights were read by it"
+            q, both = latent_queries_and_keys(kernels, weights, layer.latent, x, block.attn_norm)
+            kernels.store(cache, plan, both, both, width, None, place.rotation)
+            return kernels.heads(q, width, None, place.rotation)
+        q, k, v = kernels.project(x, block.attn_norm, (weights.q, weights.k, weights.v))
+        if self.spec.qkv_limit is not None:
+            q, k, v = (kernels.clip(flat, self.spec.qkv_limit) for flat in (q, k, v))
+        kernels.store(cache, plan, k, v, width, weights.k_norm, place.rotation)
+        return kernels.heads(q, width, weights.q_norm, place.rotation)
 
-    def _linear(self, x: FloatArray, linear: Linear) -> FloatArray:
-        if linear.scale is None:
-            return self._kernels.matmul(x, linear.weight, linear.bias)
-        y = self._kernels.matmul(x, linear.weight) * linear.scale
-        return y if linear.bias is None else y + linear.bias
+    def _added(self, residual: Array, x: Array, linear: Linear, post_norm: Norm | None) -> Array:
+        """``residual`` and what a branch of the block makes of ``x`` at last."""
+        if post_norm is None and self.spec.residual_scale == 1:
+            return self._kernels.add_product(residual, x, linear)
+        return self._scaled_sum(residual, self._kernels.linear(x, linear), post_norm)
 
-    def _heads(self, x: FloatArray) -> FloatArray:
-        return x.reshape(len(x), -1, self.spec.head_dim)
+    def _scaled_sum(self, residual: Array, made: Array, post_norm: Norm | None) -> Array:
+        made, scale = self._kernels.normed(made, post_norm), self.spec.residual_scale
+        return residual + (made if scale == 1 else made * scale)
+
+    def _fed(self, block: Block, layer: LayerSpec, x: Array, residual: Array) -> Array:
+        """What leaves the block: ``residual``, and what the feed-forward layer makes of ``x``."""
+        weights, post_norm = block.feed_forward, block.ffn_post_norm
+        if isinstance(weights, FeedForward):
+            inner = self._kernels.gate_up(x, block.ffn_norm, weights.gate, weights.up, layer.activation)
+            return self._added(residual, inner, weights.down, post_norm)
+        return self._scaled_sum(
+            residual, self._routed(weights, layer, self._kernels.normed(x, block.ffn_norm)), post_norm
+        )
+
+    def _routed(self, weights: Experts, layer: LayerSpec, x: Array) -> Array:
+        assert layer.experts is not None, "the weights were read by it"
+        kernels, bias = self._kernels, weights.selection_bias
+        scores = kernels.to_host(kernels.linear(x, weights.router))  # [T, X]
+        routes = route(scores, layer.experts, None if bias is None else kernels.to_host(bias))
+        mixed = run_routed(x, routes, lambda i, rows: self._dense(weights.experts[i], layer.activation, rows), kernels)
+        if weights.shared is None:
+            return mixed
+        shared = self._dense(weights.shared, layer.activation, x)
+        if weights.shared_gate is not None:
+            shared = shared * kernels.sigmoid(kernels.linear(x, weights.shared_gate))  # [T, 1]
+        return mixed + shared
+
+    def _dense(self, weights: FeedForward, activation: AnyActivation, x: Array) -> Array:
+        inner = self._kernels.gate_up(x, None, weights.gate, weights.up, activation)  # [T, F]
+        return self._kernels.linear(inner, weights.down)
+
+    def _logits(self, x: Array) -> Array:
+        (logits,) = self._kernels.project(x, self._weights.output_norm, [self._weights.output])  # [rows, V]
+        if self.spec.logit_scale != 1:
+            logits = logits * self.spec.logit_scale
+        return logits if self.spec.logit_softcap is None else self._kernels.softcap(logits, self.spec.logit_softcap)
+
+    def _scoring_of(self, layer: LayerSpec, block: Block) -> Scoring:
+        spec, slopes = self.spec, None
+        if spec.alibi_max_bias is not None:
+            slopes = self._kernels.from_host(alibi_slopes(spec.n_heads, spec.alibi_max_bias))
+        return Scoring(layer.window, spec.attention_softcap, slopes, block.attention.sinks)

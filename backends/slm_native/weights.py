@@ -1,93 +1,86 @@
-"""The tensors of a model: checked against its spec, then prepared for a kernel set."""
+"""The tensors of a model: prepared for a kernel set."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.gguf import GgufFile, TensorInfo
-from slm_core.gguf.cursor import shown
-from slm_native.kernels import FloatArray, KernelSet, Weight
-from slm_native.quant import supported_types
-from slm_native.spec import ModelSpec
-from slm_native.tensor import QuantizedTensor
-
-_log = logging.getLogger(__name__)
+from slm_core.architectures import ModelSpec
+from slm_core.gguf import GgufFile
+from slm_core.quant import QuantizedTensor, check_tensor
+from slm_native.kernels import KernelSet, Linear, Norm, Weight
+from slm_native.kv import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Linear:
-    """A matrix and what its product is scaled by and shifted by."""
+class Attention:
+    """The weights of an attention layer."""
 
-    weight: Weight  # (out, in)
-    scale: FloatArray | None  # [1]
-    bias: FloatArray | None  # [out]
+    q: Linear  # (H*D, E)
+    k: Linear  # (K*D, E)
+    v: Linear  # (K*D, E)
+    q_norm: Norm | None  # [D], [H, D] or [H*D]
+    k_norm: Norm | None  # [D], [K, D] or [K*D]
+    output: Linear  # (E, H*D)
+    sinks: Array | None  # [H]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentAttention:
+    """The weights of attention to a latent."""
+
+    q_down: Linear | None  # (Q, E), where queries are compressed, too
+    q_norm: Norm | None  # [Q]
+    q: Linear  # (H*(N+R), E) or (H*(N+R), Q)
+    kv_down: Linear  # (C+R, E)
+    kv_norm: Norm | None  # [C]
+    k_up: Sequence[Linear]  # [H] of (C, N)
+    v_up: Sequence[Linear]  # [H] of (U, C)
+    output: Linear  # (E, H*U)
+    sinks: None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeedForward:
+    """The weights of a feed-forward layer, or of one expert."""
+
+    gate: Linear | None  # (F, E)
+    up: Linear  # (F, E)
+    down: Linear  # (E, F)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """The weights of a layer of experts."""
+
+    router: Linear  # (X, E)
+    selection_bias: Array | None  # [X], on scores, for the choice alone
+    experts: Sequence[FeedForward]  # [X]
+    shared: FeedForward | None  # used by every token
+    shared_gate: Linear | None  # (1, E)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """The weights of one transformer block."""
 
-    attn_norm: FloatArray  # [E]
-    attn_q: Linear  # (H*D, E)
-    attn_k: Linear  # (K*D, E)
-    attn_v: Linear  # (K*D, E)
-    attn_q_norm: FloatArray | None  # [D]
-    attn_k_norm: FloatArray | None  # [D]
-    attn_output: Linear  # (E, H*D)
-    ffn_norm: FloatArray  # [E]
-    ffn_gate: Linear  # (F, E)
-    ffn_up: Linear  # (F, E)
-    ffn_down: Linear  # (E, F)
+    attn_norm: Norm | None  # [E]
+    attention: Attention | LatentAttention
+    attn_post_norm: Norm | None  # [E]
+    ffn_norm: Norm | None  # [E]
+    feed_forward: FeedForward | Experts
+    ffn_post_norm: Norm | None  # [E]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """The weights outside the blocks; blocks come from ``WeightReader.block``."""
+    """The weights outside the blocks."""
 
     token_embd: Weight  # (V, E)
-    rope_freqs: FloatArray | None  # [R/2]
-    output_norm: FloatArray  # [E]
+    position_embd: Weight | None  # (positions, E)
+    embd_norm: Norm | None  # [E]
+    output_norm: Norm  # [E]
     output: Linear  # (V, E)
-
-
-def check_tensors(gguf: GgufFile, spec: ModelSpec) -> None:
-    """Compare a file's tensors with what the model must have and may have; the directory alone is read.
-
-    Raises:
-        InvalidModelFile: a tensor is missing or has the wrong shape.
-        UnsupportedModel: a tensor of a type that cannot be read, or one that the architecture does not have.
-    """
-    known = set()
-    for name, wanted in spec.tensors():
-        known.add(name)
-        if name not in gguf.tensors:
-            if wanted.required:
-                raise InvalidModelFile(f"{gguf.path}: tensor {name!r} of shape {wanted.shape} is missing")
-            continue
-        tensor = gguf.tensors[name]
-        if tensor.shape != wanted.shape:
-            raise InvalidModelFile(f"{gguf.path}: tensor {name!r} has the shape {tensor.shape}, not {wanted.shape}")
-        if wanted.used:
-            _check_type(gguf, tensor)
-        else:
-            _log.info("%s: tensor %r changes nothing here", gguf.path, name)
-    for name in gguf.tensors:
-        if name not in known:
-            raise UnsupportedModel(
-                f"{gguf.path}: tensor {shown(name)} is not one that {spec.architecture} models have, as far as the"
-                " native engine knows them, so results could be wrong"
-            )
-
-
-def _check_type(gguf: GgufFile, tensor: TensorInfo) -> None:
-    if tensor.ggml_type not in supported_types():
-        accepted = ", ".join(ggml_type.name for ggml_type in supported_types())
-        raise UnsupportedModel(
-            f"{gguf.path}: tensor {tensor.name!r} is of type {tensor.ggml_type.name} (accepted: {accepted})"
-        )
 
 
 class WeightReader:
@@ -95,52 +88,159 @@ class WeightReader:
 
     Args:
         gguf: the file.
+        spec: what it holds.
         kernels: who will use the weights.
     """
 
-    def __init__(self, gguf: GgufFile, kernels: KernelSet) -> None:
+    def __init__(self, gguf: GgufFile, spec: ModelSpec, kernels: KernelSet) -> None:
         self._gguf = gguf
+        self._spec = spec
         self._kernels = kernels
 
     def model(self) -> Weights:
         """The weights outside the blocks."""
         token_embd = self._kernels.prepare(self._tensor("token_embd.weight"))
-        tied = "output.weight" not in self._gguf.tensors
+        positions = "position_embd.weight"
+        norm = self._norm("output_norm")
+        assert norm is not None, "every architecture has one"
         return Weights(
             token_embd=token_embd,
-            rope_freqs=self._vector("rope_freqs.weight"),
-            output_norm=self._norm("output_norm"),
-            output=Linear(token_embd, None, None) if tied else self._linear("output"),
+            position_embd=self._kernels.prepare(self._tensor(positions)) if self._has(positions) else None,
+            embd_norm=self._norm("token_embd_norm"),
+            output_norm=norm,
+            output=self._linear("output") if self._has("output.weight") else self._tied_output(token_embd),
         )
 
-    def blocks(self, n_layers: int) -> Iterator[Block]:
+    def blocks(self) -> Iterator[Block]:
         """The blocks, prepared one at a time."""
-        for layer in range(n_layers):
-            prefix = f"blk.{layer}."
+        for index, layer in enumerate(self._spec.layers):
+            prefix = f"blk.{index}."
+            attn_norm, ffn_norm = self._norm(f"{prefix}attn_norm"), self._norm(f"{prefix}{layer.ffn_norm}")
+            post_norm = "post_attention_norm"
+            if self._spec.parallel and ffn_norm is None:
+                ffn_norm = attn_norm
             yield Block(
-                attn_norm=self._norm(f"{prefix}attn_norm"),
-                attn_q=self._linear(f"{prefix}attn_q"),
-                attn_k=self._linear(f"{prefix}attn_k"),
-                attn_v=self._linear(f"{prefix}attn_v"),
-                attn_q_norm=self._vector(f"{prefix}attn_q_norm.weight"),
-                attn_k_norm=self._vector(f"{prefix}attn_k_norm.weight"),
-                attn_output=self._linear(f"{prefix}attn_output"),
-                ffn_norm=self._norm(f"{prefix}ffn_norm"),
-                ffn_gate=self._linear(f"{prefix}ffn_gate"),
-                ffn_up=self._linear(f"{prefix}ffn_up"),
-                ffn_down=self._linear(f"{prefix}ffn_down"),
+                attn_norm=self._norm(f"{prefix}attn_norm_2") or attn_norm,
+                attention=self._latent_attention(prefix) if layer.latent else self._attention(prefix),
+                attn_post_norm=self._norm(f"{prefix}{post_norm}") if layer.ffn_norm != post_norm else None,
+                ffn_norm=ffn_norm,
+                feed_forward=self._experts(prefix) if layer.experts else self._feed_forward(prefix),
+                ffn_post_norm=self._norm(f"{prefix}post_ffw_norm"),
             )
+
+    def rope_factors(self, name: str) -> Array | None:
+        """A table of divisors [R/2] on the host."""
+        values = self._vector(name)
+        return None if values is None else self._kernels.to_host(values)
+
+    def _attention(self, prefix: str) -> Attention:
+        q, k, v = self._qkv(prefix)
+        return Attention(
+            *(q, k, v),
+            q_norm=self._norm(f"{prefix}attn_q_norm"),
+            k_norm=self._norm(f"{prefix}attn_k_norm"),
+            output=self._linear(f"{prefix}attn_output"),
+            sinks=self._vector(f"{prefix}attn_sinks.weight"),
+        )
+
+    def _latent_attention(self, prefix: str) -> LatentAttention:
+        compressed = self._has(f"{prefix}attn_q_a.weight")
+        return LatentAttention(
+            q_down=self._linear(f"{prefix}attn_q_a") if compressed else None,
+            q_norm=self._norm(f"{prefix}attn_q_a_norm"),
+            q=self._linear(f"{prefix}attn_q_b" if compressed else f"{prefix}attn_q"),
+            kv_down=self._linear(f"{prefix}attn_kv_a_mqa"),
+            kv_norm=self._norm(f"{prefix}attn_kv_a_norm"),
+            k_up=self._each(f"{prefix}attn_k_b"),
+            v_up=self._each(f"{prefix}attn_v_b"),
+            output=self._linear(f"{prefix}attn_output"),
+        )
+
+    def _qkv(self, prefix: str) -> Sequence[Linear]:
+        if not self._has(f"{prefix}attn_qkv.weight"):
+            return [self._linear(f"{prefix}attn_{name}") for name in "qkv"]
+        spec = self._spec
+        n_q, n_kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+        return self._split(f"{prefix}attn_qkv", n_q, n_kv, n_kv)
+
+    def _feed_forward(self, prefix: str, suffix: str = "") -> FeedForward:
+        """Its gate may have a matrix of its own, or the upper half of the one that goes up."""
+        gate, up, down = (f"{prefix}ffn_{name}{suffix}" for name in ("gate", "up", "down"))
+        n_ff = self._gguf.tensors[f"{down}.weight"].shape[1]
+        if self._gguf.tensors[f"{up}.weight"].shape[0] == 2 * n_ff:
+            upper, lower = self._split(up, n_ff, n_ff)
+            return FeedForward(upper, lower, self._linear(down))
+        return FeedForward(
+            self._linear(gate) if self._has(f"{gate}.weight") else None, self._linear(up), self._linear(down)
+        )
+
+    def _experts(self, prefix: str) -> Experts:
+        shared_gate = f"{prefix}ffn_gate_inp_shexp"
+        gates, ups, downs = (self._each(f"{prefix}ffn_{name}_exps") for name in ("gate", "up", "down"))
+        return Experts(
+            router=self._linear(f"{prefix}ffn_gate_inp"),
+            selection_bias=self._vector(f"{prefix}exp_probs_b.bias"),
+            experts=[FeedForward(*each) for each in zip(gates, ups, downs, strict=True)],
+            shared=self._feed_forward(prefix, "_shexp") if self._has(f"{prefix}ffn_up_shexp.weight") else None,
+            shared_gate=self._row(shared_gate) if self._has(f"{shared_gate}.weight") else None,
+        )
+
+    def _each(self, name: str) -> list[Linear]:
+        """The matrices of a tensor (X, out, in), and the rows of their biases (X, out)."""
+        whole = self._checked(f"{name}.weight")
+        n_experts, *shape = whole.shape
+        parts = whole.data.reshape(n_experts, -1)
+        bias = self._vector(f"{name}.bias")
+        weights = [
+            self._kernels.prepare(QuantizedTensor(f"{whole.name}[{i}]", tuple(shape), whole.ggml_type, parts[i]))
+            for i in range(n_experts)
+        ]
+        return [Linear(weight, bias=None if bias is None else bias[i]) for i, weight in enumerate(weights)]
+
+    def _row(self, name: str) -> Linear:
+        """A matrix (1, in) that the file holds as a vector."""
+        tensor = self._tensor(f"{name}.weight")
+        matrix = QuantizedTensor(tensor.name, (1, *tensor.shape[-1:]), tensor.ggml_type, tensor.data)
+        return Linear(self._kernels.prepare(matrix))
+
+    def _split(self, name: str, *n_rows: int) -> list[Linear]:
+        """The rows of a matrix, and of its bias, as several."""
+        whole, scale = self._checked(f"{name}.weight"), self._vector(f"{name}.scale")
+        bias, rows = self._vector(f"{name}.bias"), whole.data.reshape(whole.shape[0], -1)
+        found, start = [], 0
+        for n in n_rows:
+            stop = start + n
+            shape, data = (n, whole.shape[1]), rows[start:stop].reshape(-1)
+            part = QuantizedTensor(f"{whole.name}[{start}:{stop}]", shape, whole.ggml_type, data)
+            found.append(Linear(self._kernels.prepare(part), scale, None if bias is None else bias[start:stop]))
+            start = stop
+        return found
+
+    def _tied_output(self, token_embd: Weight) -> Linear:
+        return Linear(token_embd, bias=self._vector("output.bias"))
 
     def _linear(self, name: str) -> Linear:
         weight = self._kernels.prepare(self._tensor(f"{name}.weight"))
         return Linear(weight, self._vector(f"{name}.scale"), self._vector(f"{name}.bias"))
 
-    def _norm(self, name: str) -> FloatArray:
-        return self._kernels.vector(self._tensor(f"{name}.weight"))
+    def _norm(self, name: str) -> Norm | None:
+        weight = self._vector(f"{name}.weight")
+        if weight is None:
+            return None
+        return Norm(weight, self._vector(f"{name}.bias"), self._spec.norm, self._spec.norm_eps)
 
-    def _vector(self, name: str) -> FloatArray | None:
-        return self._kernels.vector(self._tensor(name)) if name in self._gguf.tensors else None
+    def _vector(self, name: str) -> Array | None:
+        return self._kernels.vector(self._tensor(name)) if self._has(name) else None
+
+    def _checked(self, name: str) -> QuantizedTensor:
+        """A tensor that can be taken apart: its rows are whole blocks."""
+        tensor = self._tensor(name)
+        check_tensor(tensor.data, tensor.ggml_type, tensor.shape)
+        return tensor
 
     def _tensor(self, name: str) -> QuantizedTensor:
         info = self._gguf.tensors[name]
         return QuantizedTensor(name, info.shape, info.ggml_type, self._gguf.tensor_data(name))
+
+    def _has(self, name: str) -> bool:
+        return name in self._gguf.tensors

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from slm_core.architectures import RopeStyle
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgmlType
-from slm_native.kernels import RopeStyle, reference
+from slm_core.quant import QuantizedTensor
+from slm_native.kernels import reference
 from slm_native.kernels.reference import ReferenceKernels
-from slm_native.tensor import QuantizedTensor
 
 ROUNDING = 2.0**-24  # of one float32 operation, relative
 

@@ -77,7 +77,7 @@ def test_reference_does_not_touch_the_extension() -> None:
 
 
 def test_options_that_do_not_fit() -> None:
-    with pytest.raises(InvalidOption, match=r"unknown tier 'gpu' \(accepted: auto, reference, cpu\)"):
+    with pytest.raises(InvalidOption, match=r"unknown tier 'gpu' \(accepted: auto, reference, cpu, torch\)"):
         select_kernels("gpu")
     with pytest.raises(InvalidOption, match="expanded_bytes is -1"):
         select_kernels(expanded_bytes=-1)

@@ -166,13 +166,46 @@ def test_pages_of_one_sequence_lie_side_by_side_where_they_can():
     assert plan.runs[0].pages == slice(0, 8)
 
 
-def test_q8_0_holds_what_ggml_holds():
+@pytest.mark.parametrize("kv_type", ["q8_0", "bf16"])
+def test_a_codec_holds_what_ggml_holds(kv_type):
     x = np.random.default_rng(0).standard_normal((7, 3, 64)).astype(np.float32) * 10
     x[2, 1] = 0
-    packed = gguf.quants.quantize(x.reshape(21, 64), gguf.GGMLQuantizationType.Q8_0)
-    wanted = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0).reshape(x.shape)
-    codec = codec_of("q8_0", 64)
-    np.testing.assert_array_equal(codec.decode(codec.encode(x)), wanted)
+    np.testing.assert_array_equal(decoded(kv_type, x), held_by_ggml(kv_type, x))
+
+
+@pytest.mark.parametrize(("kv_type", "steps"), [("q5_0", 16), ("q4_0", 8)])
+def test_a_codec_of_few_bits_holds_what_ggml_holds(kv_type, steps):
+    """Where a value lies within rounding of the middle between two codes, either will do."""
+    x = np.random.default_rng(0).standard_normal((70, 3, 64)).astype(np.float32) * 10
+    x[2, 1] = 0
+    found, wanted = decoded(kv_type, x), held_by_ggml(kv_type, x)
+    blocks = x.reshape(-1, 32)
+    step = np.repeat(np.abs(blocks).max(axis=1) / steps, 32).reshape(x.shape)
+    apart = found != wanted
+    middle = np.abs(np.abs(found - x) - step / 2) < 1e-3 * step
+    assert (~apart | middle).all()
+    assert apart.mean() < 1e-3
+    assert len(np.unique(found[5, 0, :32])) > steps
+
+
+def decoded(kv_type, x):
+    codec = codec_of(kv_type, x.shape[-1])
+    return codec.decode(codec.encode(x))
+
+
+def held_by_ggml(kv_type, x):
+    quantization = gguf.GGMLQuantizationType[kv_type.upper()]
+    packed = gguf.quants.quantize(x.reshape(-1, x.shape[-1]), quantization)
+    return gguf.quants.dequantize(packed, quantization).reshape(x.shape)
+
+
+def test_bf16_rounds_to_even_and_saturates():
+    codec = codec_of(KvType.BF16, 5)
+    x = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, 3.4e38, -np.inf, np.nan], np.float32)
+    largest = (2 - 2.0**-7) * 2.0**127
+    np.testing.assert_array_equal(
+        codec.decode(codec.encode(x)), np.float32([1, 1 + 2.0**-6, largest, -largest, np.nan])
+    )
 
 
 def test_f16_rounds_to_nearest_and_saturates():
@@ -182,7 +215,7 @@ def test_f16_rounds_to_nearest_and_saturates():
     np.testing.assert_array_equal(codec.decode(codec.encode(x)), wanted)
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", KvType)
 def test_what_is_read_is_contiguous_and_independent_of_heads_and_pages(kv_type):
     for n_kv_heads, n_tokens in ((1, 10), (1, 100), (2, 64), (3, 130)):
         codec = codec_of(kv_type, 32)
@@ -202,9 +235,9 @@ def test_what_is_read_is_contiguous_and_independent_of_heads_and_pages(kv_type):
 @pytest.mark.parametrize(
     ("kv_type", "head_dim", "message"),
     [
-        ("q3", 32, r"unknown KV type 'q3' \(accepted: f32, f16, q8_0\)"),
-        (KvType.BF16, 32, r"unknown KV type 'bf16' \(accepted: f32, f16, q8_0\)"),
-        ("q8_0", 48, r"multiple of 32, this model's is 48 \(accepted: f32, f16\)"),
+        ("q3", 32, r"unknown KV type 'q3' \(accepted: f32, f16, bf16, q8_0, q5_0, q4_0\)"),
+        ("q8_0", 48, r"multiple of 32, this model's is 48 \(accepted: f32, f16, bf16\)"),
+        (KvType.Q4_0, 48, r"multiple of 32, this model's is 48 \(accepted: f32, f16, bf16\)"),
     ],
 )
 def test_other_types_are_refused(kv_type, head_dim, message):

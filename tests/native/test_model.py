@@ -24,7 +24,7 @@ from slm_core.errors import (
     UnsupportedModel,
 )
 from slm_core.plugins import Registry
-from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
+from slm_core.types import ContextOptions, ModelOptions, Pos
 from slm_native import plugin
 from slm_native.backend import NativeBackend
 from slm_native.kernels.select import ISA_VARIABLE
@@ -57,8 +57,10 @@ def test_status_tells_the_tier_and_why(backend):
     status = backend.status()
     assert status.installed
     assert status.version
-    assert [(device.name, device.available) for device in status.devices] == [("cpu", True)]
+    assert (status.devices[0].name, status.devices[0].available) == ("cpu", True)
     assert status.reason.startswith(("tier reference: ", "tier cpu: "))
+    assert "tier torch" in status.reason
+    assert {device.name.partition(":")[0] for device in status.devices} == {"cpu", "cuda", "xpu", "mps"}
 
 
 def test_kernels_that_do_not_load_leave_the_reference_to_those_who_ask(backend, path, monkeypatch):
@@ -87,16 +89,14 @@ def test_it_supports_what_it_can_run(tmp_path, backend, architecture, device):
 
 
 def test_it_does_not_support_other_devices_and_models(tmp_path, backend, path):
-    support = backend.supports(path, "cuda")
-    assert (support.supported, support.reason) == (
-        False,
-        "the native backend has no device 'cuda' (accepted: auto, cpu)",
-    )
-    tiny = make_tiny_model("llama")
-    tiny.metadata["llama.expert_count"] = 4
-    support = backend.supports(tiny.write(tmp_path / "experts.gguf"))
+    support = backend.supports(path, "warp:7")
     assert not support.supported
-    assert "'llama.expert_count' is 4" in support.reason
+    assert "device 'warp:7'" in support.reason
+    tiny = make_tiny_model("llama")
+    tiny.metadata["llama.attention.causal"] = False
+    support = backend.supports(tiny.write(tmp_path / "encoder.gguf"))
+    assert not support.supported
+    assert "'llama.attention.causal' is False" in support.reason
     with pytest.raises(InvalidModelFile):
         backend.supports(tmp_path / "nothing.gguf")
 
@@ -104,10 +104,21 @@ def test_it_does_not_support_other_devices_and_models(tmp_path, backend, path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (ModelOptions(device="cuda:0"), BackendUnavailable, "no device 'cuda:0' .accepted: auto, cpu"),
-        (ModelOptions(n_threads=2), InvalidOption, "n_threads=2.*OMP_NUM_THREADS"),
-        (ModelOptions(backend_options={"teir": "cpu"}), UnknownOption, "'teir'.*accepted: tier, expanded_bytes"),
-        (ModelOptions(backend_options={"tier": "gpu"}), InvalidOption, "'gpu' .accepted: auto, reference, cpu"),
+        (ModelOptions(device="warp:7"), BackendUnavailable, "device 'warp:7'"),
+        (ModelOptions(device="cuda", backend_options={"tier": "cpu"}), InvalidOption, "'cpu' computes on the CPU"),
+        (
+            ModelOptions(backend_options={"tier": "cpu", "dtype": "bfloat16"}),
+            InvalidOption,
+            "not compute in 'bfloat16'",
+        ),
+        (ModelOptions(backend_options={"dtype": 16}), InvalidOption, "dtype=16"),
+        (
+            ModelOptions(n_threads=2, backend_options={"tier": "reference"}),
+            InvalidOption,
+            "n_threads=2.*OMP_NUM_THREADS",
+        ),
+        (ModelOptions(backend_options={"teir": "cpu"}), UnknownOption, "'teir'.*accepted: tier, expanded_bytes, dtype"),
+        (ModelOptions(backend_options={"tier": "gpu"}), InvalidOption, "'gpu' .accepted: auto, reference, cpu, torch"),
         (ModelOptions(backend_options={"tier": 3}), InvalidOption, "tier=3"),
         (ModelOptions(backend_options={"expanded_bytes": 1.5}), InvalidOption, "expanded_bytes=1.5"),
         (ModelOptions(backend_options={"expanded_bytes": True}), InvalidOption, "expanded_bytes=True"),
@@ -120,8 +131,9 @@ def test_wrong_options_are_refused(backend, path, options, error, message):
 
 
 def test_every_load_option_is_described_and_works(backend, path):
-    assert set(backend.load_options) == {"tier", "expanded_bytes"}
-    options = ModelOptions(device="cpu", backend_options={"tier": "reference", "expanded_bytes": 4096})
+    assert set(backend.load_options) == {"tier", "expanded_bytes", "dtype"}
+    given = {"tier": "reference", "expanded_bytes": 4096, "dtype": "float32"}
+    options = ModelOptions(device="cpu", backend_options=given)
     with backend.load(path, options) as model:
         assert (model.info.backend, model.info.device) == ("native (reference)", "cpu")
 
@@ -149,11 +161,11 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path, backend):
         backend.load(tiny.write(tmp_path / "m.gguf"), ModelOptions())
 
 
-@pytest.mark.parametrize("kv_type", [KvType.BF16, KvType.Q4_0, "q3"])
+@pytest.mark.parametrize("kv_type", ["q3", "q4_1"])
 def test_kv_types_that_there_are_not_are_refused(backend, path, kv_type):
     with backend.load(path, ModelOptions()) as model:
         for name in ("kv_type_k", "kv_type_v"):
-            with pytest.raises(InvalidOption, match=r"unknown KV type .* \(accepted: f32, f16, q8_0\)"):
+            with pytest.raises(InvalidOption, match=r"unknown KV type .* \(accepted: f32, f16, bf16, .*, q4_0\)"):
                 model.new_context(ContextOptions(**{name: kv_type}))
 
 

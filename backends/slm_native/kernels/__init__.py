@@ -1,6 +1,21 @@
 """Kernel sets: the arithmetic of a transformer in tiers, one of which is chosen when a model is loaded."""
 
-from slm_native.kernels.kernelset import FloatArray, KernelSet, RopeStyle, Weight
-from slm_native.kernels.select import TIERS, KernelChoice, select_kernels
+from slm_native.kernels.kernelset import PLAIN, FloatArray, KernelSet, Scoring, alibi_slopes
+from slm_native.kernels.parameters import Linear, Norm, Rotation, Weight
+from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels
 
-__all__ = ["TIERS", "FloatArray", "KernelChoice", "KernelSet", "RopeStyle", "Weight", "select_kernels"]
+__all__ = [
+    "HOST_DEVICES",
+    "PLAIN",
+    "TIERS",
+    "FloatArray",
+    "KernelChoice",
+    "KernelSet",
+    "Linear",
+    "Norm",
+    "Rotation",
+    "Scoring",
+    "Weight",
+    "alibi_slopes",
+    "select_kernels",
+]

@@ -9,76 +9,127 @@ and that tier overrides it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_native.tensor import QuantizedTensor
-
-if TYPE_CHECKING:
-    from slm_native.kv import KvLayer, PageIndex
+from slm_core.architectures import AnyActivation, NormKind, RopeStyle
+from slm_core.quant import QuantizedTensor
+from slm_core.types import KvType
+from slm_native.kernels.parameters import Linear, Norm, Rotation, Weight
+from slm_native.kv import Array, BatchPlan, HostPageStore, KvLayer, PageLayout, PageStore
 
 FloatArray: TypeAlias = NDArray[np.float32]
 
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the prompt
 
 
-class RopeStyle(Enum):
-    """Which two of a head's D values one angle rotates."""
-
-    INTERLEAVED = "interleaved"
-    """Values 2i and 2i+1: llama, whose GGUF rows are permuted for it (ggml's "norm")."""
-    HALF_SPLIT = "half_split"
-    """Values i and i + D/2: qwen, gemma, phi, ... (ggml's "neox")."""
-
-
-@dataclass(slots=True, eq=False)
-class Weight:
-    """A matrix that a kernel set has prepared; only that kernel set may use it, and tiers add fields of their own.
-
-    Dropping the last reference to it frees whatever the tier holds for it, and its view on the mapped file.
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """What attention does with scores besides a softmax; nothing, where nothing is given.
 
     Attributes:
-        tensor: the matrix as it lies in the file, (out, in).
+        window: a query sees this many positions, its own included.
+        softcap: c, for ``c tanh(score / c)``.
+        slopes: ALiBi's, [H]: a key at distance d gets d times the head's slope taken off its score.
+        sinks: scores [H] that take part in the softmax and have no value, so that a head may attend to nothing.
     """
 
-    tensor: QuantizedTensor
+    window: int | None = None
+    softcap: float | None = None
+    slopes: Array | None = None
+    sinks: Array | None = None
 
     @property
-    def n_out(self) -> int:
-        """Rows: the width of what the product gives."""
-        return self.tensor.shape[0]
+    def is_plain(self) -> bool:
+        """Whether there is nothing."""
+        return self.window is None and self.softcap is None and self.slopes is None and self.sinks is None
 
-    @property
-    def n_in(self) -> int:
-        """Columns: the width of what the product takes."""
-        return self.tensor.shape[1]
+
+PLAIN = Scoring()
+
+
+def alibi_slopes(n_heads: int, max_bias: float) -> FloatArray:
+    """Slopes of ALiBi (Press et al. 2021, https://arxiv.org/abs/2108.12409), as float32 [H].
+
+    A geometric series down to 2 ** -max_bias for a power of two of heads; the other heads get every second of the
+    series for twice as many, as the authors' code has it.
+    """
+    n = 1 << (n_heads.bit_length() - 1)
+    exponents = [max_bias * (i + 1) / n for i in range(n)]
+    exponents += [max_bias * (2 * i + 1) / (2 * n) for i in range(n_heads - n)]
+    return np.array([2.0**-exponent for exponent in exponents], np.float32)
 
 
 class KernelSet(ABC):
     """The arithmetic of a transformer. Holds no state that a step changes visibly, so threads may share it.
 
-    Shapes: T tokens in the batch, S positions held, H query heads, K key/value heads, D head width. All floating
-    point arrays are float32; no step changes its arguments, and every result is a new array. Sums may be made in
-    another order when T changes (a BLAS takes other paths for a vector and for a matrix), so a token alone and the
-    same token in a batch agree within float32 rounding, not bit for bit.
+    An ``Array`` is a float32 array in the tier's own memory: NumPy's, or a tensor on a device. The transformer knows of
+    it only that it adds, multiplies, reshapes and has a length and a shape; whatever else is done to it is a step here.
+    It comes from a step or ``from_host``, and ``to_host`` reads it back.
+
+    Shapes: T tokens in the batch, S positions held, H query heads, K key/value heads, D head width. No step changes its
+    arguments, and every result is a new array. Sums may be made in another order when T changes (a BLAS takes other
+    paths for a vector and for a matrix), so a token alone and the same token in a batch agree within float32 rounding,
+    not bit for bit.
     """
 
     name: str
-    """The tier: "reference", "cpu"."""
+    """The tier: "reference", "cpu", "torch"."""
     device: str
-    """Where it computes: "cpu"."""
+    """Where it computes: "cpu", "cuda:0"."""
+
+    failures: tuple[type[Exception], ...] = ()
+    """What steps raise where the device fails them, as for want of memory."""
+    kv_type: KvType = KvType.F32
+    """What keys and values are stored in where no type is asked for."""
 
     @abstractmethod
     def describe(self) -> str:
         """What was chosen, in one line for ``slm info``."""
 
     @abstractmethod
+    def from_host(self, values: NDArray[Any]) -> Array:
+        """NumPy's numbers, float32 or integers, where this tier computes."""
+
+    @abstractmethod
+    def to_host(self, x: Array) -> FloatArray:
+        """What a step made, in NumPy's memory."""
+
+    @abstractmethod
+    def rows(self, x: Array, which: slice | NDArray[Any]) -> Array:
+        """Some rows of ``x``: a slice, ids in NumPy, or a NumPy mask [T]."""
+
+    def place(self, plan: BatchPlan) -> BatchPlan:
+        """Where the tokens of a batch go, in indices that this tier's KV layers take; once for each batch."""
+        return plan
+
+    def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
+        """Room for a context's keys and values.
+
+        Raises:
+            InvalidOption: more than there is memory for.
+        """
+        return HostPageStore(layout, n_pages)
+
+    @abstractmethod
+    def reserve(self, n_bytes: int) -> None:
+        """Called with the bytes of all weights, packed, before the first of them is prepared.
+
+        Raises:
+            UnsupportedModel: the device has no room for them; the message has the sizes.
+        """
+
+    @abstractmethod
+    def ready(self) -> None:
+        """Called when the last weight is prepared."""
+
+    @abstractmethod
     def prepare(self, tensor: QuantizedTensor) -> Weight:
-        """Make a matrix ready for ``embed`` and ``matmul``; copies nothing, reads no weights.
+        """Make a matrix ready for ``embed`` and ``matmul``; where the host computes, nothing is copied or read.
 
         Args:
             tensor: shape (out, in).
@@ -89,7 +140,7 @@ class KernelSet(ABC):
         """
 
     @abstractmethod
-    def vector(self, tensor: QuantizedTensor) -> FloatArray:
+    def vector(self, tensor: QuantizedTensor) -> Array:
         """A norm weight, bias or table of factors as float32, in the tensor's shape.
 
         Raises:
@@ -98,7 +149,7 @@ class KernelSet(ABC):
         """
 
     @abstractmethod
-    def embed(self, weight: Weight, token_ids: NDArray[np.int32]) -> FloatArray:
+    def embed(self, weight: Weight, token_ids: NDArray[np.int32]) -> Array:
         """Rows ``token_ids`` [T] of an embedding matrix: [T, in].
 
         Raises:
@@ -106,15 +157,26 @@ class KernelSet(ABC):
         """
 
     @abstractmethod
-    def matmul(self, x: FloatArray, weight: Weight, bias: FloatArray | None = None) -> FloatArray:
+    def matmul(self, x: Array, weight: Weight, bias: Array | None = None) -> Array:
         """``x @ weight.T + bias``: [T, in] to [T, out]; ``bias`` is [out]."""
 
     @abstractmethod
-    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         """``x / sqrt(mean(x²) + eps) * weight`` over the last axis, which ``weight`` [width] matches."""
 
     @abstractmethod
-    def rope(self, x: FloatArray, cos: FloatArray, sin: FloatArray, style: RopeStyle) -> FloatArray:
+    def layer_norm(self, x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
+        """``(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`` over the last axis.
+
+        Args:
+            x: [T, width] or [T, heads, D].
+            weight: [width], or [heads, D].
+            bias: of the same shape.
+            eps: see above.
+        """
+
+    @abstractmethod
+    def rope(self, x: Array, cos: Array, sin: Array, style: RopeStyle) -> Array:
         """Rotate the first R of each head's D values; those beyond R pass through.
 
         Args:
@@ -125,11 +187,35 @@ class KernelSet(ABC):
         """
 
     @abstractmethod
-    def silu_mul(self, gate: FloatArray, up: FloatArray) -> FloatArray:
+    def silu_mul(self, gate: Array, up: Array) -> Array:
         """``gate * sigmoid(gate) * up``, element by element: the activation of a gated feed-forward layer."""
 
     @abstractmethod
-    def attention(self, q: FloatArray, k: FloatArray, v: FloatArray, scale: float) -> FloatArray:
+    def activate(self, x: Array, activation: AnyActivation) -> Array:
+        """The activation of a feed-forward layer without a gate, element by element."""
+
+    @abstractmethod
+    def gated(self, gate: Array, up: Array, activation: AnyActivation) -> Array:
+        """``activation(gate) * up``, element by element: ``silu_mul`` for any activation."""
+
+    @abstractmethod
+    def sigmoid(self, x: Array) -> Array:
+        """``1 / (1 + exp(-x))``."""
+
+    @abstractmethod
+    def softcap(self, x: Array, cap: float) -> Array:
+        """``cap * tanh(x / cap)``."""
+
+    @abstractmethod
+    def clip(self, x: Array, limit: float) -> Array:
+        """``x``, but no further from 0 than ``limit``."""
+
+    @abstractmethod
+    def concatenated(self, parts: Sequence[Array], axis: int = 0) -> Array:
+        """Arrays one after another along an axis; the other axes are equal."""
+
+    @abstractmethod
+    def attention(self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN) -> Array:
         """Causal attention of the last T of the S positions of one sequence, heads grouped (GQA).
 
         Args:
@@ -137,14 +223,80 @@ class KernelSet(ABC):
             k: [S, K, D], H a multiple of K; query head h reads key head h // (H / K).
             v: [S, K, D].
             scale: factor on ``q · k``.
+            scoring: what else is done with scores.
 
         Returns:
             [T, H, D].
         """
 
+    def normed(self, x: Array, norm: Norm | None) -> Array:
+        """``x`` normalized, or as it is where there is no norm."""
+        if norm is None:
+            return x
+        if norm.kind is NormKind.LAYER:
+            return self.layer_norm(x, norm.weight, norm.bias, norm.eps)
+        return self.rms_norm(x, norm.weight, norm.eps)
+
+    def linear(self, x: Array, linear: Linear) -> Array:
+        """``x @ weight.T * scale + bias``: [T, in] to [T, out]."""
+        if linear.scale is None:
+            return self.matmul(x, linear.weight, linear.bias)
+        y = self.matmul(x, linear.weight) * linear.scale
+        return y if linear.bias is None else y + linear.bias
+
+    def project(self, x: Array, norm: Norm | None, linears: Sequence[Linear]) -> Sequence[Array]:
+        """``linear`` of ``x``, normalized, with each of several matrices."""
+        normed = self.normed(x, norm)
+        return [self.linear(normed, linear) for linear in linears]
+
+    def add_product(self, residual: Array, x: Array, linear: Linear) -> Array:
+        """``residual + linear(x)``: [T, out]."""
+        return residual + self.linear(x, linear)
+
+    def gate_up(self, x: Array, norm: Norm | None, gate: Linear | None, up: Linear, activation: AnyActivation) -> Array:
+        """The inner values [T, F] of a feed-forward layer, of ``x`` normalized."""
+        normed = self.normed(x, norm)
+        inner = self.linear(normed, up)
+        if gate is None:
+            return self.activate(inner, activation)
+        return self.gated(self.linear(normed, gate), inner, activation)
+
+    def heads(self, flat: Array, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Array:
+        """Heads of ``flat`` [T, heads * D], normalized over what the norm's weight covers, and rotated: [T, heads, D].
+
+        Args:
+            flat: heads side by side.
+            width: of a head, D.
+            norm: its weight covers a head [D], each head by itself [heads, D], or all of them as one [heads * D].
+            rotation: by what; None where heads stay.
+        """
+        if norm is not None and norm.weight.shape == flat.shape[1:]:
+            flat, norm = self.normed(flat, norm), None
+        heads = self.normed(flat.reshape(len(flat), -1, width), norm)
+        return heads if rotation is None else self.rope(heads, rotation.cos, rotation.sin, rotation.style)
+
+    def store(
+        self,
+        cache: KvLayer,
+        plan: BatchPlan,
+        k: Array,
+        v: Array,
+        width: int,
+        norm: Norm | None = None,
+        rotation: Rotation | None = None,
+    ) -> None:
+        """Write keys, as ``heads`` makes them, and values [T, K * D] where ``plan`` says."""
+        cache.write(plan.pages, plan.slots, self.heads(k, width, norm, rotation), self.heads(v, width))
+
     def attention_over_pages(
-        self, q: FloatArray, cache: KvLayer, pages: PageIndex, n_held: int, scale: float
-    ) -> FloatArray:
+        self,
+        q: Array,
+        cache: KvLayer,
+        pages: Array,
+        n_held: int,
+        scale: float,
+        scoring: Scoring = PLAIN,
+    ) -> Array:
         """``attention`` with keys and values that lie in the KV cache, so many queries at a time.
 
         Args:
@@ -153,6 +305,7 @@ class KernelSet(ABC):
             pages: where the sequence's tokens lie.
             n_held: positions held, S.
             scale: factor on ``q · k``.
+            scoring: what else is done with scores.
 
         Returns:
             [T, H, D].
@@ -163,6 +316,31 @@ class KernelSet(ABC):
         step = max(1, _SCORES_AT_A_TIME // (n_heads * n_held))
         for start in range(0, n_tokens, step):
             stop = min(start + step, n_tokens)
-            seen = n_held - n_tokens + stop
-            mixed[start:stop] = self.attention(q[start:stop], k[:seen], v[:seen], scale)
+            seen = slice(_first_seen(n_held - n_tokens + start, scoring.window), n_held - n_tokens + stop)
+            mixed[start:stop] = self.attention(q[start:stop], k[seen], v[seen], scale, scoring)
         return mixed
+
+    def attention_over_runs(
+        self, q: Array, cache: KvLayer, plan: BatchPlan, scale: float, scoring: Scoring = PLAIN
+    ) -> Array:
+        """``attention_over_pages`` for each sequence of a batch.
+
+        Args:
+            q: [T, H, D].
+            cache: one layer of the cache; it holds the keys and values of these tokens, too.
+            plan: what ``place`` gave.
+            scale: factor on ``q · k``.
+            scoring: what else is done with scores.
+
+        Returns:
+            [T, H, D].
+        """
+        mixed = np.empty_like(q)
+        for run in plan.runs:
+            mixed[run.rows] = self.attention_over_pages(q[run.rows], cache, run.pages, run.n_held, scale, scoring)
+        return mixed
+
+
+def _first_seen(position: int, window: int | None) -> int:
+    """The first position that a query at ``position`` sees."""
+    return 0 if window is None else max(0, position - window + 1)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.architectures import Activation, AnyActivation, RopeStyle, Xielu
 from slm_core.errors import InvalidModelFile, ModelError
-from slm_native.kernels.kernelset import FloatArray, KernelSet, RopeStyle, Weight
-from slm_native.quant import check_tensor, dequantize, dequantize_rows
-from slm_native.tensor import QuantizedTensor
+from slm_core.quant import QuantizedTensor, check_tensor, dequantize, dequantize_rows
+from slm_native.kernels.kernelset import PLAIN, FloatArray, KernelSet, Scoring
+from slm_native.kernels.parameters import Weight
 
 DEFAULT_EXPANDED_BYTES = 2 << 30
 _PANEL_WEIGHTS = 1 << 22  # 16 MiB of float32: enough for BLAS to be busy, little enough not to matter
@@ -46,6 +50,24 @@ class ReferenceKernels(KernelSet):
     def describe(self) -> str:
         """NumPy's version and the bound on memory."""
         return f"NumPy {np.__version__} in float32, at most {self._expanded_bytes >> 20} MiB of expanded weights"
+
+    def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
+        """They are there."""
+        return values
+
+    def to_host(self, x: FloatArray) -> FloatArray:
+        """It is there."""
+        return x
+
+    def rows(self, x: FloatArray, which: slice | NDArray[Any]) -> FloatArray:
+        """NumPy's indexing."""
+        return x[which]
+
+    def reserve(self, n_bytes: int) -> None:
+        """Weights stay in the mapped file: they take nothing."""
+
+    def ready(self) -> None:
+        """There is nothing that only loading needs."""
 
     def prepare(self, tensor: QuantizedTensor) -> ReferenceWeight:
         """Check the matrix; it is expanded when first multiplied."""
@@ -82,6 +104,13 @@ class ReferenceKernels(KernelSet):
         normed: FloatArray = x / np.sqrt(mean_square + np.float32(eps)) * weight
         return normed
 
+    def layer_norm(self, x: FloatArray, weight: FloatArray, bias: FloatArray | None, eps: float) -> FloatArray:
+        """Layer normalization (Ba et al., arXiv:1607.06450)."""
+        centred = x - np.mean(x, axis=-1, keepdims=True)
+        variance = np.mean(np.square(centred), axis=-1, keepdims=True)
+        normed: FloatArray = centred / np.sqrt(variance + np.float32(eps)) * weight
+        return normed if bias is None else normed + bias
+
     def rope(self, x: FloatArray, cos: FloatArray, sin: FloatArray, style: RopeStyle) -> FloatArray:
         """Rotary position embedding (Su et al., arXiv:2104.09864)."""
         half = cos.shape[-1]
@@ -95,21 +124,56 @@ class ReferenceKernels(KernelSet):
 
     def silu_mul(self, gate: FloatArray, up: FloatArray) -> FloatArray:
         """SwiGLU (Shazeer, arXiv:2002.05202)."""
-        with np.errstate(over="ignore"):  # exp overflows to inf where the quotient is rightly zero
-            activated: FloatArray = gate / (1 + np.exp(-gate)) * up
-        return activated
+        return self.activate(gate, Activation.SILU) * up
 
-    def attention(self, q: FloatArray, k: FloatArray, v: FloatArray, scale: float) -> FloatArray:
+    def activate(self, x: FloatArray, activation: AnyActivation) -> FloatArray:
+        """By their formulas."""
+        if isinstance(activation, Xielu):
+            return _xielu(x, activation)
+        return _ACTIVATIONS[activation](x)
+
+    def gated(self, gate: FloatArray, up: FloatArray, activation: AnyActivation) -> FloatArray:
+        """A product; gpt-oss clamps both sides of it."""
+        if activation is Activation.SWIGLU_CLAMPED:
+            gate, up = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7)) + 1
+            return gate * self.sigmoid(np.float32(1.702) * gate) * up
+        if activation is Activation.SILU:
+            return self.silu_mul(gate, up)
+        return self.activate(gate, activation) * up
+
+    def sigmoid(self, x: FloatArray) -> FloatArray:
+        """By its formula."""
+        return _sigmoid(x)
+
+    def softcap(self, x: FloatArray, cap: float) -> FloatArray:
+        """By its formula."""
+        capped: FloatArray = np.tanh(x / np.float32(cap)) * np.float32(cap)
+        return capped
+
+    def clip(self, x: FloatArray, limit: float) -> FloatArray:
+        """NumPy's."""
+        return np.clip(x, np.float32(-limit), np.float32(limit))
+
+    def concatenated(self, parts: Sequence[FloatArray], axis: int = 0) -> FloatArray:
+        """NumPy's."""
+        return np.concatenate(parts, axis)
+
+    def attention(
+        self, q: FloatArray, k: FloatArray, v: FloatArray, scale: float, scoring: Scoring = PLAIN
+    ) -> FloatArray:
         """All scores at once, [K, H/K, T, S], then a softmax with the row maximum taken off."""
         n_tokens, n_heads, width = q.shape
         n_held, n_kv_heads, _ = k.shape
         groups = q.reshape(n_tokens, n_kv_heads, -1, width).transpose(1, 2, 0, 3)  # [K, H/K, T, D]
         scores = groups @ k.transpose(1, 2, 0)[:, None] * np.float32(scale)  # [K, H/K, T, S]
-        seen_by = np.arange(n_held - n_tokens, n_held)[:, None]  # position of each query
-        scores[..., np.arange(n_held) > seen_by] = -np.inf
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        mixed = weights @ v.transpose(1, 0, 2)[:, None]  # [K, H/K, T, D]
+        if scoring.softcap is not None:
+            scores = self.softcap(scores, scoring.softcap)
+        distance = np.arange(n_held - n_tokens, n_held)[:, None] - np.arange(n_held)  # from each query to each key
+        if scoring.slopes is not None:
+            scores -= scoring.slopes.reshape(n_kv_heads, -1, 1, 1) * distance.astype(np.float32)
+        unseen = distance < 0 if scoring.window is None else (distance < 0) | (distance >= scoring.window)
+        scores[..., unseen] = -np.inf
+        mixed = _softmax(scores, scoring.sinks) @ v.transpose(1, 0, 2)[:, None]  # [K, H/K, T, D]
         return np.ascontiguousarray(mixed.transpose(2, 0, 1, 3)).reshape(n_tokens, n_heads, width)
 
     def _expanded(self, weight: ReferenceWeight) -> FloatArray | None:
@@ -119,6 +183,69 @@ class ReferenceKernels(KernelSet):
                 weight.expanded = dequantize(weight.tensor.data, weight.tensor.ggml_type, weight.tensor.shape)
                 self._free_bytes -= n_bytes
         return weight.expanded
+
+
+def _softmax(scores: FloatArray, sinks: FloatArray | None) -> FloatArray:
+    """Over the last axis of [K, H/K, T, S], with a further score for each head where there are sinks [H]."""
+    largest = scores.max(axis=-1, keepdims=True)
+    sink = None if sinks is None else sinks.reshape(*scores.shape[:2], 1, 1)
+    if sink is not None:
+        largest = np.maximum(largest, sink)
+    shares: FloatArray = np.exp(scores - largest)
+    total = shares.sum(axis=-1, keepdims=True)
+    shares /= total if sink is None else total + np.exp(sink - largest)
+    return shares
+
+
+def _sigmoid(x: FloatArray) -> FloatArray:
+    with np.errstate(over="ignore"):  # exp overflows to inf where the quotient is rightly zero
+        y: FloatArray = np.reciprocal(1 + np.exp(-x))
+    return y
+
+
+def _silu(x: FloatArray) -> FloatArray:
+    with np.errstate(over="ignore"):
+        y: FloatArray = x / (1 + np.exp(-x))
+    return y
+
+
+def _gelu(x: FloatArray) -> FloatArray:
+    y: FloatArray = np.float32(0.5) * x * (1 + _erf(x / np.float32(math.sqrt(2))))
+    return y
+
+
+def _erf(x: FloatArray) -> FloatArray:
+    """Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: off by at most 1.5e-7."""
+    t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    y: FloatArray = np.copysign(1 - series * np.exp(-x * x), x)
+    return y
+
+
+def _gelu_tanh(x: FloatArray) -> FloatArray:
+    inner = np.float32(math.sqrt(2 / math.pi)) * x * (1 + np.float32(0.044715) * x * x)
+    y: FloatArray = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return y
+
+
+def _relu(x: FloatArray) -> FloatArray:
+    return np.maximum(x, np.float32(0))
+
+
+def _xielu(x: FloatArray, by: Xielu) -> FloatArray:
+    alpha_n, alpha_p, beta, eps = (np.float32(number) for number in (by.alpha_n, by.alpha_p, by.beta, by.eps))
+    below = alpha_n * (np.expm1(np.minimum(x, eps)) - x)
+    y: FloatArray = np.where(x > 0, alpha_p * x * x, below) + beta * x
+    return y
+
+
+_ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
+    Activation.SILU: _silu,
+    Activation.GELU: _gelu,
+    Activation.GELU_TANH: _gelu_tanh,
+    Activation.RELU: _relu,
+    Activation.RELU_SQUARED: lambda x: np.square(_relu(x)),
+}
 
 
 def _matmul_by_panels(x: FloatArray, weight: Weight, y: FloatArray) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import NamedTuple
 
 from slm_core.errors import BackendUnavailable, InvalidOption
-from slm_native import _extension
+from slm_native import _extension, torch_devices
 from slm_native.kernels.kernelset import KernelSet
 from slm_native.kernels.reference import DEFAULT_EXPANDED_BYTES, ReferenceKernels
 
-TIERS = ("auto", "reference", "cpu")
+TIERS = ("auto", "reference", "cpu", "torch")
+HOST_DEVICES = ("auto", "cpu")
+"""Devices that the tiers without torch compute on."""
 ISA_VARIABLE = "SLM_NATIVE_ISA"
 
 
@@ -21,38 +24,90 @@ class KernelChoice(NamedTuple):
     reason: str
 
 
-def select_kernels(tier: str = "auto", *, expanded_bytes: int = DEFAULT_EXPANDED_BYTES) -> KernelChoice:
+def select_kernels(
+    tier: str = "auto",
+    *,
+    device: str = "auto",
+    n_threads: int | None = None,
+    expanded_bytes: int | None = None,
+    dtype: str = "auto",
+) -> KernelChoice:
     """Choose the kernels of a model.
 
     Args:
-        tier: "reference" for NumPy alone, "cpu" for the C++ extension, "auto" for the extension where it was built.
-            The environment variable ``SLM_NATIVE_ISA`` ("scalar", "avx2") forces the extension's instruction set.
-        expanded_bytes: how much memory weights expanded to float32 may take.
+        tier: "reference" for NumPy alone, "cpu" for the C++ extension, "torch" for any device of torch's, "auto" for
+            torch where a device other than the CPU is asked for, else for the extension where it was built. The
+            environment variable ``SLM_NATIVE_ISA`` ("scalar", "avx2", "avx512") forces the extension's instruction
+            set.
+        device: "cpu", or a device of torch's ("cuda:0", "mps"); "auto" is the CPU, and in the torch tier torch's best.
+        n_threads: threads of the extension, None for one on each physical core that this process may use.
+        expanded_bytes: how much memory weights expanded to floats may take; None for the tier's own measure.
+        dtype: number format of the torch tier's products: "float32", "bfloat16", "float16", or "auto" for the device's
+            best. The other tiers have it from the weights.
 
     Raises:
-        InvalidOption: an unknown tier, a negative size, or an instruction set that is unknown or that this machine
-            lacks.
-        BackendUnavailable: the extension is asked for and missing, or there and broken.
+        InvalidOption: an unknown tier or dtype, one that the tier has not, a negative size, no thread, threads where
+            the extension does not compute, or an instruction set that is unknown or that this machine lacks.
+        BackendUnavailable: what is asked for is missing, or there and broken.
     """
     if tier not in TIERS:
         raise InvalidOption(f"unknown tier {tier!r} (accepted: {', '.join(TIERS)})")
-    if expanded_bytes < 0:
+    if expanded_bytes is not None and expanded_bytes < 0:
         raise InvalidOption(f"expanded_bytes is {expanded_bytes}, and must not be negative")
+    if tier == "torch" or (tier == "auto" and device not in HOST_DEVICES):
+        if n_threads is not None:
+            raise InvalidOption(f"n_threads={n_threads!r}: torch has threads of its own (accepted: None)")
+        return _torch(tier, device, dtype, expanded_bytes or 0)
+    if device not in HOST_DEVICES:
+        raise InvalidOption(f"tier {tier!r} computes on the CPU, not on {device!r} (accepted: tier='torch')")
+    if dtype not in ("auto", "float32"):
+        raise InvalidOption(f"tier {tier!r} does not compute in {dtype!r} as asked (accepted: tier='torch')")
+    return _host(tier, n_threads, DEFAULT_EXPANDED_BYTES if expanded_bytes is None else expanded_bytes)
+
+
+def _host(tier: str, n_threads: int | None, expanded_bytes: int) -> KernelChoice:
     if tier == "reference":
-        return KernelChoice(ReferenceKernels(expanded_bytes), "the reference tier was asked for")
+        return _reference(n_threads, expanded_bytes, "the reference tier was asked for")
     isa = os.environ.get(ISA_VARIABLE) or None
     missing = _extension.why_missing()
     if missing is None:
-        return _cpu(isa, expanded_bytes)
+        return _cpu(isa, n_threads, expanded_bytes)
     if tier == "cpu" or isa:
         asked = f"{ISA_VARIABLE}={isa}" if isa else "tier 'cpu'"
         raise BackendUnavailable(f"{asked} needs the C++ extension, which is missing: {missing}")
-    return KernelChoice(ReferenceKernels(expanded_bytes), f"the C++ extension is missing: {missing}")
+    return _reference(n_threads, expanded_bytes, f"the C++ extension is missing: {missing}")
 
 
-def _cpu(isa: str | None, expanded_bytes: int) -> KernelChoice:
+def _reference(n_threads: int | None, expanded_bytes: int, reason: str) -> KernelChoice:
+    if n_threads is not None:
+        raise InvalidOption(
+            f"n_threads={n_threads!r}: {reason}, and NumPy's threads are set before Python starts, by OMP_NUM_THREADS"
+            " or OPENBLAS_NUM_THREADS (accepted: None)"
+        )
+    return KernelChoice(ReferenceKernels(expanded_bytes), reason)
+
+
+def _cpu(isa: str | None, n_threads: int | None, expanded_bytes: int) -> KernelChoice:
     from slm_native.kernels.cpu import CpuKernels
 
-    kernels = CpuKernels(isa, expanded_bytes)
+    kernels = CpuKernels(isa, n_threads, expanded_bytes)
     how = f"forced by {ISA_VARIABLE}" if isa else "the best that this machine has"
     return KernelChoice(kernels, f"the C++ extension is built; instruction set {kernels.isa}, {how}")
+
+
+def _torch(tier: str, device: str, dtype: str, expanded_bytes: int) -> KernelChoice:
+    asked = "the torch tier was asked for" if tier == "torch" else f"device {device!r} is torch's"
+    if (missing := torch_devices.why_missing()) is not None:
+        raise BackendUnavailable(f"{asked}: {missing}")
+    try:
+        from slm_native.kernels.torch.kernels import TorchKernels
+    except (ImportError, OSError) as error:
+        raise BackendUnavailable(f"{asked}, and torch is there but does not load: {error}") from error
+    kernels = TorchKernels(device, dtype, expanded_bytes)
+    if not kernels.device.startswith("cuda"):
+        return KernelChoice(kernels, f"{asked}; Triton kernels are for CUDA")
+    if importlib.util.find_spec("triton") is None:
+        return KernelChoice(kernels, f"{asked}; triton is not installed (to get it: pip install triton)")
+    from slm_native.kernels.torch.triton.kernels import TritonKernels
+
+    return KernelChoice(TritonKernels(kernels.device, dtype, expanded_bytes), f"{asked}; triton is installed")

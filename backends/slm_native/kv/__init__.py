@@ -1,17 +1,22 @@
 """The paged KV cache: pages of 64 tokens, a block table for each sequence, copy on write, typed storage."""
 
 from slm_native.kv.cache import BatchPlan, PagedKvCache, Run
-from slm_native.kv.codecs import KvCodec, codec_of
-from slm_native.kv.store import PAGE_TOKENS, KvLayer, PageIndex, PageLayout
+from slm_native.kv.codecs import Array, KvCodec, Planes, codec_of
+from slm_native.kv.store import PAGE_TOKENS, HostKvLayer, HostPageStore, KvLayer, PageIndex, PageLayout, PageStore
 
 __all__ = [
     "PAGE_TOKENS",
+    "Array",
     "BatchPlan",
+    "HostKvLayer",
+    "HostPageStore",
     "KvCodec",
     "KvLayer",
     "PageIndex",
     "PageLayout",
+    "PageStore",
     "PagedKvCache",
+    "Planes",
     "Run",
     "codec_of",
 ]

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import InvalidSnapshot
-from slm_native.kv.codecs import FloatArray, Planes
-from slm_native.kv.store import PAGE_TOKENS, KvLayer, PageIndex, PageLayout, PageStore
+from slm_native.kv.codecs import Array, Planes, is_finite
+from slm_native.kv.store import PAGE_TOKENS, HostPageStore, KvLayer, PageIndex, PageLayout, PageStore
 from slm_native.kv.tables import Pages, PageTables
 
 _ROTATED_AT_A_TIME = 256  # tokens; bounds what a cut takes besides the tokens themselves
@@ -51,8 +51,8 @@ class BatchPlan:
     """
 
     runs: Sequence[Run]
-    pages: NDArray[np.intp]
-    slots: NDArray[np.intp]
+    pages: Array
+    slots: Array
     tables: PageTables
 
 
@@ -63,14 +63,21 @@ class PagedKvCache:
         layout: of a page.
         n_ctx: tokens that all sequences together may hold; what they share counts once.
         n_seq_max: sequences.
+        new_store: makes pages of a layout, so many, where the kernel set computes.
 
     Raises:
         InvalidOption: the system refuses so much memory.
     """
 
-    def __init__(self, layout: PageLayout, n_ctx: int, n_seq_max: int) -> None:
+    def __init__(
+        self,
+        layout: PageLayout,
+        n_ctx: int,
+        n_seq_max: int,
+        new_store: Callable[[PageLayout, int], PageStore] = HostPageStore,
+    ) -> None:
         n_pages = self.n_pages_for(n_ctx, n_seq_max)
-        self._store = PageStore(layout, n_pages)
+        self._store = new_store(layout, n_pages)
         self._tables = PageTables(n_pages, ((),) * n_seq_max)
 
     @staticmethod
@@ -125,12 +132,10 @@ class PagedKvCache:
         """Forget all but the first ``length`` tokens."""
         self._tables = self._tables.replaced({seq_id: self._tables[seq_id][: _n_pages(length)]})
 
-    def cut(
-        self, seq_id: int, start: int, end: int, length: int, rotate: Callable[[FloatArray, int], FloatArray]
-    ) -> None:
+    def cut(self, seq_id: int, start: int, end: int, length: int, rotate: Callable[[Array, int], Array]) -> None:
         """Forget [start, end) of a sequence of ``length`` tokens and move the later ones down.
 
-        Keys in f16 or q8_0 are expanded, rotated and rounded again. Pages that are affected are rebuilt aside and
+        Keys that are not in f32 are expanded, rotated and rounded again. Pages that are affected are rebuilt aside and
         written at once: those that the sequence has for itself in place, those that it shares into pages of its own.
 
         Args:
@@ -138,7 +143,7 @@ class PagedKvCache:
             start: first token to forget.
             end: first token after those.
             length: tokens that it holds, more than ``end``.
-            rotate: moves float32 keys [T, heads, D] by a number of positions.
+            rotate: moves float32 keys [n, L, K, D] by a number of positions.
         """
         first = start // PAGE_TOKENS
         pages = self._tables[seq_id][: _n_pages(length)]
@@ -159,7 +164,7 @@ class PagedKvCache:
     def export(self, seq_id: int, length: int) -> bytes:
         """The keys and values of a sequence: each plane [length, L, K, W], those of the keys first."""
         planes = self._store.read(self._tables[seq_id], np.arange(length))
-        return b"".join(plane.tobytes() for plane in planes)
+        return b"".join(self._store.to_host(plane).tobytes() for plane in planes)
 
     def load(self, seq_id: int, length: int, payload: bytes) -> None:
         """Fill an empty sequence with what ``export`` gave.
@@ -174,9 +179,9 @@ class PagedKvCache:
         planes, offset = [], 0
         for (dtype, width), size in zip(layout.plane_types(), sizes, strict=True):
             flat = np.frombuffer(payload, dtype, size // dtype.itemsize, offset)
-            if dtype.kind == "f" and not np.isfinite(flat).all():
+            if not is_finite(flat):
                 raise InvalidSnapshot("the KV payload holds numbers that are infinite or not numbers")
-            planes.append(flat.reshape(length, layout.n_layers, layout.n_kv_heads, width))
+            planes.append(self._store.from_host(flat.reshape(length, layout.n_layers, layout.n_kv_heads, width)))
             offset += size
         pages = self._tables.free(_n_pages(length))
         self._store.write(pages, planes)
@@ -200,15 +205,14 @@ class PagedKvCache:
             self._store.copy(list(copied.values()), [changes[seq_id][len(kept[seq_id])] for seq_id in copied])
         return old.replaced({seq_id: pages for seq_id, pages in changes.items() if pages != old[seq_id]})
 
-    def _rotate(self, planes: Planes, delta: int, rotate: Callable[[FloatArray, int], FloatArray]) -> None:
+    def _rotate(self, planes: Planes, delta: int, rotate: Callable[[Array, int], Array]) -> None:
         """Rotate the keys among ``planes`` [n_tokens, L, K, W] by ``delta`` positions, in place."""
-        codec, head_dim = self._store.layout.keys, self._store.layout.head_dim
+        codec = self._store.keys
         keys = planes[: len(codec.planes)]
         for first in range(0, len(keys[0]), _ROTATED_AT_A_TIME):
             chunk = [plane[first : first + _ROTATED_AT_A_TIME] for plane in keys]
-            decoded = codec.decode(chunk)
-            rotated = rotate(decoded.reshape(len(decoded), -1, head_dim), delta)
-            for plane, part in zip(chunk, codec.encode(rotated.reshape(decoded.shape)), strict=True):
+            rotated = rotate(codec.decode(chunk), delta)
+            for plane, part in zip(chunk, codec.encode(rotated), strict=True):
                 plane[...] = part
 
 

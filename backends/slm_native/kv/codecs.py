@@ -13,11 +13,15 @@ from slm_core.errors import InvalidOption
 from slm_core.types import KvType
 
 FloatArray: TypeAlias = NDArray[np.float32]
-Planes: TypeAlias = Sequence[NDArray[Any]]
+Array: TypeAlias = Any
+"""Numbers where a kernel set computes: NumPy's, or those of its device."""
+Planes: TypeAlias = Sequence[Array]
 """What a codec makes of float32 [..., D]: one array [..., W] for each of its planes."""
 
-_Q8_0_BLOCK = 32
+_BLOCK = 32
 _F16_MAX = np.float32(65504)
+_BF16_MAX = np.float32(2.0**127 * (2 - 2.0**-7))
+_SMALLEST_PEAK = np.float32(1e-30)  # below it a block counts as zeros, as its float16 scale does
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,8 @@ class KvCodec:
 
     kv_type: KvType
     planes: tuple[tuple[np.dtype[Any], int], ...]
-    encode: Callable[[FloatArray], Planes]
-    decode: Callable[[Planes], FloatArray]
+    encode: Callable[[Array], Planes]
+    decode: Callable[[Planes], Array]
 
 
 def _encode_f16(x: FloatArray) -> Planes:
@@ -42,31 +46,118 @@ def _encode_f16(x: FloatArray) -> Planes:
     return (np.clip(x, -_F16_MAX, _F16_MAX).astype("<f2"),)
 
 
+def _encode_bf16(x: FloatArray) -> Planes:
+    """The upper half of a float32, rounded to the nearest, ties to even; saturates as f16 does."""
+    bits = np.clip(x, -_BF16_MAX, _BF16_MAX).view(np.uint32)
+    upper = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+    return (np.where(np.isnan(x), np.uint32(0x7FC0), upper).astype("<u2"),)
+
+
+def _decode_bf16(planes: Planes) -> FloatArray:
+    wide: NDArray[np.uint32] = planes[0].astype(np.uint32, "C") << np.uint32(16)
+    return wide.view(np.float32)
+
+
+def _blocks(x: FloatArray) -> FloatArray:
+    return x.reshape(*x.shape[:-1], -1, _BLOCK)
+
+
+def _inverse(scales: FloatArray, peaks: FloatArray) -> FloatArray:
+    inverse: FloatArray = np.divide(1, scales, out=np.zeros_like(scales), where=np.abs(peaks) > _SMALLEST_PEAK)
+    return inverse[..., None]
+
+
+def _as_f16(scales: FloatArray) -> NDArray[np.float16]:
+    return np.clip(scales, -_F16_MAX, _F16_MAX).astype("<f2")
+
+
 def _encode_q8_0(x: FloatArray) -> Planes:
     """Blocks of 32 values with one float16 scale, as ggml's Q8_0, the scales in a plane of their own."""
-    blocks = x.reshape(*x.shape[:-1], -1, _Q8_0_BLOCK)
-    scales = np.abs(blocks).max(axis=-1) / np.float32(127)
-    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
-    quants = np.rint(blocks * inverse[..., None]).astype(np.int8)
-    return quants.reshape(x.shape), np.minimum(scales, _F16_MAX).astype("<f2")
+    blocks = _blocks(x)
+    peaks = np.abs(blocks).max(axis=-1)
+    scales = peaks / np.float32(127)
+    quants = np.rint(blocks * _inverse(scales, peaks)).astype(np.int8)
+    return quants.reshape(x.shape), _as_f16(scales)
 
 
 def _decode_q8_0(planes: Planes) -> FloatArray:
     quants, scales = planes
-    blocks = quants.reshape(*scales.shape, _Q8_0_BLOCK).astype(np.float32, "C")
+    return _scaled(quants, scales)
+
+
+def _scaled(quants: NDArray[np.int8], scales: NDArray[np.float16]) -> FloatArray:
+    blocks = quants.reshape(*scales.shape, _BLOCK).astype(np.float32, "C")
     blocks *= scales.astype(np.float32)[..., None]
     return blocks.reshape(quants.shape)
 
 
-_F32, _F16, _I8 = np.dtype("<f4"), np.dtype("<f2"), np.dtype("i1")
+def _encode_from_zero(x: FloatArray, zero: int) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+    """Codes [..., blocks, 32] up to 2 * zero - 1: the value of the largest magnitude becomes 0, zero stays ``zero``."""
+    blocks = _blocks(x)
+    peaks = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], -1)[..., 0]
+    scales = peaks / np.float32(-zero)
+    codes = np.trunc(blocks * _inverse(scales, peaks) + np.float32(zero + 0.5))
+    return np.minimum(codes, 2 * zero - 1).astype(np.uint8), _as_f16(scales)
+
+
+def _packed(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Codes [..., blocks, 32] as nibbles, the first 16 of a block the lower ones: [..., blocks * 16]."""
+    nibbles: NDArray[np.uint8] = (codes[..., :16] & np.uint8(15)) | codes[..., 16:] << np.uint8(4)
+    return nibbles.reshape(*codes.shape[:-2], -1)
+
+
+def _unpacked(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    halves = nibbles.reshape(*nibbles.shape[:-1], -1, 16)
+    return np.concatenate((halves & 15, halves >> 4), axis=-1)
+
+
+def _encode_q4_0(x: FloatArray) -> Planes:
+    """As ggml's Q4_0: nibbles, and scales in a plane of their own."""
+    codes, scales = _encode_from_zero(x, 8)
+    return _packed(codes), scales
+
+
+def _decode_q4_0(planes: Planes) -> FloatArray:
+    nibbles, scales = planes
+    codes = _unpacked(nibbles).astype(np.int8) - np.int8(8)
+    return _scaled(codes.reshape(*codes.shape[:-2], -1), scales)
+
+
+def _encode_q5_0(x: FloatArray) -> Planes:
+    """As ggml's Q5_0: nibbles, scales, and the fifth bits of a block in one number, each in a plane of its own."""
+    codes, scales = _encode_from_zero(x, 16)
+    fifth = np.packbits(codes >> 4, axis=-1, bitorder="little")
+    return _packed(codes), scales, fifth.view("<u4")[..., 0]
+
+
+def _decode_q5_0(planes: Planes) -> FloatArray:
+    nibbles, scales, fifth = planes
+    flags = np.ascontiguousarray(fifth)[..., None].view(np.uint8)
+    codes = _unpacked(nibbles) | np.unpackbits(flags, axis=-1, bitorder="little") << 4
+    return _scaled((codes.astype(np.int8) - np.int8(16)).reshape(*codes.shape[:-2], -1), scales)
+
+
+_F32, _F16, _I8, _U8 = np.dtype("<f4"), np.dtype("<f2"), np.dtype("i1"), np.dtype("u1")
+_U16, _U32 = np.dtype("<u2"), np.dtype("<u4")
+_SCALE = (_F16, _BLOCK)
 _CODECS: dict[str, KvCodec] = {
     codec.kv_type: codec
     for codec in (
         KvCodec(KvType.F32, ((_F32, 1),), lambda x: (x,), lambda planes: np.ascontiguousarray(planes[0], np.float32)),
         KvCodec(KvType.F16, ((_F16, 1),), _encode_f16, lambda planes: planes[0].astype(np.float32, "C")),
-        KvCodec(KvType.Q8_0, ((_I8, 1), (_F16, _Q8_0_BLOCK)), _encode_q8_0, _decode_q8_0),
+        KvCodec(KvType.BF16, ((_U16, 1),), _encode_bf16, _decode_bf16),
+        KvCodec(KvType.Q8_0, ((_I8, 1), _SCALE), _encode_q8_0, _decode_q8_0),
+        KvCodec(KvType.Q5_0, ((_U8, 2), _SCALE, (_U32, _BLOCK)), _encode_q5_0, _decode_q5_0),
+        KvCodec(KvType.Q4_0, ((_U8, 2), _SCALE), _encode_q4_0, _decode_q4_0),
     )
 }
+
+
+def is_finite(plane: NDArray[Any]) -> bool:
+    """Whether a plane holds numbers only, none of them infinite; codes always do."""
+    if plane.dtype == _U16:
+        return bool(((plane & 0x7F80) != 0x7F80).all())
+    return plane.dtype.kind != "f" or bool(np.isfinite(plane).all())
 
 
 def codec_of(kv_type: str, head_dim: int) -> KvCodec:
@@ -81,7 +172,7 @@ def codec_of(kv_type: str, head_dim: int) -> KvCodec:
         raise InvalidOption(f"unknown KV type {str(kv_type)!r} (accepted: {', '.join(usable)})")
     if codec.kv_type not in usable:
         raise InvalidOption(
-            f"KV type {codec.kv_type} needs heads whose width is a multiple of {_Q8_0_BLOCK}, this model's is"
+            f"KV type {codec.kv_type} needs heads whose width is a multiple of {_BLOCK}, this model's is"
             f" {head_dim} (accepted: {', '.join(usable)})"
         )
     return codec

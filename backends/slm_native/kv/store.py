@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import InvalidOption
-from slm_native.kv.codecs import FloatArray, KvCodec, Planes
+from slm_native.kv.codecs import Array, KvCodec, Planes
 
 PAGE_TOKENS = 64
 PageIndex: TypeAlias = slice | NDArray[np.intp]
@@ -64,8 +65,60 @@ class PageLayout:
         return found
 
 
-class KvLayer:
-    """Keys and values of one layer of all sequences.
+class KvLayer(ABC):
+    """Keys and values of one layer of all sequences, in the arrays of the kernel set that reads them."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def write(self, pages: Array, slots: Array, k: Array, v: Array) -> None:
+        """Store the keys and values [T, K, D] of tokens in their pages [T] and slots [T]."""
+
+    @abstractmethod
+    def keys(self, pages: Array, n_tokens: int) -> Array:
+        """The first keys of some pages: float32 [n_tokens, K, D]."""
+
+    @abstractmethod
+    def values(self, pages: Array, n_tokens: int) -> Array:
+        """The first values of some pages: float32 [n_tokens, K, D]."""
+
+
+class PageStore(ABC):
+    """All pages of a context, wherever the kernel set computes.
+
+    Attributes:
+        layout: of a page.
+        layers: the pages as each layer sees them [L].
+        keys: codec of the keys, on arrays of this store.
+    """
+
+    layout: PageLayout
+    layers: Sequence[KvLayer]
+    keys: KvCodec
+
+    @abstractmethod
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole pages."""
+
+    @abstractmethod
+    def read(self, pages: Sequence[int], positions: NDArray[np.intp]) -> list[Array]:
+        """Copy tokens of a sequence that holds ``pages``: a plane each, [n_tokens, L, K, W]."""
+
+    @abstractmethod
+    def write(self, pages: Sequence[int], tokens: Planes) -> None:
+        """Fill pages with tokens, a plane each, [n_tokens, L, K, W]; all at once, when they are packed."""
+
+    @abstractmethod
+    def to_host(self, plane: Array) -> NDArray[Any]:
+        """What ``read`` gave, in NumPy's memory."""
+
+    @abstractmethod
+    def from_host(self, plane: NDArray[Any]) -> Array:
+        """What ``write`` takes, from NumPy's memory."""
+
+
+class HostKvLayer(KvLayer):
+    """One layer in NumPy.
 
     Args:
         layout: of the pages.
@@ -79,24 +132,24 @@ class KvLayer:
         self._layout = layout
         self._key_planes, self._value_planes = planes[:n], planes[n:]
 
-    def write(self, pages: NDArray[np.intp], slots: NDArray[np.intp], k: FloatArray, v: FloatArray) -> None:
-        """Store the keys and values [T, K, D] of tokens in their pages [T] and slots [T]."""
+    def write(self, pages: Array, slots: Array, k: Array, v: Array) -> None:
+        """Encode, then assign."""
         for plane, part in zip(self._key_planes, self._layout.keys.encode(k), strict=True):
             plane[pages, :, slots] = part
         for plane, part in zip(self._value_planes, self._layout.values.encode(v), strict=True):
             plane[pages, :, slots] = part
 
-    def keys(self, pages: PageIndex, n_tokens: int) -> FloatArray:
-        """The first keys of some pages: float32 [n_tokens, K, D]."""
+    def keys(self, pages: Array, n_tokens: int) -> Array:
+        """C-contiguous."""
         return self._layout.keys.decode([_gathered(plane, pages, n_tokens) for plane in self._key_planes])
 
-    def values(self, pages: PageIndex, n_tokens: int) -> FloatArray:
-        """The first values of some pages: float32 [n_tokens, K, D]."""
+    def values(self, pages: Array, n_tokens: int) -> Array:
+        """C-contiguous."""
         return self._layout.values.decode([_gathered(plane, pages, n_tokens) for plane in self._value_planes])
 
 
-class PageStore:
-    """All pages of a context.
+class HostPageStore(PageStore):
+    """Pages in NumPy.
 
     Args:
         layout: of a page.
@@ -108,6 +161,7 @@ class PageStore:
 
     def __init__(self, layout: PageLayout, n_pages: int) -> None:
         self.layout = layout
+        self.keys = layout.keys
         try:
             self._pages = layout.pages(n_pages)
         except (MemoryError, ValueError) as error:  # ValueError: more than an address can count
@@ -116,27 +170,40 @@ class PageStore:
                 " smaller n_ctx, or KV types that take less (f16, q8_0)"
             ) from error
         self._views = layout.views(self._pages)
-        self.layers = [KvLayer(layout, [view[:, i] for view in self._views]) for i in range(layout.n_layers)]
+        self.layers = [self._layer(i, [view[:, i] for view in self._views]) for i in range(layout.n_layers)]
+
+    def _layer(self, i: int, planes: Planes) -> KvLayer:
+        """Layer ``i``, whose part of each plane is given."""
+        return HostKvLayer(self.layout, planes)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy whole pages."""
+        """One fancy assignment."""
         self._pages[targets] = self._pages[sources]
 
-    def read(self, pages: Sequence[int], positions: NDArray[np.intp]) -> list[NDArray[Any]]:
-        """Copy tokens of a sequence that holds ``pages``: a plane each, [n_tokens, L, K, W]."""
+    def read(self, pages: Sequence[int], positions: NDArray[np.intp]) -> list[Array]:
+        """One gather for each plane."""
         page_of, slots = np.array(pages, np.intp)[positions // PAGE_TOKENS], positions % PAGE_TOKENS
         return [view[page_of, :, :, slots] for view in self._views]
 
     def write(self, pages: Sequence[int], tokens: Planes) -> None:
-        """Fill pages with tokens, a plane each, [n_tokens, L, K, W]; all at once, when they are packed."""
+        """Packed aside, then assigned in one step."""
         packed = self.layout.pages(len(pages))
         positions = np.arange(len(tokens[0]))
         for view, plane in zip(self.layout.views(packed), tokens, strict=True):
             view[positions // PAGE_TOKENS, :, :, positions % PAGE_TOKENS] = plane
         self._pages[list(pages)] = packed
 
+    def to_host(self, plane: Array) -> NDArray[Any]:
+        """It is there."""
+        host: NDArray[Any] = plane
+        return host
 
-def _gathered(plane: NDArray[Any], pages: PageIndex, n_tokens: int) -> NDArray[Any]:
+    def from_host(self, plane: NDArray[Any]) -> Array:
+        """It is there."""
+        return plane
+
+
+def _gathered(plane: NDArray[Any], pages: Array, n_tokens: int) -> NDArray[Any]:
     """[n_pages, K, 64, W] to [n_tokens, K, W]."""
     by_token = plane[pages].transpose(0, 2, 1, 3)  # [P, 64, K, W]
     return by_token.reshape(-1, *by_token.shape[2:])[:n_tokens]
