@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from slm_core.cpu import usable_cores
 from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.types import BackendStatus, ModelOptions, Support
@@ -12,7 +13,6 @@ from slm_llamacpp import BACKEND, INSTALL_HINT, devices, inquiry, library, probe
 from slm_llamacpp.model import LlamaCppModel
 from slm_llamacpp.options import DESCRIPTIONS, LoadOptions, Settings
 from slm_llamacpp.source import check_source
-from slm_llamacpp.threads import usable_cores
 
 _RANK = 50
 

@@ -64,12 +64,13 @@ class LlamaCppContext(ContextBase):
         self._memory = Memory(api, self._pointer, model_pointer, options.n_seq_max)
         self._buffers = BatchBuffers(api, min(options.n_batch, options.n_ctx), self._memory.ids())
         self._keys_lag = False  # whether keys wait to be re-rotated, which llama.cpp does at the next decode
+        can_move = model.moves_keys and can_rotate(self._type_k, model.head_dim)
         super().__init__(
             options,
             backend=BACKEND,
             fingerprint=model.info.fingerprint,
             n_vocab=model.vocab.size,
-            edit_level=self._memory.edit_level(can_rotate=can_rotate(self._type_k, model.head_dim)),
+            edit_level=self._memory.edit_level(can_rotate=can_move),
             capabilities=self._memory.capabilities(),
             payload_format=f"llama.cpp {library.version()} {api.llama_version().decode()} k={self._type_k}"
             f" v={self._type_v} flash={flash} {settings.device.label}",

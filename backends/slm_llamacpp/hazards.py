@@ -25,6 +25,7 @@ pangu-embedded plamo qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe se
 talkie xverse
 """
 _PLAIN_ROTARY = frozenset(_PLAIN_ROTARY_NAMES.split())
+_ROTATES_A_PART = frozenset({"nemotron"})
 
 
 def check_hazards(gguf: GgufFile) -> None:
@@ -92,7 +93,7 @@ def _check_numbers(gguf: GgufFile, architecture: str) -> None:
 
 
 def _check_heads(gguf: GgufFile, architecture: str) -> None:
-    """Every head is rotated whole, and the projections have as many rows as the heads."""
+    """Every head is rotated whole in most, and the projections have as many rows as the heads."""
     n_heads = gguf.metadata.get(f"{architecture}.attention.head_count")
     if not isinstance(n_heads, int) or n_heads == 0:
         return
@@ -100,6 +101,8 @@ def _check_heads(gguf: GgufFile, architecture: str) -> None:
     width = gguf.require(f"{architecture}.embedding_length", int) // n_heads
     head_dim = gguf.get(f"{architecture}.attention.key_length", int, width)
     for key, default in (("attention.value_length", width), ("rope.dimension_count", head_dim)):
+        if key.startswith("rope.") and architecture in _ROTATES_A_PART:
+            continue
         found = gguf.get(f"{architecture}.{key}", int, default)
         if found != head_dim:
             raise _wrong(gguf, f"{architecture}.{key}", found, f"{head_dim}, the width of a head")

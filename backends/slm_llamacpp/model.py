@@ -17,6 +17,7 @@ from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.context import LlamaCppContext
 from slm_llamacpp.handle import Handle
 from slm_llamacpp.options import SPLIT_MODES, LoadOptions, Settings
+from slm_llamacpp.shifts import moves_keys
 from slm_llamacpp.vocab import LlamaCppVocab
 
 _ALL_LAYERS = -1
@@ -43,12 +44,14 @@ class LlamaCppModel:
 
     Attributes:
         head_dim: width of a head's key, None where layers differ or the file does not say.
+        moves_keys: whether keys can move to other positions.
     """
 
     def __init__(self, api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> None:
         self._api = api
         self._settings = settings
         self.head_dim = _head_dim(gguf)
+        self.moves_keys = moves_keys(gguf)
         self._info = model_info(gguf, backend=f"{BACKEND} {library.version()}", device=settings.device.label)
         self._handle = Handle(_load(api, gguf, settings, progress), api.llama_model_free, gguf.path.name)
         weakref.finalize(self, self._handle.free).atexit = False  # at exit the system takes the memory back

@@ -17,6 +17,7 @@ from slm_conformance.factories import make_tiny_model
 from slm_conformance.gguf_writer import write_gguf
 from slm_core.errors import BackendUnavailable, InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
+from slm_core.inquiry import ask as ask_a_process
 from slm_core.plugins import Registry
 from slm_core.types import ModelOptions
 from slm_llamacpp import inquiry, library, logs, plugin
@@ -75,7 +76,7 @@ class TestStatus:
     def test_a_broken_installation(
         self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
     ) -> None:
-        monkeypatch.setattr(inquiry, "ask", lambda: inquiry.output_of([sys.executable, "-c", script]))
+        monkeypatch.setattr(inquiry, "ask", lambda: ask_a_process("llama.cpp", script))
         status = backend.status()
         assert (status.installed, "\n" in status.reason) == (False, False)
         assert reason in status.reason

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from slm_core.cpu import count_cores, cpu_quota, usable_cores
 from slm_core.errors import BackendUnavailable, InvalidOption, UnknownOption
 from slm_llamacpp.devices import Device, DeviceKind, choose
 from slm_llamacpp.options import DESCRIPTIONS, LoadOptions
-from slm_llamacpp.threads import count_cores, cpu_quota, usable_cores
 
 CPU = Device(1, "CPU", "a CPU", DeviceKind.CPU)
 BLAS = Device(2, "BLAS", "OpenBLAS", DeviceKind.ACCELERATOR)
