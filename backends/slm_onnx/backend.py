@@ -1,0 +1,110 @@
+"""The ONNX Runtime backend: finds out what it can run, and loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slm_core.cpu import usable_cores
+from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.types import BackendStatus, ModelOptions, Progress, Support
+from slm_onnx import BACKEND, INSTALL_HINT, providers, runtime
+from slm_onnx.coverage import read_supported
+from slm_onnx.layouts import find_layout
+from slm_onnx.options import DESCRIPTIONS, OF_BUILDING, LoadOptions
+
+if TYPE_CHECKING:
+    from slm_onnx.model import OnnxModel
+
+_RANK = 40
+
+
+class OnnxBackend:
+    """Runs GGUF models, and directories of ONNX models, on ONNX Runtime."""
+
+    @property
+    def name(self) -> str:
+        """The name users choose it by."""
+        return BACKEND
+
+    @property
+    def load_options(self) -> Mapping[str, str]:
+        """What ``ModelOptions.backend_options`` may hold."""
+        return DESCRIPTIONS
+
+    def status(self) -> BackendStatus:
+        """Report whether ONNX Runtime is installed, its version and its execution providers."""
+        try:
+            devices = providers.statuses()
+        except Exception as error:  # whatever is wrong with the installation is its status
+            return BackendStatus(BACKEND, installed=False, reason=runtime.one_line(error), hint=INSTALL_HINT)
+        return BackendStatus(BACKEND, True, runtime.version(), devices, reason=providers.choose("auto").reason)
+
+    def supports(self, source: Path, device: str = "auto") -> Support:
+        """Say whether it can run ``source`` on ``device``, reading headers only.
+
+        Raises:
+            InvalidModelFile: the file is missing or damaged.
+        """
+        try:
+            what = _described(source)
+            if (reason := runtime.missing()) is not None:
+                raise BackendUnavailable(reason)
+            if device not in ("auto", "cpu"):
+                providers.choose(device)
+        except (UnsupportedModel, BackendUnavailable) as error:
+            return Support(False, str(error))
+        return Support(True, what, _RANK)
+
+    def load(self, source: Path, options: ModelOptions) -> OnnxModel:
+        """Load a model; see ``protocols.Backend.load``."""
+        asked = LoadOptions.parse(options.backend_options)
+        runtime.load()
+        threads = runtime.Threads(_n_threads(options.n_threads), asked.spinning)
+        device = providers.choose(options.device)
+        progress = options.progress or (lambda share: None)
+        progress(0.0)
+        if source.is_dir():
+            return _load_directory(source, options.backend_options, device, threads, asked, progress)
+        from slm_onnx.fromgguf import gguf_model  # imports onnx
+
+        gguf = GgufFile.open(source)
+        try:
+            return gguf_model(gguf, device, threads, asked, progress)
+        except BaseException:
+            gguf.close()
+            raise
+
+
+def _load_directory(
+    source: Path,
+    given: Mapping[str, object],
+    device: providers.Device,
+    threads: runtime.Threads,
+    asked: LoadOptions,
+    progress: Progress,
+) -> OnnxModel:
+    from slm_onnx.fromdirectory import directory_model
+
+    for name in sorted(given.keys() & OF_BUILDING):
+        raise InvalidOption(f"{name} is of building a graph from a GGUF file, and {source} holds its graph")
+    place = runtime.Place(device.session_providers(asked.provider_options), threads)
+    return directory_model(source, device, place, progress)
+
+
+def _described(source: Path) -> str:
+    """What a source holds, by its headers."""
+    if source.is_dir():
+        return f"a directory of ONNX models ({find_layout(source).name})"
+    with GgufFile.open(source) as gguf:
+        return f"a decoder of architecture {read_supported(gguf).architecture}"
+
+
+def _n_threads(asked: int | None) -> int:
+    if asked is None:
+        return usable_cores()
+    if not isinstance(asked, int) or isinstance(asked, bool) or not 1 <= asked <= 512:
+        raise InvalidOption(f"n_threads={asked!r} (accepted: an integer from 1 to 512)")
+    return asked

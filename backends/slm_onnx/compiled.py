@@ -1,0 +1,131 @@
+"""Sessions of a model's graphs; what building them takes is kept on disk for the next time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.architectures import ModelSpec
+from slm_core.cpu import processor
+from slm_core.diskcache import DiskCache
+from slm_core.errors import UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_onnx import BACKEND, runtime
+from slm_onnx.coverage import rope_of
+from slm_onnx.decoder import PLANES, DecoderGraph, GraphOptions, edit_graph, past
+
+BUILDER_VERSION = 3
+"""Raised with every change of the graph."""
+
+_FILE, _PACKED = "decoder.onnx", "packed.onnx"
+_CPU = "CPUExecutionProvider"
+_WORTH_KEEPING = 64 << 20  # bytes of weights from which "auto" keeps what was built
+_BUILT = 0.5  # the share of loading that building the graph takes; the rest is the runtime's
+
+
+class Compiler:
+    """Makes the sessions of one model.
+
+    Args:
+        gguf: a file that ``check_tensors`` has accepted.
+        spec: what it holds.
+        options: number formats.
+        place: where the sessions run.
+        cache: whether to keep what was built; None for models of ``_WORTH_KEEPING`` and more.
+    """
+
+    def __init__(
+        self, gguf: GgufFile, spec: ModelSpec, options: GraphOptions, place: runtime.Place, cache: bool | None
+    ) -> None:
+        self._gguf = gguf
+        self._spec = spec
+        self._options = options
+        self._place = place
+        n_bytes = sum(tensor.n_bytes for tensor in gguf.tensors.values())
+        self._keeps = n_bytes >= _WORTH_KEEPING if cache is None else cache
+
+    def editor(self, planes: Sequence[str]) -> Any:
+        """The session that moves keys, or keys and values."""
+        model = edit_graph(self._spec, self._options.dtype, planes).SerializeToString()
+        return runtime.session(model, runtime.NO_WEIGHTS, self._place)
+
+    def decoder(self, progress: Callable[[float], None]) -> Any:
+        """The session that decodes; ``progress`` hears the share that is done.
+
+        Raises:
+            UnsupportedModel: ONNX Runtime refuses the graph.
+        """
+        if not self._keeps:
+            return self._build(progress)
+        cache, key = DiskCache(BACKEND), self._key()
+        folder = cache.get(key)
+        if folder is not None:
+            try:
+                return self._open_saved(folder)
+            except UnsupportedModel:
+                pass  # of a build that calls itself the same and is not: made again
+        about = f"{self._gguf.path.name} for {self._place.providers[0][0]}, {self._options.dtype}"
+        folder = cache.put(key, about, lambda empty: self._save(empty, progress))
+        return self._build(progress) if folder is None else self._open_saved(folder)
+
+    def _build(self, progress: Callable[[float], None], save_to: Path | None = None) -> Any:
+        graph = DecoderGraph(self._gguf, self._spec, self._options).build(lambda share: progress(_BUILT * share))
+        return runtime.session(graph.model().SerializeToString(), graph.weights, self._place, save_to)
+
+    def _save(self, folder: Path, progress: Callable[[float], None]) -> None:
+        try:
+            built = self._build(progress, folder / _FILE)
+            if self._place.providers[0][0] == _CPU:
+                self._pack(built, folder)
+        except UnsupportedModel as error:  # perhaps for want of room on the disk: the caller tries without saving
+            raise OSError(str(error)) from error
+
+    def _pack(self, built: Any, folder: Path) -> None:
+        """Keep weights also as the processor multiplies them, where that gives the very same logits.
+
+        ONNX Runtime 1.31 writes some of them (8 bits, few columns) as zeros.
+        """
+        runtime.save_packed(folder / _FILE, folder / _PACKED, self._place)
+        packed = runtime.saved_session(folder / _PACKED, self._place)
+        right = np.array_equal(self._sample(built), self._sample(packed))
+        for unneeded in folder.glob(f"{_FILE if right else _PACKED}*"):
+            unneeded.unlink()
+
+    def _sample(self, session: Any) -> NDArray[np.float32]:
+        """Logits of two random tokens."""
+        spec, dtype, n = self._spec, self._options.dtype, 2
+        rng, half = np.random.default_rng(0), rope_of(spec).n_dims // 2
+        inputs = {
+            "inputs_embeds": rng.standard_normal((1, n, spec.n_embd)).astype(dtype),
+            "cos": np.ones((n, half), dtype),
+            "sin": np.zeros((n, half), dtype),
+            "rows": np.arange(n)[None],
+            "attention_bias": np.zeros((1, 1, n, n), dtype),
+            "seqlens_k": np.array([n - 1], np.int32),
+            "total_sequence_length": np.array(n, np.int32),
+            "logits_rows": np.arange(n),
+        }
+        empty = np.zeros((1, spec.n_kv_heads, n, spec.head_dim), dtype)
+        inputs |= {past(layer, plane): empty for layer in range(spec.n_layers) for plane in PLANES}
+        (logits,) = session.run(["logits"], inputs)
+        found: NDArray[np.float32] = logits
+        return found
+
+    def _open_saved(self, folder: Path) -> Any:
+        packed = folder / _PACKED
+        return runtime.saved_session(packed if packed.exists() else folder / _FILE, self._place)
+
+    def _key(self) -> str:
+        """A name for all that the session depends on."""
+        parts = [
+            *(self._gguf.fingerprint(), BUILDER_VERSION, runtime.version(), processor()),
+            *(self._options.dtype, self._options.accuracy_level),
+            [[name, sorted(given.items())] for name, given in self._place.providers],
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,150 @@
+"""A context: cells of one KV cache, and the session that decodes into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.architectures import ModelSpec, Rope
+from slm_core.contextbase import ContextBase, check_context_options
+from slm_core.errors import InvalidOption
+from slm_core.protocols import Batch
+from slm_core.quant import QuantizedTensor, dequantize_rows
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits
+from slm_onnx import BACKEND, runtime
+from slm_onnx.cells import CellTable
+from slm_onnx.kvstore import CellMover, KvStore
+from slm_onnx.providers import Device
+
+_PAYLOAD_VERSION = 1
+_KV_TYPES = {"float32": KvType.F32, "float16": KvType.F16}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Engine:
+    """What a model's contexts share.
+
+    Attributes:
+        spec: the model.
+        rope: its position embedding.
+        embedding: its token embedding, as it lies in the file.
+        decoder: session of the decoder graph.
+        mover: session of the graph that moves cells.
+        turner: session of the graph that turns keys where they lie.
+        device: where they run.
+        fingerprint: of the model.
+    """
+
+    spec: ModelSpec
+    rope: Rope
+    embedding: QuantizedTensor
+    decoder: Any
+    mover: Any
+    turner: Any
+    device: Device
+    fingerprint: str
+
+
+class OnnxContext(ContextBase):
+    """Several token histories in one row of cells.
+
+    A fork shares cells; a cut rotates keys where they lie, and copies those that a fork holds, too.
+
+    Args:
+        engine: the model.
+        options: the sizes, and the KV type: f32 on the CPU.
+
+    Raises:
+        InvalidOption: a size below 1, more memory than there is, or another KV type.
+    """
+
+    def __init__(self, engine: Engine, options: ContextOptions) -> None:
+        check_context_options(options)
+        spec, self._dtype = engine.spec, engine.device.provider.dtype
+        self._kv_type = _KV_TYPES[self._dtype]
+        for wanted in (options.kv_type_k, options.kv_type_v):
+            if wanted is not None and wanted != self._kv_type:
+                raise InvalidOption(
+                    f"unknown KV type {str(wanted)!r} of backend {BACKEND} on {engine.device.label} (accepted:"
+                    f" {self._kv_type})"
+                )
+        self._engine: Engine = engine
+        self._cells = CellTable(options.n_ctx, options.n_seq_max)
+        self._store = KvStore(spec, options.n_ctx, self._dtype, engine.device)
+        self._mover = CellMover(engine.mover, engine.turner, self._store, engine.rope)
+        self._binding = engine.decoder.io_binding()
+        self._store.bind(self._binding)
+        super().__init__(
+            options,
+            backend=BACKEND,
+            fingerprint=engine.fingerprint,
+            n_vocab=spec.n_vocab,
+            edit_level=EditLevel.CUT,
+            capabilities=frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD}),
+            payload_format=f"{_PAYLOAD_VERSION};{self._kv_type};L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}",
+        )
+
+    def _engine_decode(self, batch: Batch) -> Logits:
+        self._make_room(len(batch.tokens))
+        for name, array in self._inputs(batch):
+            self._binding.bind_cpu_input(name, array)
+        self._binding.bind_output("logits", "cpu")  # each time: a run leaves it bound to the tensor that it made
+        runtime.run(self._engine.decoder, self._binding)
+        self._cells.append(batch.seq_ids, batch.positions)
+        rows: Logits = self._binding.get_outputs()[-1].numpy()[0]  # outputs come in the order they were bound
+        return rows[: int(np.count_nonzero(batch.wants_logits))]
+
+    def _inputs(self, batch: Batch) -> Iterator[tuple[str, NDArray[Any]]]:
+        dtype, n = self._dtype, len(batch.tokens)
+        embedding = self._engine.embedding
+        rows = dequantize_rows(embedding.data, embedding.ggml_type, embedding.shape[1], batch.tokens)
+        cos, sin = self._engine.rope.tables(batch.positions)
+        visible = self._cells.visible(batch.seq_ids, batch.positions)
+        wanted = np.flatnonzero(batch.wants_logits)
+        n_held = visible.shape[1]
+        yield "inputs_embeds", rows[None].astype(dtype)
+        yield "cos", cos.astype(dtype)
+        yield "sin", sin.astype(dtype)
+        yield "rows", np.arange(n, dtype=np.int64)[None]
+        yield "attention_bias", np.where(visible, 0, np.finfo(dtype).min).astype(dtype)[None, None]
+        yield "seqlens_k", np.array([n_held - 1], np.int32)
+        yield "total_sequence_length", np.array(n_held, np.int32)
+        yield "logits_rows", wanted if len(wanted) else np.zeros(1, np.int64)
+
+    def _make_room(self, n: int) -> None:
+        """Compact the cells where ``n`` do not fit behind them, or where most of them are idle."""
+        idle = self._cells.n_idle
+        if self._cells.n_used + n > self._cells.n_cells or idle > max(256, self._cells.n_used - idle):
+            move = self._cells.compact()
+            if move is not None:
+                self._mover.run(move)
+
+    def _engine_fork(self, src: int, dst: int, end: int) -> None:
+        self._cells.fork(src, dst, end)
+
+    def _engine_truncate(self, seq_id: int, length: int) -> None:
+        self._cells.truncate(seq_id, length)
+
+    def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
+        self._make_room(self._cells.n_copied_by_cut(seq_id, end))
+        for move in self._cells.cut(seq_id, start, end):
+            self._mover.run(move)
+
+    def _engine_drop(self, seq_id: int) -> None:
+        self._cells.drop(seq_id)
+
+    def _engine_export(self, seq_id: int) -> bytes:
+        return self._store.read(self._cells.of(seq_id))
+
+    def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
+        self._make_room(n_tokens)
+        self._store.write(self._cells.n_used, n_tokens, payload)
+        self._cells.append(np.full(n_tokens, seq_id, np.int32), np.arange(n_tokens, dtype=np.int32))
+
+    def _engine_close(self) -> None:
+        # The base lets no call through any more. The last references: the cache is freed here and now.
+        del self._binding, self._mover, self._store, self._engine

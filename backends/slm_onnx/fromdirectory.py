@@ -1,0 +1,156 @@
+"""Models from directories: somebody's graphs, tokenizer and settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from slm_core.errors import DecodeFailed, InvalidModelFile, UnsupportedModel
+from slm_core.tokenization import directory_vocab
+from slm_core.types import EditLevel, ModelInfo, Progress
+from slm_onnx import BACKEND, runtime
+from slm_onnx.convert import FINGERPRINT, N_PARAMS, QUANTIZATION
+from slm_onnx.layouts import Layout, find_layout
+from slm_onnx.model import OnnxModel
+from slm_onnx.providers import Device
+from slm_onnx.rotation import FloatArray, Rotation, changes_with_length, measure
+from slm_onnx.rows import RowsContext, RowsEngine
+from slm_onnx.steps import Caches, Step
+
+_SAMPLES, _SAMPLE_BYTES = 256, 4096
+_HEXADECIMAL = re.compile("[0-9a-f]{64}")
+_FAR = 256  # positions that are asked for where those before them must be held
+_EVER = 1 << 20
+
+
+def directory_model(folder: Path, device: Device, place: runtime.Place, progress: Progress) -> OnnxModel:
+    """Load a directory.
+
+    Args:
+        folder: see ``layouts.find_layout``.
+        device: where it runs.
+        place: likewise.
+        progress: called with the share that is done.
+
+    Raises:
+        InvalidModelFile: a file is missing or damaged.
+        UnsupportedModel: the layout, a graph or the tokenizer is not of a kind known here.
+        BackendUnavailable: a provider cannot be used.
+    """
+    layout = find_layout(folder)
+    steps = []
+    for graph in layout.graphs:
+        steps.append(Step(layout, graph, place, device))
+        progress(0.9 * len(steps) / len(layout.graphs))
+    engine = _engine(layout, steps, device)
+    vocab = directory_vocab(folder, engine.n_vocab, layout.ends)
+    info = _info(layout, engine, device)
+    progress(1.0)
+    return OnnxModel(info, vocab, partial(RowsContext, engine))
+
+
+def _engine(layout: Layout, steps: list[Step], device: Device) -> RowsEngine:
+    first, further = steps[0], steps[-1]
+    shape, n_planes = further.cache_shape, len(further.ports.past)
+    if shape is None or len(first.ports.present) != n_planes or first.dtype != further.dtype:
+        raise UnsupportedModel(f"{layout.folder}: its graphs do not pass keys and values on to each other")
+    digest = _digest(layout)
+    stated = further.metadata.get(FINGERPRINT, "")
+    engine = RowsEngine(
+        first=first,
+        further=further,
+        shape=(n_planes, *shape),
+        n_vocab=further.n_vocab or _stated(layout, "vocab_size"),
+        n_ctx=layout.n_ctx,
+        in_place=layout.in_place,
+        rotation=None,
+        edit_level=EditLevel.TRUNCATE,
+        device=device,
+        fingerprint=stated if _HEXADECIMAL.fullmatch(stated) else digest,
+        digest=digest,
+    )
+    return engine.with_edits(*_edits(layout, engine))
+
+
+def _edits(layout: Layout, engine: RowsEngine) -> tuple[EditLevel, Rotation | None]:
+    """What can be edited: all where keys turn with their position as RoPE turns them; the model itself is asked."""
+    try:
+        if changes_with_length(layout.config):
+            _keys_at(engine, 0)
+            return EditLevel.REPLAY, None
+        limit = min(layout.n_ctx or _EVER, _EVER if engine.first.ports.positions else _FAR)
+        widths = [engine.shape[2] // part for part in (1, 2, 4)]  # some models leave a part of each head as it is
+        found = measure(lambda position: _keys_at(engine, position), limit, widths, engine.dtype)
+    except DecodeFailed as error:
+        raise UnsupportedModel(f"{layout.folder}: one token cannot be decoded: {error}") from error
+    return (EditLevel.TRUNCATE if found is None else EditLevel.CUT), found
+
+
+def _keys_at(engine: RowsEngine, position: int) -> FloatArray:
+    """The keys [N, D] that token 0 gets at a position, with nothing before it.
+
+    A graph that is not told positions counts what it holds: then zeros are held, and the keys are those of the first
+    layer, into which nothing else flows.
+    """
+    told = engine.first.ports.positions is not None
+    n_held = 0 if told else position
+    step = engine.further if n_held else engine.first
+    caches: Caches = engine.empty(n_held + engine.in_place)
+    _, after = step.run([0], caches, n_held, in_place=engine.in_place, position=position)
+    keys = [after[i].numpy()[0, :, n_held] for i in range(0, len(after) if told else 1, 2)]
+    return np.concatenate(keys)
+
+
+def _info(layout: Layout, engine: RowsEngine, device: Device) -> ModelInfo:
+    architecture, stated = layout.config.get("model_type"), engine.further.metadata
+    n_params = stated.get(N_PARAMS, "0")  # other programs' graphs do not say
+    n_bytes = sum(file.stat().st_size for file in _files(layout) if file.suffix not in (".json", ".jinja"))
+    return ModelInfo(
+        path=layout.folder,
+        backend=f"{BACKEND} {runtime.version()} ({layout.name})",
+        architecture=architecture if isinstance(architecture, str) else "",
+        name=layout.folder.resolve().name,
+        n_params=int(n_params) if n_params.isascii() and n_params.isdecimal() and len(n_params) < 20 else 0,
+        n_layers=engine.shape[0] // 2,
+        n_embd=_stated(layout, "hidden_size"),
+        n_vocab=engine.n_vocab,
+        n_ctx_train=layout.n_ctx or 0,
+        quantization=stated.get(QUANTIZATION, "")[:20],
+        n_bytes=n_bytes,
+        fingerprint=engine.fingerprint,
+        chat_template=None,
+        device=device.label,
+    )
+
+
+def _stated(layout: Layout, key: str) -> int:
+    found = layout.config.get(key)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise InvalidModelFile(f"{layout.folder}: {key!r} of the model is {str(found)[:80]} (accepted: a size)")
+    return found
+
+
+def _files(layout: Layout) -> Iterator[Path]:
+    """The files that a model consists of: those beside its graphs may hold their weights."""
+    folders = {layout.folder, *(graph.parent for graph in layout.graphs)}
+    found = {file for folder in folders for file in folder.iterdir() if file.is_file()}
+    others = {graph for graph in found if graph.suffix == ".onnx"} - set(layout.graphs)
+    yield from sorted(found - others)
+
+
+def _digest(layout: Layout) -> str:
+    """A name for the content, from samples of every file: 64 hexadecimal digits."""
+    digest = blake2b(digest_size=32)
+    for file in _files(layout):
+        size = file.stat().st_size
+        digest.update(f"{file.relative_to(layout.folder)} {size}\n".encode())
+        with file.open("rb") as stream:
+            for start in sorted({max(0, size - _SAMPLE_BYTES) * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
+                stream.seek(start)
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,55 @@
+"""Models from GGUF files: a graph of our own, and cells that all sequences share."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from slm_core.errors import InvalidModelFile
+from slm_core.gguf import GgufFile
+from slm_core.modelinfo import model_info
+from slm_core.tokenization import build_vocab
+from slm_core.types import Progress
+from slm_onnx import BACKEND, runtime
+from slm_onnx.compiled import Compiler
+from slm_onnx.context import Engine, OnnxContext
+from slm_onnx.coverage import read_supported
+from slm_onnx.decoder import PLANES, GraphOptions, read_rope, read_tensor
+from slm_onnx.model import OnnxModel
+from slm_onnx.options import LoadOptions
+from slm_onnx.providers import Device
+
+
+def gguf_model(
+    gguf: GgufFile, device: Device, threads: runtime.Threads, options: LoadOptions, progress: Progress
+) -> OnnxModel:
+    """Load a file.
+
+    Args:
+        gguf: the open file; the model closes it.
+        device: where it runs.
+        threads: for what runs on the CPU.
+        options: what the caller asked for.
+        progress: called with the share that is done.
+
+    Raises:
+        InvalidModelFile, UnsupportedModel: see ``read_supported``; or the runtime refuses the graph.
+    """
+    spec = read_supported(gguf)
+    info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label)
+    graph_options = GraphOptions(device.provider.dtype, options.accuracy_level)
+    place = runtime.Place(device.session_providers(options.provider_options), threads)
+    compiler = Compiler(gguf, spec, graph_options, place, options.cache)
+    with ThreadPoolExecutor(1) as beside:  # the runtime works without holding up Python
+        reading = beside.submit(build_vocab, gguf)
+        decoder = compiler.decoder(progress)
+        mover, turner = compiler.editor(PLANES), compiler.editor(PLANES[:1])
+        vocab = reading.result()
+    if vocab.size != spec.n_vocab:
+        raise InvalidModelFile(
+            f"{gguf.path}: {vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
+        )
+    progress(1.0)
+    embedding = read_tensor(gguf, "token_embd.weight")
+    engine = Engine(spec, read_rope(gguf, spec), embedding, decoder, mover, turner, device, info.fingerprint)
+    return OnnxModel(info, vocab, partial(OnnxContext, engine), gguf.close)

@@ -1,0 +1,91 @@
+"""Writing ONNX graphs: nodes by name, and weights that stay outside the model's message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx import GraphProto, ModelProto, TensorProto, helper
+
+MICROSOFT = "com.microsoft"
+_EXTERNAL = "weights"  # the location that external weights name; a session is given their values
+
+# What a runtime must know: IR 10 and opset 21 are older than what the onnx package would write by itself.
+_OPSETS = {21: 10, 24: 11}
+
+ELEMENT_TYPES: Mapping[str, int] = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "uint8": TensorProto.UINT8,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+}
+
+Dim = int | str
+
+
+class GraphWriter:
+    """Collects nodes, inputs, outputs and weights.
+
+    Args:
+        name: of the graph.
+        opset: version of ONNX's operators, 21 or 24.
+
+    Attributes:
+        weights: arrays that the model refers to and does not hold, by name.
+    """
+
+    def __init__(self, name: str, opset: int) -> None:
+        self._graph = GraphProto(name=name)
+        self._opset = opset
+        self.weights: dict[str, NDArray[Any]] = {}
+
+    def input(self, name: str, dtype: str, shape: Sequence[Dim]) -> str:
+        """Declare an input; returns its name."""
+        self._graph.input.append(helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], shape))
+        return name
+
+    def output(self, name: str, dtype: str, shape: Sequence[Dim]) -> None:
+        """Declare an output that a node writes."""
+        self._graph.output.append(helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], shape))
+
+    def weight(self, name: str, values: NDArray[Any]) -> str:
+        """Add a weight, once by that name; its values are handed to the session. Returns its name."""
+        if name not in self.weights:
+            array = np.ascontiguousarray(values)
+            tensor = self._graph.initializer.add()
+            tensor.name, tensor.data_type = name, ELEMENT_TYPES[array.dtype.name]
+            tensor.dims.extend(array.shape)
+            tensor.data_location = TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value=_EXTERNAL)
+            self.weights[name] = array
+        return name
+
+    def constant(self, name: str, values: Sequence[int]) -> str:
+        """Add a small int64 vector that is part of the model; returns its name."""
+        if all(tensor.name != name for tensor in self._graph.initializer):
+            self._graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [len(values)], values))
+        return name
+
+    def scalar(self, name: str, value: int) -> str:
+        """Add an int64 number that is part of the model; returns its name."""
+        self._graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [], [value]))
+        return name
+
+    def node(
+        self, operator: str, inputs: Sequence[str], outputs: str | Sequence[str], *, domain: str = "", **attributes: Any
+    ) -> str:
+        """Add a node; returns its first output."""
+        names = [outputs] if isinstance(outputs, str) else list(outputs)
+        self._graph.node.append(helper.make_node(operator, inputs, names, name=names[0], domain=domain, **attributes))
+        return names[0]
+
+    def model(self) -> ModelProto:
+        """The whole model."""
+        opsets = [helper.make_opsetid("", self._opset), helper.make_opsetid(MICROSOFT, 1)]
+        return helper.make_model(
+            self._graph, opset_imports=opsets, ir_version=_OPSETS[self._opset], producer_name="slm-core"
+        )

@@ -1,0 +1,224 @@
+"""Directories of ONNX models: which files are the decoder, and what their inputs and outputs are for.
+
+onnxruntime-genai names them in ``genai_config.json``. Optimum's names tell it themselves: ``input_ids``,
+``attention_mask``, ``position_ids``, ``past_key_values.0.key`` to ``present.0.key`` and ``logits``, in one graph, in a
+merged one with a switch for the first tokens (``use_cache_branch``), or in a pair of graphs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.tokenization.directory import read_json
+
+GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
+_MERGED, _FIRST, _NEXT, _SINGLE = (
+    *("decoder_model_merged.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx", "model.onnx"),
+)
+_FOLDERS = ("", "onnx")
+_CACHE = re.compile(r"(.*?)(\d{1,4})(.*?)(key|value)")
+_ROLES = ("input_ids", "attention_mask", "position_ids", "use_cache_branch")
+_PAST_NAMES = {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"}
+_PRESENT_NAMES = {"present_key_names": "present.%d.key", "present_value_names": "present.%d.value"}  # genai's defaults
+_OTHER_PARTS = ("encoder", "vision", "speech", "embedding", "decoder_start_token_id")
+_MOST_LAYERS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The files of a model.
+
+    Attributes:
+        folder: where they are.
+        name: what the layout is called.
+        graphs: the decoder's graphs: one, or one for a sequence's first tokens and one for those that follow.
+        inputs: input names by role, as ``genai_config.json`` has them; None where the graphs' names tell.
+        outputs: likewise.
+        in_place: the caches are written where they are read.
+        config: what the files say of the model, ``config.json`` before ``genai_config.json``.
+        n_ctx: positions that the model is made for, or None.
+        ends: tokens that end an answer.
+    """
+
+    folder: Path
+    name: str
+    graphs: tuple[Path, ...]
+    inputs: Mapping[str, str] | None
+    outputs: Mapping[str, str] | None
+    in_place: bool
+    config: Mapping[str, Any]
+    n_ctx: int | None
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Names of one graph's inputs and outputs.
+
+    Attributes:
+        tokens: int [1, n].
+        mask: int [1, S], or None.
+        positions: int [1, n], or None.
+        branch: the switch of a merged graph, bool [1], or None.
+        logits: float [1, n, V].
+        past: keys and values of each layer, [1, K, S, D]; () where the graph is for first tokens alone.
+        present: the same afterwards.
+    """
+
+    tokens: str
+    mask: str | None
+    positions: str | None
+    branch: str | None
+    logits: str
+    past: tuple[str, ...]
+    present: tuple[str, ...]
+
+
+def find_layout(folder: Path) -> Layout:
+    """Find out what a directory holds; reads its JSON files, no graph.
+
+    Raises:
+        InvalidModelFile: a file is damaged, or it holds no decoder of a known layout.
+        UnsupportedModel: it holds more than a decoder, or one that is not known here.
+    """
+    config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
+    generation = read_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
+    if (folder / GENAI).exists():
+        return _genai(folder, config, generation)
+    name, graphs = _optimum_graphs(folder)
+    n_ctx = _size(config, "max_position_embeddings", folder / CONFIG)
+    ends = (*_ends(config, folder / CONFIG), *_ends(generation, folder / GENERATION))
+    return Layout(folder, f"optimum, {name}", graphs, None, None, False, config, n_ctx, ends)
+
+
+def find_ports(layout: Layout, graph: Path, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Ports:
+    """Say what a graph's inputs and outputs are for.
+
+    Args:
+        layout: where the graph is from.
+        graph: its file.
+        inputs: the number of dimensions of each, by name.
+        outputs: likewise.
+
+    Raises:
+        UnsupportedModel: one is missing, or not known here.
+    """
+    if layout.inputs is not None and layout.outputs is not None:
+        ports = _named_ports(layout.inputs, layout.outputs, inputs)
+    else:
+        ports = _told_ports(inputs, outputs)
+    wanted = {ports.tokens, ports.mask, ports.positions, ports.branch, *ports.past} - {None}
+    for kind, named, there in (("input", wanted, inputs), ("output", {ports.logits, *ports.present}, outputs)):
+        for name in sorted(filter(None, named)):
+            if name not in there:
+                raise UnsupportedModel(f"{graph}: there is no {kind} {name!r}")
+    for name in sorted(inputs.keys() - wanted):
+        raise UnsupportedModel(f"{graph}: the input {name!r} is not known here")
+    if len(ports.present) == 0 or (ports.past and len(ports.past) != len(ports.present)):
+        raise UnsupportedModel(f"{graph}: it keeps no keys and values, so that each token would cost all before it")
+    if inputs[ports.tokens] != 2 or outputs[ports.logits] != 3:
+        raise UnsupportedModel(
+            f"{graph}: {ports.tokens!r} and {ports.logits!r} are not [batch, tokens] and logits of them"
+        )
+    for name in (*ports.past, *ports.present):
+        if {**outputs, **inputs}[name] != 4:
+            raise UnsupportedModel(
+                f"{graph}: the cache {name!r} has not the four dimensions batch, heads, tokens, width"
+            )
+    return ports
+
+
+def _genai(folder: Path, config: dict[str, Any], generation: dict[str, Any]) -> Layout:
+    file = folder / GENAI
+    stated = read_json(file)
+    model = _object(stated, "model", file)
+    decoder = _object(model, "decoder", file)
+    for part in (part for part in _OTHER_PARTS if part in model):
+        raise UnsupportedModel(f"{file}: a model with {part!r} is more than a decoder")
+    for part in ("pipeline", "sliding_window"):
+        if decoder.get(part):
+            raise UnsupportedModel(f"{file}: a decoder with {part!r} is not known here")
+    inputs, outputs = (_texts(_object(decoder, part, file), file) for part in ("inputs", "outputs"))
+    for role in sorted((inputs.keys() - {*_ROLES, *_PAST_NAMES}) | (outputs.keys() - {"logits", *_PRESENT_NAMES})):
+        raise UnsupportedModel(f"{file}: the decoder's {role!r} is not known here")
+    name = decoder.get("filename")
+    if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+        raise InvalidModelFile(f"{file}: the decoder's filename {str(name)[:80]!r} is no file of the directory")
+    search = stated.get("search") or {}
+    in_place = isinstance(search, dict) and search.get("past_present_share_buffer") is True
+    ends = (*_ends(model, file), *_ends(generation, folder / GENERATION))
+    told = {"model_type": model.get("type"), "vocab_size": model.get("vocab_size")}
+    told |= {"hidden_size": decoder.get("hidden_size"), **config}
+    n_ctx = _size(model, "context_length", file)
+    return Layout(folder, "onnxruntime-genai", (folder / name,), inputs, outputs, in_place, told, n_ctx, ends)
+
+
+def _optimum_graphs(folder: Path) -> tuple[str, tuple[Path, ...]]:
+    for inner in (folder / name for name in _FOLDERS):
+        if (inner / _MERGED).is_file():
+            return "merged", (inner / _MERGED,)
+        if (inner / _FIRST).is_file() and (inner / _NEXT).is_file():
+            return "a pair", (inner / _FIRST, inner / _NEXT)
+        if (inner / _SINGLE).is_file():
+            return "one graph", (inner / _SINGLE,)
+    accepted = ", ".join((GENAI, _SINGLE, _MERGED, f"{_FIRST} with {_NEXT}"))
+    raise InvalidModelFile(f"{folder}: no decoder of a known layout (accepted: {accepted})")
+
+
+def _named_ports(named: Mapping[str, str], outputs: Mapping[str, str], inputs: Mapping[str, int]) -> Ports:
+    patterns = [{**_PAST_NAMES, **named}[role] for role in _PAST_NAMES]
+    patterns += [{**_PRESENT_NAMES, **outputs}[role] for role in _PRESENT_NAMES]
+    n_layers = next((i for i in range(_MOST_LAYERS) if patterns[0].replace("%d", str(i)) not in inputs), 0)
+    past, present = (
+        tuple(name.replace("%d", str(i)) for i in range(n_layers) for name in pair)
+        for pair in (patterns[:2], patterns[2:])
+    )
+    mask, positions, branch = (named.get(role) if named.get(role) in inputs else None for role in _ROLES[1:])
+    tokens, logits = named.get("input_ids", "input_ids"), outputs.get("logits", "logits")
+    return Ports(tokens, mask, positions, branch, logits, past, present)
+
+
+def _told_ports(inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Ports:
+    mask, positions, branch = (role if role in inputs else None for role in _ROLES[1:])
+    past, present = (_caches(there, roles) for there, roles in ((inputs, _ROLES), (outputs, ("logits",))))
+    return Ports(_ROLES[0], mask, positions, branch, "logits", past, present)
+
+
+def _caches(there: Mapping[str, int], others: tuple[str, ...]) -> tuple[str, ...]:
+    """The caches among some names: by layer, keys before values."""
+    found = [(int(m[2]), m[4], name) for name in there if name not in others and (m := _CACHE.fullmatch(name))]
+    return tuple(name for _, _, name in sorted(found))
+
+
+def _object(stated: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
+    found = stated.get(key)
+    if not isinstance(found, dict):
+        raise InvalidModelFile(f"{file}: {key!r} is not an object")
+    return found
+
+
+def _texts(found: dict[str, Any], file: Path) -> dict[str, str]:
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise InvalidModelFile(f"{file}: {key[:80]!r} is {str(value)[:80]!r}, not a name")
+    return found
+
+
+def _size(stated: Mapping[str, Any], key: str, file: Path) -> int | None:
+    found = stated.get(key)
+    if found is not None and (not isinstance(found, int) or isinstance(found, bool) or found < 1):
+        raise InvalidModelFile(f"{file}: {key!r} is {str(found)[:80]} (accepted: an integer from 1 on)")
+    return found
+
+
+def _ends(stated: Mapping[str, Any], file: Path) -> list[int]:
+    found = stated.get("eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise InvalidModelFile(f"{file}: 'eos_token_id' is {str(found)[:80]} (accepted: token ids)")
+    return ids

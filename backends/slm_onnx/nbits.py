@@ -1,0 +1,67 @@
+"""Quantized matrices as ``com.microsoft.MatMulNBits`` takes them.
+
+No weight is rounded again: codes are moved between bit layouts, and scales are the exact products that the file's
+format defines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.quant import QuantizedTensor, split_rows
+
+FloatArray = NDArray[np.float32]
+
+_LEAST_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A matrix [N, K] for MatMulNBits: ``scales * (code - middle)``, plus ``correction`` for each block of a row.
+
+    The middle of the codes, 8 or 128, stands for zero, as MatMulNBits has it where it is told nothing else.
+
+    Attributes:
+        codes: uint8 [N, K / block, block * bits / 8], the first code in the lowest bits.
+        scales: float32 [N, K / block].
+        bits: of a code, 4 or 8.
+        block: weights that share a scale.
+        correction: float32 [K / block, N]; the product of each block's sum of activations with it is added. None
+            where there is nothing to correct.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: FloatArray
+    bits: int
+    block: int
+    correction: FloatArray | None
+
+
+def pack(tensor: QuantizedTensor) -> PackedMatrix | None:
+    """Pack a matrix; None where its type is no codes with scales in groups that MatMulNBits knows."""
+    parts = split_rows(tensor.data, tensor.ggml_type, tensor.shape[1])
+    if parts is None:
+        return None
+    group = parts.q.shape[-1]
+    if group < _LEAST_BLOCK or group & (group - 1):
+        return None
+    n_code_bits = int(parts.q.max(initial=1)).bit_length()
+    # Without a zero of their own, codes are taken relative to their middle: what is far from zero multiplies the
+    # rounding of the activations.
+    zero = parts.zero if parts.minus is None else 1 << (n_code_bits - 1)
+    bits = 4 if max(zero, (1 << n_code_bits) - 1) < 16 else 8
+    middle = 1 << (bits - 1)
+    codes = _pack_codes(parts.q + np.uint8(middle - zero), bits)
+    correction = None
+    if parts.minus is not None:
+        # scale * (q - given) - minus = scale * (q - zero) + (scale * (zero - given) - minus): the second term is the
+        # same for a block's weights, so that it multiplies the sum of their activations.
+        correction = np.ascontiguousarray((parts.scale * np.float32(zero - parts.zero) - parts.minus).T)
+    return PackedMatrix(codes, parts.scale, bits, group, correction)
+
+
+def _pack_codes(q: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(q if bits == 8 else q[..., 0::2] | q[..., 1::2] << np.uint8(4))

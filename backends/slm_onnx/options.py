@@ -1,0 +1,61 @@
+"""The options of ``load`` that only this backend has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Self
+
+from slm_core.errors import InvalidOption, UnknownOption
+from slm_onnx import BACKEND
+
+DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "accuracy_level": "how quantized weights are multiplied: 0 in float (slow on the CPU), 4 with activations"
+        " rounded to 8 bits (accepted: 0, 4; default: 4)",
+        "spinning": "threads that wait keep their core busy: faster alone, slower beside other work (accepted: True,"
+        " False; default: False)",
+        "cache": "keep what loading builds on disk for the next time (accepted: True, False, None for models of 64 MiB"
+        " and more; default: None)",
+        "provider_options": "passed to the execution provider (accepted: a mapping of texts to texts)",
+    }
+)
+
+OF_BUILDING = frozenset({"accuracy_level", "cache"})
+"""Options of building a graph, which a directory of ONNX models has."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What the caller asked for; ``DESCRIPTIONS`` says what each means."""
+
+    accuracy_level: int = 4
+    spinning: bool = False
+    cache: bool | None = None
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object]) -> Self:
+        """Check options by name.
+
+        Raises:
+            UnknownOption: no such option; the message lists those there are.
+            InvalidOption: a value that does not fit.
+        """
+        fits = {
+            "accuracy_level": lambda value: value in (0, 4) and not isinstance(value, bool),
+            "spinning": lambda value: isinstance(value, bool),
+            "cache": lambda value: value is None or isinstance(value, bool),
+            "provider_options": _is_text_mapping,
+        }
+        for name, value in given.items():
+            if name not in fits:
+                raise UnknownOption(f"unknown option {name!r} of backend {BACKEND} (accepted: {', '.join(fits)})")
+            if not fits[name](value):
+                raise InvalidOption(f"{name}={value!r}: {DESCRIPTIONS[name]}")
+        return cls(**given)  # type: ignore[arg-type]  # checked above
+
+
+def _is_text_mapping(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)

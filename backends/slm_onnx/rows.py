@@ -1,0 +1,200 @@
+"""A context over somebody's graph: each sequence has caches of its own, and is decoded by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.contextbase import ContextBase, check_context_options
+from slm_core.errors import DecodeFailed, InvalidOption
+from slm_core.protocols import Batch
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits
+from slm_onnx import BACKEND
+from slm_onnx.kvstore import parse_planes
+from slm_onnx.providers import Device
+from slm_onnx.rotation import Rotation
+from slm_onnx.steps import Caches, Step
+
+_PAYLOAD_VERSION = 1
+_KV_TYPES = {"float32": KvType.F32, "float16": KvType.F16}
+_MOST_LOGITS = 64 << 20  # bytes of logits that a run may give: such graphs give those of all tokens
+_LEAST_ROOM = 256  # positions that caches have at first, where they are written in place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsEngine:
+    """What a directory's contexts share.
+
+    Attributes:
+        first: the graph for the first tokens of a sequence; the same as ``further`` where one does both.
+        further: the graph for those that follow.
+        shape: planes (keys and values of each layer), heads K, width D.
+        n_vocab: vocabulary size V.
+        n_ctx: positions that the model is made for, None where nothing says.
+        in_place: the caches are written where they are read.
+        rotation: what moves keys, None where nothing does.
+        edit_level: what contexts declare.
+        device: where it runs.
+        fingerprint: of the model.
+        digest: of the directory.
+    """
+
+    first: Step
+    further: Step
+    shape: tuple[int, int, int]
+    n_vocab: int
+    n_ctx: int | None
+    in_place: bool
+    rotation: Rotation | None
+    edit_level: EditLevel
+    device: Device
+    fingerprint: str
+    digest: str
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the caches."""
+        return self.further.dtype
+
+    def with_edits(self, level: EditLevel, rotation: Rotation | None) -> RowsEngine:
+        """The same with what edits need."""
+        return replace(self, edit_level=level, rotation=rotation)
+
+    def empty(self, n_cells: int) -> Caches:
+        """Caches with room, zeroed: what happens to lie in memory may be no number."""
+        n_planes, n_heads, width = self.shape
+        return [self.device.place(np.zeros((1, n_heads, n_cells, width), self.dtype)) for _ in range(n_planes)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    """A sequence: its caches, which hold ``length`` tokens and may have room for more."""
+
+    length: int = 0
+    caches: Caches = field(default_factory=tuple)
+
+
+class RowsContext(ContextBase):
+    """Sequences with caches of their own.
+
+    Args:
+        engine: the model.
+        options: the sizes, and the KV type: that of the graph.
+
+    Raises:
+        InvalidOption: a size below 1, or another KV type.
+    """
+
+    def __init__(self, engine: RowsEngine, options: ContextOptions) -> None:
+        check_context_options(options)
+        kv_type = _KV_TYPES[engine.dtype.name]
+        for wanted in (options.kv_type_k, options.kv_type_v):
+            if wanted is not None and wanted != kv_type:
+                raise InvalidOption(f"unknown KV type {str(wanted)!r} of this model (accepted: {kv_type}, the graph's)")
+        self._engine: RowsEngine = engine
+        self._rows = [_Row()] * options.n_seq_max
+        super().__init__(
+            options,
+            backend=BACKEND,
+            fingerprint=engine.fingerprint,
+            n_vocab=engine.n_vocab,
+            edit_level=engine.edit_level,
+            capabilities=frozenset({Capability.KV_PAYLOAD}),
+            payload_format=f"rows {_PAYLOAD_VERSION};{kv_type};{engine.digest}",
+        )
+
+    def _engine_decode(self, batch: Batch) -> Logits:
+        tokens, seq_ids, wanted = batch.tokens, batch.seq_ids, batch.wants_logits
+        rows = np.empty((int(np.count_nonzero(wanted)), self._engine.n_vocab), np.float32)
+        place = np.cumsum(wanted) - 1  # of each token's logits among the rows
+        after = {}
+        for seq_id in dict.fromkeys(seq_ids.tolist()):
+            own = np.flatnonzero(seq_ids == seq_id)
+            after[seq_id], found = self._run(self._rows[seq_id], tokens[own], wanted[own])
+            rows[place[own[wanted[own]]]] = found
+        for seq_id, row in after.items():  # all of them ran
+            self._rows[seq_id] = row
+        return rows
+
+    def _run(self, row: _Row, tokens: NDArray[np.int32], wanted: NDArray[np.bool_]) -> tuple[_Row, Logits]:
+        """A sequence with tokens behind it, and the logits of those wanted."""
+        engine, found = self._engine, [np.empty((0, self._engine.n_vocab), np.float32)]
+        end = row.length + len(tokens)
+        if engine.n_ctx is not None and end > engine.n_ctx:
+            raise DecodeFailed(f"position {end - 1} is outside the {engine.n_ctx} that the model is made for")
+        row = self._with_room(row, end)
+        while len(tokens):
+            step = engine.further if row.length else engine.first
+            n = 1 if step.one_by_one else max(1, _MOST_LOGITS // (4 * engine.n_vocab))
+            logits, caches = step.run(tokens[:n], row.caches, row.length, in_place=engine.in_place, position=row.length)
+            found.append(logits[wanted[:n]])
+            row = _Row(row.length + len(tokens[:n]), caches)
+            tokens, wanted = tokens[n:], wanted[n:]
+        return row, np.concatenate(found)
+
+    def _with_room(self, row: _Row, n: int) -> _Row:
+        """The same sequence with caches that can be read, and written up to ``n`` where they are written in place."""
+        engine = self._engine
+        if not engine.in_place:
+            return row if row.caches else _Row(0, engine.empty(0))
+        if row.caches and n <= row.caches[0].shape()[2]:
+            return row
+        return self._placed(_arrays(row), max(n, min(max(2 * n, _LEAST_ROOM), self.n_ctx)))
+
+    def _placed(self, planes: Sequence[NDArray[Any]], n_cells: int) -> _Row:
+        """A sequence of planes [K, n, D], with room for ``n_cells`` where caches are written in place."""
+        engine = self._engine
+        n_planes, n_heads, width = engine.shape
+        length = planes[0].shape[1] if planes else 0
+        caches = []
+        for i in range(n_planes):
+            array = np.zeros((1, n_heads, n_cells if engine.in_place else length, width), engine.dtype)
+            if planes:
+                array[0, :, :length] = planes[i]
+            caches.append(engine.device.place(array))
+        return _Row(length, caches)
+
+    def _engine_fork(self, src: int, dst: int, end: int) -> None:
+        planes = [plane[:, :end] for plane in _arrays(self._rows[src])]
+        self._rows[dst] = self._placed(planes, min(max(2 * end, _LEAST_ROOM), self.n_ctx))
+
+    def _engine_truncate(self, seq_id: int, length: int) -> None:
+        row = self._rows[seq_id]
+        if self._engine.in_place:
+            self._rows[seq_id] = replace(row, length=length)
+        else:
+            self._rows[seq_id] = self._placed([plane[:, :length] for plane in _arrays(row)], length)
+
+    def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
+        rotation = self._engine.rotation
+        assert rotation is not None, "the edit level says so"
+        planes = []
+        for i, plane in enumerate(_arrays(self._rows[seq_id])):
+            is_key, tail = i % 2 == 0, plane[:, end:]
+            moved = rotation.turn(tail, start - end) if is_key else tail
+            planes.append(np.concatenate([plane[:, :start], moved], axis=1))
+        self._rows[seq_id] = self._placed(planes, self._rows[seq_id].caches[0].shape()[2])
+
+    def _engine_drop(self, seq_id: int) -> None:
+        self._rows[seq_id] = _Row()
+
+    def _engine_export(self, seq_id: int) -> bytes:
+        little = self._engine.dtype.newbyteorder("<")
+        return b"".join(np.ascontiguousarray(plane, little).tobytes() for plane in _arrays(self._rows[seq_id]))
+
+    def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
+        n_planes, n_heads, width = self._engine.shape
+        planes = parse_planes(payload, (n_planes, n_heads, n_tokens, width), self._engine.dtype)
+        self._rows[seq_id] = self._placed(list(planes), min(max(2 * n_tokens, _LEAST_ROOM), self.n_ctx))
+
+    def _engine_close(self) -> None:
+        del self._rows, self._engine
+
+
+def _arrays(row: _Row) -> list[NDArray[Any]]:
+    """The planes of a sequence, [K, length, D] each."""
+    return [cache.numpy()[0, :, : row.length] for cache in row.caches]

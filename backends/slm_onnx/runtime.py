@@ -1,0 +1,188 @@
+"""ONNX Runtime, imported on first use; sessions, and the log that it would write to stderr."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from slm_core.errors import BackendUnavailable, DecodeFailed, UnsupportedModel
+from slm_onnx import INSTALL_HINT
+
+# Builds of ONNX Runtime for one kind of hardware have names of their own and the same module.
+_DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-rocm")
+_SILENT = 4  # only what ends the process is logged: everything else is raised, too
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """How a session computes on the CPU.
+
+    Attributes:
+        n_threads: threads of one operator.
+        spinning: whether threads that wait for work keep their core busy: faster alone, slower beside other work.
+    """
+
+    n_threads: int
+    spinning: bool
+
+
+def missing() -> str | None:
+    """What is not installed, None where all is there; nothing is imported."""
+    absent = [name for name in ("onnxruntime", "onnx") if importlib.util.find_spec(name) is None]
+    return f"{' and '.join(absent)} not installed (to get it: {INSTALL_HINT})" if absent else None
+
+
+def version() -> str:
+    """The version of ONNX Runtime, of whichever build; "" where none is installed."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def load() -> Any:
+    """The module ``onnxruntime``.
+
+    Raises:
+        BackendUnavailable: it is not installed, or its shared library cannot be loaded.
+    """
+    if (reason := missing()) is not None:
+        raise BackendUnavailable(reason)
+    try:
+        module = importlib.import_module("onnxruntime")
+    except (ImportError, OSError) as error:
+        raise BackendUnavailable(f"onnxruntime cannot be loaded: {error} (to get it: {INSTALL_HINT})") from error
+    module.set_default_logger_severity(_SILENT)
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where sessions run.
+
+    Attributes:
+        providers: execution providers with their options, best first.
+        threads: for what runs on the CPU.
+    """
+
+    providers: Sequence[tuple[str, Mapping[str, str]]]
+    threads: Threads
+
+
+def session(model: bytes, weights: Mapping[str, NDArray[Any]], place: Place, save_to: Path | None = None) -> Any:
+    """An ``InferenceSession``.
+
+    Args:
+        model: the serialized model.
+        weights: values of what it keeps outside; copied where the runtime needs another layout.
+        place: where it runs.
+        save_to: a file to write the optimized model to, its weights beside it.
+
+    Raises:
+        UnsupportedModel: ONNX Runtime refuses the model.
+        BackendUnavailable: a provider cannot be used.
+    """
+    options = _options(place)
+    if weights:
+        values = [load().OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        options.add_external_initializers(list(weights), values)
+    if save_to is not None:
+        _save_to(options, save_to)
+    return _open(model, options, place)
+
+
+def save_packed(file: Path, save_to: Path, place: Place) -> None:
+    """Write a model that ``session`` has saved once more, with its weights also as this processor multiplies them.
+
+    Such weights stay in the mapped file when it is opened, instead of being copied.
+
+    Raises:
+        UnsupportedModel: ONNX Runtime refuses the model.
+        BackendUnavailable: a provider cannot be used.
+    """
+    options = _options(place)
+    options.graph_optimization_level = load().GraphOptimizationLevel.ORT_DISABLE_ALL  # that is done
+    _save_to(options, save_to)
+    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    _open(str(file), options, place)
+
+
+def saved_session(file: Path, place: Place) -> Any:
+    """The session of a model that ``session`` has saved; its weights stay in the mapped file.
+
+    Raises:
+        UnsupportedModel: ONNX Runtime refuses the model.
+        BackendUnavailable: a provider cannot be used.
+    """
+    options = _options(place)
+    options.graph_optimization_level = load().GraphOptimizationLevel.ORT_DISABLE_ALL  # that is done
+    return _open(str(file), options, place)
+
+
+def file_session(file: Path, place: Place) -> Any:
+    """The session of somebody's model; its weights may lie in files beside it.
+
+    Raises:
+        UnsupportedModel: ONNX Runtime refuses the model.
+        BackendUnavailable: a provider cannot be used.
+    """
+    return _open(str(file), _options(place), place)
+
+
+def _options(place: Place) -> Any:
+    options = load().SessionOptions()
+    options.log_severity_level = _SILENT
+    options.intra_op_num_threads = place.threads.n_threads
+    options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = False  # it would keep what a long prompt once needed
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(place.threads.spinning)))
+    return options
+
+
+def _save_to(options: Any, file: Path) -> None:
+    prefix = "session.optimized_model_external_initializers"
+    options.optimized_model_filepath = str(file)
+    options.add_session_config_entry(f"{prefix}_file_name", f"{file.name}.weights")
+    options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "1024")
+
+
+def _open(model: bytes | str, options: Any, place: Place) -> Any:
+    providers = [(name, dict(given)) for name, given in place.providers]
+    try:
+        made = load().InferenceSession(model, options, providers=providers)
+    except Exception as error:  # the runtime raises classes of its own, RuntimeError and ValueError
+        raise UnsupportedModel(f"ONNX Runtime refuses the model: {one_line(error)}") from error
+    wanted, used = place.providers[0][0], made.get_providers()
+    if wanted not in used:
+        raise BackendUnavailable(f"ONNX Runtime cannot use {wanted} here and fell back to {', '.join(used)}")
+    return made
+
+
+def run(made: Any, binding: Any) -> None:
+    """Run a session with everything bound.
+
+    Raises:
+        DecodeFailed: the runtime reported a failure.
+    """
+    try:
+        made.run_with_iobinding(binding)
+    except Exception as error:
+        raise DecodeFailed(f"ONNX Runtime failed: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text in one line."""
+    return " ".join(str(error).split())[:500]
+
+
+NO_WEIGHTS: Mapping[str, NDArray[Any]] = MappingProxyType({})

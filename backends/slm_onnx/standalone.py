@@ -1,0 +1,111 @@
+"""The graph of a decoder that needs nothing from its host but tokens: the layout of onnxruntime-genai and of optimum.
+
+It has the embedding, the tables of RoPE and logits of all tokens; each row of the batch is a sequence, whose keys and
+values come as ``past_key_values`` and go as ``present``, with room behind them or without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from slm_core.architectures import ModelSpec, Rope
+from slm_core.gguf import GgufFile
+from slm_core.quant import dequantize
+from slm_onnx.decoder import DecoderGraph, GraphOptions, read_tensor
+from slm_onnx.graphwriter import MICROSOFT, Dim, GraphWriter
+from slm_onnx.nbits import PackedMatrix, pack
+
+_EMBEDDING = "token_embd"
+
+
+class StandaloneGraph(DecoderGraph):
+    """Builds the graph of one model.
+
+    Args:
+        gguf: a file that ``check_tensors`` has accepted.
+        spec: what it holds.
+        options: number formats.
+        rope: its position embedding.
+        n_ctx: positions that there are angles for.
+    """
+
+    batch: ClassVar[Dim] = "batch"
+    cells: ClassVar[tuple[Dim, Dim]] = ("past", "total")
+    rotation: ClassVar[tuple[str, str, str]] = ("position_ids", "cos_cache", "sin_cache")
+    sight: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, gguf: GgufFile, spec: ModelSpec, options: GraphOptions, rope: Rope, n_ctx: int) -> None:
+        super().__init__(gguf, spec, options)
+        self._rope = rope
+        self._n_ctx = n_ctx
+
+    def build(self, progress: Callable[[float], None]) -> GraphWriter:
+        """Write the graph; ``progress`` hears the share of layers done."""
+        tables = self._rope.tables(np.arange(self._n_ctx, dtype=np.int32))
+        for name, table in zip(self.rotation[1:], tables, strict=True):
+            self._graph.weight(name, table.astype(self._options.dtype))
+        return super().build(progress)
+
+    def _inputs(self) -> str:
+        graph = self._graph
+        for name, length in (("input_ids", "n"), ("attention_mask", "total"), ("position_ids", "n")):
+            graph.input(name, "int64", [self.batch, length])
+        one = graph.constant("one", [1])
+        held = graph.node("ReduceSum", ["attention_mask", one], "held", keepdims=0)
+        graph.node("Cast", [graph.node("Sub", [held, one], "last")], "seqlens_k", to=6)
+        shape = graph.node("Shape", ["attention_mask"], "mask_shape")
+        total = graph.node("Gather", [shape, graph.scalar("axis_1", 1)], "n_total", axis=0)
+        graph.node("Cast", [total], "total_sequence_length", to=6)
+        return self._embed()
+
+    def _wanted(self, hidden: str) -> str:
+        return hidden
+
+    @cached_property
+    def _packed_embedding(self) -> PackedMatrix | None:
+        return pack(read_tensor(self._gguf, f"{_EMBEDDING}.weight"))
+
+    def _pack(self, name: str) -> PackedMatrix | None:
+        return self._packed_embedding if name == _EMBEDDING else super()._pack(name)
+
+    def _embed(self) -> str:
+        """Rows of the embedding: input_ids [batch, n] to [batch, n, E]; in the file's own number format."""
+        graph, packed = self._graph, self._packed_embedding
+        if packed is None:
+            tensor = read_tensor(self._gguf, f"{_EMBEDDING}.weight")
+            table = dequantize(tensor.data, tensor.ggml_type, tensor.shape)
+            half = tensor.ggml_type.name == "F16"
+            rows = graph.weight(f"{_EMBEDDING}.rows", table.astype("float16" if half else "float32"))
+            return self._to_dtype(graph.node("Gather", [rows, "input_ids"], "embedded", axis=0))
+        codes = graph.weight(f"{_EMBEDDING}.codes.rows", packed.codes.reshape(len(packed.codes), -1))
+        scales = graph.weight(f"{_EMBEDDING}.scales", packed.scales.astype(self._options.dtype, copy=False))
+        rows = graph.node(
+            "GatherBlockQuantized",
+            [codes, "input_ids", scales],
+            "embedded",
+            domain=MICROSOFT,
+            bits=packed.bits,
+            block_size=packed.block,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        return rows if packed.correction is None else self._correct(rows, packed)
+
+    def _correct(self, rows: str, packed: PackedMatrix) -> str:
+        """Add to each block of a row what its affine type adds."""
+        assert packed.correction is not None
+        graph, n_blocks = self._graph, len(packed.correction)
+        table = graph.weight(f"{_EMBEDDING}.minimums", packed.correction.T.astype(self._options.dtype))
+        added = graph.node("Gather", [table, "input_ids"], "embedded.minimums", axis=0)
+        shape = graph.constant("embedded.blocks", [0, 0, n_blocks, packed.block])
+        blocks = graph.node("Reshape", [rows, shape], "embedded.in_blocks")
+        wide = graph.node("Unsqueeze", [added, graph.constant("last_axis", [-1])], "embedded.minimums.wide")
+        summed = graph.node("Add", [blocks, wide], "embedded.sum")
+        return graph.node("Reshape", [summed, graph.constant("flat", [0, 0, n_blocks * packed.block])], "embedded.flat")
+
+    def _to_dtype(self, x: str) -> str:
+        return self._graph.node("Cast", [x], f"{x}.cast", to={"float32": 1, "float16": 10}[self._options.dtype])

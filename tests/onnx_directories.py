@@ -1,0 +1,30 @@
+"""A backend whose models are directories: GGUF files are converted before they are loaded. For the suite."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from slm_core.types import ModelOptions
+from slm_onnx.backend import OnnxBackend
+from slm_onnx.model import OnnxModel
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []  # until the process ends: chat templates are read when needed
+
+
+class DirectoryBackend(OnnxBackend):
+    """ONNX Runtime, given directories only."""
+
+    def load(self, source: Path, options: ModelOptions) -> OnnxModel:
+        """Convert, and load what came out."""
+        from slm_onnx.convert import convert
+
+        if source.is_dir():
+            return super().load(source, options)
+        _KEPT.append(tempfile.TemporaryDirectory())
+        folder = Path(_KEPT[-1].name) / "model"
+        progress = options.progress or (lambda share: None)
+        convert(source, folder, lambda share: progress(share / 2))
+        heard = replace(options, progress=lambda share: progress(0.5 + share / 2))
+        return super().load(folder, heard)
