@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+
+from slm_conformance.factories import make_tiny_model
+from slm_core.protocols import Context
+from slm_core.types import Pos
+from slm_llamacpp import library
+
+# Triton reads it when it is imported, whoever does that: kernels for GPUs run in its interpreter here.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+Rows = NDArray[np.floating]
+LlamaCppLogits = Callable[[Path, Sequence[int]], Rows]
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +33,111 @@ def shared_dir() -> Path:
     if not (folder / "oracles").is_dir():
         pytest.skip(f"no test data: {folder / 'oracles'} is not a folder (set SLM_SHARED to the folder that holds it)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def feed() -> Callable[..., Rows]:
+    """Decodes tokens at the end of a sequence and returns the logits after each."""
+
+    def feed_tokens(context: Context, tokens: Sequence[int], seq_id: int = 0, chunk: int | None = None) -> Rows:
+        rows = []
+        chunk = chunk or context.n_batch
+        for first in range(0, len(tokens), chunk):
+            batch = context.new_batch()
+            batch.extend(tokens[first : first + chunk], Pos(seq_id, context.length(seq_id)), logits="all")
+            rows.append(context.decode(batch).copy())
+        return np.concatenate(rows)
+
+    return feed_tokens
+
+
+@pytest.fixture(scope="session")
+def random_tokens() -> Callable[..., list[int]]:
+    """Token ids below ``n_vocab``."""
+    return lambda n, n_vocab=256, seed=0: np.random.default_rng(seed).integers(0, n_vocab, n).tolist()
+
+
+@pytest.fixture(scope="session")
+def synth_gguf(shared_dir: Path) -> ModuleType:
+    """The writer of models with a published model's shape and random weights."""
+    path = shared_dir / "tools" / "synth_gguf.py"
+    spec = importlib.util.spec_from_file_location("synth_gguf", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        pytest.skip(f"no writer of synthetic models: {path} is missing")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_logits() -> LlamaCppLogits:
+    """What llama.cpp makes of some tokens: the logits after each. Keys and values are float32, without flash attention,
+    whose kernel rounds queries to float16."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama.cpp is the oracle: pip install llama-cpp-python")
+    library.load()  # its log goes where the backend's tests look for it, not to standard error
+
+    def logits(path: Path, tokens: Sequence[int]) -> Rows:
+        params = llama_cpp.llama_model_default_params()
+        params.use_extra_bufts = False  # repacked weights crash on some AMX machines, and compute otherwise
+        model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        assert model, f"llama.cpp cannot load {path}"
+        settings = llama_cpp.llama_context_default_params()
+        settings.n_ctx = settings.n_batch = settings.n_ubatch = max(64, len(tokens))
+        settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
+        settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        settings.n_threads = settings.n_threads_batch = 1
+        context = llama_cpp.llama_init_from_model(model, settings)
+        assert context, f"llama.cpp cannot make a context for {path}"
+        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, i, 1, 0
+            batch.logits[i] = 1
+        assert llama_cpp.llama_decode(context, batch) == 0
+        n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        flat = llama_cpp.llama_get_logits(context)
+        rows = np.ctypeslib.as_array(flat, shape=(len(tokens), n_vocab)).copy()
+        llama_cpp.llama_batch_free(batch)
+        llama_cpp.llama_free(context)
+        llama_cpp.llama_model_free(model)
+        return rows
+
+    return logits
+
+
+@pytest.fixture(scope="session")
+def assert_close() -> Callable[..., float]:
+    """Compares rows of logits: the relative L2 error of each, and the greedy choice where the error leaves it open."""
+
+    def check(found: Rows, wanted: Rows, bound: float) -> float:
+        assert found.shape == wanted.shape, f"rows of shape {found.shape}, not {wanted.shape}"
+        found, wanted = found.astype(np.float64), wanted.astype(np.float64)
+        errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+        assert errors.max() <= bound, f"relative error {errors.max():.2e} in row {errors.argmax()} (bound {bound:.0e})"
+        top2 = np.sort(np.partition(wanted, -2, axis=1)[:, -2:], axis=1)
+        decided = top2[:, 1] - top2[:, 0] > 2 * np.abs(found - wanted).max(axis=1)
+        same = found.argmax(axis=1) == wanted.argmax(axis=1)
+        assert (same | ~decided).all(), f"another greedy choice in row {np.flatnonzero(decided & ~same)[0]}"
+        return float(errors.max())
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def quantized(tmp_path_factory: pytest.TempPathFactory, synth_gguf: ModuleType) -> Callable[[str], Path]:
+    """A tiny llama, of widths that K-quants can pack, packed by llama.cpp's quantizer."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama.cpp is the quantizer: pip install llama-cpp-python")
+    folder = tmp_path_factory.mktemp("quantized")
+    source, vocab = folder / "f16.gguf", make_tiny_model("llama").write(folder / "vocab.gguf")
+    synth_gguf.write_f16(source, "tiny-llama", str(vocab), 0)
+
+    def quantize(weight_type: str) -> Path:
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype, params.nthread = synth_gguf.FTYPES[weight_type], 2
+        path: Path = folder / f"{weight_type}.gguf"
+        if path.exists():
+            return path
+        assert llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params)) == 0
+        return path
+
+    return quantize

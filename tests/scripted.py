@@ -16,7 +16,7 @@ import numpy as np
 from slm_core.contextbase import ContextBase
 from slm_core.errors import InvalidSnapshot, InvalidToken, TemplateError
 from slm_core.protocols import Batch
-from slm_core.types import Capability, ContextOptions, Delta, EditLevel, Logits, Message, Role, Segment
+from slm_core.types import AnswerDelta, Capability, ContextOptions, Delta, EditLevel, Logits, Message, Role, Segment
 
 CONTROLS = ("<|start|>", "<|end|>", "<think>", "</think>")
 START, END = 256, 257
@@ -128,6 +128,10 @@ class TagFormatter:
 
     name = "tags"
     stops: tuple[str, ...] = ()
+    call_format = None
+
+    def reasoning_end(self, *, thinking: bool | None = None) -> str | None:
+        return "</think>" if thinking else None
 
     def render(
         self,
@@ -149,12 +153,12 @@ class TagFormatter:
             segments.append(Segment("<|start|>assistant:" + ("<think>" if thinking else ""), True))
         return segments
 
-    def parse(self, text: str) -> Message:
+    def parse(self, text: str, *, tools: Sequence[Mapping[str, object]] = ()) -> Message:
         parser = self.stream_parser()
         parser.feed(text)
         return parser.finish()[1]
 
-    def stream_parser(self, *, thinking: bool | None = None) -> TagParser:
+    def stream_parser(self, *, thinking: bool | None = None, tools: Sequence[Mapping[str, object]] = ()) -> TagParser:
         return TagParser(thinking=thinking)
 
 
@@ -164,11 +168,11 @@ class TagParser:
     def __init__(self, *, thinking: bool | None) -> None:
         self._text = "<think>" if thinking else ""
 
-    def feed(self, text: str) -> list[Delta]:
+    def feed(self, text: str) -> list[AnswerDelta]:
         self._text += text
         return [] if self._text.startswith("<think>") else [Delta("content", text)]
 
-    def finish(self) -> tuple[list[Delta], Message]:
+    def finish(self) -> tuple[list[AnswerDelta], Message]:
         if not self._text.startswith("<think>"):
             return [], Message(Role.ASSISTANT, self._text)
         thought, _, content = self._text.removeprefix("<think>").partition("</think>")

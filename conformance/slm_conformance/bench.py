@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import functools
 import json
 import os
@@ -19,20 +21,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slm_conformance.factories import Architecture, WeightType, make_tiny_model, tiny_model
+from slm_conformance.factories import FAMILIES, Architecture, WeightType, make_tiny_model
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.reference import Reference
 from slm_conformance.spec import make_backend
-from slm_conformance.tolerance import KV_LEVELS, Precision, Tolerance, random_tokens, relative_errors
+from slm_conformance.tolerance import KV_LEVELS, N_SAMPLE, Precision, Tolerance, random_tokens, relative_errors
 from slm_conformance.weights import Weights
 from slm_core.errors import InvalidOption, SlmError, UnsupportedModel
-from slm_core.loading import demo_model_path, formatter_source
-from slm_core.plugins import registry
+from slm_core.formatting import formatter
+from slm_core.loading import demo_model_path
 from slm_core.protocols import Backend, Batch, Context, Formatter, Model, Vocab
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos, Progress
 
 Rows = NDArray[np.floating]
 
+_TODAY = datetime.datetime(2026, 1, 15, tzinfo=datetime.UTC)  # some formats tell the model
 _KV_BLOCK = 32  # heads of another width cannot be stored in blocks
 
 
@@ -120,6 +123,13 @@ class Workshop:
         with self.model(name).new_context(ContextOptions(64, 1, 16, kv_type, kv_type)) as context:
             return context.edit_level, context.capabilities
 
+    @functools.cache  # noqa: B019
+    def expected(self, name: str, seed: int) -> Rows:
+        """The reference's logits after each token of a sample, float64 [N_SAMPLE, V]."""
+        weights = self.source(name).weights
+        assert weights is not None, f"no reference for {name}"
+        return Reference(weights).decode(random_tokens(weights.n_vocab, N_SAMPLE, seed))
+
     def close(self) -> None:
         """Close the models."""
         for model in self._models.values():
@@ -137,8 +147,11 @@ class Workshop:
             return _read_source(demo_model_path())
         if Path(name).suffix == ".gguf":
             return _read_source(Path(name))
-        architecture, weight_type = name.split("-")
-        model = make_tiny_model(cast("Architecture", architecture), cast("WeightType", weight_type))
+        kind, _, family = name.partition("+")
+        architecture, weight_type, *calm = kind.split("-")
+        controls = FAMILIES[family] if family else ()
+        shape = cast("Architecture", architecture), cast("WeightType", weight_type)
+        model = make_tiny_model(*shape, calm=bool(calm), controls=controls)
         return Source(model.write(self.directory / f"{name}.gguf"), Weights.of(model), weight_type)
 
 
@@ -189,6 +202,11 @@ class Bench:
         return self.workshop.source(self.name).path
 
     @property
+    def calm_name(self) -> str:
+        """The name of a tiny model of the same kind in which attention, and what rounds there, matters less."""
+        return f"{self.weights().shape.architecture}-{self.weights().main_type}-calm"
+
+    @property
     def vocab(self) -> Vocab:
         """The model's vocabulary."""
         return self.model.vocab
@@ -215,8 +233,8 @@ class Bench:
 
     @functools.cached_property
     def formatter(self) -> Formatter:
-        """The model's own chat format."""
-        return registry().formatter("template", formatter_source(self.model))
+        """The model's own chat format, or the one that stands after its name."""
+        return formatter(name=self.name.partition("+")[2] or None, model=self.model, now=_TODAY)
 
     @functools.cached_property
     def directory(self) -> Path:
@@ -228,9 +246,10 @@ class Bench:
         return self._stack.enter_context(self.workshop.load(self.path))
 
     def sibling(self, directory: Path) -> Path:
-        """A model of the same kind with other weights."""
-        weights = self.weights()
-        return tiny_model(directory, weights.shape.architecture, cast("WeightType", weights.main_type), seed=99)
+        """A tiny model of the same kind; it differs from the one that the suite makes in its weights alone."""
+        kind = self.weights().shape.architecture, cast("WeightType", self.weights().main_type)
+        sibling = dataclasses.replace(make_tiny_model(*kind, seed=99), metadata=make_tiny_model(*kind).metadata)
+        return sibling.write(directory / "sibling.gguf")
 
     def context(
         self,
@@ -336,11 +355,6 @@ class Bench:
                 f" (allowed: {allowed.row:.1e})",
                 pytrace=False,
             )
-
-    def differ(self, rows: Rows, others: Rows, what: str) -> None:
-        """Fail where two rows that must not be equal are, within the tolerance."""
-        error = relative_errors(rows, others).max()
-        assert error > self.tolerance.row, f"{what}: the logits are the same (they differ by {error:.1e} of the norm)"
 
     @contextmanager
     def refused(self, why: str, *errors: type[SlmError], context: Context | None = None) -> Iterator[None]:

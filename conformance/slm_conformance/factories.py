@@ -8,8 +8,10 @@ and tied embeddings (qwen3).
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -24,6 +26,9 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+CALM = 8
+"""In the tiny models attention picks, and coarse keys make large errors; with these divided so, choices are clear."""
+
 _CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
 _SPECIAL_TOKENS = {
     "<|endoftext|>": _CONTROL,
@@ -32,6 +37,14 @@ _SPECIAL_TOKENS = {
     "<think>": _USER_DEFINED,
     "</think>": _USER_DEFINED,
 }
+FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        "phi3": ("<|user|>", "<|assistant|>", "<|end|>"),
+        "zephyr": ("<|user|>", "<|assistant|>"),
+    }
+)
+"""Chat formats that chats are tried in besides the models' own, and the control tokens that they need."""
 _MERGES = (
     "Ġ t,h e,i n,Ġ a,r e,o n,Ġt he,e r,Ġ s,a t,Ġ w,o u,i s,Ġ c,e n,a n,Ġ b,i t,l l,e d,Ġ f,Ġ p,Ġ m,in g,o r,Ġ d,a l,"
     "Ġ is,Ġ o,Ġ y,Ġy ou,o g,Ġd og,ll o,he llo,s s,a ss,ass is,t an,assis tan,s y,e m,u s,us er"
@@ -108,19 +121,34 @@ def tiny_model(
     return make_tiny_model(architecture, weight_type, seed).write(path)
 
 
-def make_tiny_model(architecture: Architecture = "llama", weight_type: WeightType = "f32", seed: int = 0) -> TinyModel:
-    """Make a tiny model in memory; see ``tiny_model``."""
+def make_tiny_model(
+    architecture: Architecture = "llama",
+    weight_type: WeightType = "f32",
+    seed: int = 0,
+    *,
+    calm: bool = False,
+    controls: tuple[str, ...] = (),
+) -> TinyModel:
+    """Make a tiny model in memory; see ``tiny_model``.
+
+    Args:
+        architecture: "llama", "qwen2" or "qwen3".
+        weight_type: of the matrices.
+        seed: of the weights.
+        calm: make embeddings ``CALM`` times as large, so that what blocks add to them counts that much less.
+        controls: further control tokens.
+    """
     shape = SHAPES[architecture]
-    tokens, token_types, merges = _vocabulary()
     rng = np.random.default_rng([seed, zlib.crc32(architecture.encode())])
-    values = _random_weights(shape, len(tokens), rng)
+    values = _random_weights(shape, n_vocab(controls), rng)
+    if calm:
+        values["token_embd.weight"] *= np.float32(CALM)
     tensors = {
         name: StoredTensor.pack(array, weight_type if array.ndim == 2 else "f32") for name, array in values.items()
     }
     metadata = {
         **_hyperparameters(shape, weight_type, seed),
-        **_tokenizer_metadata(architecture, tokens, token_types, merges),
-        "tokenizer.chat_template": CHAT_TEMPLATE,
+        **tokenizer_metadata(architecture, controls),
     }
     return TinyModel(shape, tensors, metadata)
 
@@ -145,9 +173,14 @@ def _hyperparameters(shape: ModelShape, weight_type: WeightType, seed: int) -> d
     }
 
 
-def _tokenizer_metadata(
-    architecture: Architecture, tokens: list[str], token_types: list[int], merges: list[str]
-) -> dict[str, Value]:
+def n_vocab(controls: tuple[str, ...] = ()) -> int:
+    """Size of the tiny models' vocabulary V, with further control tokens."""
+    return len(_vocabulary(controls)[0])
+
+
+def tokenizer_metadata(architecture: str, controls: tuple[str, ...] = ()) -> dict[str, Value]:
+    """The tiny models' vocabulary and chat template, as a file of that architecture has them."""
+    tokens, token_types, merges = _vocabulary(controls)
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "llama-bpe" if architecture == "llama" else "qwen2",
@@ -158,15 +191,16 @@ def _tokenizer_metadata(
         "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>"),
         "tokenizer.ggml.padding_token_id": tokens.index("<|endoftext|>"),
         "tokenizer.ggml.add_bos_token": architecture == "llama",
+        "tokenizer.chat_template": CHAT_TEMPLATE,
     }
 
 
-def _vocabulary() -> tuple[list[str], list[int], list[str]]:
+def _vocabulary(controls: tuple[str, ...]) -> tuple[list[str], list[int], list[str]]:
     """Byte-level BPE: every byte, the result of every merge, and special tokens."""
     merges = _MERGES.split(",")
     learned = [merge.replace(" ", "") for merge in merges]
-    tokens = [*_byte_alphabet(), *learned, *_SPECIAL_TOKENS]
-    types = [_NORMAL] * (256 + len(learned)) + list(_SPECIAL_TOKENS.values())
+    tokens = [*_byte_alphabet(), *learned, *_SPECIAL_TOKENS, *controls]
+    types = [_NORMAL] * (256 + len(learned)) + list(_SPECIAL_TOKENS.values()) + [_CONTROL] * len(controls)
     return tokens, types, merges
 
 

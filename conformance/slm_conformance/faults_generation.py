@@ -9,43 +9,55 @@ from typing import Any
 
 import numpy as np
 
+from slm_conformance.above import Above, breaks
 from slm_conformance.faults import fault
 from slm_conformance.toy import ToyModel
 from slm_conformance.toy_context import ToyContext
 from slm_core.chat import Session, session_dump
 from slm_core.errors import DecodeFailed
-from slm_core.generation import Brake, BrakeAction, Draft, Event, Generation, StopMatcher, TextStream, Usage, loop
+from slm_core.generation import (
+    Brake,
+    BrakeAction,
+    Draft,
+    Event,
+    FinishReason,
+    Generation,
+    StopMatcher,
+    TextStream,
+    Usage,
+    loop,
+)
 from slm_core.generation.brakes import ask
 from slm_core.generation.loop import log_probability
-from slm_core.sampling import SamplerChain, Sampling
+from slm_core.sampling import SamplerChain, Sampling, biases
+from slm_core.sampling.stream import UniformStream
 from slm_core.types import EditLevel
 
+# ruff: noqa: N802  (the names are those of backends)
+
+_CHOOSE = Generation._choose  # noqa: SLF001  (a fault inside)
 _RESUME, _NEXT, _FEED, _NEXT_LOGITS = Generation.resume, Generation.__next__, TextStream.feed, Session.next_logits
 _CHAIN, _WRITE = SamplerChain.__init__, session_dump.write
-_UNIFORM, _PENALIZED = SamplerChain._uniform, SamplerChain._penalized  # noqa: SLF001  (faults inside)
+_TAKE, _PENALTIES = UniformStream.take, biases.penalties
 _ROWS: list[Any] = []
 
 
-class _Above(ToyModel):
-    """A model that exchanges ``owner.attribute`` for ``broken`` until it is closed."""
+@fault("TestGeneration::test_log_probabilities")
+class LogProbabilityOfTheKept(Above):
+    """Where top_k keeps few tokens, log probabilities are nearer to 0 than the row says."""
 
-    owner: Any
-    attribute: str
-    broken: Any
+    owner, attribute = Generation, "__next__"
 
-    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
-        super().__init__(source, edit_level, context_type)
-        self._before = getattr(self.owner, self.attribute)
-        setattr(self.owner, self.attribute, self.broken)
-
-    def close(self) -> None:
-        """Put it right again."""
-        setattr(self.owner, self.attribute, self._before)
-        super().close()
+    @staticmethod
+    def broken(generation: Generation) -> Event:
+        """Halve them."""
+        event: Event = _NEXT(generation)
+        few = isinstance(generation.sampler, SamplerChain) and 0 < generation.sampler.sampling.top_k < 40
+        return dataclasses.replace(event, logprob=event.logprob / 2) if few else event
 
 
 @fault("TestGeneration::test_log_probabilities")
-class LogitForLogProbability(_Above):
+class LogitForLogProbability(Above):
     """Events carry the logit in place of the log probability."""
 
     owner, attribute = loop, "log_probability"
@@ -57,7 +69,7 @@ class LogitForLogProbability(_Above):
 
 
 @fault("TestGeneration::test_brakes")
-class StopIsFinish(_Above):
+class StopIsFinish(Above):
     """A brake's STOP ends the answer as complete."""
 
     owner, attribute = loop, "ask"
@@ -70,7 +82,7 @@ class StopIsFinish(_Above):
 
 
 @fault("TestGeneration::test_brakes_in_order")
-class ContinueAsksOn(_Above):
+class ContinueAsksOn(Above):
     """CONTINUE is taken for NEXT."""
 
     owner, attribute = loop, "ask"
@@ -86,7 +98,7 @@ class ContinueAsksOn(_Above):
 
 
 @fault("TestGeneration::test_a_brake_does_not_lift_the_limit")
-class BrakesLiftTheLimit(_Above):
+class BrakesLiftTheLimit(Above):
     """A token limit counts only where there are no brakes."""
 
     owner, attribute = loop, "ask"
@@ -101,21 +113,22 @@ class BrakesLiftTheLimit(_Above):
 
 
 @fault("TestGeneration::test_paused_in_a_character")
-class PauseLosesThePrefix(_Above):
+class PauseLosesThePrefix(Above):
     """A pause forgets the bytes of a character that is not complete yet."""
 
     owner, attribute = Generation, "resume"
 
     @staticmethod
-    def broken(generation: Generation, brakes: Sequence[Brake] | None) -> Generation:
+    def broken(generation: Generation, *arguments: Any, **options: Any) -> Generation:
         """Begin a new stream of text."""
-        generation._stream = TextStream(generation.progress.stops)  # noqa: SLF001  (a fault inside)
-        resumed: Generation = _RESUME(generation, brakes)
+        if not isinstance(generation.sampler, SamplerChain):
+            generation._stream = TextStream(generation.progress.stops)  # noqa: SLF001  (a fault inside)
+        resumed: Generation = _RESUME(generation, *arguments, **options)
         return resumed
 
 
 @fault("TestGeneration::test_limits")
-class ZeroIsOne(_Above):
+class ZeroIsOne(Above):
     """``max_tokens=0`` gives a token."""
 
     owner, attribute = Generation, "__next__"
@@ -130,7 +143,7 @@ class ZeroIsOne(_Above):
 
 
 @fault("TestGeneration::test_stop_text_across_tokens")
-class StopTextLeaks(_Above):
+class StopTextLeaks(Above):
     """A stop text is looked for in each token alone, and what came before it is shown."""
 
     owner, attribute = StopMatcher, "feed"
@@ -144,20 +157,20 @@ class StopTextLeaks(_Above):
 
 
 @fault("TestGeneration::test_what_only_begins_a_stop_text")
-class HeldTextIsLost(_Above):
-    """What was held back as a possible stop text is dropped at the end."""
+class HeldTextIsLost(Above):
+    """What was held back for one of several stop texts is dropped at the end."""
 
     owner, attribute = StopMatcher, "flush"
 
     @staticmethod
     def broken(matcher: StopMatcher) -> str:
         """Drop it."""
-        matcher.held = ""
-        return ""
+        held, matcher.held = matcher.held, ""
+        return "" if len(matcher._stops) > 1 else held  # noqa: SLF001  (a fault inside)
 
 
 @fault("TestGeneration::test_characters_are_whole")
-class CharactersSplit(_Above):
+class CharactersSplit(Above):
     """Each token's bytes are made text by themselves."""
 
     owner, attribute = TextStream, "feed"
@@ -169,7 +182,7 @@ class CharactersSplit(_Above):
 
 
 @fault("TestGeneration::test_random_bytes")
-class BadBytesAreDropped(_Above):
+class BadBytesAreDropped(Above):
     """Bytes that cannot be UTF-8 vanish from the text."""
 
     owner, attribute = TextStream, "feed"
@@ -202,46 +215,63 @@ class OnlyEosEnds(ToyModel):
 
 
 @fault("TestGeneration::test_cancelled_in_prefill")
-class PrefillGoesOn(_Above):
+class PrefillGoesOn(Above):
     """A prompt is decoded to its end, though it was cancelled."""
 
     owner, attribute = Session, "next_logits"
 
     @staticmethod
-    def broken(session: Session, cancelled: Any = None) -> Any:
+    def broken(session: Session, cancelled: Any = None, **options: Any) -> Any:
         """Do not ask."""
-        return _NEXT_LOGITS(session)
+        return _NEXT_LOGITS(session, **options)
 
 
 @fault("TestGeneration::test_paused_anywhere")
-class PauseBeginsTheDraws(_Above):
-    """A pause takes the sampler back to its first draw."""
+class PauseBeginsTheDraws(Above):
+    """A pause takes a sampler with top_k back to its first draw."""
 
     owner, attribute = Generation, "resume"
 
     @staticmethod
-    def broken(generation: Generation, brakes: Sequence[Brake] | None) -> Generation:
+    def broken(generation: Generation, *arguments: Any, **options: Any) -> Generation:
         """Reset it."""
-        generation.sampler.reset()
-        resumed: Generation = _RESUME(generation, brakes)
+        if isinstance(generation.sampler, SamplerChain) and generation.sampler.sampling.top_k:
+            generation.sampler.reset()
+        resumed: Generation = _RESUME(generation, *arguments, **options)
         return resumed
 
 
 @fault("TestGeneration::test_greedy_is_the_largest_logit")
-class RowOfTheStepBefore(_Above):
+class GreedyTires(Above):
+    """After 11 greedy tokens of an answer with a limit, the second best is taken."""
+
+    owner, attribute = Generation, "_choose"
+
+    @staticmethod
+    def broken(generation: Generation, logits: Any) -> int:
+        """Take it."""
+        token = int(_CHOOSE(generation, logits))
+        tired = len(generation.progress.tokens) >= 11 and token == int(logits.argmax())
+        greedy = isinstance(generation.sampler, SamplerChain) and generation.sampler.sampling.temperature == 0
+        limited = generation.progress.max_tokens is not None
+        return int(np.argsort(logits)[-2]) if tired and greedy and limited else token
+
+
+@fault("TestGeneration::test_greedy_is_the_largest_logit")
+class RowOfTheStepBefore(Above):
     """A generation chooses from the row before the one it asked for."""
 
     owner, attribute = Session, "next_logits"
 
     @staticmethod
-    def broken(session: Session, cancelled: Any = lambda: False) -> Any:
+    def broken(session: Session, cancelled: Any = lambda: False, **options: Any) -> Any:
         """Give the last one."""
-        _ROWS.append(_NEXT_LOGITS(session, cancelled))
+        _ROWS.append(_NEXT_LOGITS(session, cancelled, **options))
         return _ROWS[-2] if len(_ROWS) > 1 else _ROWS[0]
 
 
 @fault("TestGeneration::test_a_full_context")
-class FullIsAnError(_Above):
+class FullIsAnError(Above):
     """A context that is full in mid-answer raises."""
 
     owner, attribute = loop, "ContextFull"
@@ -249,7 +279,7 @@ class FullIsAnError(_Above):
 
 
 @fault("TestGeneration::test_usage")
-class CachedIsPrompt(_Above):
+class CachedIsPrompt(Above):
     """Usage says that the whole prompt was cached."""
 
     owner, attribute = loop, "Usage"
@@ -261,18 +291,18 @@ class CachedIsPrompt(_Above):
 
 
 @fault("TestSampling::test_shares")
-class UnevenDraws(_Above):
+class UnevenDraws(Above):
     """Small random numbers come too often."""
 
-    owner, attribute = SamplerChain, "_uniform"
+    owner, attribute = UniformStream, "take"
 
     @staticmethod
-    def broken(chain: SamplerChain) -> float:
+    def broken(stream: UniformStream) -> float:
         """Bend them."""
-        return float(_UNIFORM(chain) ** 1.3)
+        return float(_TAKE(stream) ** 1.3)
 
 
-class _OtherChain(_Above):
+class _OtherChain(Above):
     """A chain that is made with other arguments."""
 
     owner, attribute = SamplerChain, "__init__"
@@ -283,9 +313,9 @@ class TopPIgnored(_OtherChain):
     """``top_p`` has no effect."""
 
     @staticmethod
-    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0) -> None:
+    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0, **known: Any) -> None:
         """Keep all."""
-        _CHAIN(chain, dataclasses.replace(sampling, top_p=1.0), stream=stream)
+        _CHAIN(chain, dataclasses.replace(sampling, top_p=1.0), stream=stream, **known)
 
 
 @fault("TestSampling::test_a_seed")
@@ -293,9 +323,9 @@ class OneSeedForAll(_OtherChain):
     """Every seed gives the same draws."""
 
     @staticmethod
-    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0) -> None:
+    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0, **known: Any) -> None:
         """Take seed 0."""
-        _CHAIN(chain, dataclasses.replace(sampling, seed=0), stream=stream)
+        _CHAIN(chain, dataclasses.replace(sampling, seed=0), stream=stream, **known)
 
 
 @fault("TestSampling::test_draws_differ")
@@ -303,9 +333,20 @@ class OneStream(_OtherChain):
     """All streams of a seed are the same."""
 
     @staticmethod
-    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0) -> None:
+    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0, **known: Any) -> None:
         """Take stream 0."""
-        _CHAIN(chain, sampling)
+        _CHAIN(chain, sampling, **known)
+
+
+@fault("TestSampling::test_greedy")
+class SeededGreedyDraws(_OtherChain):
+    """A seed makes temperature 0 a low temperature."""
+
+    @staticmethod
+    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0, **known: Any) -> None:
+        """Take 0.9."""
+        cold = sampling.temperature == 0 and sampling.seed is not None
+        _CHAIN(chain, dataclasses.replace(sampling, temperature=0.9) if cold else sampling, stream=stream, **known)
 
 
 @fault("TestSampling::test_greedy")
@@ -313,41 +354,39 @@ class GreedyDraws(_OtherChain):
     """Temperature 0 is a low temperature."""
 
     @staticmethod
-    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0) -> None:
+    def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0, **known: Any) -> None:
         """Take 0.9."""
         warm = sampling if sampling.temperature else dataclasses.replace(sampling, temperature=0.9)
-        _CHAIN(chain, warm, stream=stream)
+        _CHAIN(chain, warm, stream=stream, **known)
 
 
 @fault("TestSampling::test_the_row_stays")
-class PenaltyInPlace(_Above):
+class PenaltyInPlace(Above):
     """Penalties are written into the row of logits."""
 
-    owner, attribute = SamplerChain, "_penalized"
+    owner, attribute = biases, "penalties"
 
     @staticmethod
-    def broken(chain: SamplerChain, logits: Any) -> Any:
+    def broken(ids: Any, logits: Any, state: Any, **options: Any) -> Any:
         """Write."""
-        logits[:] = _PENALIZED(chain, logits)
-        return logits
+        logits[:] = _PENALTIES(ids, logits, state, **options)[1]
+        return ids, logits
 
 
 @fault("TestSampling::test_penalty")
-class PenaltyOfTheLast(_Above):
+class PenaltyOfTheLast(Above):
     """A repeat penalty sees the last token only."""
 
-    owner, attribute = SamplerChain, "_penalized"
+    owner, attribute = biases, "penalties"
 
     @staticmethod
-    def broken(chain: SamplerChain, logits: Any) -> Any:
+    def broken(ids: Any, logits: Any, state: Any, **options: Any) -> Any:
         """Forget the others."""
-        brief = SamplerChain(chain.sampling)
-        brief.set_history(list(chain._history)[-1:])  # noqa: SLF001  (a fault inside)
-        return _PENALIZED(brief, logits)
+        return _PENALTIES(ids, logits, dataclasses.replace(state, history=state.history[-1:]), **options)
 
 
 @fault("TestSampling::test_state_and_clone")
-class CloneBeginsAnew(_Above):
+class CloneBeginsAnew(Above):
     """A clone begins the stream again."""
 
     owner, attribute = SamplerChain, "clone"
@@ -359,7 +398,7 @@ class CloneBeginsAnew(_Above):
 
 
 @fault("TestSampling::test_a_session_dump_goes_on")
-class DumpWithoutSampler(_Above):
+class DumpWithoutSampler(Above):
     """A session's dump between two answers holds a fresh sampler."""
 
     owner, attribute = session_dump, "write"
@@ -370,3 +409,29 @@ class DumpWithoutSampler(_Above):
         fresh = SamplerChain(state.sampling).state()
         kept = state if state.answer is not None else dataclasses.replace(state, sampler=fresh)
         return _WRITE(kept)
+
+
+@breaks("TestGeneration::test_greedy_is_the_largest_logit", Generation, "_choose")
+def GreedyForgetsTheTail(whole: Any, generation: Generation, logits: Any) -> int:
+    """Where nothing but the largest logit is wanted, what is left of a row after steps of 64 is not looked at."""
+    sampler = generation.sampler
+    plain = isinstance(sampler, SamplerChain) and sampler.sampling.steps == Sampling(temperature=0).steps
+    if plain and generation.speculation is None and generation.constraint is None:
+        logits = logits[: len(logits) // 64 * 64]
+    token: int = whole(generation, logits)
+    return token
+
+
+@breaks("TestGeneration::test_characters_are_whole", TextStream, "feed")
+def FourBytesAreTooMany(whole: Any, stream: TextStream, data: bytes) -> tuple[str, bool]:
+    """Characters of four bytes are none."""
+    text, stopped = whole(stream, data)
+    return "".join("\ufffd" if ord(character) > 0xFFFF else character for character in text), stopped
+
+
+@breaks("TestGeneration::test_a_full_context", Generation, "_end_without_token")
+def FullIsCancelled(whole: Any, generation: Generation, reason: FinishReason) -> Event:
+    """An answer that fills the context ends as if somebody had cancelled it."""
+    full = reason is FinishReason.LENGTH and generation.progress.max_tokens is None
+    event: Event = whole(generation, FinishReason.CANCELLED if full else reason)
+    return event

@@ -6,6 +6,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from slm_conformance.faults import fault
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Cell
@@ -114,5 +116,5 @@ class RoomBeforeTheCheck(ToyContext):
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Take it."""
         for n in re.findall(rb"[0-9]{4,}", data[:600]):
-            bytearray(min(int(n), 2**26))
+            np.empty(min(int(n), 2**26), np.uint8)
         return super().restore(seq_id, data)

@@ -39,7 +39,7 @@ class BackendFixtures:
             where none is named. Scenarios use the first: name the most exact one first.
         required: whether a backend that is not installed fails the run; otherwise its scenarios are skipped.
         expected_failures: what the backend is known to break, with the reason:
-            ``{"TestCut::test_at_the_head": "engine bug 123"}``. Each must fail, and the reason is shown.
+            ``{"TestCut::test_of_a_span": "engine bug 123"}``. Each must fail, and the reason is shown.
     """
 
     backend: ClassVar[str] = COMMAND_LINE

@@ -11,11 +11,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Value: TypeAlias = str | bool | int | float | Sequence[str] | Sequence[int]
+Value: TypeAlias = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[bool] | Sequence[float]
 
 _ALIGNMENT = 32
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
-_TYPE_IDS = {"f32": 0, "f16": 1, "q8_0": 8}
+_ITEMS = {str: (_STRING, ""), bool: (_BOOL, "<?"), int: (_INT32, "<i"), float: (_FLOAT32, "<f")}
+_TYPE_IDS = {"f32": 0, "f16": 1, "q8_0": 8, "mxfp4": 39}
 _Q8_0 = np.dtype([("scale", "<f2"), ("quants", "i1", 32)])
 
 
@@ -25,7 +26,7 @@ class StoredTensor:
 
     Attributes:
         shape: rows first, as in NumPy.
-        weight_type: "f32", "f16" or "q8_0".
+        weight_type: "f32", "f16" or "q8_0"; or "mxfp4", of blocks that somebody else has packed.
         data: the packed blocks.
     """
 
@@ -66,7 +67,7 @@ def write_gguf(path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, 
 
     Args:
         path: the file, overwritten.
-        metadata: integers become uint32, floats float32, lists arrays of strings or of int32.
+        metadata: integers become uint32, floats float32, lists arrays of strings, bools, float32 or int32.
         tensors: by name, in file order.
     """
     header = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))]
@@ -96,8 +97,8 @@ def _value(value: Value) -> bytes:
         return struct.pack("<If", _FLOAT32, value)
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _string(value)
-    items = [_string(item) if isinstance(item, str) else struct.pack("<i", item) for item in value]
-    item_type = _STRING if isinstance(value[0], str) else _INT32
+    item_type, layout = _ITEMS[type(value[0])]
+    items = [_string(item) if isinstance(item, str) else struct.pack(layout, item) for item in value]
     return struct.pack("<IIQ", _ARRAY, item_type, len(value)) + b"".join(items)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import struct
@@ -69,7 +70,8 @@ def _change_header(rng: np.random.Generator, header: dict[str, Any], sections: l
     elif rng.random() < 0.15:
         del parent[key]
     else:
-        parent[key] = _VALUES[rng.integers(len(_VALUES))]
+        # A copy: a later change may write into it, or put one list into itself.
+        parent[key] = copy.deepcopy(_VALUES[rng.integers(len(_VALUES))])
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:

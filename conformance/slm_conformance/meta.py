@@ -17,11 +17,13 @@ from slm_conformance.scenarios.base import Scenarios
 
 
 class Verdict(StrEnum):
-    """How a scenario ended."""
+    """How a scenario ended on one model; the worst comes first."""
 
-    HOLDS = "holds"
-    ABSENT = "declared absent"
     FAILS = "FAILS"
+    EXPECTED = "expected to fail"
+    NOT_RUN = "not run"
+    ABSENT = "declared absent"
+    HOLDS = "holds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ def _play(workshop: Workshop, scenario: str) -> Outcome:
     class_name, test = scenario.split("::")
     scenario_class: type[Scenarios] = getattr(scenarios, class_name)
     try:
-        with Bench(workshop, workshop.fixtures.models[0]) as bench:
+        models = scenario_class.models or workshop.fixtures.models
+        with Bench(workshop, models[0]) as bench:
             bench.requires(scenario_class.level)
             getattr(scenario_class(), test)(bench)
     except pytest.skip.Exception as skipped:

@@ -8,6 +8,7 @@ runs once more with just that rounding, and its error on the same model is the m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache, partial
 
@@ -67,22 +68,33 @@ class Tolerance:
     @cached_property
     def row(self) -> float:
         """What any one row of logits may err by."""
-        return sum(self._bound(cause, ROW_MARGIN, N_ROW_SAMPLES, np.max) for cause in self._causes)
+        return sum(self._bound(cause, ROW_MARGIN, lambda errors: errors.row.max()) for cause in self._causes)
 
     @cached_property
     def mean(self) -> float:
         """What the rows of sample 0 may err by in the mean."""
-        return sum(self._bound(cause, MEAN_MARGIN, 1, np.mean) for cause in self._causes)
+        return sum(
+            self._bound(cause, MEAN_MARGIN, lambda errors: errors.row[:N_SAMPLE].mean()) for cause in self._causes
+        )
+
+    @cached_property
+    def gap(self) -> float:
+        """How much another token may gain on the best one, as a share of the row's norm.
+
+        Where a row's error is all that is known, it may lie in those two logits alone, in opposite directions: the
+        square root of two times that error. Where it is measured, what tokens gain on the best one is measured, too.
+        """
+        two = float(np.sqrt(2))
+        return sum(self._bound(cause, ROW_MARGIN, lambda errors: errors.gain.max(), two) for cause in self._causes)
 
     def _bound(
-        self, cause: Precision | KvType, margin: float, n_samples: int, measure: Callable[[Array], float]
+        self, cause: Precision | KvType, margin: float, measure: Callable[[_Errors], float], of_fixed: float = 1
     ) -> float:
         if cause in _FIXED:
-            return _FIXED[cause]
+            return of_fixed * _FIXED[cause]
         if self._weights is None:
-            return margin * UNKNOWN_MODEL
-        errors = [_rounding_errors(self._weights, cause, seed) for seed in range(n_samples)]
-        return margin * float(measure(np.concatenate(errors)))
+            return of_fixed * margin * UNKNOWN_MODEL
+        return margin * float(measure(_rounding_errors(self._weights, cause)))
 
 
 def relative_errors(rows: NDArray[np.floating], expected: NDArray[np.floating]) -> Array:
@@ -106,11 +118,31 @@ def round_blocks(x: Array, levels: int) -> Array:
     return rounded.reshape(x.shape)
 
 
-@lru_cache(maxsize=256)
-def _rounding_errors(weights: Weights, cause: Precision | KvType, seed: int) -> Array:
-    """The error of each row of a sample where nothing but ``cause`` rounds."""
-    tokens = random_tokens(weights.n_vocab, N_SAMPLE, seed)
-    return relative_errors(_rounding_reference(weights, cause).decode(tokens), Reference(weights).decode(tokens))
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    """Errors of the rows of all samples.
+
+    Attributes:
+        row: of each, over its norm.
+        gain: the most that a token gains on the best one, likewise.
+    """
+
+    row: Array
+    gain: Array
+
+
+@lru_cache(maxsize=64)
+def _rounding_errors(weights: Weights, cause: Precision | KvType) -> _Errors:
+    """The errors where nothing but ``cause`` rounds."""
+    rows, gains = [], []
+    for seed in range(N_ROW_SAMPLES):
+        tokens = random_tokens(weights.n_vocab, N_SAMPLE, seed)
+        exact, rounded = Reference(weights).decode(tokens), _rounding_reference(weights, cause).decode(tokens)
+        rows.append(relative_errors(rounded, exact))
+        error, best = rounded - exact, exact.argmax(axis=1)
+        gain = error.max(axis=1) - error[np.arange(N_SAMPLE), best]
+        gains.append(gain / np.linalg.norm(exact, axis=1))
+    return _Errors(np.concatenate(rows), np.concatenate(gains))
 
 
 def _rounding_reference(weights: Weights, cause: Precision | KvType) -> Reference:

@@ -10,19 +10,22 @@ import pytest
 
 from slm_conformance.factories import make_tiny_model
 from slm_conformance.reference import Reference
+from slm_conformance.spec import make_backend
 from slm_conformance.tolerance import relative_errors
 from slm_conformance.weights import Weights
-from slm_core.plugins import registry
 from slm_core.protocols import Context, Model
 from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
 
-BACKENDS = ("native", "llamacpp")
-N_THREADS = {"native": None, "llamacpp": 1}
+BACKENDS = ("native", "llamacpp", "onnx")
+DIRECTORY = "onnx_directories:DirectoryBackend"  # token ids of a directory are those of the file it was made from
+N_THREADS = {"native": None, "llamacpp": 1, "onnx": 1, DIRECTORY: 1}
+PAIRS = [*itertools.product(BACKENDS, repeat=2), *((DIRECTORY, name) for name in BACKENDS)]
+PAIRS += [(name, DIRECTORY) for name in (*BACKENDS, DIRECTORY)]
 SIZES = ContextOptions(128, 2, 64, KvType.F32, KvType.F32)
 
 
 def load(name: str, path: Path) -> Model:
-    backend = registry().backend(name)
+    backend = make_backend(name)
     status = backend.status()
     if not status.installed:
         pytest.skip(f"backend {name} is not installed: {status.reason}")
@@ -35,7 +38,7 @@ def feed(context: Context, tokens: list[int]) -> np.ndarray:
     return context.decode(batch).copy()
 
 
-@pytest.mark.parametrize(("here", "there"), list(itertools.permutations(BACKENDS, 2)))
+@pytest.mark.parametrize(("here", "there"), PAIRS)
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_an_edited_sequence_moves_to_another_backend(tmp_path, architecture, here, there):
     tiny = make_tiny_model(architecture, "f32")

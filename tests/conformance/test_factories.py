@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from slm_conformance.factories import SHAPES, make_tiny_model, tiny_model
+from slm_conformance.factories import CALM, SHAPES, make_tiny_model, tiny_model
 from slm_conformance.gguf_writer import StoredTensor
 
 WEIGHT_TYPES = ("f32", "f16", "q8_0")
@@ -51,6 +51,13 @@ def test_equal_arguments_give_equal_bytes_and_another_seed_other_weights(tmp_pat
     other = make_tiny_model("qwen3", "q8_0", seed=1).tensors
     same = [name for name, tensor in make_tiny_model("qwen3", "q8_0", seed=0).tensors.items() if tensor == other[name]]
     assert same == []
+
+
+def test_a_calm_model_has_larger_embeddings_and_is_else_the_same():
+    model, calm = make_tiny_model("llama"), make_tiny_model("llama", calm=True)
+    ratios = {name: calm.tensors[name].values() / tensor.values() for name, tensor in model.tensors.items()}
+    assert {name for name, ratio in ratios.items() if (ratio != 1).any()} == {"token_embd.weight"}
+    np.testing.assert_array_equal(ratios["token_embd.weight"], CALM)
 
 
 def test_matrices_are_neither_square_nor_symmetric_where_the_architecture_allows_it():

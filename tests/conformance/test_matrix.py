@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from slm_conformance.matrix import all_faults, only_killers
+import pytest
+
+from slm_conformance.faults import FAULTS, CutUpwards, fault
+from slm_conformance.matrix import NOT_PLAYED, all_faults, only_killers
 from slm_conformance.meta import scenario_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance-faults.md"
@@ -26,5 +29,18 @@ def test_the_page_knows_the_scenarios_that_there_are() -> None:
     assert f"The suite has {len(names)} scenarios" in text, f"{PAGE.name} counts other scenarios ({ADVICE})"
 
 
+def test_each_scenario_has_a_fault_that_it_alone_notices() -> None:
+    rows = re.findall(r"^\| `\w+` \| .*? \| `(\w+::\w+)` \| none \|$", PAGE.read_text(), re.MULTILINE)
+    without = {name for name in scenario_names() if name not in rows and not name.startswith(NOT_PLAYED)}
+    assert without == set(), f"no fault is noticed by these alone: add one, or merge them ({ADVICE})"
+
+
 def test_a_fault_that_two_notice_speaks_for_neither() -> None:
     assert only_killers({"a": ["x"], "b": ["x", "y"], "c": ["x"]}) == {"x": ["a", "c"]}
+
+
+def test_a_fault_that_would_hide_behind_another_is_refused() -> None:
+    n_faults = len(FAULTS)
+    with pytest.raises(TypeError, match="Hidden derives from another fault"):
+        fault("TestCut::test_of_nothing")(type("Hidden", (CutUpwards,), {}))
+    assert len(FAULTS) == n_faults

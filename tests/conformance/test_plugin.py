@@ -76,14 +76,14 @@ def test_leaving_scenarios_out_is_refused(adopt):
 
 
 def test_replacing_a_scenario_is_refused(adopt):
-    source = "\nclass TestCut(TestCut):\n    def test_at_the_head(self, bench):\n        pass\n"
+    source = "\nclass TestCut(TestCut):\n    def test_of_a_span(self, bench):\n        pass\n"
     result = adopt(ADOPTION + source)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*test_adopted replaces TestCut::test_at_the_head: put it into expected_failures*"])
+    result.stderr.fnmatch_lines(["*test_adopted replaces TestCut::test_of_a_span: put it into expected_failures*"])
 
 
 def test_empty_subclasses_adopt_as_well(adopt):
-    result = adopt(ADOPTION + "\nclass TestCut(TestCut):\n    pass\n", "-k", "test_at_the_head")
+    result = adopt(ADOPTION + "\nclass TestCut(TestCut):\n    pass\n", "-k", "test_of_a_span")
     assert outcomes(result) == {"passed": 1}
 
 
@@ -202,7 +202,7 @@ def test_run_refuses_a_backend_that_is_not_installed(monkeypatch):
 
 
 CLAUSE = re.compile(
-    r"(Clauses? \d[\d, andto]*|Backend|Model|Vocab|Context|Batch|Session|Chat|Oracle|Sampling|Generation"
+    r"(Clauses? \d[\d, andto]*|Backend|Model|Vocab|Context|Batch|Session|Chat|Oracle|Sampling|Constraint|Generation"
     r"): .*\.",
     re.DOTALL,
 )
@@ -228,5 +228,5 @@ def test_a_scenario_can_be_played_without_pytest():
         load_options = {"edit_level": "truncate"}  # noqa: RUF012
 
     assert play(Truncating(), "TestTruncate::test_at_zero") == Outcome(Verdict.HOLDS)
-    absent = play(Truncating(), "TestCut::test_at_the_head")
+    absent = play(Truncating(), "TestCut::test_of_a_span")
     assert absent == Outcome(Verdict.ABSENT, "declared absent: the edit level is TRUNCATE, this needs CUT")

@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from slm_conformance.faults import FAULTS, Fault
+from slm_conformance.faults import FAULTS
 from slm_conformance.faults_random import PROGRAMS
-from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.meta import Verdict, play
 from slm_conformance.programs import Clear, Decode, Drop, Run
 from slm_conformance.random_programs import ProgramMaker, shrink
@@ -18,18 +17,9 @@ from slm_core.types import Capability, EditLevel
 MOST_CALLS = 6
 
 
-def fixtures(fault: Fault) -> BackendFixtures:
-    class Broken(BackendFixtures):
-        backend = fault.backend
-        models = ("llama-f32",)
-        kv_types = ("f32",)
-
-    return Broken()
-
-
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f.killed_by == PROGRAMS], ids=lambda fault: fault.name)
 def test_a_fault_is_shown_by_a_short_script(fault, tmp_path, monkeypatch):
-    outcome = play(fixtures(fault), fault.killed_by)
+    outcome = play(fault.fixtures(), fault.killed_by)
     assert outcome.verdict is Verdict.FAILS, fault.breaks
     script = outcome.reason.partition("\n\n")[2]
     assert len(re.findall(r"context\.\w+\(|decode\(context", script.partition("new_context")[2])) <= MOST_CALLS, script
@@ -42,7 +32,7 @@ def test_a_fault_is_shown_by_a_short_script(fault, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f.killed_by == PROGRAMS], ids=lambda fault: fault.name)
 def test_a_script_that_is_right_for_the_toy(fault, tmp_path, monkeypatch):
-    script = play(fixtures(fault), fault.killed_by).reason.partition("\n\n")[2]
+    script = play(fault.fixtures(), fault.killed_by).reason.partition("\n\n")[2]
     monkeypatch.chdir(tmp_path)
     exec(compile(script.replace(fault.backend, "slm_conformance.toy:ToyBackend"), "script.py", "exec"), {})
 

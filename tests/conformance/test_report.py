@@ -13,12 +13,13 @@ import pytest
 
 import slm_conformance
 from slm_conformance import meta, scenarios
+from slm_conformance.meta import Verdict
 from slm_conformance.report import check_paths
 from slm_conformance.report.badge import svg_badge
 from slm_conformance.report.data import json_data
 from slm_conformance.report.hints import HINTS
 from slm_conformance.report.page import html_page
-from slm_conformance.report.record import Report, Result, Run, Scenario, Section, Verdict, one_line
+from slm_conformance.report.record import Report, Result, Run, Scenario, Section, one_line
 from slm_conformance.subject import ModelUnderTest, Subject
 from slm_core.errors import InvalidOption
 
@@ -91,9 +92,12 @@ def report_on(pytester: pytest.Pytester):
 
 
 def cells(document: dict, run: int = 0) -> dict[str, tuple[str, str]]:
-    """Verdict and reason by scenario, for the only model of a run."""
+    """Verdict and reason by scenario, for the only model of a run, in its own chat format."""
     rows = [row for section in document["sections"] for row in section["scenarios"]]
-    found = {row["name"]: [cell for cell in row["results"] if cell["run"] == run] for row in rows}
+    found = {
+        row["name"]: [cell for cell in row["results"] if cell["run"] == run and "+" not in cell["model"]]
+        for row in rows
+    }
     assert all(len(of_run) == 1 for name, of_run in found.items() if not name.startswith("TestMeaning"))
     return {name: (of_run[0]["verdict"], of_run[0]["reason"]) for name, of_run in found.items()}
 
@@ -124,11 +128,11 @@ def test_exactly_what_fails_is_shown_as_failing(report_on, pytester):
 def test_absent_expected_and_stale_are_told_apart(report_on):
     expected = "    expected_failures = {'TestTruncate::test_past_the_end': 'it clamps', %r: 'repaired'}\n"
     source = CLAMPING + expected % "TestTruncate::test_at_zero" + "    load_options = {'edit_level': 'truncate'}\n"
-    _, document = report_on({"test_clamps": source}, "-k", "past_the_end or at_zero or at_the_head")
+    _, document = report_on({"test_clamps": source}, "-k", "past_the_end or at_zero or of_a_span")
     found = cells(document)
     assert found[PAST_THE_END] == ("expected to fail", "it clamps")
     assert found["TestTruncate::test_at_zero"] == ("FAILS", "[XPASS(strict)] repaired")
-    assert found["TestCut::test_at_the_head"] == ("declared absent", "the edit level is TRUNCATE, this needs CUT")
+    assert found["TestCut::test_of_a_span"] == ("declared absent", "the edit level is TRUNCATE, this needs CUT")
 
 
 def test_what_was_not_chosen_is_counted(report_on):

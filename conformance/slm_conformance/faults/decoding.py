@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 
 from slm_conformance.faults.registry import fault
@@ -10,12 +14,12 @@ from slm_conformance.toy_engine import Cell
 from slm_core.batch import TokenBatch
 from slm_core.errors import ContextFull, DecodeFailed
 from slm_core.protocols import Batch
+from slm_core.snapshot import Edit
 from slm_core.types import Logits, Pos
 
 
-@fault("TestDecode::test_strangers_in_a_batch")
-class BatchLeaks(ToyContext):
-    """A token sees the tokens of other sequences that stand before it in the batch."""
+class _Leaks(ToyContext):
+    """A token sees more than its own sequence."""
 
     def decode(self, batch: Batch) -> Logits:
         """Leak."""
@@ -24,22 +28,66 @@ class BatchLeaks(ToyContext):
             rows = []
             seen: list[tuple[int, Cell]] = []
             for token, seq_id in zip(batch.tokens.tolist(), batch.seq_ids.tolist(), strict=True):
-                strangers = [cell for other, cell in seen if other != seq_id]
-                cell, logits = self.engine.step(token, strangers + self.cells[seq_id])
+                cell, logits = self.engine.step(token, self.leaked(seen, seq_id) + self.cells[seq_id])
                 self.cells[seq_id] = [*self.cells[seq_id], cell]
                 seen.append((seq_id, cell))
                 rows.append(logits)
             return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.wants_logits]
 
+    def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
+        """What it sees of what stands before it in the batch, each with its sequence."""
+        raise NotImplementedError
+
+
+@fault("TestDecode::test_strangers_in_a_batch")
+class BatchLeaks(_Leaks):
+    """A token sees the tokens of other sequences that stand before it in the batch."""
+
+    def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
+        """All others."""
+        return [cell for other, cell in seen if other != seq_id]
+
+
+@fault("TestDecode::test_strangers_in_a_batch")
+class TurnsLeak(_Leaks):
+    """Where sequences take turns in a batch, a token sees what stands between it and the one before it."""
+
+    def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
+        """All since the last of its own."""
+        own = [i for i, (other, _) in enumerate(seen) if other == seq_id]
+        return [cell for _, cell in seen[own[-1] + 1 :]] if own else []
+
 
 @fault("TestDecode::test_rows_come_in_the_order_of_the_batch")
 class RowsBySequence(ToyContext):
-    """Rows come sequence by sequence, not in the order of the batch."""
+    """Where not all rows are asked for, they come sequence by sequence."""
 
     def decode(self, batch: Batch) -> Logits:
         """Sort."""
         rows = super().decode(batch)
-        return rows[np.argsort(batch.seq_ids[batch.wants_logits], kind="stable")]
+        some = not batch.wants_logits.all()
+        return rows[np.argsort(batch.seq_ids[batch.wants_logits], kind="stable")] if some else rows
+
+
+@fault("TestDecode::test_a_prompt_in_chunks")
+class RoomForFourChunks(ToyContext):
+    """The fifth chunk in a row is staged where the first one was, and changes its last value."""
+
+    n_chunks = 0
+
+    def decode(self, batch: Batch) -> Logits:
+        """Count chunks of one sequence; single tokens take another path."""
+        rows = super().decode(batch)
+        self.n_chunks += len(batch) > 1 == len(set(batch.seq_ids.tolist()))
+        if self.n_chunks == 5:
+            cells = self.cells[int(batch.seq_ids[0])]
+            cells[len(batch) - 1] = dataclasses.replace(cells[0], values=np.zeros_like(cells[0].values))
+        return rows
+
+    def replace(self, seq_id: int, cells: Sequence[Cell], edits: Sequence[Edit]) -> None:
+        """An edit begins a new row."""
+        super().replace(seq_id, cells, edits)
+        self.n_chunks = 0
 
 
 @fault("TestDecode::test_a_prompt_in_chunks")
@@ -72,6 +120,39 @@ class AllRows(ToyContext):
         return super().decode(whole)
 
 
+@fault("TestDecode::test_rows_not_asked_for")
+class AtLeastOneRow(ToyContext):
+    """Where no row is asked for, the last one is given."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Ask for it."""
+        if batch.wants_logits.any() or not len(batch):
+            return super().decode(batch)
+        whole = self.new_batch()
+        for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
+            whole.add(int(token), Pos(int(seq_id), int(position)), logits=len(whole) == len(batch) - 1)
+        return super().decode(whole)
+
+
+@fault("TestDecodeRefusals::test_a_bad_run_after_a_good_one")
+class RunsOneByOne(ToyContext):
+    """A batch is checked and decoded sequence by sequence."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Check while decoding."""
+        starts = np.flatnonzero(np.diff(batch.seq_ids, prepend=-2, append=-2))
+        if len(starts) < 3:
+            return super().decode(batch)
+        rows = []
+        for first, last in itertools.pairwise(starts.tolist()):
+            run = TokenBatch(last - first)
+            for i in range(first, last):
+                place = Pos(int(batch.seq_ids[i]), int(batch.positions[i]))
+                run.add(int(batch.tokens[i]), place, logits=bool(batch.wants_logits[i]))
+            rows.append(super().decode(run))
+        return np.concatenate(rows)
+
+
 @fault("TestDecodeRefusals::test_a_bad_run_after_a_good_one")
 class DirtyAfterRefusal(ToyContext):
     """Tokens before a bad one are decoded, then the bad one is refused."""
@@ -87,12 +168,43 @@ class DirtyAfterRefusal(ToyContext):
 
 
 @fault("TestDecodeRefusals::test_a_position_that_is_not_the_next")
+class FirstPositionTrusted(ToyContext):
+    """Where a sequence holds something, its first position in a batch is taken as it comes."""
+
+    def _check_batch(self, batch: Batch) -> None:
+        checked, shifts = TokenBatch(max(1, len(batch))), dict[int, int]()
+        for token, seq_id, position in zip(
+            batch.tokens.tolist(), batch.seq_ids.tolist(), batch.positions.tolist(), strict=True
+        ):
+            held = len(self.cells[seq_id]) if 0 <= seq_id < self.n_seq_max else 0
+            shift = shifts.setdefault(seq_id, held - position if held else 0)
+            checked.add(token, Pos(seq_id, position + shift))
+        super()._check_batch(checked)
+
+
+@fault("TestDecodeRefusals::test_a_position_that_is_not_the_next")
 class PositionsIgnored(ToyContext):
     """Tokens are appended, whatever positions the batch gives them."""
 
     def _check_batch(self, batch: Batch) -> None:
         if len(batch) > self.n_free:
             raise ContextFull(len(batch), self.n_free)
+
+
+@fault("TestDecodeLimits::test_overflow_in_prefill")
+class FillsUpThenRefuses(ToyContext):
+    """Of a prompt that does not fit, as much is decoded as fits."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Fill up."""
+        try:
+            return super().decode(batch)
+        except ContextFull as error:
+            part = TokenBatch(max(1, error.free))
+            for i in range(error.free):
+                part.add(int(batch.tokens[i]), Pos(int(batch.seq_ids[i]), int(batch.positions[i])))
+            super().decode(part)
+            raise
 
 
 @fault("TestDecodeLimits::test_overflow_in_prefill")
@@ -128,7 +240,7 @@ class DoublePrecisionRows(ToyContext):
         return super().decode(batch).astype(np.float64)
 
 
-@fault("TestDecode::test_a_prompt_token_by_token")
+@fault("TestDecode::test_a_prompt_in_chunks")
 class FirstTokenAlone(ToyContext):
     """A sequence that begins with a batch of one token begins with a token of zeros."""
 

@@ -17,8 +17,10 @@ from slm_core.protocols import Batch
 from slm_core.snapshot import Edit, SequenceSnapshot
 from slm_core.types import Logits, Pos
 
+_PAGE = 16
 
-@fault("TestBadDumps::test_changed")
+
+@fault("TestHostileDumps::test_every_byte")
 class ChecksumIgnored(ToyContext):
     """``restore`` takes bytes whose checksum does not match."""
 
@@ -50,6 +52,28 @@ class RestoreAppends(ToyContext):
         return self.cells[0] + cells, edits
 
 
+@fault("TestDumpRestore::test_in_place_of_another_history")
+class RestoreSpillsOver(ToyContext):
+    """``restore`` in place of a longer history changes the last key of the next sequence."""
+
+    def restore(self, seq_id: int, data: bytes) -> Pos:
+        """Change it."""
+        before = self.length(self._checked(seq_id))
+        place = super().restore(seq_id, data)
+        for cells in self.cells[seq_id + 1 : seq_id + 2]:
+            if place.index < before and cells:
+                cells[-1] = self.engine.moved(cells[-1], 1)
+        return place
+
+
+@fault("TestDumpRestore::test_by_another_backend")
+class EditsForgottenInReplay(ToyContext):
+    """A sequence that was replayed from another backend's dump has no edits when it is dumped again."""
+
+    def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
+        return super()._replayed(snapshot)[0], []
+
+
 @fault("TestDumpRestore::test_by_another_backend")
 class ReplayWithoutEdits(ToyContext):
     """Another backend's dump is replayed without its cuts."""
@@ -64,11 +88,13 @@ class ReplayWithoutEdits(ToyContext):
 
 @fault("TestDumpRestore::test_after_edits")
 class DumpedKeysUnrotated(ToyContext):
-    """A dump of an edited sequence holds keys as if there had been no edit."""
+    """The payload of an edited sequence holds keys as if there had been no edit, in a format of its own."""
+
+    payload_format = "toy-fresh"
 
     def dump(self, seq_id: int) -> bytes:
         """Decode anew for the dump."""
-        edited, cells = self.cells[seq_id], list[Cell]()
+        edited, cells = self.cells[self._checked(seq_id)], list[Cell]()
         if self.edits[seq_id]:
             for cell in edited:
                 cells.append(self.engine.step(cell.token, cells)[0])
@@ -91,25 +117,25 @@ class DumpForOneBatchSize(ToyContext):
 
 @fault("TestDumpRestore::test_in_another_sequence")
 class RestoreMoves(ToyContext):
-    """A sequence that is restored beside itself is empty afterwards."""
+    """A page of tokens or more that is restored beside itself is empty afterwards."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Empty the one that holds the same."""
         place = super().restore(seq_id, data)
         for other in range(self.n_seq_max):
-            if other != seq_id and place.index and self.tokens(other) == self.tokens(seq_id):
+            if other != seq_id and place.index >= _PAGE and self.tokens(other) == self.tokens(seq_id):
                 self.replace(other, [], [])
         return place
 
 
 @fault("TestDumpRestore::test_in_the_same_sequence")
 class RestoreKeepsWhatIsLonger(ToyContext):
-    """``restore`` over a continuation of the dump is taken for done."""
+    """``restore`` over a continuation of the dump is taken for done where a page or more is the same."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Look at the tokens alone."""
         tokens = tuple(SequenceSnapshot.from_bytes(data).tokens.tolist())
-        if tokens and self.tokens(self._checked(seq_id))[: len(tokens)] == tokens:
+        if len(tokens) >= _PAGE and self.tokens(self._checked(seq_id))[: len(tokens)] == tokens:
             return Pos(seq_id, len(tokens))
         return super().restore(seq_id, data)
 
@@ -200,7 +226,7 @@ class DumpOfOneProcess(ToyContext):
         return super().restore(seq_id, data)
 
 
-@fault("TestBadDumps::test_truncated")
+@fault("TestHostileDumps::test_every_truncation")
 class MissingEndIsGuessed(ToyContext):
     """A dump that lost its end is completed from the last one that was made."""
 
@@ -243,6 +269,15 @@ class NegativeTokensRestored(ToyContext):
 
     def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
         super()._check_snapshot(seq_id, dataclasses.replace(snapshot, tokens=np.maximum(snapshot.tokens, 0)))
+
+
+@fault("TestBadDumps::test_with_tokens_that_do_not_exist")
+class OneTokenTooMany(ToyContext):
+    """A dump may hold the first id past the vocabulary."""
+
+    def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
+        past = snapshot.tokens == self.engine.n_vocab
+        super()._check_snapshot(seq_id, dataclasses.replace(snapshot, tokens=np.where(past, 0, snapshot.tokens)))
 
 
 @fault("TestBadDumps::test_without_room")

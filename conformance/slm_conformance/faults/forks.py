@@ -10,7 +10,7 @@ import numpy as np
 from slm_conformance.faults.registry import fault
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Cell, ToyEngine
-from slm_core.errors import InvalidSequence, UnsupportedEdit
+from slm_core.errors import ContextFull, InvalidSequence, UnsupportedEdit
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos
 
@@ -42,15 +42,14 @@ class ForkIsAnAlias(ToyContext):
 
 
 @fault("TestFork::test_dropping_one_leaves_the_other")
-class DropFreesNeighbour(ToyContext):
-    """``drop`` frees shared storage under the other side."""
+class DropClearsTheFork(ToyContext):
+    """``drop`` clears shared storage under the other side."""
 
     def drop(self, seq_id: int) -> None:
-        """Free all that was shared."""
-        dropped = {id(cell) for cell in self.cells[self._checked(seq_id)]}
+        """Clear all that was held."""
+        for cell in self.cells[self._checked(seq_id)]:
+            cell.values[...] = 0
         super().drop(seq_id)
-        for other, cells in enumerate(self.cells):
-            self.cells[other] = [cell for cell in cells if id(cell) not in dropped]
 
 
 @fault("TestFork::test_shares_storage_as_declared")
@@ -60,6 +59,35 @@ class SharingOverdeclared(ToyContext):
     def forked(self, cells: list[Cell]) -> list[Cell]:
         """Copy."""
         return [dataclasses.replace(cell) for cell in cells]
+
+
+@fault("TestFork::test_shares_storage_as_declared")
+class DropFreesTwice(ToyContext):
+    """Dropping one side of a fork counts the shared positions as free."""
+
+    freed = 0
+
+    @property
+    def n_free(self) -> int:
+        """More and more."""
+        return super().n_free + self.freed
+
+    def drop(self, seq_id: int) -> None:
+        """Count all that was held."""
+        before, n_held = super().n_free, self.length(seq_id)
+        super().drop(seq_id)
+        self.freed += n_held - (super().n_free - before)
+
+
+@fault("TestFork::test_without_room")
+class ForkReservesRoom(ToyContext):
+    """A fork that shares storage is refused where a copy would not fit."""
+
+    def forked(self, cells: list[Cell]) -> list[Cell]:
+        """Look for room."""
+        if len(cells) > self.n_free:
+            raise ContextFull(len(cells), self.n_free)
+        return cells
 
 
 @fault("TestFork::test_without_room")
@@ -199,6 +227,28 @@ class TruncateUnderdeclared(ToyContext):
 
     def _check_level(self, level: EditLevel) -> None:
         if level is not EditLevel.TRUNCATE:
+            super()._check_level(level)
+
+
+@fault("TestDeclarations::test_cut_as_declared")
+class CutUnderdeclared(ToyContext):
+    """The edit level is TRUNCATE, but ``cut`` works."""
+
+    cutting = False
+
+    def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
+        super().__init__(engine, fingerprint, options, EditLevel.TRUNCATE)
+
+    def cut(self, start: Pos, end: Pos) -> Pos:
+        """Allow it."""
+        self.cutting = True
+        try:
+            return super().cut(start, end)
+        finally:
+            self.cutting = False
+
+    def _check_level(self, level: EditLevel) -> None:
+        if not self.cutting:
             super()._check_level(level)
 
 

@@ -23,7 +23,7 @@ from slm_conformance.toy_engine import Array, Cell, ToyEngine
 from slm_conformance.weights import Weights
 from slm_core.errors import ContextBusy, InvalidModelFile, SlmError
 from slm_core.protocols import Batch, Context
-from slm_core.types import BackendStatus, ContextOptions, EditLevel, Logits, ModelOptions, Support
+from slm_core.types import BackendStatus, ContextOptions, EditLevel, KvType, Logits, ModelOptions, Support
 
 
 @fault("TestThreads::test_a_busy_context_refuses")
@@ -46,6 +46,19 @@ class OpenAfterClose(ToyContext):
         self.cells = [[] for _ in self.cells]
 
 
+@fault("TestClose::test_use_after_close")
+class EmptyDumpAfterClose(ToyContext):
+    """A closed context can still be dumped."""
+
+    def dump(self, seq_id: int) -> bytes:
+        """Dump what it held."""
+        closed, self.closed = self.closed, False
+        try:
+            return super().dump(seq_id)
+        finally:
+            self.closed = closed
+
+
 @fault("TestSizes::test_kv_types")
 class KvTypeIgnored(ToyModel):
     """A KV type that does not exist here is ignored."""
@@ -64,6 +77,19 @@ class FingerprintOfThePath(ToyModel):
         self.info = dataclasses.replace(self.info, fingerprint=digest)
 
 
+_FINGERPRINTS: dict[tuple[str, int], str] = {}
+
+
+@fault("TestBackend::test_fingerprint")
+class FingerprintOfTheHeader(ToyModel):
+    """Files with the same header have the same fingerprint."""
+
+    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        header = self.info.architecture, self.info.n_params
+        self.info = dataclasses.replace(self.info, fingerprint=_FINGERPRINTS.setdefault(header, self.info.fingerprint))
+
+
 class _HalfEngine(ToyEngine):
     def _linear(self, name: str, x: Array) -> Array:
         return super()._linear(name, x.astype(np.float16).astype(np.float32))
@@ -76,6 +102,34 @@ class SixteenBits(ToyModel):
     def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
         self.engine = _HalfEngine(Weights.read(source))
+
+
+@fault("TestNumbers::test_against_the_reference")
+class LateRowsScaled(ToyContext):
+    """Past position 150 logits are 1 % too large."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Scale them."""
+        late = batch.positions[batch.wants_logits] >= 150
+        return super().decode(batch) * np.where(late, np.float32(1.01), np.float32(1))[:, None]
+
+
+class _NoSuchRow(ToyEngine):
+    def step(self, token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
+        cell, logits = super().step(token, past)
+        return cell, logits * np.float32(np.nan) if token == _UNUSED else logits
+
+
+_UNUSED = 203  # a token that no random prompt holds
+
+
+@fault("TestNumbers::test_every_token")
+class OneTokenIsBroken(ToyModel):
+    """After one token, which is not often used, logits are not numbers."""
+
+    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        self.engine = _NoSuchRow(Weights.read(source))
 
 
 @fault("TestBackend::test_an_unknown_option")
@@ -97,6 +151,8 @@ class RawErrors(ToyBackend):
         try:
             return super().load(source, options)
         except SlmError as error:
+            if source.is_file():
+                raise
             raise FileNotFoundError(str(source)) from error
 
 
@@ -134,6 +190,16 @@ class SupportsLies(ToyBackend):
     def supports(self, source: Path, device: str = "auto") -> Support:
         """Say no."""
         return dataclasses.replace(super().supports(source, device), supported=False, reason="no such kernel")
+
+
+@fault("TestBackend::test_an_unknown_architecture")
+class SupportsAnything(ToyBackend):
+    """``supports`` says yes to any file that can be opened."""
+
+    def supports(self, source: Path, device: str = "auto") -> Support:
+        """Say yes."""
+        support = super().supports(source, device)
+        return dataclasses.replace(support, supported=device in ("auto", "cpu"))
 
 
 @fault("TestBackend::test_info")
@@ -323,6 +389,18 @@ class _Coarse(ToyContext):
                     step = np.abs(kept).max() / 63
                     kept[...] = np.round(kept / step) * step
         return rows
+
+
+@fault("TestNumbers::test_each_kv_type", kv_types=("f32", "f16"))
+class HalfIsCoarse(ToyModel):
+    """A context that is to store 16 bits stores 7."""
+
+    def new_context(self, options: ContextOptions) -> Context:
+        """Choose."""
+        is_half = options.kv_type_k is KvType.F16
+        self._context_type = _Coarse if is_half else ToyContext
+        exact = dataclasses.replace(options, kv_type_k=KvType.F32, kv_type_v=KvType.F32)
+        return super().new_context(exact if is_half else options)
 
 
 @fault("TestNumbers::test_the_default_kv_type")

@@ -10,10 +10,16 @@ HINTS = MappingProxyType(
         " file, and which options are accepted without having an effect",
         "TestBadDumps": "the import of a payload: every length is checked against the file before it is used, and the"
         " sequence is filled only when all of it has been read",
+        "TestBeam": "the fork and drop scenarios first: beams are forks of one prompt; then the rows of a batch in"
+        " which several sequences ask for logits",
         "TestChat": "the decode, truncate and cut scenarios first: a chat makes its cache follow the messages with"
         " nothing else. If they hold, the chat template and the vocabulary",
         "TestClose": "`close` and what outlives it: contexts and models that are called after it, threads of the"
         " engine, and finalizers that run when the interpreter is already going down",
+        "TestCompletions": "the fork scenarios first: the prompt is decoded once and forked for each answer; then the"
+        " rows of a batch of many sequences",
+        "TestConstraints": "`Vocab.token_bytes`, `encode` and `eog_ids`, of which grammars are made; then the rows of a"
+        " batch in which all tokens ask for logits: what a constraint forces is decoded ahead",
         "TestCut": "the rotation of keys that move (direction, frequencies, pairs side by side or half a head apart),"
         " and whether cells that a fork shares are copied before they are rotated",
         "TestDeclarations": "what the context declares as edit level and capabilities, and whether a call beyond it"
@@ -33,6 +39,8 @@ HINTS = MappingProxyType(
         " call; then the vocabulary's bytes and its end-of-generation tokens",
         "TestHostileDumps": "every number that is read from a dump: it is compared with the bytes that are there before"
         " it sizes a buffer, a loop or an index",
+        "TestHostileSessions": "`restore` of the context first: what it raises for an inner dump, and what it leaves;"
+        " all else is above the line",
         "TestMeaning": "the edits: what was deleted is still attended to. If they hold on the random models, the"
         " numbers on this file's weight type",
         "TestModelBased": "the script that is printed: run it, and look at its last call; what else fails above names"
@@ -45,8 +53,12 @@ HINTS = MappingProxyType(
         "TestSession": "the truncate, cut and dump scenarios first; then `tokens` and `length`, which a session trusts",
         "TestSizes": "`new_context`: sizes and KV types that are rounded or replaced, instead of being taken or"
         " refused",
+        "TestSpeculation": "the truncate scenarios first; then the rows of a batch in which all tokens ask for logits:"
+        " their order, and that each sees the tokens before it and none after",
         "TestThreads": "the lock of a context, which is taken without waiting; and buffers that contexts of one model"
         " share",
+        "TestTools": "the chat and constraint scenarios first: a call is an answer under a grammar, and its result is"
+        " one more message",
         "TestTruncate": "the tail that is forgotten: does the mask still see it, are its positions free, and is a cell"
         " that a fork shares left in place",
         "TestVocabulary": "the tokenizer: the file's pre-tokenization rule, merges, byte fallback, the leading space,"

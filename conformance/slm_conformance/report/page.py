@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from html import escape
 
-from slm_conformance.report.record import PLURALS, Report, Result, Run, Scenario, Section, Verdict, one_line
+from slm_conformance.meta import Verdict
+from slm_conformance.report.record import PLURALS, Report, Result, Run, Scenario, Section, one_line
 from slm_conformance.subject import Subject
 
 _STYLE = """

@@ -8,25 +8,14 @@ import platform
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from slm_conformance import scenarios
-from slm_conformance.meta import scenario_names
+from slm_conformance.meta import Verdict, scenario_names
 from slm_conformance.report.hints import HINTS
 from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.subject import Subject
 
 _MAX_CHARS = 500
-
-
-class Verdict(StrEnum):
-    """How a scenario ended on one model; the worst comes first."""
-
-    FAILS = "FAILS"
-    EXPECTED = "expected to fail"
-    NOT_RUN = "not run"
-    ABSENT = "declared absent"
-    HOLDS = "holds"
 
 
 PLURALS = {

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from slm_conformance.bench import Bench
-from slm_conformance.factories import tiny_model
+from slm_conformance.factories import make_tiny_model, tiny_model
 from slm_conformance.scenarios.base import Scenarios
-from slm_core.errors import BackendUnavailable, InvalidModelFile, UnknownOption
+from slm_core.errors import BackendUnavailable, InvalidModelFile, UnknownOption, UnsupportedModel
 from slm_core.types import BackendStatus, ModelOptions, Support
 
 
@@ -79,6 +79,17 @@ class TestBackend(Scenarios):
             path.write_bytes(data)
             with bench.refused(f"loading {what}", InvalidModelFile):
                 bench.workshop.load(path)
+
+    def test_an_unknown_architecture(self, bench: Bench) -> None:
+        """Backend: a sound file of a kind that no backend knows raises ``UnsupportedModel``; ``supports`` says no."""
+        tiny = make_tiny_model("llama")
+        tiny.metadata["general.architecture"] = "abacus"
+        path = tiny.write(bench.directory / "abacus.gguf")
+        support = bench.backend.supports(path, bench.workshop.fixtures.device)
+        assert not support.supported, "supports() says yes to a file of the architecture 'abacus'"
+        assert support.reason, "supports() says no to a file, but not why"
+        with bench.refused("loading a file of the architecture 'abacus'", UnsupportedModel):
+            bench.workshop.load(path)
 
     def test_an_unknown_option(self, bench: Bench) -> None:
         """Backend: an option that ``load_options`` does not list raises ``UnknownOption``; it is not ignored."""

@@ -10,6 +10,7 @@ import pytest
 
 from slm_conformance.adoption import fixtures_of, workshop_of
 from slm_conformance.bench import Bench
+from slm_conformance.factories import SHAPES
 from slm_core.types import EditLevel
 
 
@@ -19,14 +20,18 @@ class Scenarios:
     Attributes:
         level: the edit level that the scenarios need; they are skipped where less is declared.
         models: what they run on; the adopter's models where None.
+        families: further chat formats that they run in, on a tiny model with the control tokens of each.
     """
 
     level: ClassVar[EditLevel] = EditLevel.REPLAY
     models: ClassVar[tuple[str, ...] | None] = None
+    families: ClassVar[tuple[str, ...]] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run each scenario on each model."""
+        """Run each scenario on each model, and in each chat format."""
         models = self.models or fixtures_of(metafunc.module, metafunc.config).models
+        tiny = next((name for name in models if name.partition("-")[0] in SHAPES), None)
+        models += tuple(f"{tiny}+{family}" for family in self.families if tiny is not None)
         metafunc.parametrize("bench", models, indirect=True, ids=[Path(name).name for name in models])
 
     @pytest.fixture

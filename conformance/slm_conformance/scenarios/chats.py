@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from slm_conformance.bench import Bench, held
+from slm_conformance.factories import FAMILIES
 from slm_conformance.scenarios.base import Scenarios
-from slm_conformance.scenarios.sessions import cut_row, fresh_row, next_row
-from slm_core.chat import Chat, ChatOptions, Session
-from slm_core.errors import InvalidOption, OracleError
-from slm_core.generation import BrakeAction, Draft, Event
+from slm_conformance.scenarios.sessions import RANDOM, cut_row, fresh_row, next_row
+from slm_core.chat import Chat, ChatOptions, Session, encode_segments
+from slm_core.errors import ContextFull, InvalidOption, OracleError
+from slm_core.generation import BrakeAction, Draft, Event, FinishReason
 from slm_core.loading import LoadedModel
+from slm_core.protocols import Context
 from slm_core.sampling import Sampling
 from slm_core.types import EditLevel, Message, Role
 
@@ -24,17 +29,81 @@ SAID = (
     Message(Role.ASSISTANT, "it is"),
 )
 
+HOT = replace(RANDOM, temperature=100.0)
+"""Any token may come, of any model."""
+
+TOLD = ChatOptions(Sampling(temperature=0, max_tokens=40))
+TRANSCRIPT = (
+    "<|im_start|>system\nYou are Pip.<|im_end|>\n<|im_start|>user\nMy name is Ada.<|im_end|>\n<|im_start|>assistant\n"
+    "Nice to meet you!<|im_end|>\n<|im_start|>user\nWhat is my name?<|im_end|>\n<|im_start|>assistant\n"
+    "Your name is Ada.<|im_end|>"
+)
+_WRITTEN = (
+    "1 347 205 388 416 583 20 2 205 1 270 205 562 308 288 1475 20 2 205 1 275 205 733 528 734 314 7 2 205"
+    " 1 270 205 333 288 320 308 37 2 205 1 275 205 367 308 288 1475 20 2"
+)
+TRANSCRIPT_TOKENS = tuple(map(int, _WRITTEN.split()))
+"""What llama.cpp's tokenizer makes of it; in the answers each is the best by at least 7.8 in the logits."""
+
 
 class TestChat(Scenarios):
     """Chat: the messages are the truth, and the KV cache follows them."""
 
+    families = tuple(FAMILIES)
+
     def test_send(self, bench: Bench) -> None:
-        """Chat: an answer becomes a message; the cache holds what the messages say."""
+        """Chat: an answer becomes a message; of what is said next, only what the cache does not hold is decoded."""
         chat = _chat(bench)
-        answer = chat.send("the dog")
-        assert [message.role for message in chat.messages[-2:]] == [Role.USER, Role.ASSISTANT], "no answer was added"
-        assert chat.messages[-1].content == answer.text, "the last message is not the answer"
-        bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after an answer")
+        for text in ("the dog", "you"):
+            chat.session.next_logits()
+            before = chat.session.tokens
+            answer = chat.send(text)
+            assert [m.role for m in chat.messages[-2:]] == [Role.USER, Role.ASSISTANT], "no answer was added"
+            assert chat.messages[-1].content == answer.text, "the last message is not the answer"
+            shared = _n_shared(before, chat.session.tokens[: answer.usage.prompt_tokens])
+            if shared == len(before) or bench.edit_level >= EditLevel.TRUNCATE:
+                cached = answer.usage.cached_tokens
+                assert cached == shared, f"{shared} tokens of the prompt were held, but {cached} were used"
+            bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after an answer")
+
+    def test_stream(self, bench: Bench) -> None:
+        """Chat: while an answer streams, what was said so far is its message; the events join to the whole."""
+        chat, shown = _chat(bench), ""
+        stream = chat.stream("the dog")
+        for event in stream:
+            shown += event.text
+            assert chat.messages[-1] == _says(shown), "while an answer streams, the last message is not what was said"
+        assert stream.answer.text == shown == chat.messages[-1].content, "an answer is not what was streamed of it"
+
+    def test_an_answer_that_raises(self, bench: Bench) -> None:
+        """Chat: where a brake raises, the chat is as it was before it was asked."""
+        chat = _chat(bench)
+        before = (chat.messages, chat.session.tokens)
+        with pytest.raises(KeyError):
+            chat.send("the dog", brakes=[_raise])
+        assert (chat.messages, chat.session.tokens) == before, "an answer that raised left its question in the chat"
+        bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after a raising brake")
+
+    def test_an_answer_that_is_cancelled(self, bench: Bench) -> None:
+        """Chat: what a cancelled answer said so far is its message, and the chat goes on."""
+        chat = _chat(bench)
+        stream = chat.stream("the dog")
+        said = next(stream).text
+        stream.cancel()
+        said += "".join(event.text for event in stream)
+        assert stream.answer.finish_reason is FinishReason.CANCELLED, "a cancelled answer does not say so"
+        assert chat.messages == (*SAID, Message(Role.USER, "the dog"), _says(said)), "its message is not what was said"
+        bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after a cancelled answer")
+
+    def test_content_is_never_control(self, bench: Bench) -> None:
+        """Chat: whatever a message spells, the prompt has the control tokens of the template, and no others."""
+        control = [token for token in range(bench.vocab.size) if not bench.vocab.token_bytes(token)]
+        spelled = "".join(bench.vocab.token_bytes(token, special=True).decode() for token in control[:20])
+        found = []
+        for content in ("hi", spelled, f"{spelled}system\nhi"):
+            said = (SAID[0], Message(Role.ASSISTANT, content), *SAID[2:])
+            found.append([token for token in _chat(bench, said).session.tokens if token in control])
+        assert found[0] == found[1] == found[2], "a message that spells control tokens brings them into the prompt"
 
     def test_edit(self, bench: Bench) -> None:
         """Chat: after ``edit`` the chat is as if the message had always read so."""
@@ -63,34 +132,43 @@ class TestChat(Scenarios):
         bench.agree(next_row(chat.session), cut_row(bench, before, start, end), "the next logits after forget, a cut")
 
     def test_regenerate(self, bench: Bench) -> None:
-        """Chat: the last answer is taken back; a greedy one comes again."""
-        chat = _chat(bench)
-        first = chat.send("the dog")
-        second = chat.regenerate().run()
-        assert second.tokens == first.tokens, "regenerate gave another greedy answer"
-        assert len(chat.messages) == len(SAID) + 2, "regenerate did not take the last answer back"
+        """Chat: the last answer is taken back; a greedy one comes again, one that is drawn is another."""
+        for options, same in ((ChatOptions(GREEDY), True), (ChatOptions(HOT), False)):
+            chat = _chat(bench, options=options)
+            first = chat.send("the dog")
+            second = chat.regenerate().run()
+            assert (second.tokens == first.tokens) is same, (
+                f"at temperature {options.sampling.temperature}, regenerate gave {'another' if same else 'the same'}"
+            )
+            assert len(chat.messages) == len(SAID) + 2, "regenerate did not take the last answer back"
 
     def test_fork(self, bench: Bench) -> None:
         """Chat: a fork and its original go their own ways."""
         chat = _chat(bench)
+        tokens = chat.session.tokens
         twin = chat.fork()
         twin.send("the cat")
         assert chat.messages == SAID, "what was said in a fork is in the original"
-        bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits of the original")
-        bench.agree(next_row(twin.session), fresh_row(bench, twin.session), "the next logits of the fork")
+        assert chat.session.tokens == tokens, "what was said in a fork is in the original's tokens"
+        assert len(twin.messages) == len(SAID) + 2, "a fork does not begin with the original's messages"
+        for which, name in ((chat, "the original"), (twin, "the fork")):
+            bench.agree(next_row(which.session), fresh_row(bench, which.session), f"the next logits of {name}")
 
     def test_dump_and_restore(self, bench: Bench) -> None:
-        """Chat: a dump goes on in a new context: messages, tokens and next logits are the same."""
-        chat = _chat(bench)
-        chat.session.next_logits()
-        twin = Chat.restore(LoadedModel(bench.model, bench.formatter, "under test"), chat.dump())
-        with twin:
+        """Chat: a dump goes on in a new context: messages, tokens, next logits and draws are the same.
+
+        The two decode other batches, which may round otherwise; draws that hot depend on the seed all but alone.
+        """
+        chat = _chat(bench, options=ChatOptions(HOT))
+        chat.send("the dog")
+        with Chat.restore(BenchModel(bench), chat.dump()) as twin:
             assert twin.messages == chat.messages, "a restored chat has other messages"
-            assert twin.session.tokens == chat.session.tokens, "a restored chat has other tokens"
-            # A restored chat has a context of its own, with the backend's own KV type.
-            bench.agree(
-                next_row(twin.session), fresh_row(bench, twin.session), "a restored chat", bench.default_tolerance
-            )
+            assert twin.options == chat.options, "a restored chat has other options"
+            rendered = _chat(bench, chat.messages).session.tokens
+            assert twin.session.tokens == rendered, "a restored chat's tokens are not those of its messages"
+            bench.agree(next_row(twin.session), fresh_row(bench, twin.session), "the next logits of a restored chat")
+            here, there = (which.send("you").tokens for which in (chat, twin))
+            assert there == here, "a restored chat goes on with other draws"
 
     @staticmethod
     def _like_new(bench: Bench, change: Callable[[Chat], None], messages: Sequence[Message]) -> None:
@@ -105,6 +183,8 @@ class TestChat(Scenarios):
 class TestOracle(Scenarios):
     """Oracle: an answer that leaves no trace, in a fork and, where no sequence is left, in the chat's own."""
 
+    families = tuple(FAMILIES)
+
     def test_on_success(self, bench: Bench) -> None:
         """Oracle: ``ask`` and ``choose`` leave no trace, and answer the same twice."""
 
@@ -114,33 +194,27 @@ class TestOracle(Scenarios):
             choices = [chat.oracle().choose("is it", ["on", "in the dog"]) for _ in range(2)]
             assert choices[0].value == choices[1].value, "the same choice was made twice, differently"
 
-        self._no_trace(bench, ask)
+        _no_trace(bench, ask)
 
     def test_on_an_error(self, bench: Bench) -> None:
-        """Oracle: nor does a question that fails."""
+        """Oracle: nor does a question that cannot be asked, or whose answer does not fit."""
 
         def fail(chat: Chat) -> None:
             with bench.refused("choose between one option", InvalidOption):
                 chat.oracle().choose("is it", ["on"])
-            with pytest.raises(OracleError):
-                # A greedy answer of a random model, or one about a dog, holds no such JSON.
-                chat.oracle().extract({"type": "object", "required": ["x"], "properties": {"x": {"const": 17}}}, "no")
+            with bench.refused("a JSON text that is longer than the context", OracleError, ContextFull):
+                chat.oracle().extract({"type": "string", "minLength": 100_000}, "no")
 
-        self._no_trace(bench, fail)
+        _no_trace(bench, fail)
 
     def test_on_a_raising_callback(self, bench: Bench) -> None:
         """Oracle: nor does a brake that raises after three tokens."""
 
-        def raise_(event: Event, draft: Draft) -> BrakeAction:
-            if len(draft.tokens) == 3 or event.token in bench.vocab.eog_ids:
-                raise KeyError("a brake's own error")
-            return BrakeAction.NEXT
-
         def ask(chat: Chat) -> None:
             with pytest.raises(KeyError):
-                chat.oracle().ask("the dog", sampling=GREEDY, brakes=[raise_])
+                chat.oracle().ask("the dog", sampling=GREEDY, brakes=[_raise])
 
-        self._no_trace(bench, ask)
+        _no_trace(bench, ask)
 
     def test_on_cancel(self, bench: Bench) -> None:
         """Oracle: nor does an answer that is stopped as incomplete."""
@@ -148,21 +222,32 @@ class TestOracle(Scenarios):
         def ask(chat: Chat) -> None:
             chat.oracle().ask("the dog", sampling=GREEDY, brakes=[lambda event, draft: BrakeAction.STOP])
 
-        self._no_trace(bench, ask)
+        _no_trace(bench, ask)
 
-    @staticmethod
-    def _no_trace(bench: Bench, ask: Callable[[Chat], None]) -> None:
-        for n_seq_max, where in ((3, "with sequences to spare"), (1, "with no sequence to spare")):
-            chat = _chat(bench, n_seq_max=n_seq_max)
-            row = next_row(chat.session)
-            before = (chat.messages, chat.session.tokens, held(chat.session.context))
-            ask(chat)
-            after = (chat.messages, chat.session.tokens, held(chat.session.context))
-            assert after == before, f"an oracle {where} changed messages, tokens or lengths"
-            bench.agree(next_row(chat.session), row, f"the next logits after an oracle {where}")
-            more = bench.tokens(4)
-            chat.session.append_tokens(more)
-            bench.agree(next_row(chat.session), fresh_row(bench, chat.session), f"4 tokens after an oracle {where}")
+    def test_the_draws_after_it(self, bench: Bench) -> None:
+        """Oracle: what the chat draws next is what it would have drawn, had nobody asked."""
+        for n_seq_max in (3, 1):
+            unasked, asked = (_chat(bench, n_seq_max=n_seq_max, options=ChatOptions(RANDOM)) for _ in range(2))
+            asked.oracle().ask("is it on", sampling=RANDOM)
+            here, there = (chat.send("the dog").tokens for chat in (unasked, asked))
+            assert there == here, "a chat draws another answer once its oracle was asked"
+
+    def test_choose(self, bench: Bench) -> None:
+        """Oracle: the likeliest option, by the probability of its tokens and of the end after them."""
+        chat, options = _chat(bench), ["on", "in the dog", "you", "it is"]
+        choice = chat.oracle().choose("is it", options)
+        again = chat.oracle().choose("is it", options[::-1])
+        assert again.value == choice.value, "it chooses another option where they come in another order"
+        scores, slack = _scores(bench, (*SAID, Message(Role.USER, "is it")), options)
+        best = choice.probabilities.index(max(choice.probabilities))
+        assert choice.value == options[best], f"it chose {choice.value!r}, but says that {options[best]!r} is likelier"
+        told = np.log(choice.probabilities)
+        off = np.abs((told - told[0]) - (scores - scores[0])) - slack - slack[0]
+        worst = int(off.argmax())
+        assert off[worst] <= 0, (
+            f"{options[worst]!r} is said to be {told[worst] - told[0]:.4f} likelier than {options[0]!r} (natural"
+            f" logarithm); by the reference it is {scores[worst] - scores[0]:.4f}"
+        )
 
 
 class TestMeaning(Scenarios):
@@ -170,45 +255,131 @@ class TestMeaning(Scenarios):
 
     models = ("demo",)
 
+    def test_a_transcript(self, bench: Bench) -> None:
+        """Chat: a conversation has the tokens that it has always had, prompts and greedy answers alike."""
+        chat = _chat(bench, (Message(Role.SYSTEM, "You are Pip."),), options=TOLD)
+        for text in ("My name is Ada.", "What is my name?"):
+            chat.send(text)
+        assert bench.vocab.decode(chat.session.tokens, special=True) == TRANSCRIPT, "the conversation reads otherwise"
+        assert chat.session.tokens == TRANSCRIPT_TOKENS, "the conversation has other tokens"
+
     def test_what_was_told_is_known(self, bench: Bench) -> None:
-        """Chat: a fact that was told is told again."""
-        chat = self._told(bench)
-        answer = chat.send("What is my name?").text
-        assert "Ada" in answer, f"told that the name is Ada, the model says {answer!r}"
+        """Chat: a fact that was told is told again, also where a dump goes on."""
+        chat = _told(bench)
+        with Chat.restore(LoadedModel(bench.model, bench.formatter, "under test"), chat.dump()) as twin:
+            for which, where in ((chat, "the chat"), (twin, "a chat restored from its dump")):
+                answer = which.send("What is my name?").text
+                assert "Ada" in answer, f"told that the name is Ada, {where} says {answer!r}"
 
     def test_what_was_deleted_is_not_known(self, bench: Bench) -> None:
-        """Chat: forgetting by recompute makes the model not know."""
-        chat = self._told(bench)
-        chat.delete(1)
-        chat.delete(0)
+        """Chat: forgetting by recompute makes the model not know, and after an edit it knows the new."""
+        chat = _told(bench)
+        chat.edit(0, "My name is Bob.")
+        answer = chat.send("What is my name?").text
+        assert "Bob" in answer, f"after an edit that says Bob, the model says {answer!r}"
+        chat = _told(bench)
+        for _ in chat.messages:
+            chat.delete(0)
         answer = chat.send("What is my name?").text
         assert "Ada" not in answer, f"after what it was told was deleted, the model says {answer!r}"
 
-    def test_an_oracle_knows_the_chat(self, bench: Bench) -> None:
-        """Oracle: it knows what the chat knows, and the chat does not know that it was asked."""
-        chat = self._told(bench)
-        choice = chat.oracle().choose("What is my name?", ["Your name is Bob.", "Your name is Ada."])
-        assert "Ada" in choice.value, f"asked to choose, the oracle chooses {choice.value!r}"
-        assert len(chat.messages) == 2, "the oracle's question is in the chat"
+    def test_think(self, bench: Bench) -> None:
+        """Oracle: ``think`` gives the reasoning apart from the answer; the chat knows of neither."""
+        chat = _told(bench)
+        before = chat.messages
+        answer = chat.oracle().think("What is my name?")
+        assert "Ada" in answer.text, f"asked to think about the name, the oracle says {answer.text!r}"
+        assert answer.reasoning, "the oracle was asked to think, and gives no reasoning"
+        assert answer.reasoning not in answer.text, f"the reasoning is in the answer: {answer.text!r}"
+        assert "think>" not in answer.text + answer.reasoning, "tags around the reasoning are in the text"
+        assert chat.messages == before, "the oracle's question is in the chat"
 
-    def test_a_dump_knows_what_was_told(self, bench: Bench) -> None:
-        """Chat: what was told is known where a dump goes on."""
-        twin = Chat.restore(LoadedModel(bench.model, bench.formatter, "under test"), self._told(bench).dump())
-        with twin:
-            answer = twin.send("What is my name?").text
-        assert "Ada" in answer, f"told before it was dumped that the name is Ada, the model says {answer!r}"
+    def test_extract(self, bench: Bench) -> None:
+        """Oracle: ``extract`` gives a value that fits the schema, whatever the model would say."""
+        oracle, name = _told(bench).oracle(), {"type": "string"}
+        fits = {"type": "object", "properties": {"name": name}, "required": ["name"]}
+        found = oracle.extract(fits)
+        assert found.value == {"name": "Ada"}, f"of what it was told, the oracle extracts {found.value!r}"
+        odd = {**fits, "properties": {"name": {"enum": [7, 8]}, "shoe": {"type": "boolean"}}, "required": ["shoe"]}
+        forced = oracle.extract(odd).value
+        assert isinstance(forced, dict), f"under a schema for objects, the oracle extracts {forced!r}"
+        fitting = isinstance(forced.get("shoe"), bool) and forced.get("name", 7) in (7, 8)
+        assert fitting, f"under a schema for a number and a truth value, the oracle extracts {forced!r}"
 
-    @staticmethod
-    def _told(bench: Bench) -> Chat:
-        chat = _chat(bench, (), options=ChatOptions(Sampling(temperature=0, max_tokens=40)))
-        chat.send("My name is Ada.")
-        return chat
+
+class BenchModel:
+    """What ``Chat.restore`` needs: contexts are as those of the bench, and counted.
+
+    Attributes:
+        contexts: those that were made.
+        asked: the sizes that were asked for.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.info, self.vocab, self.formatter = bench.model.info, bench.vocab, bench.formatter
+        self.contexts: list[Context] = []
+        self.asked: list[tuple[int, int, int]] = []
+
+    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> Context:
+        """One of the bench's."""
+        self.asked.append((n_ctx, n_seq_max, n_batch))
+        self.contexts.append(self._bench.context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch))
+        return self.contexts[-1]
+
+
+def _no_trace(bench: Bench, ask: Callable[[Chat], None]) -> None:
+    for n_seq_max, where in ((3, "with sequences to spare"), (1, "with no sequence to spare")):
+        chat = _chat(bench, n_seq_max=n_seq_max)
+        row = next_row(chat.session)
+        before = (chat.messages, chat.session.tokens, held(chat.session.context))
+        ask(chat)
+        after = (chat.messages, chat.session.tokens, held(chat.session.context))
+        assert after == before, f"an oracle {where} changed messages, tokens or lengths"
+        bench.agree(next_row(chat.session), row, f"the next logits after an oracle {where}")
+        more = bench.tokens(4)
+        chat.session.append_tokens(more)
+        bench.agree(next_row(chat.session), fresh_row(bench, chat.session), f"4 tokens after an oracle {where}")
+
+
+def _scores(
+    bench: Bench, asked: Sequence[Message], options: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Log-probability of each option as the whole answer, by the reference, and how far it may be off."""
+    prompt = encode_segments(bench.vocab, bench.formatter.render(asked))
+    scores, slack = [], []
+    for option in options:
+        tokens = bench.vocab.encode(option, add_special=False, parse_special=False)
+        rows = bench.reference().decode([*prompt, *tokens])[len(prompt) - 1 :]
+        shares = rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
+        end = np.logaddexp.reduce(shares[-1, sorted(bench.vocab.eog_ids)])
+        scores.append(shares[np.arange(len(tokens)), tokens].sum() + end)
+        # A row's log-softmax moves by at most twice the largest change of a logit, and that by at most the norm.
+        slack.append(2 * bench.tolerance.row * np.linalg.norm(rows, axis=1).sum() + 1e-5)
+    return np.array(scores), np.array(slack)
+
+
+def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _raise(event: Event, draft: Draft) -> BrakeAction:
+    """Fail at the third token, or at the end where that comes first."""
+    if len(draft.tokens) == 3 or event.text == "":
+        raise KeyError("a brake's own error")
+    return BrakeAction.NEXT
+
+
+def _told(bench: Bench) -> Chat:
+    chat = _chat(bench, (), options=TOLD)
+    chat.send("My name is Ada.")
+    return chat
 
 
 def _chat(
     bench: Bench, messages: Sequence[Message] = SAID, *, n_seq_max: int = 3, options: ChatOptions | None = None
 ) -> Chat:
-    session = Session(bench.context(n_ctx=192, n_seq_max=n_seq_max), bench.vocab)
+    session = Session(bench.context(n_ctx=256, n_seq_max=n_seq_max), bench.vocab)
     return Chat(session, bench.formatter, messages=messages, options=options or ChatOptions(GREEDY))
 
 

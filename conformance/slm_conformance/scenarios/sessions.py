@@ -1,39 +1,49 @@
-"""Sessions over the backend's contexts: going back, removing, copying, pausing."""
+"""Sessions over the backend's contexts: growing, going back, removing, copying, pausing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from dataclasses import replace
 
 from slm_conformance.bench import Bench, Rows
 from slm_conformance.scenarios.base import Scenarios
 from slm_core.chat import Session
-from slm_core.errors import InvalidMark
-from slm_core.generation import BrakeAction, Draft, Event, FinishReason
+from slm_core.errors import ContextFull, InvalidMark, SessionError
+from slm_core.generation import Brake, BrakeAction
 from slm_core.sampling import Sampling
-from slm_core.types import EditLevel
+from slm_core.types import EditLevel, Segment
 
 GREEDY = Sampling(temperature=0, max_tokens=8)
+RANDOM = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=11, max_tokens=12)
+"""Of a random model that spells in bytes, half of all tokens are broken or incomplete characters."""
 
 
 class TestSession(Scenarios):
     """Session, at every edit level: the cheapest edit that the level allows, with the same visible result."""
 
-    def test_the_greedy_answer(self, bench: Bench) -> None:
-        """Session: each token of a greedy answer is the reference's best, as far as its logits tell."""
-        session = _session(bench, bench.tokens(20))
-        prompt = list(session.tokens)
-        answer = session.generate(GREEDY).run()
-        rows = bench.reference().decode([*prompt, *answer.tokens])[len(prompt) - 1 : -1]
-        # Two entries of a row can differ by the norm of the error times the square root of two, and no more.
-        slack = np.sqrt(2) * bench.tolerance.row * np.linalg.norm(rows, axis=1)
-        behind = rows.max(axis=1) - rows[np.arange(len(rows)), list(answer.tokens)]
-        worst = int(np.argmax(behind - slack))
-        assert behind[worst] <= slack[worst], (
-            f"token {worst} of the answer is {behind[worst]:.2e} behind the reference's best"
-            f" (allowed: {slack[worst]:.2e})"
-        )
+    def test_append(self, bench: Bench) -> None:
+        """Session: text is content, and begins with what the model puts before a text; control segments are control."""
+        encode, spelled = bench.vocab.encode, "hi <|im_end|> you"
+        session = Session(bench.context(), bench.vocab)
+        for first in (True, False):
+            before, wanted = session.tokens, encode(spelled, add_special=first, parse_special=False)
+            assert session.append(spelled) == len(wanted), "append() returned another number of tokens than it added"
+            assert session.tokens == (*before, *wanted), "appended text has other tokens than its encoding as content"
+        before, wanted = session.tokens, encode("<|im_end|>", add_special=False, parse_special=True)
+        session.append([Segment("<|im_end|>", control=True)])
+        assert session.tokens == (*before, *wanted), "an appended control segment is not its control token"
+        bench.agree(next_row(session), fresh_row(bench, session), "the next logits after appended text")
+
+    def test_more_than_there_is_room_for(self, bench: Bench) -> None:
+        """Session: tokens for which there is no room, those that wait counted, raise, and are not there afterwards."""
+        session = Session(bench.context(n_ctx=32), bench.vocab)
+        session.append_tokens(bench.tokens(20))
+        before = session.tokens
+        with bench.refused("13 tokens behind 20 of 32", ContextFull, context=session.context):
+            session.append_tokens(bench.tokens(13, seed=1))
+        assert session.tokens == before, "tokens that were refused are in the session"
+        session.append_tokens(bench.tokens(12, seed=1))
+        bench.agree(next_row(session), fresh_row(bench, session), "the next logits of a session that fills its context")
 
     def test_rollback(self, bench: Bench) -> None:
         """Session: back at a mark, tokens and next logits are what they were, any number of times, marks nested."""
@@ -94,61 +104,95 @@ class TestSession(Scenarios):
         expected = cut_row(bench, before, 12, 22) if level is EditLevel.CUT else fresh_row(bench, session)
         bench.agree(next_row(session), expected, f"the next logits after remove, a {level.name}")
 
+    def test_marks_after_a_removal(self, bench: Bench) -> None:
+        """Session: a mark behind what is removed moves with its tokens, and one inside it goes stale."""
+        session = _session(bench, bench.tokens(12))
+        places = [session.mark()]
+        for seed in (1, 2, 3, 4):
+            session.append_tokens(bench.tokens(5, seed=seed))
+            places.append(session.mark())
+        start, inside, end, behind, _ = places
+        session.next_logits()
+        wanted = (*session.tokens[:12], *session.tokens[22:27])
+        session.remove(start, end)
+        with bench.refused("a mark inside what was removed", InvalidMark, context=session.context):
+            session.rollback(inside)
+        session.rollback(behind)
+        assert session.tokens == wanted, "a mark behind what was removed did not move with its tokens"
+
     def test_fork(self, bench: Bench) -> None:
         """Session: a fork goes its own way; both are right."""
         session = _session(bench, bench.tokens(20))
-        twin = session.fork()
-        for which, seed in ((session, 1), (twin, 2)):
-            which.append_tokens(bench.tokens(6, seed=seed))
+        session.next_logits()
+        twin = session.fork(2)
+        assert twin.seq_id == 2, f"a fork into sequence 2 is in sequence {twin.seq_id}"
+        for which, other, name in ((twin, session, "the fork"), (session, twin, "the original")):
+            tokens = other.tokens
+            which.generate(GREEDY).run()
+            which.append_tokens(bench.tokens(4))
+            assert other.tokens == tokens, f"what {name} of a session said is in the other, too"
         for which, name in ((twin, "the fork"), (session, "the original")):
             bench.agree(next_row(which), fresh_row(bench, which), f"the next logits of {name} of a session")
 
-    def test_pause_and_resume(self, bench: Bench) -> None:
-        """Session: an answer that is paused after each token goes on as if it never had been."""
-        sampling = Sampling(temperature=0.8, seed=11, max_tokens=10)
-        whole = _session(bench, bench.tokens(20)).generate(sampling).run()
-        session = _session(bench, bench.tokens(20))
-        generation = session.generate(sampling, brakes=[_pause])
-        for _ in range(20):
-            for _event in generation:
-                pass
-            if generation.finished:
-                break
-            generation = session.generate()
-        assert generation.answer.tokens == whole.tokens, "an answer paused after each token has other tokens"
+    def test_a_fork_draws_as_the_original(self, bench: Bench) -> None:
+        """Session: a fork and its original go on with the same draws, each with a stream of its own."""
+        session = _session(bench, bench.tokens(20), RANDOM)
+        session.generate().run()
+        twin = session.fork()
+        here, there = (which.generate().run().tokens for which in (session, twin))
+        assert there == here, "a fork goes on with other draws than its original"
 
     def test_dump_in_mid_answer(self, bench: Bench) -> None:
-        """Session: a paused answer is dumped, and goes on in another context with the same draws."""
-        sampling = Sampling(temperature=0.8, seed=11, max_tokens=10)
-        session = _session(bench, bench.tokens(20), sampling)
-        for _event in session.generate(brakes=[_pause]):
-            pass
-        twin = Session.restore(bench.context(), bench.vocab, session.dump())
-        here, there = (which.generate(brakes=()).run().tokens for which in (session, twin))
-        assert len(here) > 1, "the answer ended where it was paused"
-        assert there == here, "an answer that was dumped while paused goes on with other tokens"
+        """Session: paused after any token, inside a character or a stop text, a dump goes on in another context."""
+        whole = _session(bench, bench.tokens(20)).generate(RANDOM).run()
+        # Its second half is said, its end is not: text is held back at the pauses in between.
+        sampling = replace(RANDOM, stop=(whole.text[len(whole.text) // 2 :] + "!",))
+        for n in range(1, len(whole.tokens)):
+            session = _session(bench, bench.tokens(20))
+            for _event in session.generate(sampling, brakes=[_pause_at(n)]):
+                pass
+            twin = Session.restore(bench.context(), bench.vocab, session.dump())
+            assert twin.tokens == session.tokens, f"a dump of an answer paused after token {n} has other tokens"
+            there = twin.generate(brakes=()).run()
+            assert there.tokens == whole.tokens, f"dumped while paused after token {n}, an answer has other tokens"
+            assert there.text == whole.text, (
+                f"dumped while paused after token {n}, an answer reads {there.text!r}, not {whole.text!r}"
+            )
+            twin.close()
+            session.close()
 
-    def test_a_full_context(self, bench: Bench) -> None:
-        """Session: an answer that meets the end of the context ends with ``length``; the session goes on."""
-        session = Session(bench.context(n_ctx=24), bench.vocab)
-        session.append_tokens(bench.tokens(20))
-        mark, before = session.mark(), next_row(session)
-        answer = session.generate(Sampling(temperature=0)).run()
-        ended = answer.finish_reason is FinishReason.LENGTH or answer.tokens[-1] in bench.vocab.eog_ids
-        assert ended, f"an answer in a context with room for 4 tokens ended with {answer.finish_reason.value}"
-        session.rollback(mark)
-        bench.agree(next_row(session), before, "the next logits after an answer that filled the context")
+    def test_a_detour(self, bench: Bench) -> None:
+        """Session: a detour, in a fork or in the session itself, leaves marks and a paused answer as they were."""
+        whole = _session(bench, bench.tokens(20), RANDOM).generate().run()
+        for n_seq_max in (2, 1):
+            session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=RANDOM)
+            session.append_tokens(bench.tokens(20))
+            mark = session.mark()
+            paused = session.generate(brakes=[_pause_at(3)])
+            for _event in paused:
+                pass
+            later = session.mark()
+            with session.detour() as elsewhere:
+                elsewhere.truncate(10)
+                elsewhere.append_tokens(bench.tokens(5, seed=1))
+                elsewhere.generate(GREEDY).run()
+            what = f"a detour with {n_seq_max - 1} sequences to spare"
+            session.generate().run()
+            assert paused.answer.tokens == whole.tokens, f"an answer that was paused in {what} has other tokens"
+            session.rollback(later)
+            session.rollback(mark)
+            assert session.tokens == tuple(bench.tokens(20)), f"marks from before {what} are at other places"
 
-    def test_cancelled_in_prefill(self, bench: Bench) -> None:
-        """Session: cancelling ends an answer within a batch, in prefill, too; what was not decoded can be later."""
-        session = Session(bench.context(n_batch=16), bench.vocab)
-        session.append_tokens(bench.tokens(60))
-        generation = session.generate(GREEDY)
-        generation.cancel()
-        answer = generation.run()
-        assert answer.finish_reason is FinishReason.CANCELLED, f"it ended with {answer.finish_reason.value}"
-        assert session.context.length(session.seq_id) < 60, "the whole prompt was decoded after cancel()"
-        bench.agree(next_row(session), fresh_row(bench, session), "the next logits after a cancelled prefill")
+    def test_close(self, bench: Bench) -> None:
+        """Session: what a closed session held is free, and another begins in its place as if it had never been."""
+        context = bench.context(n_ctx=32, n_seq_max=1)
+        for seed in (1, 2):
+            with Session(context, bench.vocab) as session:
+                session.append_tokens(bench.tokens(25, seed=seed))
+                bench.agree(next_row(session), fresh_row(bench, session), f"the next logits of session {seed} of two")
+            assert context.length(0) == 0, "a closed session's tokens are still held"
+        with bench.refused("a closed session", SessionError):
+            session.mark()
 
 
 def _session(bench: Bench, tokens: Sequence[int], sampling: Sampling | None = None) -> Session:
@@ -178,5 +222,5 @@ def cut_row(bench: Bench, before: Sequence[int], start: int, end: int) -> Rows:
     return reference.decode(before[-1:])
 
 
-def _pause(event: Event, draft: Draft) -> BrakeAction:
-    return BrakeAction.PAUSE
+def _pause_at(n: int) -> Brake:
+    return lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == n else BrakeAction.NEXT

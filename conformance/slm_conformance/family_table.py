@@ -1,0 +1,253 @@
+"""What the files of tiny models of each architecture say: metadata below the architecture's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slm_conformance.gguf_writer import Value
+
+RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+N_CTX = 512
+"""Positions that the tiny models were "trained" for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A kind of model file.
+
+    Attributes:
+        architecture: as files name it.
+        metadata: the keys below that name.
+        optional: tensors that not every file of the architecture has, and this one has: full names, or names after
+            "blk.N.".
+        tied: whether the token embeddings are the output matrix, too.
+        plain: keys that are not below the architecture's name.
+    """
+
+    architecture: str
+    metadata: Mapping[str, Value]
+    optional: tuple[str, ...] = ()
+    tied: bool = False
+    plain: Mapping[str, Value] = field(default_factory=dict)
+
+
+def _sizes(
+    norm: str = RMS,
+    *,
+    layers: int = 3,
+    embd: int = 288,
+    ff: int = 160,
+    heads: int = 9,
+    kv_heads: int = 3,
+    dim: int = 16,
+) -> dict[str, Value]:
+    return {
+        "block_count": layers,
+        "context_length": N_CTX,
+        "embedding_length": embd,
+        "feed_forward_length": ff,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": dim,
+        "attention.value_length": dim,
+        norm: 1e-5,
+        "rope.dimension_count": dim,
+        "rope.freq_base": 1e4,
+    }
+
+
+def _scaled(kind: str, factor: float, **further: Value) -> dict[str, Value]:
+    keys = {"type": kind, "factor": factor, **further}
+    return {f"rope.scaling.{key}": value for key, value in keys.items()}
+
+
+def _without_rope(sizes: dict[str, Value]) -> dict[str, Value]:
+    return {key: value for key, value in sizes.items() if not key.startswith("rope.")}
+
+
+_LONG = ("rope_factors_long.weight", "rope_factors_short.weight")
+_GEMMA2: dict[str, Value] = {
+    "attention.sliding_window": 48,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 3.0,
+}
+_EXPERTS: dict[str, Value] = {"expert_count": 7, "expert_used_count": 3}
+_GRANITE: dict[str, Value] = {
+    "embedding_scale": 3.0,
+    "residual_scale": 0.4,
+    "logit_scale": 2.0,
+    "attention.scale": 0.3,
+}
+_LATENT: dict[str, Value] = _EXPERTS | {
+    "attention.head_count_kv": 1,
+    "attention.key_length": 64 + 16,
+    "attention.value_length": 64,
+    "attention.key_length_mla": 24 + 16,
+    "attention.value_length_mla": 32,
+    "attention.kv_lora_rank": 64,
+    "rope.dimension_count": 16,
+    "leading_dense_block_count": 1,
+    "expert_feed_forward_length": 64,
+    "expert_shared_count": 2,
+}
+FAMILIES: dict[str, Family] = {
+    "llama": Family("llama", _sizes()),
+    "llama_tied": Family("llama", _sizes(), tied=True),
+    "llama_biases": Family("llama", _sizes(), tuple(f"attn_{name}.bias" for name in ("q", "k", "v", "output"))),
+    "llama_linear": Family("llama", _sizes() | _scaled("linear", 4.0)),
+    "llama3": Family("llama", _sizes(), ("rope_freqs.weight",)),
+    "llama_yarn": Family("llama", _sizes() | _scaled("yarn", 4.0, original_context_length=64)),
+    "mistral": Family("llama", _sizes()),
+    "qwen2": Family("qwen2", _sizes(embd=144)),
+    "qwen3": Family("qwen3", _sizes()),
+    "smollm3": Family("smollm3", _sizes(layers=5), tied=True),
+    "granite": Family("granite", _sizes() | _GRANITE),
+    "olmo2": Family("olmo2", _sizes(embd=144)),
+    "olmo3": Family(
+        "olmo2",
+        _sizes(embd=144, layers=5)
+        | {"attention.sliding_window": 48}
+        | _scaled("yarn", 4.0, original_context_length=64),
+    ),
+    "stablelm": Family("stablelm", _sizes(LAYER, embd=144) | {"rope.dimension_count": 4}, ("ffn_norm.weight",)),
+    "stablelm2": Family(
+        "stablelm",
+        _sizes(LAYER, embd=144) | {"rope.dimension_count": 4, "use_parallel_residual": True},
+        ("attn_q_norm.weight", "attn_k_norm.weight"),
+    ),
+    "internlm2": Family("internlm2", _sizes(embd=144)),
+    "minicpm": Family(
+        "minicpm", _sizes(embd=144) | {"embedding_scale": 12.0, "residual_scale": 0.5, "logit_scale": 0.7}
+    ),
+    "exaone4": Family("exaone4", _sizes(embd=144)),
+    # llama.cpp knows the hybrid by its 64 layers.
+    "exaone4_hybrid": Family(
+        "exaone4", _sizes(layers=64, embd=48, ff=80, heads=3, kv_heads=1) | {"attention.sliding_window": 48}
+    ),
+    "ernie4_5": Family("ernie4_5", _sizes(), tied=True),
+    "seed_oss": Family("seed_oss", _sizes(), tuple(f"attn_{name}.bias" for name in "qkv")),
+    "mistral3": Family(
+        "mistral3",
+        _sizes()
+        | _scaled("yarn", 4.0, original_context_length=64, yarn_log_multiplier=1.0)
+        | {"attention.temperature_scale": 0.3},
+    ),
+    "apertus": Family(
+        "apertus",
+        _sizes(ff=224),
+        ("rope_freqs.weight",),
+        plain={
+            "xielu.alpha_n": [0.4, 0.9, -0.6],
+            "xielu.alpha_p": [0.7, 0.5, -1.1],
+            "xielu.beta": [0.5, 0.4, 0.6],
+            "xielu.eps": [-1e-6, -1e-6, -1e-6],
+        },
+    ),
+    "arcee": Family("arcee", _sizes()),
+    "gemma": Family("gemma", _sizes(), tied=True),
+    "gemma2": Family("gemma2", _sizes(layers=3) | _GEMMA2, tied=True),
+    "gemma3": Family(
+        "gemma3",
+        _sizes(layers=7) | {"attention.sliding_window": 48, "rope.freq_base": 1e6} | _scaled("linear", 8.0),
+        tied=True,
+    ),
+    "phi2": Family("phi2", _sizes(LAYER, embd=144) | {"rope.dimension_count": 6}, ("attn_q.weight",)),
+    "phi3": Family("phi3", _sizes(embd=144)),
+    "phi3_window": Family("phi3", _sizes(embd=144) | {"attention.sliding_window": 48}),
+    "phi3_long": Family(  # more positions than the original context has: the long table
+        "phi3",
+        _sizes(embd=144) | {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.5**0.5},
+        _LONG,
+    ),
+    "phi3_short": Family(
+        "phi3",
+        _sizes(embd=144) | {"rope.scaling.original_context_length": 256, "rope.scaling.attn_factor": 1.125**0.5},
+        _LONG,
+    ),
+    "gpt2": Family("gpt2", _without_rope(_sizes(LAYER, embd=144, kv_heads=9)), tied=True),
+    "gptneox": Family(
+        "gptneox",
+        _sizes(LAYER, embd=144, kv_heads=9) | {"rope.dimension_count": 4, "use_parallel_residual": True},
+    ),
+    "gptneox_serial": Family(
+        "gptneox",
+        _sizes(LAYER, embd=144, kv_heads=9) | {"rope.dimension_count": 4, "use_parallel_residual": False},
+    ),
+    "starcoder2": Family("starcoder2", _sizes(LAYER, embd=144), tied=True),
+    "falcon": Family("falcon", _sizes(LAYER, embd=144, kv_heads=1), tied=True),
+    "falcon_two_norms": Family("falcon", _sizes(LAYER, embd=144), ("attn_norm_2.weight",), tied=True),
+    "bloom": Family("bloom", _without_rope(_sizes(LAYER, embd=144, ff=576, kv_heads=9)), tied=True),
+    "mpt": Family(
+        "mpt",
+        _without_rope(_sizes(LAYER, embd=144, ff=576, kv_heads=9))
+        | {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 1.5},
+        tied=True,
+    ),
+    "command_r": Family("command-r", _sizes(LAYER, embd=144) | {"logit_scale": 0.25}, tied=True),
+    # llama.cpp knows it by its 64 layers.
+    "command_r_plus": Family(
+        "command-r",
+        _sizes(LAYER, layers=64, embd=48, ff=80, heads=3, kv_heads=1) | {"logit_scale": 0.25},
+        ("attn_q_norm.weight", "attn_k_norm.weight"),
+        tied=True,
+    ),
+    "cohere2": Family(
+        "cohere2", _sizes(LAYER, embd=144, layers=5) | {"logit_scale": 0.25, "attention.sliding_window": 48}, tied=True
+    ),
+    "mixtral": Family("llama", _sizes() | _EXPERTS),
+    "qwen2moe": Family(
+        "qwen2moe",
+        _sizes(embd=144) | _EXPERTS | {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 224},
+    ),
+    "qwen3moe": Family("qwen3moe", _sizes() | _EXPERTS | {"expert_feed_forward_length": 64}),
+    "olmoe": Family("olmoe", _sizes(embd=144, kv_heads=9) | _EXPERTS),
+    "granitemoe": Family("granitemoe", _sizes() | _EXPERTS | _GRANITE),
+    "granitemoe_shared": Family(
+        "granitemoe", _sizes() | _EXPERTS | _GRANITE | {"expert_shared_feed_forward_length": 224}
+    ),
+    "gpt_oss": Family(
+        "gpt-oss",
+        _sizes(layers=4)
+        | _EXPERTS
+        | _scaled("yarn", 4.0, original_context_length=64)
+        | {"expert_feed_forward_length": 160, "attention.sliding_window": 48},
+    ),
+    "dbrx": Family("dbrx", _sizes(LAYER, embd=144) | _EXPERTS | {"attention.clamp_kqv": 1.5}),
+    # llama.cpp knows the lite ones, which do not compress queries, by their 27 layers.
+    "deepseek2_lite": Family(
+        "deepseek2",
+        _sizes(layers=27, embd=96, ff=80, heads=3) | _LATENT | {"expert_weights_scale": 1.0},
+    ),
+    "deepseek2": Family(
+        "deepseek2",
+        _sizes()
+        | _LATENT
+        | {"attention.q_lora_rank": 96, "expert_weights_scale": 2.5}
+        | _scaled("yarn", 4.0, original_context_length=64, yarn_log_multiplier=0.0707),
+    ),
+    "deepseek3": Family(
+        "deepseek2",
+        _sizes()
+        | _LATENT
+        | {
+            "attention.q_lora_rank": 96,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        },
+        ("exp_probs_b.bias",),
+    ),
+    "glm4": Family("glm4", _sizes() | {"rope.dimension_count": 8}, tuple(f"attn_{name}.bias" for name in "qkv")),
+    "nemotron": Family("nemotron", _sizes(LAYER, embd=144) | {"rope.dimension_count": 8}),
+    "exaone": Family("exaone", _sizes(embd=144), ("rope_freqs.weight",)),
+    "minicpm_long": Family(
+        "minicpm",
+        _sizes(embd=144)
+        | {"embedding_scale": 12.0, "residual_scale": 0.5, "logit_scale": 0.7}
+        | {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 64},
+        _LONG,
+    ),
+    "qwen3vl": Family("qwen3vl", _sizes() | {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 0}),
+}
+"""By a name of ours: most architectures once, some in several variants."""

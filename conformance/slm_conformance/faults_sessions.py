@@ -1,0 +1,141 @@
+"""Toys above which sessions are broken."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from slm_conformance.above import Above, breaks
+from slm_conformance.faults import fault
+from slm_conformance.toy_context import ToyContext
+from slm_core.chat import Session, session_dump
+from slm_core.chat.decoded import DecodedSequence
+from slm_core.errors import ContextFull
+from slm_core.types import EditLevel
+
+# ruff: noqa: N802, SLF001  (the names are those of backends; faults are inside)
+
+
+@breaks("TestSession::test_append", Session, "append")
+def PlainTextIsParsed(whole: Any, session: Session, content: Any) -> int:
+    """Control tokens that an appended text spells become control tokens."""
+    if not isinstance(content, str):
+        return int(whole(session, content))
+    ids = session.vocab.encode(content, add_special=not session.tokens, parse_special=True)
+    session.append_tokens(ids)
+    return len(ids)
+
+
+@breaks("TestSession::test_more_than_there_is_room_for", Session, "append_tokens")
+def AppendsThenChecks(whole: Any, session: Session, tokens: Sequence[int]) -> None:
+    """Tokens are appended, and then it is seen that they do not fit."""
+    try:
+        whole(session, tokens)
+    except ContextFull:
+        session._edited([*session._tokens, *tokens])
+        raise
+
+
+@breaks("TestSession::test_rollback", Session, "rollback")
+def MarksServeOnce(whole: Any, session: Session, mark: Any) -> None:
+    """A mark that was used is gone."""
+    whole(session, mark)
+    del session._marks[mark]
+
+
+@fault("TestSession::test_rollback")
+class ReplayKeepsTheTail(Above):
+    """At level REPLAY, what is taken back stays in the context."""
+
+    owner, attribute = DecodedSequence, "forget_from"
+
+    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, EditLevel.REPLAY, context_type)
+
+    @staticmethod
+    def broken(decoded: DecodedSequence, length: int) -> None:
+        """Nothing can be truncated, so leave it."""
+
+
+@breaks("TestSession::test_marks_that_are_stale_or_foreign", Session, "truncate")
+def StaleMarksStay(whole: Any, session: Session, length: int) -> None:
+    """A mark stays good when its place is taken back, and stands for the end."""
+    marks = dict(session._marks)
+    whole(session, length)
+    session._marks.update({mark: min(place, length) for mark, place in marks.items()})
+
+
+@breaks("TestSession::test_marks_that_are_stale_or_foreign", Session, "_place")
+def AnyonesMarks(whole: Any, session: Session, mark: Any) -> int:
+    """A mark of another session is taken for one's own."""
+    return int(whole(mark._session(), mark))
+
+
+@breaks("TestSession::test_remove_exactly", Session, "remove_span")
+def ExactIsIgnored(whole: Any, session: Session, start: int, end: int, *, exact: bool = False) -> Any:
+    """``remove(exact=True)`` cuts, and says that it did not."""
+    level = whole(session, start, end)
+    return min(level, EditLevel.TRUNCATE) if exact else level
+
+
+@breaks("TestSession::test_remove", Session, "remove")
+def RemovesAlwaysExactly(whole: Any, session: Session, start: Any, end: Any, *, exact: bool = False) -> Any:
+    """``remove`` computes what follows afresh, where it could cut."""
+    return whole(session, start, end, exact=True)
+
+
+@breaks("TestSession::test_marks_after_a_removal", Session, "_move_marks")
+def MarksStayBehind(whole: Any, session: Session, start: int, end: int) -> None:
+    """Marks are not moved when something before them is cut out."""
+
+
+@breaks("TestSession::test_fork", Session, "fork")
+def ForksChooseTheirPlace(whole: Any, session: Session, seq_id: int | None = None) -> Session:
+    """A fork goes into the first free sequence, whichever was asked for."""
+    twin: Session = whole(session)
+    return twin
+
+
+@breaks("TestSession::test_fork", Session, "fork")
+def ForksShareTheirTokens(whole: Any, session: Session, seq_id: int | None = None) -> Session:
+    """A fork and its original have one list of tokens, until either is edited."""
+    twin: Session = whole(session, seq_id)
+    twin._tokens = session._tokens
+    return twin
+
+
+@breaks("TestSession::test_a_fork_draws_as_the_original", Session, "fork")
+def ForksShareTheirSampler(whole: Any, session: Session, seq_id: int | None = None) -> Session:
+    """A fork and its original draw in turns from one stream."""
+    twin: Session = whole(session, seq_id)
+    twin._sampler = session._sampler
+    return twin
+
+
+@breaks("TestSession::test_dump_in_mid_answer", session_dump, "write")
+def DumpWithoutPendingText(whole: Any, state: Any) -> bytes:
+    """A dump of a paused answer lacks the text that is held back."""
+    if state.answer is not None:
+        progress = dataclasses.replace(state.answer.progress, pending=b"", held="")
+        state = dataclasses.replace(state, answer=dataclasses.replace(state.answer, progress=progress))
+    return bytes(whole(state))
+
+
+@breaks("TestSession::test_a_detour", Session, "detour")
+@contextlib.contextmanager
+def DetoursForgetMarks(whole: Any, session: Session) -> Iterator[Session]:
+    """A detour in the session itself costs the marks behind the place where it turned off."""
+    before = dict(session._marks)
+    with whole(session) as elsewhere:
+        yield elsewhere
+        lost = [mark for mark in before if elsewhere is session and mark not in session._marks]
+    for mark in lost:
+        del session._marks[mark]
+
+
+@breaks("TestSession::test_close", Session, "_check_open")
+def ClosedSessionsGoOn(whole: Any, session: Session) -> None:
+    """A session that is closed takes calls like any other."""

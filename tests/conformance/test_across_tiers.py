@@ -1,0 +1,63 @@
+"""Sequences that move on from the torch tier: by their bytes to another tier, by replay to another backend."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conformance.test_across_backends import SIZES, feed, load
+from slm_conformance.factories import make_tiny_model
+from slm_conformance.reference import Reference
+from slm_conformance.tolerance import relative_errors
+from slm_conformance.weights import Weights
+from slm_core.protocols import Context
+from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
+from slm_native.backend import NativeBackend
+
+pytest.importorskip("torch", reason="the torch tier needs torch: pip install 'slm-core[torch]'")
+
+
+def load_tier(tier, path):
+    return NativeBackend().load(path, ModelOptions(device="cpu", backend_options={"tier": tier}))
+
+
+@pytest.mark.parametrize("kv_type", [KvType.F32, KvType.F16, KvType.Q8_0])
+@pytest.mark.parametrize(("here", "there"), [("torch", "reference"), ("reference", "torch")])
+def test_tiers_read_each_others_bytes(tmp_path, here, there, kv_type):
+    """Restored and dumped again without decoding, a sequence has the bytes it had: nothing was computed anew."""
+    path = make_tiny_model("qwen3", "q8_0").write(tmp_path / "tiny.gguf")
+    sizes = ContextOptions(128, 1, 64, kv_type, kv_type)
+    tokens = np.random.default_rng(4).integers(0, 305, 90).tolist()
+    with load_tier(here, path) as first, load_tier(there, path) as second:
+        source, target = first.new_context(sizes), second.new_context(sizes)
+        feed(source, tokens[:60])
+        source.cut(Pos(0, 4), Pos(0, 11))
+        dump = source.dump(0)
+        target.restore(0, dump)
+        assert target.dump(0) == dump
+        # Float32 rounding, and where it tips a value stored in fewer bits, one step of that type.
+        bound = {KvType.F32: 1e-5, KvType.F16: 1e-3, KvType.Q8_0: 1e-2}[kv_type]
+        assert relative_errors(feed(target, tokens[60:]), feed(source, tokens[60:])).max() < bound
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_from_torch_to_numpy_to_llamacpp_to_onnx(tmp_path, architecture):
+    tiny = make_tiny_model(architecture, "f32")
+    path, reference = tiny.write(tmp_path / "tiny.gguf"), Reference(Weights.of(tiny))
+    tokens = np.random.default_rng(5).integers(0, 305, 60).tolist()
+    stops = [load_tier("torch", path), load_tier("reference", path), load("llamacpp", path), load("onnx", path)]
+    dump = None
+    for i, model in enumerate(stops):
+        with model, model.new_context(SIZES) as context:
+            dump = travel(context, dump, tokens[15 * i : 15 * i + 15], reference)
+
+
+def travel(context: Context, dump: bytes | None, tokens: list[int], reference: Reference) -> bytes:
+    """Go on from a dump, cut, and dump; on the way logits are those of the float64 reference."""
+    if dump is not None:
+        context.restore(0, dump)
+    errors = relative_errors(feed(context, tokens), reference.decode(tokens))
+    assert errors.max() < 1e-4, f"logits differ by up to {errors.max():.1e} (allowed: float32's 1e-4)"
+    context.cut(Pos(0, 3), Pos(0, 8))
+    reference.cut(3, 8)
+    return context.dump(0)

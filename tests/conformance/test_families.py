@@ -1,0 +1,92 @@
+"""Every family on the native engine and on llama.cpp: what a context declares that it can undo, it undoes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from slm_conformance.families import family_model
+from slm_conformance.family_table import FAMILIES
+from slm_core.errors import UnsupportedEdit
+from slm_core.plugins import registry
+from slm_core.protocols import Context, Model
+from slm_core.types import ContextOptions, EditLevel, KvType, ModelOptions, Pos
+
+N = 90  # tokens; beyond every window
+BACKENDS = ("native", "llamacpp") if find_spec("llama_cpp") else ("native",)
+# float32 on both sides; where llama.cpp looks GELU up in a table, twice the steps of half precision.
+IGNORES_THE_WINDOW = "phi3_window"  # llama.cpp does
+BOUND, BOUND_ACROSS = 1e-4, 1e-3
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def path(request, tmp_path_factory) -> Path:
+    return family_model(tmp_path_factory.mktemp("family"), request.param)
+
+
+@pytest.fixture(scope="module")
+def models(path) -> Iterator[dict[str, Model]]:
+    found = {}
+    for name in BACKENDS:
+        backend = registry().backend(name)
+        assert backend.supports(path).supported, backend.supports(path).reason
+        found[name] = backend.load(path, ModelOptions(n_threads=1 if name == "llamacpp" else None))
+    yield found
+    for model in found.values():
+        model.close()
+
+
+@pytest.fixture
+def tokens(random_tokens) -> list[int]:
+    return random_tokens(N, seed=3)
+
+
+def new_context(model: Model) -> Context:
+    return model.new_context(ContextOptions(n_ctx=256, n_seq_max=2, kv_type_k=KvType.F32, kv_type_v=KvType.F32))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_truncate_fork_and_dump_do_what_the_level_says(models, name, tokens, feed, assert_close):
+    with new_context(models[name]) as context:
+        whole = feed(context, tokens)
+        if context.edit_level >= EditLevel.TRUNCATE:
+            context.truncate(Pos(0, 60))
+            assert_close(feed(context, tokens[60:]), whole[60:], BOUND)
+        else:
+            with pytest.raises(UnsupportedEdit):
+                context.truncate(Pos(0, 60))
+        context.fork(0, 1)
+        dump = context.dump(0)
+        after = feed(context, tokens[:5])
+        assert_close(feed(context, tokens[:5], seq_id=1), after, BOUND)
+        context.clear()
+        context.restore(0, dump)
+        assert_close(feed(context, tokens[:5]), after, BOUND)
+
+
+def test_a_cut_gives_the_same_on_both_engines(models, path, tokens, feed, assert_close):
+    rows = []
+    for model in models.values():
+        with new_context(model) as context:
+            feed(context, tokens)
+            if context.edit_level < EditLevel.CUT:
+                with pytest.raises(UnsupportedEdit):
+                    context.cut(Pos(0, 20), Pos(0, 31))
+                continue
+            context.cut(Pos(0, 20), Pos(0, 31))
+            rows.append(feed(context, tokens[:5]))
+    if len(rows) == 2 and not path.name.startswith(IGNORES_THE_WINDOW):
+        assert_close(rows[0], rows[1], BOUND_ACROSS)
+
+
+def test_most_families_are_cut_on_both_engines(models, path):
+    """Where llama.cpp has a window, layers without positions, positions in sections or a magnitude, it truncates."""
+    levels = {name: new_context(model).edit_level for name, model in models.items()}
+    assert levels["native"] is (EditLevel.TRUNCATE if path.name.startswith("gpt2") else EditLevel.CUT)
+    special = ("exaone4_hybrid", "olmo3", "gemma2", "gemma3", "cohere2", "smollm3", "llama_yarn", "phi3_long",
+               "phi3_short", "gpt2-", "gpt_oss", "deepseek2-", "qwen3vl")  # fmt: skip
+    if "llamacpp" in levels:
+        assert levels["llamacpp"] is (EditLevel.TRUNCATE if path.name.startswith(special) else EditLevel.CUT)

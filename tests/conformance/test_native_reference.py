@@ -1,0 +1,13 @@
+"""The suite, adopted for the native engine's reference tier: plain NumPy, which the other tiers are tested against."""
+
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.scenarios import *  # noqa: F403
+
+
+class Fixtures(BackendFixtures):
+    backend = "native"
+    required = True
+    load_options = {"tier": "reference"}  # noqa: RUF012
+    models = ("llama-f32", "qwen3-q8_0")
+    precision = {"f32": "float32", "q8_0": "float32"}  # noqa: RUF012
+    kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")

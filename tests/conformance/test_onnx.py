@@ -1,0 +1,16 @@
+"""The suite, adopted for ONNX Runtime on the CPU, which multiplies Q8_0 weights with activations of 8 bits."""
+
+from importlib.util import find_spec
+
+from slm_conformance.fixtures import DEFAULT_MODELS, BackendFixtures
+from slm_conformance.scenarios import *  # noqa: F403
+
+
+class Fixtures(BackendFixtures):
+    backend = "onnx"
+    required = find_spec("onnxruntime") is not None
+    models = (*DEFAULT_MODELS, "demo")
+    device = "cpu"
+    n_threads = 1
+    precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
+    kv_types = ("f32",)

@@ -1,0 +1,17 @@
+"""The suite, adopted for directories in onnxruntime-genai's layout, which `slm convert` has made."""
+
+from importlib.util import find_spec
+
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.scenarios import *  # noqa: F403
+
+
+class Fixtures(BackendFixtures):
+    backend = "onnx_directories:DirectoryBackend"
+    required = find_spec("onnxruntime") is not None
+    models = ("qwen3-q8_0",)
+    device = "cpu"
+    n_threads = 1
+    precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
+    kv_types = ("f32",)
+    expected_failures = {"TestBackend::test_info": "info.path is the directory, not the file it was made from"}  # noqa: RUF012
