@@ -12,11 +12,12 @@ from rich.console import Console
 
 from slm_core.chat import ChatStream
 from slm_core.cli import options as o
-from slm_core.cli.terminal import INTERRUPTED, note, out, stopping, write
+from slm_core.cli import several
+from slm_core.cli.several import Asked
+from slm_core.cli.terminal import INTERRUPTED, PrefillBar, note, out, stopping, write
 from slm_core.errors import InvalidOption
-from slm_core.generation import Answer, FinishReason, Generation
+from slm_core.generation import Answer, BeamAnswer, Completion, FinishReason, Generation
 from slm_core.loading import LoadedModel
-from slm_core.sampling import Sampling
 from slm_core.types import ToolCall
 
 
@@ -39,10 +40,15 @@ def run(
     top_p: o.TopP = None,
     min_p: o.MinP = None,
     repeat_penalty: o.RepeatPenalty = None,
+    preset: o.Preset = None,
+    sampling_option: o.SamplingOptions = None,
     seed: o.Seed = None,
     max_tokens: o.MaxTokens = None,
     stop: o.Stops = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Tell tokens and seconds on standard error.")] = False,
+    n: o.Completions = 1,
+    best_of: o.BestOf = None,
+    beams: o.BeamWidth = None,
+    stats: o.Stats = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Say something to a model, and stream its answer. Ctrl-C ends the answer."""
@@ -50,6 +56,8 @@ def run(
         raise InvalidOption("--raw takes the text as it is: --system, --thinking and --format do not go with it")
     text = _prompt(prompt)
     sampling = o.sampling_of(
+        preset,
+        sampling_option,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -60,19 +68,56 @@ def run(
         stop=stop,
     )
     with o.Loading(model, backend, device, threads, option or (), format).load() as loaded:
-        n_ctx = o.context_size(loaded, ctx)
-        stream: ChatStream | Generation
-        if raw:
-            stream = _continue(loaded, text, n_ctx, sampling)
+        asked = Asked(text, o.context_size(loaded, ctx), sampling, raw, system, thinking)
+        if n > 1 or best_of is not None or beams is not None:
+            cancelled = _several(loaded, asked, n, best_of, beams, stats=stats, as_json=as_json)
         else:
-            stream = loaded.chat(system=system, n_ctx=n_ctx, sampling=sampling, thinking=thinking).stream(text)
-        answer = show(stream, None if as_json else out())
-        if as_json:
-            print_json(_as_json(answer, loaded))
-        if stats:
-            note(summary(answer))
-    if answer.finish_reason is FinishReason.CANCELLED:
+            cancelled = _one(loaded, asked, stats=stats, as_json=as_json)
+    if cancelled:
         raise typer.Exit(INTERRUPTED)
+
+
+def _one(loaded: LoadedModel, asked: Asked, *, stats: bool, as_json: bool) -> bool:
+    """Stream one answer; returns whether it was cancelled."""
+    stream: ChatStream | Generation
+    with PrefillBar() as bar:
+        if asked.raw:
+            session = loaded.session(n_ctx=asked.n_ctx, n_seq_max=1, sampling=asked.sampling)
+            session.append(asked.text)
+            stream = session.generate(progress=bar)
+        else:
+            chat = loaded.chat(system=asked.system, n_ctx=asked.n_ctx, sampling=asked.sampling, thinking=asked.thinking)
+            stream = chat.stream(asked.text, progress=bar)
+        answer = show(stream, None if as_json else out())
+    if as_json:
+        print_json(_as_json(answer, loaded))
+    if stats:
+        note(summary(answer))
+    return answer.finish_reason is FinishReason.CANCELLED
+
+
+def _several(
+    loaded: LoadedModel, asked: Asked, n: int, best_of: int | None, beams: int | None, *, stats: bool, as_json: bool
+) -> bool:
+    """Show several answers when all are there; returns whether they were cancelled."""
+    if beams is not None and best_of is not None:
+        raise InvalidOption("--beams and --best-of do not go together: the best of the beams are shown, as many as -n")
+    answers: BeamAnswer | tuple[Completion, ...]
+    if beams is None:
+        answers = several.completions(loaded, asked, n, best_of)
+    else:
+        answers = several.beam_search(loaded, asked, beams, n)
+    if as_json:
+        print_json(several.as_json(loaded, asked, answers))
+    else:
+        several.show_all(loaded, asked, answers, out())
+    if stats and isinstance(answers, BeamAnswer):
+        used, took = answers.usage, answers.timings
+        note(f"{used.prompt_tokens} prompt tokens in {took.prefill_s:.2f} s, {took.decode_s:.2f} s of search")
+    elif stats and not isinstance(answers, BeamAnswer):
+        for completion in answers:
+            note(f"{completion.index + 1}: {summary(completion.answer)}")
+    return several.was_cancelled(answers)
 
 
 def show(stream: ChatStream | Generation, console: Console | None) -> Answer:
@@ -91,6 +136,8 @@ def show(stream: ChatStream | Generation, console: Console | None) -> Answer:
     if console is not None:
         for call in stream.answer.tool_calls:
             write(console, f"\n{_spelled(call)}", "cyan")
+        for malformed in stream.answer.malformed_calls:
+            write(console, f"\n{malformed.text} ({malformed.reason})", "red")
         write(console, "\n")
     return stream.answer
 
@@ -98,9 +145,10 @@ def show(stream: ChatStream | Generation, console: Console | None) -> Answer:
 def summary(answer: Answer) -> str:
     """Tokens and seconds of an answer, on one line."""
     used, took = answer.usage, answer.timings
+    first = "" if took.first_token_s is None else f", the first after {took.first_token_s:.2f} s"
     return (
         f"{used.prompt_tokens} prompt tokens ({used.cached_tokens} cached) in {took.prefill_s:.2f} s,"
-        f" {used.completion_tokens} tokens at {answer.tokens_per_second:.0f}/s, {answer.finish_reason}"
+        f" {used.completion_tokens} tokens at {answer.tokens_per_second:.0f}/s{first}, {answer.finish_reason}"
     )
 
 
@@ -117,12 +165,6 @@ def _prompt(given: str | None) -> str:
     return sys.stdin.read()
 
 
-def _continue(loaded: LoadedModel, text: str, n_ctx: int, sampling: Sampling) -> Generation:
-    session = loaded.session(n_ctx=n_ctx, n_seq_max=1, sampling=sampling)
-    session.append(text)
-    return session.generate()
-
-
 def _spelled(call: ToolCall) -> str:
     return f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})"
 
@@ -132,9 +174,9 @@ def _as_json(answer: Answer, loaded: LoadedModel) -> dict[str, object]:
         "text": answer.text,
         "reasoning": answer.reasoning,
         "tool_calls": [dataclasses.asdict(call) for call in answer.tool_calls],
+        "malformed_calls": [dataclasses.asdict(call) for call in answer.malformed_calls],
         "finish_reason": answer.finish_reason,
-        "usage": dataclasses.asdict(answer.usage),
-        "timings": dataclasses.asdict(answer.timings),
+        **several.measured(answer),
         "model": loaded.info.path,
         "backend": loaded.info.backend,
     }

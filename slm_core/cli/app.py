@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from slm_core.cli import answering, bench, conformance, demo, looking, repl
+from slm_core.cli import (
+    answering,
+    bench,
+    cache,
+    conformance,
+    convert,
+    demo,
+    looking,
+    quantizing,
+    repl,
+    scoring,
+    template,
+)
 from slm_core.cli.terminal import INTERRUPTED, complain
 from slm_core.errors import SlmError
 
@@ -64,6 +76,7 @@ def common(
 
 
 _TALK, _LOOK, _MEASURE = "Talk to a model", "Look at models and engines", "Measure and prove"
+_MAKE = "Make model files"
 
 app.command(epilog="Example: slm demo", rich_help_panel=_TALK)(demo.demo)
 app.command(epilog='Example: slm run model.gguf -p "What is 12 + 30?"', rich_help_panel=_TALK)(answering.run)
@@ -71,5 +84,12 @@ app.command(epilog="Example: slm chat model.gguf --backend native", rich_help_pa
 app.command(epilog="Example: slm info model.gguf", rich_help_panel=_LOOK)(looking.info)
 app.command(epilog="Example: slm backends", rich_help_panel=_LOOK)(looking.backends)
 app.command(epilog='Example: slm tokenize model.gguf "some text"', rich_help_panel=_LOOK)(looking.tokenize)
+app.command(epilog="Example: slm template model.gguf --messages chat.json", rich_help_panel=_LOOK)(template.template)
+app.command(epilog="Example: slm quantize model-F16.gguf model-Q4_K_M.gguf --type Q4_K_M", rich_help_panel=_MAKE)(
+    quantizing.quantize
+)
+app.command(epilog="Example: slm cache --clear", rich_help_panel=_LOOK)(cache.cache)
+app.command(epilog="Example: slm convert model.gguf model-onnx --to onnx", rich_help_panel=_MAKE)(convert.convert)
 app.command(epilog="Example: slm bench model.gguf --json", rich_help_panel=_MEASURE)(bench.bench)
+app.command(epilog="Example: slm score model.gguf text.txt", rich_help_panel=_MEASURE)(scoring.score)
 app.command(epilog="Example: slm conformance --backend native", rich_help_panel=_MEASURE)(conformance.conformance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,17 +18,16 @@ from slm_core.cli.answering import print_json
 from slm_core.cli.terminal import out, write
 from slm_core.gguf import GgufFile
 from slm_core.loading import backends as list_backends
-from slm_core.loading import demo_model_path, load_vocab
+from slm_core.loading import demo_model_path, load_vocab, support_of
 from slm_core.modelinfo import model_info
 from slm_core.plugins import registry
-from slm_core.types import BackendStatus, ModelInfo
+from slm_core.types import BackendStatus
 
 
 def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
     """Tell what a model file is, and which engines can run it; reads its header only."""
     path = demo_model_path() if model is None else model.expanduser()
-    with GgufFile.open(path) as file:
-        facts = _facts(model_info(file, backend="", device=""))
+    facts = _facts(path)
     support = {name: _support(name, path) for name in registry().backends}
     if as_json:
         print_json({**facts, "backends": support})
@@ -41,11 +41,17 @@ def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
     out().print(table)
 
 
-def backends(as_json: o.AsJson = False) -> None:
+def backends(
+    devices: Annotated[bool, typer.Option("--devices", help="Tell of each device whether it can be used.")] = False,
+    as_json: o.AsJson = False,
+) -> None:
     """List the engines: installed or not, versions, devices, and how to get what is missing."""
     found = list_backends()
     if as_json:
         print_json([dataclasses.asdict(status) for status in found])
+        return
+    if devices:
+        out().print(_device_table(found))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("engine", "installed", "version", "devices", "remarks"):
@@ -92,8 +98,12 @@ def _quoted(piece: bytes) -> str:
         return repr(piece)
 
 
-def _facts(found: ModelInfo) -> dict[str, object]:
-    """What the file says of itself."""
+def _facts(path: Path) -> dict[str, object]:
+    """What a file says of itself; of a directory, what its vocabulary is."""
+    if path.is_dir():
+        return {"directory": str(path), "vocabulary": load_vocab(path).size}
+    with GgufFile.open(path) as file:
+        found = model_info(file, backend="", device="")
     template = found.chat_template
     return {
         "file": str(found.path),
@@ -123,7 +133,7 @@ def _support(name: str, path: Path) -> str | None:
     status = backend.status()
     if not status.installed:
         return status.reason
-    support = backend.supports(path)
+    support = support_of(backend, path)
     return None if support.supported else support.reason
 
 
@@ -131,6 +141,18 @@ def remarks(status: BackendStatus) -> str:
     """What an engine says of itself, and how to get what is missing."""
     told = not status.hint or status.hint in status.reason
     return status.reason if told else f"{status.reason} (to get it: {status.hint})"
+
+
+def _device_table(found: Sequence[BackendStatus]) -> Table:
+    """Every device of every engine, and why not where it cannot be used."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("engine", "device", "usable", "remarks"):
+        table.add_column(column)
+    for status in found:
+        for device in status.devices:
+            usable = Text("yes", style="green") if device.available else Text("no", style="red")
+            table.add_row(Text(status.name, style="bold"), Text(device.name), usable, Text(device.detail, style="dim"))
+    return table
 
 
 def _row(status: BackendStatus) -> list[Text]:

@@ -15,6 +15,7 @@ from slm_core.errors import InvalidOption
 from slm_core.loading import LoadedModel, demo_model_path, load
 from slm_core.plugins import registry
 from slm_core.sampling import Sampling
+from slm_core.sampling.aliases import PRESETS
 
 _DEFAULT_CTX = 4096
 _DEFAULTS = {field.name: field.default for field in fields(Sampling)}
@@ -26,6 +27,10 @@ def _backend_names(incomplete: str) -> list[str]:
 
 def _formatter_names(incomplete: str) -> list[str]:
     return [name for name in registry().formatters if name.startswith(incomplete)]
+
+
+def _preset_names(incomplete: str) -> list[str]:
+    return [name for name in PRESETS if name.startswith(incomplete)]
 
 
 def _sampling(name: str, flag: str, help_text: str) -> typer.models.OptionInfo:
@@ -71,6 +76,48 @@ RepeatPenalty: TypeAlias = Annotated[
 Seed: TypeAlias = Annotated[int | None, _sampling("seed", "--seed", "Makes the draws repeatable.")]
 MaxTokens: TypeAlias = Annotated[int | None, _sampling("max_tokens", "--max-tokens", "The longest answer.")]
 Stops: TypeAlias = Annotated[list[str] | None, _sampling("stop", "--stop", "A text that ends it; may be repeated.")]
+Preset: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help=f"A set of sampling options that the others change: {', '.join(PRESETS)}.",
+        rich_help_panel="Sampling",
+        autocompletion=_preset_names,
+    ),
+]
+SamplingOptions: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sampling",
+        "-S",
+        metavar="KEY=VALUE",
+        help="Any other sampling option, in any spelling; may be repeated.",
+        rich_help_panel="Sampling",
+    ),
+]
+Completions: TypeAlias = Annotated[
+    int, typer.Option("-n", min=1, metavar="N", help="So many answers.", rich_help_panel="Several answers")
+]
+BestOf: TypeAlias = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="M", help="Make M and show the N likeliest.", rich_help_panel="Several answers"),
+]
+BeamWidth: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--beams", min=1, metavar="W", help="Search with W beams, and draw nothing.", rich_help_panel="Several answers"
+    ),
+]
+SessionFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--session", metavar="FILE", help="Go on with the conversation in FILE, and keep it there."),
+]
+OverflowPolicy: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--overflow", metavar="NAME", help="When the context is full: error, truncate_middle or shift."),
+]
+Stats: TypeAlias = Annotated[bool, typer.Option("--stats", help="Tell tokens and seconds on standard error.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -100,13 +147,27 @@ class Loading:
                 n_threads=self.threads,
                 progress=progress,
                 formatter=self.format,
-                **dict(map(_read_option, self.options)),
+                **dict(map(_read_option, self.options)),  # type: ignore[arg-type]  # options of the engine
             )
 
 
-def sampling_of(**given: object) -> Sampling:
-    """Sampling with those options that were given; the others keep their defaults."""
-    return Sampling.from_dict({name: value for name, value in given.items() if value not in (None, [])})
+def sampling_of(preset: str | None = None, others: Sequence[str] | None = None, **flags: object) -> Sampling:
+    """A preset with those options that were given; the others keep their defaults.
+
+    Args:
+        preset: the preset; "balanced" if None.
+        others: options as ``KEY=VALUE``.
+        flags: options that have a flag of their own, None or [] where it was not given.
+    """
+    given = {name: value for name, value in flags.items() if value not in (None, [])}
+    for name, value in (_read_option(text, "--sampling") for text in others or ()):
+        if name in given:
+            raise InvalidOption(f"the sampling option {name!r} is given twice")
+        given[name] = value
+    sampling = Sampling.preset(preset or "balanced", **given)
+    if sampling.logprobs is not None:
+        raise InvalidOption("commands do not show log-probabilities: ask for logprobs in Python, or use slm score")
+    return sampling
 
 
 def context_size(model: LoadedModel, wanted: int | None) -> int:
@@ -114,11 +175,11 @@ def context_size(model: LoadedModel, wanted: int | None) -> int:
     return min(model.info.n_ctx_train, _DEFAULT_CTX) if wanted is None else wanted
 
 
-def _read_option(text: str) -> tuple[str, object]:
+def _read_option(text: str, flag: str = "--option") -> tuple[str, object]:
     """``KEY=VALUE``, in which a value that is JSON is read as JSON."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise InvalidOption(f"--option {text!r} (accepted: KEY=VALUE)")
+        raise InvalidOption(f"{flag} {text!r} (accepted: KEY=VALUE)")
     try:
         return name, json.loads(value)
     except ValueError:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -16,11 +14,13 @@ from rich.text import Text
 
 from slm_core.chat import Chat
 from slm_core.cli import options as o
-from slm_core.cli.answering import show
-from slm_core.cli.terminal import complain, err, out
-from slm_core.errors import SlmError
+from slm_core.cli.answering import show, summary
+from slm_core.cli.files import write_whole
+from slm_core.cli.terminal import PrefillBar, complain, err, note, out
+from slm_core.errors import InvalidOption, SlmError
 from slm_core.generation import FinishReason
 from slm_core.loading import LoadedModel
+from slm_core.sampling import Sampling
 from slm_core.types import EditLevel, Message, Role
 
 HELP = """\
@@ -50,33 +50,93 @@ def chat(
     top_p: o.TopP = None,
     min_p: o.MinP = None,
     repeat_penalty: o.RepeatPenalty = None,
+    preset: o.Preset = None,
+    sampling_option: o.SamplingOptions = None,
     seed: o.Seed = None,
     max_tokens: o.MaxTokens = None,
     stop: o.Stops = None,
+    session: o.SessionFile = None,
+    overflow: o.OverflowPolicy = None,
+    stats: o.Stats = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C ends an answer, and twice at the prompt the program."""
-    sampling = o.sampling_of(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=stop,
-    )
+    given = Given(session, system, ctx, overflow, thinking)
+    flags = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repeat_penalty": repeat_penalty,
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "stop": stop,
+    }
+    named = any(value not in (None, []) for value in (preset, sampling_option, *flags.values()))
+    sampling = o.sampling_of(preset, sampling_option, **flags) if named else None
     loading = o.Loading(model, backend, device, threads, option or (), format)
     loaded = loading.load()
-    talk = loaded.chat(system=system, n_ctx=o.context_size(loaded, ctx), sampling=sampling, thinking=thinking)
-    with Repl(loading, loaded, talk) as repl:
+    try:
+        talk = given.begin(loaded, sampling)
+    except BaseException:
+        loaded.close()
+        raise
+    with Repl(loading, loaded, talk, file=session, stats=stats) as repl:
         repl.run()
 
 
-class Repl:
-    """A conversation with commands in it. Owns the model and the chat that it is given."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Given:
+    """What the command line says about the conversation."""
 
-    def __init__(self, loading: o.Loading, loaded: LoadedModel, talk: Chat) -> None:
+    file: Path | None
+    system: str | None
+    ctx: int | None
+    overflow: str | None
+    thinking: bool | None
+
+    def begin(self, loaded: LoadedModel, sampling: Sampling | None) -> Chat:
+        """Go on with the conversation of the file, or begin one.
+
+        What the command line says of sampling, reasoning, context and overflow goes before what the file says.
+        """
+        if self.file is None or not self.file.exists():
+            return loaded.chat(
+                system=self.system,
+                n_ctx=o.context_size(loaded, self.ctx),
+                sampling=sampling,
+                thinking=self.thinking,
+                overflow=self.overflow or "error",
+            )
+        talk = Chat.restore(loaded, self.file.read_bytes(), n_ctx=self.ctx, overflow=self.overflow)
+        if self.system is not None and talk.messages[:1] != (Message(Role.SYSTEM, self.system),):
+            talk.close()
+            raise InvalidOption(f"{self.file} holds a conversation with another system message (/system changes it)")
+        talk.options = dataclasses.replace(
+            talk.options,
+            sampling=talk.options.sampling if sampling is None else sampling,
+            thinking=talk.options.thinking if self.thinking is None else self.thinking,
+        )
+        return talk
+
+
+class Repl:
+    """A conversation with commands in it. Owns the model and the chat that it is given.
+
+    Args:
+        loading: how the model was loaded.
+        loaded: the model.
+        talk: the conversation.
+        file: where it is kept, written whole after each line that changed it, and at the end.
+        stats: tell tokens and seconds of each answer.
+    """
+
+    def __init__(
+        self, loading: o.Loading, loaded: LoadedModel, talk: Chat, *, file: Path | None = None, stats: bool = False
+    ) -> None:
         self._loading = loading
+        self._file = file
+        self._stats = stats
+        self._saved: tuple[Message, ...] | None = None
         self._loaded = loaded
         self._chat = talk
         self._console: Console = out()
@@ -108,9 +168,15 @@ class Repl:
             if importlib.util.find_spec("readline") is not None:
                 importlib.import_module("readline")  # gives input() a history and editing keys
             self._say(f"{self._loaded.info.path.name} on {self._loaded.info.backend}. /help lists the commands.")
-        while (line := self._read()) is not None and line.strip() != "/exit":
-            if line.strip():
-                self._handle(line)
+        if self._file is not None and self._chat.messages:
+            self._say(f"(going on with {len(self._chat.messages)} messages of {self._file})")
+        try:
+            while (line := self._read()) is not None and line.strip() != "/exit":
+                if line.strip():
+                    self._handle(line)
+                    self._keep()
+        finally:
+            self._keep()
 
     def _read(self) -> str | None:
         """The next line; None at the end of input."""
@@ -137,8 +203,25 @@ class Repl:
         except KeyboardInterrupt:
             self._say("\n(interrupted: the conversation is as it was before)")
 
+    def _keep(self) -> None:
+        """Write the conversation to its file, where it changed."""
+        if self._file is None or self._saved == self._chat.messages:
+            return
+        try:
+            write_whole(self._file, self._chat.dump())
+        except (SlmError, OSError) as error:
+            complain(f"the conversation is not kept in {self._file}: {error}")
+        else:
+            self._saved = self._chat.messages
+
     def _talk(self, text: str) -> None:
-        answer = show(self._chat.stream(text), self._console)
+        with PrefillBar() as bar:
+            stream = self._chat.stream(text, progress=bar)
+            if stream.overflowed is not None:
+                self._say(f"(to make room, the {len(stream.overflowed.messages)} oldest messages were dropped)")
+            answer = show(stream, self._console)
+        if self._stats:
+            note(summary(answer))
         if answer.finish_reason is FinishReason.CANCELLED:
             self._say("(stopped)")
         elif answer.finish_reason is FinishReason.LENGTH:
@@ -194,7 +277,7 @@ class Repl:
             return
         loaded = dataclasses.replace(self._loading, backend=argument, device="auto", threads=None, options=()).load()
         try:
-            talk = Chat.restore(loaded, self._chat.dump())
+            talk = Chat.restore(loaded, self._chat.dump(), n_ctx=self._chat.session.context.n_ctx)
         except BaseException:
             loaded.close()
             raise
@@ -209,14 +292,16 @@ class Repl:
             return
         path = Path(argument).expanduser()
         data = self._chat.dump()
-        _write_whole(path, data)
+        write_whole(path, data)
         self._say(f"(saved {len(self._chat.messages)} messages, {len(data):,} bytes, to {path})")
 
     def _load(self, argument: str) -> None:
         if not argument:
             complain("/load needs the name of a file")
             return
-        talk = Chat.restore(self._loaded, Path(argument).expanduser().read_bytes())
+        talk = Chat.restore(
+            self._loaded, Path(argument).expanduser().read_bytes(), n_ctx=self._chat.session.context.n_ctx
+        )
         self._chat.close()
         self._chat = talk
         self._say(f"(going on with {len(talk.messages)} messages)")
@@ -233,6 +318,7 @@ class Repl:
             sampling=options.sampling,
             tools=options.tools,
             thinking=options.thinking,
+            overflow=options.overflow,
         )
         self._chat = talk
         old.close()
@@ -246,15 +332,3 @@ def _short(message: Message, width: int = 60) -> str:
     """A message on one line."""
     text = " ".join(message.content.split())
     return f"{message.role}: {text if len(text) <= width else text[: width - 1] + '…'}"
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink()
-        raise

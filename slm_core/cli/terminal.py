@@ -9,14 +9,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+
+LONG_PROMPT = 256
+"""Tokens of a prompt from which on it gets a progress bar."""
 
 _WIDTH_OF_PIPES = 120
 _TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -77,6 +80,43 @@ def progress_of(label: str) -> Iterator[Callable[[float], None] | None]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(label, total=1.0)
         yield lambda done: bar.update(task, completed=done)
+
+
+class PrefillBar:
+    """A progress bar on standard error while a long prompt is decoded; nothing where that is no terminal.
+
+    To be called with the tokens that are decoded and those there are to decode.
+    """
+
+    def __init__(self) -> None:
+        self._console = err()
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how far it is; the bar goes when all is done."""
+        if not self._console.is_terminal or total < LONG_PROMPT:
+            return
+        if self._bar is None and done < total:
+            columns = (TextColumn("Reading"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("", total=total)
+            self._bar.start()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+        if done >= total:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
 
 @contextmanager

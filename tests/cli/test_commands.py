@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import slm_core as slm
 from slm_core.cli.app import app
+from slm_core.diskcache import DiskCache
 from slm_core.gguf import GgufFile
 
 Run = Callable[..., object]
 NATIVE = ("--backend", "native", "--temperature", "0")
-COMMANDS = ("demo", "run", "chat", "info", "backends", "tokenize", "bench", "conformance")
+COMMANDS = (
+    "demo",
+    "run",
+    "chat",
+    "info",
+    "backends",
+    "tokenize",
+    "template",
+    "bench",
+    "cache",
+    "convert",
+    "score",
+    "conformance",
+    "quantize",
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +92,34 @@ def test_run_options_reach_the_generation(run, model) -> None:
     assert drawn == model.chat(n_ctx=256, sampling=sampling).send("Hello!").text + "\n"
 
 
+def test_any_sampling_option_has_a_spelling(run, model) -> None:
+    sampling = slm.Sampling.preset("creative", seed=7, max_tokens=9, min_p=0.01, dry_multiplier=0.8, stop=("!",))
+    given = ("--preset", "creative", "--seed", "7", "--min-p", "0.01", "-S", "max_new_tokens=9")
+    given = (*given, "-S", "dry_multiplier=0.8", "-S", 'stop=["!"]')
+    drawn = run("run", "-p", "Hello!", "--backend", "native", "--ctx", "256", *given).out
+    assert drawn == model.chat(n_ctx=256, sampling=sampling).send("Hello!").text + "\n"
+
+
+def test_score_is_the_perplexity_of_a_file(run, model, tmp_path) -> None:
+    text = "My dog is called Rex. What is 12 + 30? " * 20
+    (tmp_path / "text.txt").write_text(text)
+    session, total = model.session(n_ctx=1024), 0.0
+    ids = model.vocab.encode(text, add_special=True, parse_special=False)
+    for before, token in itertools.pairwise(ids):
+        session.append_tokens([before])
+        row = session.next_logits().astype(float)
+        total += row[token] - np.logaddexp.reduce(row)
+    shown = json.loads(run("score", str(tmp_path / "text.txt"), "--json", "--backend", "native").out)
+    assert shown["tokens"] == len(ids) - 1
+    # Alone and in a batch sums are made in another order, and an activation beside 8-bit weights then rounds to the
+    # next step now and then: 1/127 of a few products each, which average out over hundreds of tokens.
+    assert shown["logprob"] == pytest.approx(total, rel=1e-3)
+    assert shown["perplexity"] == pytest.approx(math.exp(-total / (len(ids) - 1)), rel=4e-3)
+    assert shown["bits_per_byte"] == pytest.approx(-total / math.log(2) / len(text), rel=1e-3)
+    line = run("score", str(tmp_path / "text.txt"), "--backend", "native").out
+    assert line.startswith(f"perplexity {shown['perplexity']:.4f}, ")
+
+
 def test_run_raw_continues_the_text(run, model) -> None:
     session = model.session(n_ctx=256, sampling=slm.Sampling(temperature=0, max_tokens=8))
     session.append("My name is")
@@ -98,6 +144,12 @@ def test_run_shows_reasoning_before_the_answer(run, model) -> None:
         (("run", "-p", "hi", "--backend", "native", "--option", "nosuch=1"), "nosuch"),
         (("run", "-p", "hi", "--option", "novalue"), "'novalue' (accepted: KEY=VALUE)"),
         (("run", "-p", "hi", "--temperature", "-1"), "temperature=-1.0 (accepted: "),
+        (("run", "-p", "hi", "--preset", "wild"), "unknown preset 'wild' (accepted: greedy, "),
+        (("run", "-p", "hi", "-S", "tempo=1"), "unknown sampling option 'tempo' (accepted: "),
+        (("run", "-p", "hi", "-S", "temperature"), "--sampling 'temperature' (accepted: KEY=VALUE)"),
+        (("run", "-p", "hi", "--top-k", "3", "-S", "top_k=3"), "'top_k' is given twice"),
+        (("run", "-p", "hi", "-S", "logprobs=3"), "commands do not show log-probabilities"),
+        (("score", "no-such-file.txt"), "no-such-file.txt"),
         (("run", "-p", "hi", "--format", "nosuch", *NATIVE), "unknown chat format 'nosuch' (registered: "),
         (("run", "-p", "hi", "--raw", "--system", "x"), "do not go with it"),
         (("run", "-p", "hi " * 3000, "--ctx", "100", *NATIVE), "the context is full"),
@@ -205,3 +257,38 @@ def test_a_report_that_cannot_be_written_is_wrong_usage(run) -> None:
     found = run("conformance", "--backend", "native", "--report", "x.pdf")
     assert found.code == 2
     assert ".html, .json, .svg" in found.err
+
+
+def test_backends_tells_why_a_device_cannot_be_used(run) -> None:
+    found = run("backends", "--devices").out
+    assert re.search(r"native\s+cpu\s+yes", found)
+    assert re.search(r"onnx\s+cuda\s+(yes|no\s+this build of ONNX Runtime has no CUDAExecutionProvider)", found)
+
+
+def test_cache_lists_and_clears(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLM_CACHE_DIR", str(tmp_path))
+    assert "0 entries" in run("cache").err
+    DiskCache("engine").put("key", "a model", lambda folder: (folder / "file").write_bytes(bytes(2_000_000)))
+    assert re.search(r"engine\s+2\.0\s+a model", run("cache").out)
+    assert json.loads(run("cache", "--json").out)[0]["about"] == "a model"
+    assert "1 entries, 2.0 MB removed" in run("cache", "--clear").err
+    assert DiskCache("engine").get("key") is None
+
+
+def test_convert_makes_a_directory_that_answers_as_the_file_does(run, tmp_path) -> None:
+    pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-core[onnx]'")
+    folder = str(tmp_path / "demo")
+    done = run("convert", str(slm.demo_model_path()), folder, "--to", "onnx")
+    assert (done.code, done.out) == (0, "")
+    assert "8 files" in done.err
+    answers = [run("run", *named, "-p", "What is 12 + 30?", "--temperature", "0") for named in ((), (folder,))]
+    assert answers[0].out == answers[1].out != ""
+    ids = [run("tokenize", *named, "Hello, <|im_end|>", "--ids", "--special") for named in ((), (folder,))]
+    assert ids[0].out == ids[1].out != ""
+    told = json.loads(run("info", folder, "--json").out)
+    assert (told["backends"]["onnx"], "a directory" in told["backends"]["native"]) == (None, True)
+    assert told["vocabulary"] == slm.load_vocab(slm.demo_model_path()).size
+    again = run("convert", str(slm.demo_model_path()), folder, "--to", "onnx")
+    assert (again.code, "is there already" in again.err) == (1, True)
+    unknown = run("convert", str(slm.demo_model_path()), folder, "--to", "paper")
+    assert (unknown.code, "registered: onnx" in unknown.err) == (1, True)

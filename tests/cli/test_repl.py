@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,62 @@ def test_saved_conversation_goes_on(run, chat, tmp_path: Path) -> None:
     loaded = run("chat", *GREEDY, input=f"/load {file}\nWhat is my name?\n")
     assert saved.out.splitlines() + loaded.out.splitlines() == expected
     assert [path.name for path in tmp_path.iterdir()] == ["talk.chat"], "nothing else is left behind"
+
+
+def test_a_session_file_goes_on_after_a_restart(run, chat, tmp_path: Path) -> None:
+    file = tmp_path / "talk.session"
+    lines = ["My name is Ada.", "My dog is called Rex.", "What is my name?"]
+    expected = [chat.send(line).text for line in lines]
+    said = [run("chat", *GREEDY, "--session", str(file), input=line + "\n") for line in lines]
+    assert [found.out for found in said] == [text + "\n" for text in expected]
+    assert "(going on with 4 messages of" in said[2].err
+    assert [path.name for path in tmp_path.iterdir()] == ["talk.session"], "nothing else is left behind"
+    taken_back = run("chat", *GREEDY, "--session", str(file), input="/undo\n/forget\n")
+    assert "2 user: My dog" in taken_back.err
+    assert "(going on with 4 messages" in run("chat", *GREEDY, "--session", str(file), input="").err
+
+
+def test_a_session_file_is_whole_after_each_answer_even_if_the_program_is_killed(model, tmp_path: Path) -> None:
+    file = tmp_path / "talk.session"
+    command = [sys.executable, "-c", "from slm_core.cli import main; main()", "chat", *GREEDY, "--session", str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"My name is Ada.\nHello!\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        process.stdout.readline()  # the second answer begins when the first is kept
+        process.kill()
+    with slm.Chat.restore(model, file.read_bytes()) as talk:
+        assert [message.content for message in talk.messages][:1] == ["My name is Ada."]
+        assert len(talk.messages) in (2, 4)
+
+
+def test_a_session_file_with_options(run, tmp_path: Path) -> None:
+    file = tmp_path / "talk.session"
+    run("chat", *GREEDY, "--session", str(file), "-s", "You are Pip.", input="Hello!\n")
+    again = run("chat", "--session", str(file), "-s", "You are Pip.", "--backend", "native", input="/system\n")
+    assert (again.code, again.err.splitlines()[-1]) == (0, "You are Pip.")
+    other = run("chat", "--session", str(file), "-s", "You are Pop.", "--backend", "native", input="Hello!\n")
+    assert (other.code, "another system message" in other.err) == (1, True)
+    before = file.read_bytes()
+    short = run("chat", *GREEDY, "--session", str(file), "--max-tokens", "2", "--stats", input="Hello!\n")
+    assert "2 tokens at" in short.err and "length" in short.err
+    assert file.read_bytes() != before
+    file.write_bytes(b"not a conversation")
+    damaged = run("chat", *GREEDY, "--session", str(file), input="Hello!\n")
+    assert damaged.code == 1 and len(damaged.err.splitlines()) == 1
+    assert file.read_bytes() == b"not a conversation", "a file that cannot be read is not written over"
+
+
+def test_a_full_context_is_handled_by_the_policy_that_is_named(run) -> None:
+    lines = "\n".join(f"My name is Ada and I have {n} dogs." for n in range(8))
+    full = run("chat", *GREEDY, "--ctx", "128", input=lines)
+    assert "the context is full" in full.err
+    shifted = run("chat", *GREEDY, "--ctx", "128", "--overflow", "shift", input=lines)
+    assert "the context is full" not in shifted.err
+    assert "(to make room, the 2 oldest messages were dropped)" in shifted.err
+    wrong = run("chat", *GREEDY, "--overflow", "roll", input=lines)
+    assert (wrong.code, "accepted: error, truncate_middle, shift" in wrong.err) == (1, True)
 
 
 def test_conversation_moves_to_another_backend(run, chat) -> None:

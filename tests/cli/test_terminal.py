@@ -118,6 +118,13 @@ def test_colours_only_where_they_are_wanted(environment: dict[str, str], coloure
     assert bool(re.search(r"\x1b\[[\d;]*3\d", text)) == coloured, text
 
 
+def test_a_long_prompt_shows_how_far_it_is() -> None:
+    question = "My name is Ada. " * 200
+    with terminal("run", "--backend", "native", "-p", question, "--ctx", "2048", "--max-tokens", "3") as tty:
+        tty.wait_for(r"Reading.*\d+/\d+.*tokens")
+        assert tty.process.wait(WAIT_S) == 0
+
+
 def test_second_ctrl_c_interrupts() -> None:
     class Stubborn:
         cancelled = 0

@@ -1,0 +1,39 @@
+"""``slm cache``: what engines keep on disk, and taking it away."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from slm_core.cli import options as o
+from slm_core.cli.answering import print_json
+from slm_core.cli.terminal import note, out
+from slm_core.diskcache import CACHE_VARIABLE, cache_root, entries, remove
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Take all of it away: it is made again when needed.")] = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """List what engines have built from models and keep on disk for the next time."""
+    found = entries()
+    if clear:
+        for entry in found:
+            remove(entry)
+    if as_json:
+        print_json([{**dataclasses.asdict(entry), "path": str(entry.path)} for entry in found])
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("engine", "megabytes", "of"):
+        table.add_column(column, justify="right" if column == "megabytes" else "left")
+    for entry in found:
+        table.add_row(Text(entry.kind), Text(f"{entry.n_bytes / 1e6:,.1f}"), Text(entry.about))
+    if found:
+        out().print(table)
+    total = sum(entry.n_bytes for entry in found) / 1e6
+    what = "removed" if clear else "in"
+    note(f"{len(found)} entries, {total:,.1f} MB {what} {cache_root()} ({CACHE_VARIABLE} names another folder)")

@@ -1,0 +1,140 @@
+"""``slm quantize``: a model file with other number formats."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from slm_core.cli import options as o
+from slm_core.cli.answering import print_json
+from slm_core.cli.terminal import note, out, progress_of
+from slm_core.errors import InvalidOption
+from slm_core.gguf import GgufFile
+from slm_core.gguf.cursor import shown
+from slm_core.quantizing import MIXTURES, Plan, plan_quantization, write_plan
+
+
+def _type_names(incomplete: str) -> list[str]:
+    return [name for name in MIXTURES if name.startswith(incomplete.upper())]
+
+
+def quantize(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A GGUF file, or any shard of one.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The new file; it appears when it is whole.")],
+    type_name: Annotated[
+        str,
+        typer.Option(
+            "--type", metavar="T", help=f"One of {', '.join(MIXTURES)}, in any case.", autocompletion=_type_names
+        ),
+    ],
+    override: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGEX=T",
+            help="The type of matrices in whose names the expression is found; may be repeated, the first counts.",
+        ),
+    ] = None,
+    imatrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="An importance matrix, as llama.cpp's imatrix writes it.")
+    ] = None,
+    pure: Annotated[bool, typer.Option("--pure", help="The same type for every matrix.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and write nothing.")] = False,
+    threads: o.Threads = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Make a model file smaller: fewer bits for each weight. Types and mixtures are those of llama.cpp."""
+    source, target = source.expanduser(), target.expanduser()
+    with GgufFile.open(source) as file:
+        plan = plan_quantization(file, type_name, overrides=_overrides(override or []), imatrix=imatrix, pure=pure)
+        for line in plan.notes:
+            note(line)
+        begin = time.perf_counter()
+        if not dry_run:
+            with progress_of(f"Quantizing to {plan.mixture.name}") as progress:
+                write_plan(plan, target, force=force, n_threads=threads, progress=progress)
+        took = "nothing written" if dry_run else f"{time.perf_counter() - begin:,.1f} s"
+        n_bytes = plan.writer().size_bytes
+    if as_json:
+        print_json(_facts(plan, target, n_bytes, written=not dry_run))
+        return
+    out().print(_summary(plan))
+    if plan.fallbacks:
+        out().print(_fallbacks(plan))
+    sizes = f"{plan.file.size_bytes / 1e6:,.1f} MB to {n_bytes / 1e6:,.1f} MB, {_bits(plan):.2f} bits a weight"
+    out().print(Text(f"{target}: {sizes} ({took})"), soft_wrap=True)
+
+
+def _overrides(texts: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        expression, equals, type_name = text.rpartition("=")
+        if not (equals and expression and type_name):
+            raise InvalidOption(f"--override {text!r} (accepted: REGEX=TYPE)")
+        if expression in found:
+            raise InvalidOption(f"--override {expression!r} is given twice")
+        found[expression] = type_name
+    return found
+
+
+def _bits(plan: Plan) -> float:
+    return 8 * sum(tensor.n_bytes for tensor in plan.tensors) / sum(t.source.n_elements for t in plan.tensors)
+
+
+def _summary(plan: Plan) -> Table:
+    """How many tensors become what."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("type", "from", "tensors", "weights", "megabytes"):
+        table.add_column(column, justify="left" if column in ("type", "from") else "right")
+    counts: Counter[tuple[str, str]] = Counter()
+    weights, n_bytes = counts.copy(), counts.copy()
+    for tensor in plan.tensors:
+        key = (tensor.ggml_type.name, tensor.source.ggml_type.name)
+        counts[key] += 1
+        weights[key] += tensor.source.n_elements
+        n_bytes[key] += tensor.n_bytes
+    for key in sorted(counts, key=lambda key: -n_bytes[key]):
+        table.add_row(*key, str(counts[key]), f"{weights[key]:,}", f"{n_bytes[key] / 1e6:,.1f}")
+    return table
+
+
+def _fallbacks(plan: Plan) -> Table:
+    """Where rows are no whole number of blocks."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title="Other types than wanted", title_justify="left")
+    for column in ("tensor", "row", "wanted", "blocks of", "got"):
+        table.add_column(column, justify="right" if column in ("row", "blocks of") else "left")
+    for tensor in plan.fallbacks:
+        name = Text(shown(tensor.source.name).strip("'"))
+        wanted = tensor.wanted
+        table.add_row(name, str(tensor.source.shape[-1]), wanted.name, str(wanted.block_size), tensor.ggml_type.name)
+    return table
+
+
+def _facts(plan: Plan, target: Path, n_bytes: int, *, written: bool) -> dict[str, object]:
+    tensors = [
+        {
+            "name": tensor.source.name,
+            "shape": tensor.source.shape,
+            "from": tensor.source.ggml_type.name,
+            "wanted": tensor.wanted.name,
+            "type": tensor.ggml_type.name,
+            "importance": tensor.importance is not None,
+            "bytes": tensor.n_bytes,
+        }
+        for tensor in plan.tensors
+    ]
+    return {
+        "file": str(target),
+        "written": written,
+        "type": plan.mixture.name,
+        "bytes": n_bytes,
+        "bits_per_weight": _bits(plan),
+        "notes": plan.notes,
+        "tensors": tensors,
+    }

@@ -1,0 +1,43 @@
+"""``slm score``: how likely a model finds a text."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slm_core.cli import options as o
+from slm_core.cli.answering import print_json
+from slm_core.cli.terminal import out, write
+
+
+def score(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="[MODEL] FILE", help='By the demo model if none is named; "-" reads standard input.'),
+    ],
+    backend: o.BackendName = None,
+    device: o.Device = "auto",
+    threads: o.Threads = None,
+    option: o.BackendOptions = None,
+    ctx: o.ContextSize = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Tell how well a model foresees a text: its perplexity, and bits a byte."""
+    if len(names) > 2:
+        raise typer.BadParameter("give one file of text, and before it a model, if any", param_hint="FILE")
+    text = sys.stdin.read() if names[-1] == "-" else Path(names[-1]).read_text(encoding="utf-8", errors="replace")
+    loading = o.Loading(Path(names[0]) if len(names) == 2 else None, backend, device, threads, option or ())
+    with loading.load() as model:
+        found = model.score(text, n_ctx=o.context_size(model, ctx))
+    n_bytes = len(text.encode("utf-8", "surrogatepass"))
+    bits = -found.total / math.log(2) / n_bytes if n_bytes else math.nan
+    if as_json:
+        values = {"perplexity": found.perplexity, "bits_per_byte": bits}
+        known = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        print_json({**known, "logprob": found.total, "tokens": found.n_scored, "bytes": n_bytes})
+        return
+    write(out(), f"perplexity {found.perplexity:.4f}, {bits:.4f} bits a byte, of {found.n_scored} tokens\n")

@@ -1,0 +1,112 @@
+"""``slm template``: the prompt that a model sees."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slm_core.chat.prompt import encode_segments, special_spans
+from slm_core.cli import options as o
+from slm_core.cli.answering import print_json
+from slm_core.cli.terminal import note, out, write
+from slm_core.formatting import formatter
+from slm_core.loading import demo_model_path, load_vocab
+from slm_core.protocols import Vocab
+from slm_core.types import Segment
+
+_STYLES = {"special": "bold magenta", "control": "cyan", "content": ""}
+
+
+def template(
+    model: Annotated[
+        Path | None,
+        typer.Argument(metavar="MODEL", help="A GGUF file or a directory; the demo model if none is named."),
+    ] = None,
+    messages: Annotated[
+        str, typer.Option("--messages", "-m", metavar="FILE", help='JSON: a list of messages; "-" is standard input.')
+    ] = "-",
+    tools: Annotated[
+        Path | None, typer.Option("--tools", metavar="FILE", help="JSON: a list of the tools' schemas.")
+    ] = None,
+    thinking: o.Thinking = None,
+    template_file: Annotated[
+        Path | None, typer.Option("--template", metavar="FILE", help="A jinja template in place of the model's own.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--formatter", "--format", metavar="NAME", help="A chat format in place of the model's own template."
+        ),
+    ] = None,
+    generation_prompt: Annotated[
+        bool, typer.Option(help="End with what opens the assistant's answer.", show_default=False)
+    ] = True,
+    ids_only: Annotated[bool, typer.Option("--ids", help="Print the token ids alone, on one line.")] = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Show the prompt that messages become: special tokens and what else the template writes stand out."""
+    if template_file is not None and name is not None:
+        raise typer.BadParameter("give --template or --formatter, not both", param_hint="--template")
+    path = demo_model_path() if model is None else model.expanduser()
+    text = None if template_file is None else template_file.read_text(encoding="utf-8")
+    made = formatter(template=text, name=name, model=path)
+    segments = made.render(
+        _read_list(messages, "--messages", "messages"),
+        tools=None if tools is None else _read_list(str(tools), "--tools", "tools"),
+        add_generation_prompt=generation_prompt,
+        thinking=thinking,
+    )
+    vocab = None if path.is_dir() else load_vocab(path)
+    if as_json or ids_only:
+        ids = encode_segments(_known(vocab), segments)
+        parts = [{"text": segment.text, "control": segment.control} for segment in segments]
+        if as_json:
+            print_json({"formatter": made.name, "segments": parts, "ids": ids})
+        else:
+            write(out(), " ".join(map(str, ids)) + "\n")
+        return
+    console = out()
+    for kind, part in _kinds(vocab, segments):
+        write(console, part, _STYLES[kind])
+    if console.is_terminal:
+        note(f"\n{made.name}")
+
+
+def _known(vocab: Vocab | None) -> Vocab:
+    if vocab is None:
+        raise typer.BadParameter("ids need a model file with a vocabulary, not a directory", param_hint="MODEL")
+    return vocab
+
+
+def _kinds(vocab: Vocab | None, segments: Sequence[Segment]) -> Iterator[tuple[str, str]]:
+    """The prompt in pieces: special tokens, other control text, and content."""
+    spans = [] if vocab is None else special_spans(vocab, segments)
+    text = "".join(segment.text for segment in segments)
+    special = [False] * len(text)
+    for start, end in spans:
+        special[start:end] = [True] * (end - start)
+    control = [segment.control for segment in segments for _ in segment.text]
+    kinds = ["special" if a else "control" if b else "content" for a, b in zip(special, control, strict=True)]
+    bounds = [0, *(i for i in range(1, len(text)) if kinds[i] != kinds[i - 1]), len(text)]
+    for start, end in pairwise(bounds):
+        if end > start:
+            yield kinds[start], text[start:end]
+
+
+def _read_list(path: str, option: str, key: str) -> list[Mapping[str, Any]]:
+    """A JSON list of objects, alone or under ``key`` of an object."""
+    text = sys.stdin.read() if path == "-" else Path(path).expanduser().read_text(encoding="utf-8")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"{path} is not JSON: {error}", param_hint=option) from None
+    found = found.get(key) if isinstance(found, dict) else found
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise typer.BadParameter(f"{path} does not hold a list of objects", param_hint=option)
+    return found
