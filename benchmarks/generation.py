@@ -1,0 +1,233 @@
+"""What the generation loop costs above a raw decode, and what drafting gains: tables with ratios of one run.
+
+    python benchmarks/generation.py
+    python benchmarks/generation.py --model my.gguf --backend native --backend llamacpp --tokens 400
+
+The first table needs no model: an engine that answers at once stands for one, so all that is measured is the loop, with
+the default chain on 32,000 and 150,000 tokens. The second decodes the same tokens raw and through ``generate``. The
+third lets an answer repeat a text of the prompt, and then say what was never said; the tokens are given, so that each
+engine and drafter has the same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+import slm_core as slm
+from slm_core.generation import Answer, Generation
+from slm_core.generation.loop import Progress
+from slm_core.generation.speculation import Drafter, PromptLookup, Speculation, SuffixIndex
+from slm_core.loading import LoadedModel, demo_model_path
+from slm_core.sampling import SamplerChain, Sampling
+from slm_core.types import Pos, PrefillProgress
+
+ROUNDS = 3
+REPEATED = (
+    "Dear reader, the quick brown fox jumps over the lazy dog while five wizards quietly box a jumbo vexed knight."
+    " Then everybody packs the large wooden box again, and the story is told from its beginning to its end. "
+)
+
+
+class Ready:
+    """A vocabulary and an engine whose every row of logits is there."""
+
+    bos = eos = None
+    eog_ids: frozenset[int] = frozenset()
+    n_tokens = n_pending = 1
+
+    def __init__(self, n_vocab: int) -> None:
+        self.size = n_vocab
+        self.rows = (3 * np.random.default_rng(0).standard_normal((16, n_vocab))).astype(np.float32)
+        self.n_taken = 0
+
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
+        return b" word"
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        raise NotImplementedError
+
+    def next_logits(
+        self,
+        cancelled: Callable[[], bool],
+        *,
+        expected: Sequence[int] = (),
+        progress: PrefillProgress | None = None,
+    ) -> NDArray[np.float32]:
+        return self.rows[self.n_taken % 16]
+
+    def take(self, token: int) -> None:
+        self.n_taken += 1
+
+    def settle(self) -> None:
+        pass
+
+
+class Says:
+    """A sampler that says given tokens."""
+
+    def __init__(self, tokens: Sequence[int], at: int = 0) -> None:
+        self.tokens, self.at = tokens, at
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def set_history(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def reset(self) -> None:
+        self.at = 0
+
+    def clone(self) -> Self:
+        return type(self)(self.tokens, self.at)
+
+    def state(self) -> bytes:
+        return b""
+
+    def set_state(self, state: bytes) -> None:
+        pass
+
+
+def loop_overhead(n_tokens: int) -> None:
+    print("\nThe loop alone, default chain (microseconds a token, the best of", ROUNDS, "runs)\n")
+    print("| vocabulary | loop | of it the chain |\n|---|---|---|")
+    for n_vocab in (32_000, 150_000):
+        ready = Ready(n_vocab)
+        loop = best(lambda ready=ready: loop_seconds(ready, n_tokens)) / n_tokens
+        chain = SamplerChain.for_vocab(Sampling(seed=1), ready)
+        chosen = best(lambda chain=chain, ready=ready: chain_seconds(chain, ready.rows, n_tokens)) / n_tokens
+        print(f"| {n_vocab:,} | {1e6 * loop:.0f} | {1e6 * chosen:.0f} |")
+
+
+def loop_seconds(ready: Ready, n_tokens: int) -> float:
+    chain = SamplerChain.for_vocab(Sampling(seed=1), ready)
+    generation = Generation(ready, ready, chain, Progress(1, 0, n_tokens, ()))
+    return seconds(generation.run)
+
+
+def chain_seconds(chain: SamplerChain, rows: NDArray[np.float32], n_tokens: int) -> float:
+    def run() -> None:
+        for i in range(n_tokens):
+            chain.accept(chain.sample(rows[i % 16]))
+
+    return seconds(run)
+
+
+def engine_overhead(model: LoadedModel, n_tokens: int) -> str:
+    """A row of the second table: raw decode of some tokens, and an answer of the same."""
+    tokens = prompt_of(model)
+    sampling = Sampling(seed=1, max_tokens=n_tokens, min_tokens=n_tokens)
+    generated = best(lambda: answer_of(model, tokens, n_tokens, sampling).timings.decode_s)
+    raw = best(lambda: raw_seconds(model, tokens, n_tokens))
+    each, plain = 1e6 * generated / (n_tokens - 1), 1e6 * raw / (n_tokens - 1)
+    return f"| {model.info.backend} | {model.info.n_vocab:,} | {plain:.0f} | {each:.0f} | {each - plain:.0f} |"
+
+
+def raw_seconds(model: LoadedModel, tokens: Sequence[int], n_tokens: int) -> float:
+    """Seconds of decoding ``n_tokens`` - 1 tokens one by one after the prompt."""
+    with model.new_context(n_ctx=len(tokens) + n_tokens + 1) as context:
+        batch = context.new_batch()
+        batch.extend(tokens, Pos(0, 0), logits="last")
+        context.decode(batch)
+
+        def run() -> None:
+            for i in range(n_tokens - 1):
+                batch.clear()
+                batch.add(tokens[i % len(tokens)], Pos(0, len(tokens) + i), logits=True)
+                context.decode(batch)
+
+        return seconds(run)
+
+
+def answer_of(
+    model: LoadedModel,
+    tokens: Sequence[int],
+    n_tokens: int,
+    sampling: Sampling,
+    said: Sequence[int] | None = None,
+    drafter: Drafter | None = None,
+) -> Answer:
+    with model.session(n_ctx=len(tokens) + n_tokens + 80, n_seq_max=1) as session:
+        session.append_tokens(tokens)
+        return session.generate(
+            sampling,
+            sampler=None if said is None else Says(said),
+            speculation=None if drafter is None else Speculation(drafter),
+        ).run()
+
+
+def speculation_rows(model: LoadedModel, n_tokens: int) -> list[str]:
+    """Rows of the third table: text that was said before, and text that never was."""
+    prompt = prompt_of(model)
+    repeated = (prompt * (1 + n_tokens // len(prompt)))[:n_tokens]
+    never = (
+        np.random.default_rng(1).choice(model.info.n_vocab, n_tokens, replace=n_tokens > model.info.n_vocab).tolist()
+    )
+    never = [token for token in never if token not in model.vocab.eog_ids]
+    rows = []
+    for text, said in (("repeated", repeated), ("never said", never)):
+        sampling = Sampling(max_tokens=len(said))
+        plain = best(lambda said=said, s=sampling: answer_of(model, prompt, n_tokens, s, said).timings.decode_s)
+        rows.append(f"| {model.info.backend} | {text} | none | {len(said) / plain:.0f} | 1.00 | | |")
+        for name, make in (("prompt lookup", PromptLookup), ("suffix index", SuffixIndex)):
+            answers = [answer_of(model, prompt, n_tokens, sampling, said, make()) for _ in range(ROUNDS)]
+            answer = min(answers, key=lambda answer: answer.timings.decode_s)
+            stats, taken = answer.speculation, answer.timings.decode_s
+            assert stats is not None
+            assert answer.tokens == tuple(said)
+            rows.append(
+                f"| {model.info.backend} | {text} | {name} | {len(said) / taken:.0f} | {plain / taken:.2f}"
+                f" | {stats.acceptance:.0%} of {stats.drafted} | {stats.switched_off}, {stats.switched_on} |"
+            )
+    return rows
+
+
+def prompt_of(model: LoadedModel) -> list[int]:
+    return model.vocab.encode(REPEATED, add_special=False, parse_special=False)
+
+
+def seconds(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def best(measure: Callable[[], float]) -> float:
+    return min(measure() for _ in range(ROUNDS))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(demo_model_path()))
+    parser.add_argument("--backend", action="append", help="by name, as often as wanted; native and llamacpp")
+    parser.add_argument("--tokens", type=int, default=300, help="tokens of each answer")
+    given = parser.parse_args()
+    print(f"{platform.machine()}, {platform.platform()}, Python {platform.python_version()}, NumPy {np.__version__}")
+    loop_overhead(given.tokens)
+    engines, drafts = [], []
+    for name in given.backend or ("native", "llamacpp"):
+        with slm.load(given.model, backend=name) as model:
+            engines.append(engine_overhead(model, given.tokens))
+            drafts += speculation_rows(model, given.tokens)
+    print(f"\nThe loop above a raw decode, {given.model} (microseconds a token)\n")
+    print("| backend | vocabulary | raw decode | generate | above it |\n|---|---|---|---|---|", *engines, sep="\n")
+    print(f"\nDrafts, {given.model} (tokens a second, and how many times as many as without)\n")
+    print("| backend | text | drafter | tokens/s | ratio | accepted | switched off, on |")
+    print("|---|---|---|---|---|---|---|", *drafts, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
