@@ -1,7 +1,7 @@
 # make help lists the targets. Nothing outside this folder is touched; `make clean` takes everything away again.
 
 PYTHON ?= python3
-ENGINES ?= llamacpp
+ENGINES ?= llamacpp onnx
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
@@ -54,13 +54,13 @@ $(VENV)/example/installed: $(EXAMPLE) | $(VENV)/installed-dev
 	@$(PIP) --no-deps --target $(@D) examples/my_backend
 	@touch $@
 
-# An engine that cannot be built is reported, and the demo runs with what is there.
+# An engine that cannot be had is reported, and the demo runs with what is there.
 $(VENV)/engine-%: | $(VENV)/installed
-	@if ! command -v c++ >/dev/null && ! command -v clang++ >/dev/null && [ -z "$$CXX" ]; then \
-		echo "Engine $* is left out: no C++ compiler was found."; \
-	elif echo "Building engine $* from source: about 4 minutes, once (make demo ENGINES= leaves it out) ..." \
+	@if [ $* = llamacpp ] && ! command -v c++ >/dev/null && ! command -v clang++ >/dev/null && [ -z "$$CXX" ]; then \
+		echo "Engine $* is left out: it is built from source, and no C++ compiler was found."; \
+	elif echo "Installing engine $* (llamacpp is built from source: about 4 minutes, once; make demo ENGINES= leaves engines out) ..." \
 		&& $(PIP) 'slm-core[$*]'; then \
 		touch $@; \
 	else \
-		echo "Engine $* is left out: it could not be built, see above."; \
+		echo "Engine $* is left out: it could not be installed, see above."; \
 	fi

@@ -10,17 +10,47 @@
 """
 
 from slm_core.chat import Chat, ChatOptions, ChatStream, Choice, Extraction, Mark, Oracle, Session
-from slm_core.errors import SlmError
-from slm_core.generation import Answer, BrakeAction, Draft, Event, FinishReason, Generation
+from slm_core.chat.contrastive import ContrastiveSampler
+from slm_core.chat.healing import heal
+from slm_core.chat.overflow import Summarize
+from slm_core.errors import SlmError, ToolError
+from slm_core.formatting import formatter
+from slm_core.generation import (
+    Answer,
+    BeamAnswer,
+    Beams,
+    BrakeAction,
+    Completion,
+    CompletionEvent,
+    Completions,
+    Draft,
+    Event,
+    FinishReason,
+    Generation,
+    Hypothesis,
+    Logprobs,
+    Overflowed,
+    Score,
+    ToolResult,
+)
+from slm_core.generation.shifting import TokenShift
+from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation, SuffixIndex
 from slm_core.hookspecs import Entry, hookimpl
 from slm_core.loading import LoadedModel, backends, demo_model_path, load, load_vocab
-from slm_core.sampling import Sampling
+from slm_core.plugins import add_plugin
+from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import (
+    AnswerDelta,
     BackendStatus,
+    CallArguments,
+    CallEnd,
+    CallStart,
     Capability,
     ContextOptions,
+    Delta,
     EditLevel,
     KvType,
+    MalformedCall,
     Message,
     ModelInfo,
     ModelOptions,
@@ -32,37 +62,65 @@ from slm_core.types import (
 
 __all__ = [
     "Answer",
+    "AnswerDelta",
     "BackendStatus",
+    "BeamAnswer",
+    "Beams",
     "BrakeAction",
+    "CallArguments",
+    "CallEnd",
+    "CallStart",
     "Capability",
     "Chat",
     "ChatOptions",
     "ChatStream",
     "Choice",
+    "Completion",
+    "CompletionEvent",
+    "Completions",
     "ContextOptions",
+    "ContrastiveSampler",
+    "Delta",
     "Draft",
+    "DraftFunction",
     "EditLevel",
     "Entry",
     "Event",
     "Extraction",
     "FinishReason",
     "Generation",
+    "Hypothesis",
     "KvType",
     "LoadedModel",
+    "Logprobs",
+    "MalformedCall",
     "Mark",
     "Message",
     "ModelInfo",
     "ModelOptions",
     "Oracle",
+    "Overflowed",
     "Pos",
+    "PromptLookup",
     "Role",
+    "SamplerChain",
     "Sampling",
+    "Score",
     "Segment",
     "Session",
     "SlmError",
+    "Speculation",
+    "SuffixIndex",
+    "Summarize",
+    "TokenShift",
     "ToolCall",
+    "ToolError",
+    "ToolResult",
+    "add_plugin",
     "backends",
     "demo_model_path",
+    "formatter",
+    "heal",
     "hookimpl",
     "load",
     "load_vocab",

@@ -28,10 +28,12 @@ One tree, so that ``except SlmError`` catches all of it and nothing else::
     │   ├── InvalidSnapshot       the bytes are not a whole, undamaged snapshot
     │   └── SnapshotMismatch      a sound snapshot of something else
     ├── SamplingError             no token can be chosen from these logits
+    ├── ConstraintError           (also a ValueError) a grammar, schema or expression is invalid or out of bounds
     ├── VocabError                text or ids that the vocabulary cannot take
     ├── TemplateError             a chat template refused, failed or ran out of its bounds
     ├── SessionError
     │   └── InvalidMark           a mark that is stale or belongs to another session
+    ├── ToolError                 a tool raised, or was called wrongly (carries the call)
     └── OracleError               the oracle could not get a valid answer
 """
 
@@ -153,6 +155,20 @@ class SamplingError(SlmError):
     """No token can be chosen from these logits."""
 
 
+class ConstraintError(SlmError, ValueError):
+    """A grammar, schema or expression that is invalid, unsupported, or more work than is allowed.
+
+    Attributes:
+        line: where in its text, from 1; None where no single place is to blame.
+        column: likewise.
+    """
+
+    def __init__(self, message: str, *, line: int | None = None, column: int | None = None) -> None:
+        super().__init__(message if line is None else f"line {line}, column {column}: {message}")
+        self.line = line
+        self.column = column
+
+
 class VocabError(SlmError):
     """Text or ids that the vocabulary cannot take."""
 
@@ -167,6 +183,18 @@ class SessionError(SlmError):
 
 class InvalidMark(SessionError):
     """A mark that is stale or belongs to another session."""
+
+
+class ToolError(SlmError):
+    """A tool raised, or was called wrongly.
+
+    Attributes:
+        call: the ``ToolCall``, or the ``MalformedCall`` that came in place of one.
+    """
+
+    def __init__(self, message: str, call: object) -> None:
+        super().__init__(message)
+        self.call = call
 
 
 class OracleError(SlmError):

@@ -7,7 +7,7 @@ entries whose targets are imported when they are used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pluggy
@@ -22,14 +22,17 @@ class Entry:
     """Something a plugin provides.
 
     Attributes:
-        name: what users choose it by; lower case letters, digits and underscores.
-        target: "package.module:attribute", imported on first use; called to get the object.
+        name: what users choose it by; lower case letters, digits and underscores; an architecture's has hyphens, too.
+        target: "package.module:attribute", imported on first use; called to get the object. Or what is to be called,
+            for a plugin that a program adds with ``add_plugin``.
         hint: the command that installs what the target needs.
+        tokens: of a chat format: a vocabulary that has all these control tokens tells that its model was made for it.
     """
 
     name: str
-    target: str
+    target: str | Callable[..., object]
     hint: str = ""
+    tokens: Sequence[str] = ()
 
 
 @hookspec
@@ -40,3 +43,23 @@ def slm_backends() -> Sequence[Entry]:  # type: ignore[empty-body]  # pluggy nev
 @hookspec
 def slm_formatters() -> Sequence[Entry]:  # type: ignore[empty-body]
     """Chat formats; a target called with a ``plugins.FormatterSource`` returns a ``protocols.Formatter``."""
+
+
+@hookspec
+def slm_answer_formats() -> Sequence[Entry]:  # type: ignore[empty-body]
+    """Formats of answers, by the name of a ``parser``; a target returns a ``protocols.AnswerFormat``."""
+
+
+@hookspec
+def slm_sampler_steps() -> Sequence[Entry]:  # type: ignore[empty-body]
+    """Sampler steps; a target called with the step's options, by name, returns a ``sampling.Step``."""
+
+
+@hookspec
+def slm_architectures() -> Sequence[Entry]:  # type: ignore[empty-body]
+    """Architectures of model files, by their GGUF names; a target called with a ``Keys`` returns a ``ModelSpec``."""
+
+
+@hookspec
+def slm_converters() -> Sequence[Entry]:  # type: ignore[empty-body]
+    """Formats that models are written in; a target is a ``protocols.Converter``."""

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from slm_core.chat import Chat, ChatOptions, Session
-from slm_core.errors import InvalidOption, PluginError, TemplateError, UnsupportedModel
+from slm_core.chat.overflow import Overflow
+from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, TemplateError, UnsupportedModel
+from slm_core.formatting import choose, source_of
+from slm_core.generation.scoring import Score, checked_top, score_windows
+from slm_core.generation.speculation import DraftModel, TranslatedDraftModel, draft_model
 from slm_core.gguf import GgufFile
-from slm_core.plugins import FormatterSource, Registry, registry
+from slm_core.plugins import Registry, registry
 from slm_core.protocols import Backend, Context, Formatter, Model, Vocab
 from slm_core.sampling import Sampling
-from slm_core.types import BackendStatus, ContextOptions, KvType, Message, ModelInfo, ModelOptions, Progress
+from slm_core.types import (
+    BackendStatus,
+    ContextOptions,
+    KvType,
+    Message,
+    ModelInfo,
+    ModelOptions,
+    Progress,
+    Support,
+    Tool,
+)
 
 BACKEND_VARIABLE = "SLM_BACKEND"
 
@@ -28,13 +42,15 @@ class LoadedModel:
         model: the backend's model.
         formatter: the chat format, or why there is none.
         reason: why this backend was chosen.
+        origin: where the chat format comes from; its name where "".
     """
 
-    def __init__(self, model: Model, formatter: Formatter | TemplateError, reason: str) -> None:
+    def __init__(self, model: Model, formatter: Formatter | TemplateError, reason: str, origin: str = "") -> None:
         self._model = model
         self._formatter = formatter
-        name = f"none: {formatter}" if isinstance(formatter, TemplateError) else formatter.name
-        self.info: ModelInfo = replace(model.info, reason=reason, formatter=name)
+        if not origin:
+            origin = f"none: {formatter}" if isinstance(formatter, TemplateError) else formatter.name
+        self.info: ModelInfo = replace(model.info, reason=reason, formatter=origin)
 
     @property
     def model(self) -> Model:
@@ -86,8 +102,9 @@ class LoadedModel:
         n_seq_max: int = 8,
         n_batch: int = 512,
         sampling: Sampling | None = None,
-        tools: Sequence[Mapping[str, object]] = (),
+        tools: Sequence[Tool] = (),
         thinking: bool | None = None,
+        overflow: Overflow = "error",
     ) -> Chat:
         """A conversation in a context of its own, closed with it; see ``Chat``."""
         formatter = self.formatter
@@ -98,11 +115,49 @@ class LoadedModel:
                 formatter,
                 system=system,
                 messages=messages,
-                options=ChatOptions(sampling if sampling is not None else Sampling(), tuple(tools), thinking),
+                options=ChatOptions(sampling if sampling is not None else Sampling(), tuple(tools), thinking, overflow),
             )
         except BaseException:
             context.close()
             raise
+
+    def drafter(
+        self, target: LoadedModel, *, n_ctx: int = 4096, n_batch: int = 512, sampling: Sampling | None = None
+    ) -> DraftModel | TranslatedDraftModel:
+        """What drafts with this, smaller, model for answers of ``target``; see ``speculation.draft_model``.
+
+        It has a context of its own, closed with it.
+
+        Args:
+            target: the model that answers.
+            n_ctx: the longest history that it drafts for.
+            n_batch: tokens of a history that it reads at a time.
+            sampling: to draw drafts with; None for the likeliest tokens.
+
+        Raises:
+            InvalidOption: see ``speculation.draft_model``.
+        """
+        context = self.new_context(n_ctx=n_ctx, n_batch=n_batch)
+        try:
+            return draft_model(context, self.vocab, target.vocab, sampling=sampling)
+        except BaseException:
+            context.close()
+            raise
+
+    def score(self, text: str, *, n_ctx: int = 4096, n_batch: int = 512, top: int = 0) -> Score:
+        """How likely the model finds a text; see ``Session.score`` for a text that continues another.
+
+        Of a text longer than ``n_ctx``, each token is scored with at least the ``n_ctx // 2`` tokens before it.
+
+        Args:
+            text: the text; control tokens in it are not parsed.
+            n_ctx: the longest history that a token is scored with.
+            n_batch: tokens that are decoded at once.
+            top: how many of the likeliest tokens are told in the place of each; see ``Score.top``.
+        """
+        wanted, ids = checked_top(top), self.vocab.encode(text, add_special=True, parse_special=False)
+        with self.new_context(n_ctx=n_ctx, n_batch=min(n_batch, n_ctx)) as context:
+            return score_windows(context, ids, top=wanted)
 
     def close(self) -> None:
         """Free the weights now. Twice is fine; contexts of this model are closed first."""
@@ -125,9 +180,10 @@ def load(
     n_threads: int | None = None,
     progress: Progress | None = None,
     formatter: str | Formatter | None = None,
+    chat_template: str | None = None,
     **backend_options: object,
 ) -> LoadedModel:
-    """Load a model file.
+    """Load a model file, or a directory of a model.
 
     Args:
         path: the file; of a sharded model, any shard.
@@ -135,21 +191,27 @@ def load(
         device: "auto", "cpu", "cuda", ...; a device that is missing is an error.
         n_threads: CPU threads; None for one per physical core that this process may use.
         progress: called with the share that is done, 0.0 to 1.0.
-        formatter: a chat format, or the name of one; else the model's own template.
+        formatter: a chat format, or the name of one ("chatml"), or of one of the model's further templates
+            ("tool_use"); else the model's own template, or what its control tokens look like, as ``info`` tells.
+        chat_template: text of a jinja template in place of the model's own.
         backend_options: what the backend's ``load_options`` lists.
 
     Raises:
         InvalidModelFile, UnsupportedModel: the file is damaged, or nothing here can run it.
         UnknownBackend, BackendUnavailable: the backend is not there, or not able.
         UnknownOption, InvalidOption: an option that the backend does not have, or a value that does not fit.
+        TemplateError: the template, or the format that was named, is not there or not valid.
     """
+    if formatter is not None and chat_template is not None:
+        raise InvalidOption("give a chat_template or a formatter, not both")
     source = Path(path).expanduser()
     known = registry()
     engine, reason = _choose(known, source, backend, device)
     options = ModelOptions(device, n_threads, progress, backend_options)
     model = engine.load(source, options)
     try:
-        return LoadedModel(model, _formatter(known, model, formatter), reason)
+        found, origin = _formatter(known, model, formatter, chat_template)
+        return LoadedModel(model, found, reason, origin)
     except BaseException:
         model.close()
         raise
@@ -160,15 +222,32 @@ def backends() -> list[BackendStatus]:
     return registry().statuses()
 
 
+def support_of(engine: Backend, source: Path, device: str = "auto") -> Support:
+    """Say whether a backend can run a file, or a directory, which is no damaged file to those that read none.
+
+    Raises:
+        InvalidModelFile: the file is missing or damaged.
+    """
+    try:
+        return engine.supports(source, device)
+    except InvalidModelFile as error:
+        if not source.is_dir():
+            raise
+        return Support(False, str(error))
+
+
 def load_vocab(path: str | os.PathLike[str]) -> Vocab:
-    """The vocabulary of a model file alone, also of one that holds nothing else.
+    """The vocabulary of a model file alone, also of one that holds nothing else, or of a model's directory.
 
     Raises:
         InvalidModelFile, UnsupportedModel: the file is damaged, or its vocabulary is of an unknown kind.
     """
-    from slm_core.tokenization import build_vocab
+    from slm_core.tokenization import build_vocab, directory_vocab
 
-    with GgufFile.open(Path(path).expanduser()) as file:
+    source = Path(path).expanduser()
+    if source.is_dir():
+        return directory_vocab(source)
+    with GgufFile.open(source) as file:
         return build_vocab(file)
 
 
@@ -197,7 +276,7 @@ def _choose(known: Registry, source: Path, name: str | None, device: str) -> tup
         except PluginError as error:  # somebody's broken plugin must not keep the others from running
             refusals.append(f"{candidate}: {error}")
             continue
-        support = engine.supports(source, device)
+        support = support_of(engine, source, device)
         if support.supported:
             able.append((support.rank, candidate, engine))
         else:
@@ -211,28 +290,16 @@ def _choose(known: Registry, source: Path, name: str | None, device: str) -> tup
     return engine, "; ".join([why, *refusals])
 
 
-def _formatter(known: Registry, model: Model, wanted: str | Formatter | None) -> Formatter | TemplateError:
-    """The chat format to use; an error where the model has none, to be raised when one is needed."""
+def _formatter(
+    known: Registry, model: Model, wanted: str | Formatter | None, template: str | None
+) -> tuple[Formatter | TemplateError, str]:
+    """The chat format to use and its origin; an error where the model has none, to be raised when one is needed."""
     if wanted is not None and not isinstance(wanted, str):
-        return wanted
-    source = formatter_source(model)
-    if wanted is not None:
-        return known.formatter(wanted, source)
-    if source.template is None:
-        families = ", ".join(sorted(known.formatters))
-        return TemplateError(
-            f"the model file has no chat template: name a format with formatter=... (registered: {families})"
-        )
+        return wanted, wanted.name
+    source, has_token = source_of(model)
     try:
-        return known.formatter("template", source)
+        return choose(known, source, has_token, name=wanted, template=template)
     except TemplateError as error:
-        return error
-
-
-def formatter_source(model: Model) -> FormatterSource:
-    """What a chat format needs to know of a model."""
-
-    def text(token: int | None) -> str:
-        return "" if token is None else model.vocab.token_bytes(token, special=True).decode("utf-8", "replace")
-
-    return FormatterSource(model.info.chat_template, text(model.vocab.bos), text(model.vocab.eos))
+        if wanted is not None or template is not None:
+            raise
+        return error, f"none: {error}"

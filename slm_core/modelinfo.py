@@ -40,8 +40,9 @@ def model_info(gguf: GgufFile, *, backend: str, device: str) -> ModelInfo:
         quantization=main_weight_type(gguf),
         n_bytes=sum(tensor.n_bytes for tensor in gguf.tensors.values()),
         fingerprint=gguf.fingerprint(),
-        chat_template=gguf.get("tokenizer.chat_template", str, None),
+        chat_template=chat_template(gguf),
         device=device,
+        chat_templates=further_templates(gguf),
     )
 
 
@@ -51,6 +52,17 @@ def main_weight_type(gguf: GgufFile) -> str:
     for tensor in gguf.tensors.values():
         n_bytes[tensor.ggml_type.name] += tensor.n_bytes
     return max(n_bytes, key=n_bytes.__getitem__, default="")
+
+
+def chat_template(gguf: GgufFile) -> str | None:
+    """The file's main chat template."""
+    return gguf.get("tokenizer.chat_template", str, None)
+
+
+def further_templates(gguf: GgufFile) -> dict[str, str]:
+    """Templates that the file has besides its main one, by name."""
+    names = gguf.get("tokenizer.chat_templates", list[str], [])
+    return {name: gguf.require(f"tokenizer.chat_template.{name}", str) for name in names if name != "default"}
 
 
 def _size(gguf: GgufFile, key: str) -> int:

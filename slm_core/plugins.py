@@ -8,20 +8,22 @@ import importlib.metadata
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from types import MappingProxyType
 from typing import cast
 
 import pluggy
 
 from slm_core import hookspecs
-from slm_core.errors import PluginError, TemplateError, UnknownBackend
+from slm_core.errors import PluginError, SlmError, TemplateError, UnknownBackend, UnknownOption
 from slm_core.hookspecs import PROJECT, Entry
-from slm_core.protocols import Backend, Formatter
+from slm_core.protocols import AnswerFormat, Backend, Converter, Formatter
 from slm_core.types import BackendStatus
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_GGUF_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -33,15 +35,27 @@ class FormatterSource:
         template: the model's own template text, or None.
         bos_token: text of the token that begins a sequence, or "".
         eos_token: text of the token that ends one, or "".
+        templates: further templates of the model by name, such as "tool_use".
+        tokens: texts of further tokens by the name that templates have for them, such as "pad_token".
+        origin: where the template comes from, as ``ModelInfo.formatter`` tells it.
+        now: what templates are told of the time; None for the real time.
+        parser: name of the format in which the model answers; None to find it out from the template.
+        reasoning: what opens and closes reasoning in answers; None to find it out as well.
     """
 
     template: str | None = None
     bos_token: str = ""
     eos_token: str = ""
+    templates: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    origin: str = "template of the model file"
+    now: datetime | None = None
+    parser: str | None = None
+    reasoning: tuple[str, str] | None = None
 
 
 class Registry:
-    """Backends and chat formats by name.
+    """Backends, chat formats, answer formats, sampler steps, architectures and converters by name.
 
     Args:
         plugins: modules or objects with hook implementations, by plugin name.
@@ -52,6 +66,7 @@ class Registry:
     """
 
     def __init__(self, plugins: Mapping[str, object], broken: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._plugins = dict(plugins)
         manager = pluggy.PluginManager(PROJECT)
         manager.add_hookspecs(hookspecs)
         for name, plugin in plugins.items():
@@ -63,7 +78,18 @@ class Registry:
         self.broken = dict(broken)
         self.backends = _collect("backend", cast("Iterable[Sequence[Entry]]", manager.hook.slm_backends()))
         self.formatters = _collect("formatter", cast("Iterable[Sequence[Entry]]", manager.hook.slm_formatters()))
+        self.sampler_steps = _collect(
+            "sampler step", cast("Iterable[Sequence[Entry]]", manager.hook.slm_sampler_steps())
+        )
+        self.answer_formats = _collect(
+            "answer format", cast("Iterable[Sequence[Entry]]", manager.hook.slm_answer_formats())
+        )
+        self.architectures = _collect(
+            "architecture", cast("Iterable[Sequence[Entry]]", manager.hook.slm_architectures()), _GGUF_NAME
+        )
+        self.converters = _collect("converter", cast("Iterable[Sequence[Entry]]", manager.hook.slm_converters()))
         self._created: dict[str, Backend] = {}
+        self._formatter_names = {_folded(name): name for name in self.formatters}
 
     def backend(self, name: str) -> Backend:
         """The backend of that name; created once.
@@ -72,23 +98,79 @@ class Registry:
             UnknownBackend: no plugin provides it.
             PluginError: its target cannot be imported.
         """
-        if name not in self.backends:
-            known = ", ".join(sorted(self.backends)) or "none"
-            raise UnknownBackend(f"unknown backend {name!r} (registered: {known})")
+        _check_known("backend", name, self.backends, UnknownBackend)
         if name not in self._created:
             self._created[name] = cast("Backend", _target(self.backends[name])())
         return self._created[name]
 
+    def has_formatter(self, name: str) -> bool:
+        """Whether there is a chat format of that name; case, "-", "_", "." and spaces do not count."""
+        return _folded(name) in self._formatter_names
+
     def formatter(self, name: str, source: FormatterSource) -> Formatter:
-        """The chat format of that name, made from ``source``.
+        """The chat format of that name, made from ``source``; "Qwen2.5" and "qwen2_5" are the same name.
 
         Raises:
             TemplateError: no plugin provides it, or the source does not suit it.
         """
-        if name not in self.formatters:
+        if not self.has_formatter(name):
             known = ", ".join(sorted(self.formatters)) or "none"
             raise TemplateError(f"unknown chat format {name!r} (registered: {known})")
-        return cast("Formatter", _target(self.formatters[name])(source))
+        return cast("Formatter", _target(self.formatters[self._formatter_names[_folded(name)]])(source))
+
+    def guess_formatter(self, has_token: Callable[[str], bool]) -> str | None:
+        """The chat format that names the most tokens of those formats all of whose tokens a vocabulary has."""
+        fits = [entry for entry in self.formatters.values() if entry.tokens and all(map(has_token, entry.tokens))]
+        return max(fits, key=lambda entry: len(entry.tokens)).name if fits else None
+
+    def answer_format(self, name: str) -> AnswerFormat:
+        """The answer format of that name.
+
+        Raises:
+            TemplateError: no plugin provides it.
+            PluginError: its target cannot be imported.
+        """
+        _check_known("parser", name, self.answer_formats, TemplateError)
+        return cast("AnswerFormat", _target(self.answer_formats[name])())
+
+    def sampler_step(self, name: str) -> Callable[..., object]:
+        """What makes the sampler step of that name from its options.
+
+        Raises:
+            UnknownOption: no plugin provides it.
+            PluginError: its target cannot be imported.
+        """
+        _check_known("sampler step", name, self.sampler_steps, UnknownOption)
+        return _target(self.sampler_steps[name])
+
+    def architecture(self, name: str) -> Callable[..., object]:
+        """What reads the metadata of model files of that architecture; the name is one of ``architectures``.
+
+        Raises:
+            PluginError: its target cannot be imported.
+        """
+        return _target(self.architectures[name])
+
+    def converter(self, name: str) -> Converter:
+        """What writes models in the format of that name.
+
+        Raises:
+            UnknownOption: no plugin provides it.
+            PluginError: its target cannot be imported.
+        """
+        _check_known("format to convert to", name, self.converters, UnknownOption)
+        return cast("Converter", _target(self.converters[name]))
+
+    def add(self, name: str, plugin: object) -> None:
+        """Add a plugin.
+
+        Raises:
+            PluginError: see ``Registry``; nothing changed.
+        """
+        if name in self._plugins or name in self.broken:
+            raise PluginError(f"there is a plugin named {name!r} already")
+        whole = Registry({**self._plugins, name: plugin}, self.broken)
+        vars(self).update({**vars(whole), "_created": self._created})
 
     def statuses(self) -> list[BackendStatus]:
         """The status of every backend, and of every plugin that could not be imported; never raises."""
@@ -123,12 +205,26 @@ def registry() -> Registry:
     return Registry(plugins, broken)
 
 
-def _collect(kind: str, provided: Iterable[Sequence[Entry]]) -> dict[str, Entry]:
+def add_plugin(name: str, plugin: object) -> None:
+    """Add a plugin to those that are installed, until the program ends.
+
+    Args:
+        name: the plugin's.
+        plugin: a module or object with functions marked ``hookimpl``; targets of its entries may be callables.
+
+    Raises:
+        PluginError: a hook that does not exist, a malformed entry, or a name given twice; nothing changed.
+    """
+    registry().add(name, plugin)
+
+
+def _collect(kind: str, provided: Iterable[Sequence[Entry]], pattern: re.Pattern[str] = _NAME) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for entry in (entry for several in provided for entry in several):
-        if not _NAME.fullmatch(entry.name):
-            raise PluginError(f"{kind} name {entry.name!r} (accepted: lower case letters, digits, underscores)")
-        if not _TARGET.fullmatch(entry.target):
+        if not pattern.fullmatch(entry.name):
+            also = ", hyphens" if pattern is _GGUF_NAME else ""
+            raise PluginError(f"{kind} name {entry.name!r} (accepted: lower case letters, digits, underscores{also})")
+        if not callable(entry.target) and not _TARGET.fullmatch(entry.target):
             raise PluginError(
                 f"target {entry.target!r} of {kind} {entry.name!r} (accepted: 'package.module:attribute')"
             )
@@ -138,7 +234,19 @@ def _collect(kind: str, provided: Iterable[Sequence[Entry]]) -> dict[str, Entry]
     return dict(sorted(entries.items()))
 
 
+def _check_known(kind: str, name: str, entries: Mapping[str, Entry], error: type[SlmError]) -> None:
+    if name not in entries:
+        raise error(f"unknown {kind} {name!r} (registered: {', '.join(sorted(entries)) or 'none'})")
+
+
+def _folded(name: str) -> str:
+    """A name as people spell it, made comparable."""
+    return re.sub(r"[-_. ]", "", name.lower())
+
+
 def _target(entry: Entry) -> Callable[..., object]:
+    if not isinstance(entry.target, str):
+        return entry.target
     module, attribute = entry.target.split(":")
     try:
         return cast("Callable[..., object]", getattr(importlib.import_module(module), attribute))

@@ -15,8 +15,12 @@ Logits: TypeAlias = NDArray[np.float32]
 """Rows of logits, float32 [n_rows, V], valid until the next call on the context that returned them."""
 
 WantLogits: TypeAlias = Literal["none", "last", "all"]
+Tool: TypeAlias = Mapping[str, object] | Callable[..., object] | type
+"""A JSON schema; a function with annotations and a docstring; or a pydantic model. See ``toolschema``."""
 Progress: TypeAlias = Callable[[float], None]
 """Called with the share that is done, 0.0 to 1.0; an exception it raises cancels the work."""
+PrefillProgress: TypeAlias = Callable[[int, int], None]
+"""Called with the tokens that are done and those that there are in all; an exception it raises cancels the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +78,12 @@ class Segment:
     Attributes:
         text: the piece.
         control: True where special tokens are parsed; False for content, in which they never are.
+        generated: whether the template marks the piece as what the assistant said, by ``{% generation %}``.
     """
 
     text: str
     control: bool
+    generated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ class Delta:
     """A piece of an answer while it streams.
 
     Attributes:
-        kind: whether it belongs to the content or to the reasoning; tool calls come whole, in the message.
+        kind: whether it belongs to the content or to the reasoning.
         text: the piece.
     """
 
@@ -109,6 +115,94 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """What begins like a tool call and is none.
+
+    Attributes:
+        text: as the model wrote it, markers included.
+        reason: what is wrong with it, one line.
+    """
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a chat format writes tool calls, as far as a grammar needs to know.
+
+    A block is ``begin``, a call or an array of calls, and ``end``. Control tokens are spelled out in all texts.
+
+    Attributes:
+        begin: opens a block; "" where the whole answer is the call.
+        end: closes a block.
+        style: how calls are written. "object": a JSON object with the name and the arguments. "array": a JSON array
+            of such objects. "named": ``before``, the name, ``between``, and the arguments as a JSON object.
+        name_key: key of the name in the object.
+        arguments_key: key of the arguments in the object.
+        before: what stands before a name that is in no object.
+        between: what stands between it and its arguments.
+        section: what stands before the first and after the last of several blocks.
+        repeats: whether several blocks may follow one another.
+    """
+
+    begin: str
+    end: str = ""
+    style: Literal["object", "array", "named"] = "object"
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    before: str = ""
+    between: str = ""
+    section: tuple[str, str] = ("", "")
+    repeats: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A tool call begins.
+
+    Attributes:
+        index: which call of the answer, from 0, malformed ones counted.
+        name: the function.
+        id: the call's id; None where there is none, or where it comes later: ``CallEnd`` has it.
+    """
+
+    index: int
+    name: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of a call's arguments: all pieces of a call, joined, are JSON text of its arguments.
+
+    Attributes:
+        index: which call.
+        text: the piece.
+    """
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """A tool call is over. One that turns out malformed ends as such, and may end without having begun.
+
+    Attributes:
+        index: which call.
+        call: the call, or what came in its place.
+    """
+
+    index: int
+    call: ToolCall | MalformedCall
+
+
+AnswerDelta: TypeAlias = Delta | CallStart | CallArguments | CallEnd
+"""What a stream parser yields."""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation.
 
@@ -119,6 +213,7 @@ class Message:
         tool_calls: the calls an assistant message asks for.
         name: the tool that a ``tool`` message answers for.
         tool_call_id: the call that a ``tool`` message answers.
+        malformed_calls: what an assistant message has in place of further calls; no part of ``content``.
     """
 
     role: Role
@@ -127,10 +222,12 @@ class Message:
     tool_calls: Sequence[ToolCall] = ()
     name: str | None = None
     tool_call_id: str | None = None
+    malformed_calls: Sequence[MalformedCall] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "role", Role(self.role))
         object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
+        object.__setattr__(self, "malformed_calls", tuple(self.malformed_calls))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +333,7 @@ class ModelInfo:
         device: where it runs.
         reason: why this backend was chosen.
         formatter: where the chat format came from.
+        chat_templates: further templates of the file by name ("tool_use").
     """
 
     path: Path
@@ -254,3 +352,4 @@ class ModelInfo:
     device: str
     reason: str = ""
     formatter: str = ""
+    chat_templates: Mapping[str, str] = field(default_factory=dict, hash=False)

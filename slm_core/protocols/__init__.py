@@ -3,17 +3,20 @@
 from slm_core.protocols.backend import Backend
 from slm_core.protocols.batch import Batch
 from slm_core.protocols.context import Context
-from slm_core.protocols.formatter import Formatter, StreamParser
+from slm_core.protocols.converter import Converter
+from slm_core.protocols.formatter import AnswerFormat, Formatter, StreamParser
 from slm_core.protocols.model import Model
 from slm_core.protocols.sampler import Advance, Constraint, FastForward, Forward, Sampler, Stop
 from slm_core.protocols.vocab import Vocab
 
 __all__ = [
     "Advance",
+    "AnswerFormat",
     "Backend",
     "Batch",
     "Constraint",
     "Context",
+    "Converter",
     "FastForward",
     "Formatter",
     "Forward",

@@ -17,7 +17,11 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class FastForward:
-    """The token was taken, and these must follow it: decode them without sampling."""
+    """The token was taken, and these must follow it: they are decoded as one batch, without sampling.
+
+    Each of them still goes through ``advance``, in order: they answer ``Forward`` until the last, and until then
+    ``mask`` allows nothing else.
+    """
 
     tokens: Sequence[int]
 
@@ -67,21 +71,36 @@ class Sampler(Protocol):
 
 
 class Constraint(Protocol):
-    """What may be said next: a grammar, a JSON schema, a regular expression, a choice."""
+    """What may be said next: a grammar, a JSON schema, a regular expression, a choice.
+
+    One object follows one answer; ``constraints.compile`` makes them from a spec and a vocabulary.
+    """
 
     @property
     def is_complete(self) -> bool:
-        """Whether what was taken so far may end here."""
+        """Whether what was taken so far may end here: exactly then the EOG tokens are allowed."""
         ...
 
     def mask(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A copy of one row of logits, float32 [V], with every token that may not follow at -inf."""
+        """A copy of one row of logits, float32 [V], with every token that may not follow at -inf.
+
+        Raises:
+            ConstraintError: working out what may follow ran out of its bounds; nothing changed.
+        """
         ...
 
     def advance(self, token: int) -> Advance:
-        """Take a token.
+        """Take a token. An EOG token answers ``Stop``.
 
         Raises:
             InvalidToken: the token may not follow; nothing changed.
         """
+        ...
+
+    def clone(self) -> Self:
+        """An independent copy that stands at the same place."""
+        ...
+
+    def state(self) -> bytes:
+        """What was asked for and the tokens taken since: ``constraints.restore`` makes the same of it."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,14 +65,23 @@ class FakeRegistry:
     def __init__(self, *backends: FakeBackend) -> None:
         self.backends = {backend.name: backend for backend in backends}
         self.formatters = {"template": None, "tags": None}
+        self.guessable = False
+        self.asked = ""
 
     def backend(self, name: str) -> FakeBackend:
         if name not in self.backends:
             raise UnknownBackend(name)
         return self.backends[name]
 
+    def has_formatter(self, name: str) -> bool:
+        return name in self.formatters
+
+    def guess_formatter(self, has_token: Callable[[str], bool]) -> str | None:
+        return "tags" if self.guessable and has_token("<|start|>") and not has_token("ab") else None
+
     def formatter(self, name: str, source: FormatterSource) -> TagFormatter:
         assert source.eos_token == "<|end|>"
+        self.asked = name
         if name == "template" and source.template == "broken":
             raise TemplateError("the template is broken")
         if name not in self.formatters:
@@ -169,7 +179,7 @@ def test_the_chat_format_is_the_models_unless_another_is_named(known: FakeRegist
 
 
 @pytest.mark.parametrize(
-    ("template", "message"), [(None, "no chat template.*registered: tags"), ("broken", "is broken")]
+    ("template", "message"), [(None, "no chat template.*(registered: tags)"), ("broken", "is broken")]
 )
 def test_a_model_without_a_usable_format_loads_but_does_not_chat(
     known: FakeRegistry, template: str | None, message: str
@@ -180,3 +190,22 @@ def test_a_model_without_a_usable_format_loads_but_does_not_chat(
     with pytest.raises(TemplateError, match=message):
         model.chat()
     assert slm.load("m.gguf", formatter="tags").chat(sampling=slm.Sampling(temperature=0)).send("x").text == "hello"
+
+
+def test_a_model_without_a_template_gets_the_format_that_its_tokens_tell(
+    known: FakeRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    known.backends["fast"].template, known.guessable = None, True
+    model = slm.load("m.gguf")
+    assert known.asked == "tags"
+    assert model.info.formatter == "tags (guessed from the vocabulary: the model has no template)"
+    assert "look like 'tags', which is used" in caplog.text, "a guess is reported"
+
+
+def test_the_callers_template_goes_before_the_models(known: FakeRegistry) -> None:
+    slm.load("m.gguf", chat_template="another")
+    assert known.asked == "template"
+    with pytest.raises(TemplateError, match="is broken"):
+        slm.load("m.gguf", chat_template="broken")
+    with pytest.raises(InvalidOption, match="not both"):
+        slm.load("m.gguf", chat_template="another", formatter="tags")

@@ -126,3 +126,15 @@ def test_a_plugin_that_fails_to_import_takes_no_other_away(
     points.append(Point("good", plugin()))
     with pytest.raises(PluginError, match="two installed packages"):
         plugins.registry.__wrapped__()
+
+
+def test_a_program_may_add_a_plugin_whose_targets_are_callables() -> None:
+    known = Registry({"p": plugin(entry("engine"))})
+    engine = known.backend("engine")
+    known.add("mine", plugin(Entry("crashing", Crashing)))
+    assert isinstance(known.backend("crashing"), Crashing)
+    assert known.backend("engine") is engine
+    for name, added in (("mine", plugin()), ("other", plugin(entry("engine"))), ("third", plugin(entry("Bad")))):
+        with pytest.raises(PluginError):
+            known.add(name, added)
+    assert list(known.backends) == ["crashing", "engine"], "what was refused left nothing behind"
