@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
@@ -45,17 +46,27 @@ def test_time_is_linear_in_the_text(name: str) -> None:
     for label, pattern in PATTERNS.items():
         text = opening + pattern * (SIZE // len(pattern))
         short, long = (_seconds(name, text[:size]) for size in (SIZE // 8, SIZE))
-        assert long < 32 * short + 0.1, f"{label}: {short:.3f} s for an eighth, {long:.3f} s for all"
+        for _ in range(3):  # what else the machine does can only add to a time
+            if long < 32 * short + 0.1:
+                break
+            long = min(long, _seconds(name, text))
+        else:
+            pytest.fail(f"{label}: {short:.3f} s for an eighth, {long:.3f} s for all")
 
 
 def _seconds(name: str, text: str) -> float:
-    """Processor time for a text in pieces of 64 characters."""
+    """Processor time for a text in pieces of 64 characters, without what collecting the garbage of other tests takes."""
     parser = FORMATS[name].parser(tools=TOOLS)
-    start = time.process_time()
-    for at in range(0, len(text), 64):
-        parser.feed(text[at : at + 64])
-    parser.finish()
-    return time.process_time() - start
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.process_time()
+        for at in range(0, len(text), 64):
+            parser.feed(text[at : at + 64])
+        parser.finish()
+        return time.process_time() - start
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", FORMATS)
