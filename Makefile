@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ENGINES ?= llamacpp onnx
+JOBS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
@@ -20,8 +21,8 @@ help: ## list the targets
 demo: $(VENV)/installed $(ENGINES:%=$(VENV)/engine-%) ## set up .venv and run the main job on every engine (ENGINES= for the built-in one alone)
 	@$(BIN)/slm demo
 
-test: $(VENV)/installed-dev $(VENV)/example/installed ## run all tests; a summary names what was skipped, and why
-	$(BIN)/pytest
+test: $(VENV)/installed-dev $(VENV)/example/installed ## run all tests (JOBS= at once); a summary names what was skipped, and why
+	$(BIN)/pytest -n $(JOBS) --dist loadfile
 
 check: $(VENV)/installed-dev ## check style, types, layers and the links in the documentation
 	$(BIN)/ruff check .

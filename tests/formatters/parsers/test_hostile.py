@@ -11,7 +11,7 @@ from slm_formatters.parsers.formats import FORMATS
 
 from .answers import ANSWERS, TOOLS
 
-SIZE = 300_000
+SIZE = 160_000
 PATTERNS = {
     "white space": " ",
     "openers": "<",
