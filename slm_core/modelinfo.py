@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 
-from slm_core.errors import InvalidModelFile
-from slm_core.gguf import GgufFile
-from slm_core.types import ModelInfo
+from slm_core.architectures import ModelSpec, read_spec
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf import GgmlType, GgufFile
+from slm_core.types import KvType, ModelInfo
 
 EMBEDDING_TENSOR = "token_embd.weight"
 
 
-def model_info(gguf: GgufFile, *, backend: str, device: str) -> ModelInfo:
+def model_info(gguf: GgufFile, *, backend: str, device: str, kv_type: KvType = KvType.F16) -> ModelInfo:
     """Describe the model in a file.
 
     Args:
         gguf: the open file; of a vocabulary-only file, counts of weights are 0 and the quantization is "".
         backend: who runs it, with the tier or build that was chosen, as in "native (reference)".
         device: where it runs.
+        kv_type: what it keeps keys and values in where no type is asked for.
 
     Returns:
         What the file says; ``reason`` and ``formatter`` stay empty, as whoever chooses those fills them in.
@@ -27,6 +29,7 @@ def model_info(gguf: GgufFile, *, backend: str, device: str) -> ModelInfo:
         InvalidModelFile: a value is of the wrong type or below 1.
     """
     architecture = gguf.require("general.architecture", str)
+    spec = _declared(gguf)
     return ModelInfo(
         path=gguf.path,
         backend=backend,
@@ -43,6 +46,8 @@ def model_info(gguf: GgufFile, *, backend: str, device: str) -> ModelInfo:
         chat_template=chat_template(gguf),
         device=device,
         chat_templates=further_templates(gguf),
+        state_bytes_per_token=None if spec is None else _bytes_of(spec.kv_values_per_token, kv_type),
+        state_bytes_per_sequence=None if spec is None else _bytes_of(spec.state_values_per_sequence, KvType.F32),
     )
 
 
@@ -63,6 +68,19 @@ def further_templates(gguf: GgufFile) -> dict[str, str]:
     """Templates that the file has besides its main one, by name."""
     names = gguf.get("tokenizer.chat_templates", list[str], [])
     return {name: gguf.require(f"tokenizer.chat_template.{name}", str) for name in names if name != "default"}
+
+
+def _declared(gguf: GgufFile) -> ModelSpec | None:
+    """What its architecture's file makes of it; None where there is none, or it does not fit: engines say so."""
+    try:
+        return read_spec(gguf)
+    except (UnsupportedModel, InvalidModelFile):
+        return None
+
+
+def _bytes_of(n_values: int, kv_type: KvType) -> int:
+    ggml_type = GgmlType[kv_type.name]
+    return n_values // ggml_type.block_size * ggml_type.block_bytes
 
 
 def _size(gguf: GgufFile, key: str) -> int:

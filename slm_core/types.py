@@ -334,6 +334,9 @@ class ModelInfo:
         reason: why this backend was chosen.
         formatter: where the chat format came from.
         chat_templates: further templates of the file by name ("tool_use").
+        state_bytes_per_token: what a context holds for each token, with the KV type that it has where none is asked
+            for; None where it is not known.
+        state_bytes_per_sequence: what it holds for each sequence besides, however long; None likewise.
     """
 
     path: Path
@@ -353,3 +356,5 @@ class ModelInfo:
     reason: str = ""
     formatter: str = ""
     chat_templates: Mapping[str, str] = field(default_factory=dict, hash=False)
+    state_bytes_per_token: int | None = None
+    state_bytes_per_sequence: int | None = None

@@ -34,7 +34,9 @@ class NativeModel:
     def __init__(self, gguf: GgufFile, kernels: KernelSet, progress: Progress) -> None:
         spec = read_spec(gguf)
         check_tensors(gguf, spec)
-        self._info = model_info(gguf, backend=f"{BACKEND} ({kernels.name})", device=kernels.device)
+        self._info = model_info(
+            gguf, backend=f"{BACKEND} ({kernels.name})", device=kernels.device, kv_type=kernels.kv_type
+        )
         self._vocab: Vocab = build_vocab(gguf)
         if self._vocab.size != spec.n_vocab:
             raise InvalidModelFile(

@@ -14,14 +14,13 @@ from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import InvalidOption
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
-from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits
 from slm_onnx import BACKEND, runtime
 from slm_onnx.cells import CellTable
 from slm_onnx.kvstore import CellMover, KvStore
-from slm_onnx.providers import Device
+from slm_onnx.providers import KV_TYPES, Device
 
 _PAYLOAD_VERSION = 1
-_KV_TYPES = {"float32": KvType.F32, "float16": KvType.F16}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +64,7 @@ class OnnxContext(ContextBase):
     def __init__(self, engine: Engine, options: ContextOptions) -> None:
         check_context_options(options)
         spec, self._dtype = engine.spec, engine.device.provider.dtype
-        self._kv_type = _KV_TYPES[self._dtype]
+        self._kv_type = KV_TYPES[self._dtype]
         for wanted in (options.kv_type_k, options.kv_type_v):
             if wanted is not None and wanted != self._kv_type:
                 raise InvalidOption(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -125,6 +126,8 @@ def _info(layout: Layout, engine: RowsEngine, device: Device) -> ModelInfo:
         fingerprint=engine.fingerprint,
         chat_template=None,
         device=device.label,
+        state_bytes_per_token=math.prod(engine.shape) * engine.dtype.itemsize,
+        state_bytes_per_sequence=0,
     )
 
 

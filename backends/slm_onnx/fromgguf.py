@@ -17,7 +17,7 @@ from slm_onnx.coverage import read_supported
 from slm_onnx.decoder import PLANES, GraphOptions, read_rope, read_tensor
 from slm_onnx.model import OnnxModel
 from slm_onnx.options import LoadOptions
-from slm_onnx.providers import Device
+from slm_onnx.providers import KV_TYPES, Device
 
 
 def gguf_model(
@@ -36,7 +36,8 @@ def gguf_model(
         InvalidModelFile, UnsupportedModel: see ``read_supported``; or the runtime refuses the graph.
     """
     spec = read_supported(gguf)
-    info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label)
+    kv_type = KV_TYPES[device.provider.dtype]
+    info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=kv_type)
     graph_options = GraphOptions(device.provider.dtype, options.accuracy_level)
     place = runtime.Place(device.session_providers(options.provider_options), threads)
     compiler = Compiler(gguf, spec, graph_options, place, options.cache)

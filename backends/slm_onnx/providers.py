@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from slm_core import inquiry
 from slm_core.errors import BackendUnavailable
-from slm_core.types import DeviceStatus
+from slm_core.types import DeviceStatus, KvType
 from slm_onnx import runtime
+
+KV_TYPES: Mapping[str, KvType] = {"float32": KvType.F32, "float16": KvType.F16}
+"""The KV type of caches of a dtype."""
 
 
 @dataclass(frozen=True, slots=True)

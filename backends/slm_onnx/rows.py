@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, InvalidOption
 from slm_core.protocols import Batch
-from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits
 from slm_onnx import BACKEND
 from slm_onnx.kvstore import parse_planes
-from slm_onnx.providers import Device
+from slm_onnx.providers import KV_TYPES, Device
 from slm_onnx.rotation import Rotation
 from slm_onnx.steps import Caches, Step
 
 _PAYLOAD_VERSION = 1
-_KV_TYPES = {"float32": KvType.F32, "float16": KvType.F16}
 _MOST_LOGITS = 64 << 20  # bytes of logits that a run may give: such graphs give those of all tokens
 _LEAST_ROOM = 256  # positions that caches have at first, where they are written in place
 
@@ -91,7 +90,7 @@ class RowsContext(ContextBase):
 
     def __init__(self, engine: RowsEngine, options: ContextOptions) -> None:
         check_context_options(options)
-        kv_type = _KV_TYPES[engine.dtype.name]
+        kv_type = KV_TYPES[engine.dtype.name]
         for wanted in (options.kv_type_k, options.kv_type_v):
             if wanted is not None and wanted != kv_type:
                 raise InvalidOption(f"unknown KV type {str(wanted)!r} of this model (accepted: {kv_type}, the graph's)")

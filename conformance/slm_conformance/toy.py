@@ -44,7 +44,7 @@ class ToyModel:
     def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         self.engine = ToyEngine(Weights.read(source))
         with GgufFile.open(source) as file:
-            self.info: ModelInfo = model_info(file, backend="toy", device="cpu")
+            self.info: ModelInfo = model_info(file, backend="toy", device="cpu", kv_type=KvType.F32)
             self.vocab: Vocab = build_vocab(file)
         self._edit_level = edit_level
         self._context_type = context_type

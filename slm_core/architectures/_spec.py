@@ -278,6 +278,16 @@ class ModelSpec:
         """Positions that a sequence may have: as many as were learned, None for any number."""
         return None if self.is_shiftable else self.model_tensors[POSITIONS].shape[0]
 
+    @property
+    def kv_values_per_token(self) -> int:
+        """Numbers that the KV cache holds for a token: a key and a value of each head of each layer."""
+        return 2 * self.n_layers * self.n_kv_heads * self.head_dim
+
+    @property
+    def state_values_per_sequence(self) -> int:
+        """Numbers that a sequence has besides, however long it is, in float32: attention keeps none."""
+        return 0
+
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Every tensor that the file may hold, by full name."""
         yield from self.model_tensors.items()

@@ -21,7 +21,7 @@ from slm_core.loading import backends as list_backends
 from slm_core.loading import demo_model_path, load_vocab, support_of
 from slm_core.modelinfo import model_info
 from slm_core.plugins import registry
-from slm_core.types import BackendStatus
+from slm_core.types import BackendStatus, KvType
 
 
 def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
@@ -103,7 +103,7 @@ def _facts(path: Path) -> dict[str, object]:
     if path.is_dir():
         return {"directory": str(path), "vocabulary": load_vocab(path).size}
     with GgufFile.open(path) as file:
-        found = model_info(file, backend="", device="")
+        found = model_info(file, backend="", device="", kv_type=KvType.F16)
     template = found.chat_template
     return {
         "file": str(found.path),
@@ -116,6 +116,9 @@ def _facts(path: Path) -> dict[str, object]:
         "trained_context": found.n_ctx_train,
         "weights": found.quantization,
         "bytes": found.n_bytes,
+        "state_bytes_per_token": found.state_bytes_per_token,
+        "state_bytes_per_sequence": found.state_bytes_per_sequence,
+        "state_kv_type": None if found.state_bytes_per_token is None else str(KvType.F16),
         "chat_template": None if template is None else f"{len(template)} characters",
         "fingerprint": found.fingerprint,
     }

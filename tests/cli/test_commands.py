@@ -187,6 +187,9 @@ def test_info_tells_what_the_file_says(run, model) -> None:
     assert facts["parameters"] == model.info.n_params
     assert facts["fingerprint"] == model.info.fingerprint
     assert facts["backends"]["native"] is None
+    assert facts["state_kv_type"] == "f16"
+    assert facts["state_bytes_per_token"] * 2 == model.info.state_bytes_per_token, "native: f32 where nothing is asked"
+    assert facts["state_bytes_per_sequence"] == model.info.state_bytes_per_sequence == 0
     shown = run("info").out
     assert re.search(rf"^parameters +{model.info.n_params:,} *$", shown, re.MULTILINE)
     assert re.search(r"^runs on native +yes *$", shown, re.MULTILINE)

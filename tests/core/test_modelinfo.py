@@ -10,6 +10,7 @@ from slm_conformance.factories import CHAT_TEMPLATE, make_tiny_model
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
+from slm_core.types import KvType
 
 
 def described(path):
@@ -30,6 +31,27 @@ def test_everything_is_filled_in(tmp_path, weight_type, name):
     assert info.n_bytes == sum(int(tensor.n_bytes) for tensor in reader.tensors)
     assert (info.quantization, info.chat_template) == (name, CHAT_TEMPLATE)
     assert len(info.fingerprint) == 64
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "bytes_of_32"), [(KvType.F32, 128), (KvType.F16, 64), (KvType.Q8_0, 34), (KvType.Q5_0, 22)]
+)
+def test_the_state_is_counted_in_the_kv_type(tmp_path, kv_type, bytes_of_32):
+    path = make_tiny_model("qwen2").write(tmp_path / "m.gguf")
+    reader = gguf.GGUFReader(path)
+    widths = [int(t.shape[1]) for t in reader.tensors if t.name.endswith(("attn_k.weight", "attn_v.weight"))]
+    with GgufFile.open(path) as file:
+        info = model_info(file, backend="some (build)", device="cpu", kv_type=kv_type)
+    assert info.state_bytes_per_token == sum(widths) * bytes_of_32 // 32
+    assert info.state_bytes_per_sequence == 0
+
+
+def test_the_state_of_an_architecture_without_a_file_is_not_known(tmp_path):
+    tiny = make_tiny_model("llama")
+    named = {key.replace("llama.", "never.", 1): value for key, value in tiny.metadata.items()}
+    tiny.metadata.update(named | {"general.architecture": "never"})
+    info = described(tiny.write(tmp_path / "m.gguf"))
+    assert (info.state_bytes_per_token, info.state_bytes_per_sequence) == (None, None)
 
 
 def test_what_may_be_missing(tmp_path):

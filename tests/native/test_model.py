@@ -212,6 +212,18 @@ def test_close_lets_go_of_weights_and_file_though_a_context_is_still_held(backen
     assert context.n_ctx == 64
 
 
+def test_the_state_of_a_token_is_what_a_dump_grows_by(backend, path):
+    with backend.load(path, ModelOptions()) as model:
+        context, sizes = model.new_context(ContextOptions(n_ctx=64)), []
+        for length in (8, 16):
+            batch = context.new_batch()
+            batch.extend(np.full(8, 5), Pos(0, length - 8))
+            context.decode(batch)
+            sizes.append(len(context._cache.export(0, length)))
+        assert sizes[1] - sizes[0] == 8 * model.info.state_bytes_per_token
+        assert sizes[0] == 8 * model.info.state_bytes_per_token + model.info.state_bytes_per_sequence
+
+
 def test_a_context_in_use_keeps_the_model_open(backend, path, monkeypatch):
     model = backend.load(path, ModelOptions())
     context = model.new_context(ContextOptions(n_ctx=64))
