@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from slm_native import torch_devices
 from slm_native.context import BACKEND
 from slm_native.kernels import HOST_DEVICES, TIERS, KernelChoice, select_kernels
 from slm_native.model import NativeModel
+from slm_native.paging import Paging
 
 # Below engines whose speed has been measured on more machines than this one's.
 _RANK = 10
@@ -25,6 +27,8 @@ _OPTIONS = MappingProxyType(
         "tier": f"which kernels compute: {', '.join(TIERS)} (auto: torch on a device of torch's, else C++, else NumPy)",
         "expanded_bytes": "memory that weights expanded to floats may take; beyond it they are expanded at each use",
         "dtype": "number format of products in the torch tier: auto (the device's best), float32, bfloat16 or float16",
+        "resident_bytes": "memory that the layers' weights may take; layers beyond it are read again in every pass",
+        "pinned_layers": "list of layers that always stay, where resident_bytes is given (default: as many as fit)",
     }
 )
 
@@ -80,25 +84,47 @@ class NativeBackend:
 
     def load(self, source: Path, options: ModelOptions) -> NativeModel:
         """Load a model; see ``protocols.Backend.load``."""
-        choice = _kernels(options)
+        _check_options(options.backend_options)
+        paging = _paging(options.backend_options)
+        choice = _kernels(options, paging)
         progress = options.progress or (lambda share: None)
         progress(0.0)
         gguf = GgufFile.open(source)
         try:
-            return NativeModel(gguf, choice.kernels, progress)
+            return NativeModel(gguf, choice.kernels, progress, paging)
         except BaseException:
             gguf.close()
             raise
 
 
-def _kernels(options: ModelOptions) -> KernelChoice:
-    given = options.backend_options
+def _check_options(given: Mapping[str, object]) -> None:
     if unknown := [name for name in given if name not in _OPTIONS]:
         raise UnknownOption(f"unknown option {unknown[0]!r} of the native backend (accepted: {', '.join(_OPTIONS)})")
-    for name, kind in (("tier", str), ("expanded_bytes", int), ("dtype", str)):
-        if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
-            raise InvalidOption(f"{name}={given[name]!r} (accepted: {_OPTIONS[name]})")
-    return select_kernels(device=options.device, n_threads=options.n_threads, **given)  # type: ignore[arg-type]  # checked above
+    kinds = {"tier": str, "expanded_bytes": int, "dtype": str, "resident_bytes": int, "pinned_layers": Sequence}
+    for name, value in given.items():
+        if not isinstance(value, kinds[name]) or isinstance(value, bool):
+            raise InvalidOption(f"{name}={value!r} (accepted: {_OPTIONS[name]})")
+
+
+def _paging(given: Mapping[str, object]) -> Paging | None:
+    budget, pinned = given.get("resident_bytes"), given.get("pinned_layers")
+    if pinned is not None and not all(type(i) is int for i in cast("Sequence[object]", pinned)):
+        raise InvalidOption(f"pinned_layers={pinned!r} (accepted: {_OPTIONS['pinned_layers']})")
+    if budget is None:
+        if pinned is not None:
+            raise InvalidOption("pinned_layers says what stays of the layers that resident_bytes bounds: give both")
+        return None
+    if given.get("expanded_bytes"):
+        raise InvalidOption("expanded_bytes keeps what resident_bytes has no room for (accepted: one of them)")
+    return Paging(cast(int, budget), cast("Sequence[int] | None", pinned))
+
+
+def _kernels(options: ModelOptions, paging: Paging | None = None) -> KernelChoice:
+    given = {name: options.backend_options.get(name) for name in ("tier", "expanded_bytes", "dtype")}
+    if paging is not None:
+        given["expanded_bytes"] = 0
+    named = {name: value for name, value in given.items() if value is not None}
+    return select_kernels(device=options.device, n_threads=options.n_threads, **named)  # type: ignore[arg-type]  # checked
 
 
 def _torch_devices() -> tuple[tuple[DeviceStatus, ...], str]:

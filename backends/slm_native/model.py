@@ -16,6 +16,7 @@ from slm_core.tokenization import build_vocab
 from slm_core.types import ContextOptions, ModelInfo, Progress
 from slm_native.context import BACKEND, NativeContext
 from slm_native.kernels import KernelSet
+from slm_native.paging import Paging, PagingStats
 from slm_native.transformer import Transformer
 
 
@@ -26,12 +27,14 @@ class NativeModel:
         gguf: the open file; the model closes it.
         kernels: the arithmetic.
         progress: called with the share that is done.
+        paging: how much memory the layers may take; None for as much as they need.
 
     Raises:
         InvalidModelFile, UnsupportedModel: see ``read_spec`` and ``check_tensors``.
+        InvalidOption: ``paging`` leaves too little.
     """
 
-    def __init__(self, gguf: GgufFile, kernels: KernelSet, progress: Progress) -> None:
+    def __init__(self, gguf: GgufFile, kernels: KernelSet, progress: Progress, paging: Paging | None = None) -> None:
         spec = read_spec(gguf)
         check_tensors(gguf, spec)
         self._info = model_info(
@@ -42,7 +45,7 @@ class NativeModel:
             raise InvalidModelFile(
                 f"{gguf.path}: {self._vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
             )
-        self._transformer: Transformer | None = Transformer(gguf, spec, kernels, progress)
+        self._transformer: Transformer | None = Transformer(gguf, spec, kernels, progress, paging)
         self._gguf = gguf
         self._contexts: weakref.WeakSet[NativeContext] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -57,6 +60,11 @@ class NativeModel:
         """The model's vocabulary."""
         self._open_transformer()
         return self._vocab
+
+    @property
+    def paging(self) -> PagingStats | None:
+        """What streaming layers has cost; None where all are in memory."""
+        return self._open_transformer().paging
 
     def new_context(self, options: ContextOptions) -> NativeContext:
         """Create an empty KV cache; see ``protocols.Model.new_context``."""
@@ -74,6 +82,8 @@ class NativeModel:
         with self._lock:
             for context in list(self._contexts):
                 context.close()
+            if self._transformer is not None:
+                self._transformer.close()
             self._transformer = None
             self._gguf.close()
 

@@ -15,9 +15,10 @@ from slm_core.architectures import AnyActivation, LayerSpec, ModelSpec
 from slm_core.gguf import GgufFile
 from slm_core.types import KvType, Logits
 from slm_native.experts import route, run_routed
-from slm_native.kernels import KernelSet, Linear, Norm, Scoring, alibi_slopes
+from slm_native.kernels import KernelSet, Linear, Norm
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
 from slm_native.latent import latent_queries_and_keys, latent_results
+from slm_native.paging import LayerPager, Paging, PagingStats, ResidentBlocks
 from slm_native.positions import LayerPositions, Positions
 from slm_native.weights import Block, Experts, FeedForward, LatentAttention, WeightReader
 
@@ -30,22 +31,39 @@ class Transformer:
         spec: what it holds.
         kernels: the arithmetic.
         progress: called with the share of weights that are prepared.
+        paging: how much memory the blocks may take; None for as much as they need.
+
+    Raises:
+        InvalidOption: ``paging`` leaves too little.
     """
 
-    def __init__(self, gguf: GgufFile, spec: ModelSpec, kernels: KernelSet, progress: Callable[[float], None]) -> None:
-        kernels.reserve(sum(info.n_bytes for info in gguf.tensors.values()))
+    def __init__(
+        self,
+        gguf: GgufFile,
+        spec: ModelSpec,
+        kernels: KernelSet,
+        progress: Callable[[float], None],
+        paging: Paging | None = None,
+    ) -> None:
         self._reader = WeightReader(gguf, spec, kernels)
         self.spec = spec
         self._kernels = kernels
+        sizes = self._reader.block_bytes()
+        absent = 0 if paging is None else max(0, sum(sizes) - paging.budget)
+        kernels.reserve(sum(info.n_bytes for info in gguf.tensors.values()) - absent)
         self._weights = self._reader.model()
-        self._blocks: list[Block] = []
-        for block in self._reader.blocks():
-            self._blocks.append(block)
-            progress(len(self._blocks) / spec.n_layers)
-        kernels.ready()
+        self._blocks = self._resident(progress) if paging is None else self._paged(gguf, sizes, paging, progress)
         self._attention_scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
-        self._scoring = [self._scoring_of(*both) for both in zip(spec.layers, self._blocks, strict=True)]
         self.positions(1)  # refuses bad factors now
+
+    def close(self) -> None:
+        """Let go of the blocks; no pass may run."""
+        self._blocks.close()
+
+    @property
+    def paging(self) -> PagingStats | None:
+        """What streaming blocks has cost; None where all are there."""
+        return self._blocks.stats
 
     def positions(self, n_ctx: int) -> Positions:
         """The position embeddings for a context of ``n_ctx`` positions.
@@ -81,16 +99,11 @@ class Transformer:
         x = self._embed(tokens, positions)  # [T, E]
         plan = kernels.place(plan)
         places = embedded.at(positions)
-        last = len(self._blocks) - 1
-        for i, (block, layer, cache) in enumerate(zip(self._blocks, self.spec.layers, layers, strict=True)):
-            mixed = self._attend(block, layer, x, places[i], plan, cache, self._scoring[i])  # [T, H*D]
-            if i == last:  # what follows is done token by token: only the rows asked for matter
-                x, mixed = kernels.rows(x, wants_logits), kernels.rows(mixed, wants_logits)
-                if len(x) == 0:
-                    return np.empty((0, self.spec.n_vocab), np.float32)
-            after = self._added(x, mixed, block.attention.output, block.attn_post_norm)
-            x = self._fed(block, layer, x if self.spec.parallel else after, after)
-        return kernels.to_host(self._logits(x))
+        wanted = [None] * (self.spec.n_layers - 1) + [wants_logits]
+        with self._blocks.walk() as block_at:
+            for i, layer in enumerate(self.spec.layers):
+                x = self._through(block_at(i), layer, x, places[i], plan, layers[i], wanted[i])
+        return kernels.to_host(self._logits(x)) if len(x) else np.empty((0, self.spec.n_vocab), np.float32)
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
@@ -105,6 +118,43 @@ class Transformer:
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
         """Room for keys and values where the kernels compute; see ``KernelSet.new_pages``."""
         return self._kernels.new_pages(layout, n_pages)
+
+    def _resident(self, progress: Callable[[float], None]) -> ResidentBlocks:
+        blocks: list[Block] = []
+        for i in range(self.spec.n_layers):
+            blocks.append(self._reader.block(i))
+            progress(len(blocks) / self.spec.n_layers)
+        self._kernels.ready()
+        return ResidentBlocks(blocks)
+
+    def _paged(
+        self, gguf: GgufFile, sizes: Sequence[int], paging: Paging, progress: Callable[[float], None]
+    ) -> LayerPager:
+        reader = WeightReader(gguf, self.spec, self._kernels, in_memory=self._kernels.reads_file)
+        reader.check_blocks()
+        pager = LayerPager(reader.block, sizes, paging, self._kernels.settle, progress)
+        self._kernels.settle()
+        progress(1.0)
+        return pager
+
+    def _through(
+        self,
+        block: Block,
+        layer: LayerSpec,
+        x: Array,
+        place: LayerPositions,
+        plan: BatchPlan,
+        cache: KvLayer,
+        wanted: NDArray[np.bool_] | None,
+    ) -> Array:
+        """What leaves a block [T, E]; after the last, of the rows that are wanted [rows, E]."""
+        mixed = self._attend(block, layer, x, place, plan, cache)  # [T, H*D]
+        if wanted is not None:  # what follows is done token by token: only the rows asked for matter
+            x, mixed = self._kernels.rows(x, wanted), self._kernels.rows(mixed, wanted)
+            if len(x) == 0:
+                return x
+        after = self._added(x, mixed, block.attention.output, block.attn_post_norm)
+        return self._fed(block, layer, x if self.spec.parallel else after, after)
 
     def _embed(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Array:
         weights = self._weights
@@ -123,12 +173,11 @@ class Transformer:
         place: LayerPositions,
         plan: BatchPlan,
         cache: KvLayer,
-        scoring: Scoring,
     ) -> Array:
         q = self._queries(block, layer, x, place, plan, cache)
         if place.temperature is not None:
             q = q * place.temperature
-        mixed = self._kernels.attention_over_runs(q, cache, plan, self._attention_scale, scoring)
+        mixed = self._kernels.attention_over_runs(q, cache, plan, self._attention_scale, block.scoring)
         if isinstance(block.attention, LatentAttention):
             assert layer.latent is not None, "the weights were read by it"
             mixed = latent_results(self._kernels, block.attention, layer.latent, mixed)
@@ -192,9 +241,3 @@ class Transformer:
         if self.spec.logit_scale != 1:
             logits = logits * self.spec.logit_scale
         return logits if self.spec.logit_softcap is None else self._kernels.softcap(logits, self.spec.logit_softcap)
-
-    def _scoring_of(self, layer: LayerSpec, block: Block) -> Scoring:
-        spec, slopes = self.spec, None
-        if spec.alibi_max_bias is not None:
-            slopes = self._kernels.from_host(alibi_slopes(spec.n_heads, spec.alibi_max_bias))
-        return Scoring(layer.window, spec.attention_softcap, slopes, block.attention.sinks)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from slm_core.architectures import ModelSpec
 from slm_core.gguf import GgufFile
 from slm_core.quant import QuantizedTensor, check_tensor
-from slm_native.kernels import KernelSet, Linear, Norm, Weight
+from slm_native.kernels import KernelSet, Linear, Norm, Scoring, Weight, alibi_slopes
 from slm_native.kv import Array
 
 
@@ -70,6 +73,7 @@ class Block:
     ffn_norm: Norm | None  # [E]
     feed_forward: FeedForward | Experts
     ffn_post_norm: Norm | None  # [E]
+    scoring: Scoring
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,12 +94,14 @@ class WeightReader:
         gguf: the file.
         spec: what it holds.
         kernels: who will use the weights.
+        in_memory: whether tensors are read from the file now, into memory of their own, and not when they are used.
     """
 
-    def __init__(self, gguf: GgufFile, spec: ModelSpec, kernels: KernelSet) -> None:
+    def __init__(self, gguf: GgufFile, spec: ModelSpec, kernels: KernelSet, *, in_memory: bool = False) -> None:
         self._gguf = gguf
         self._spec = spec
         self._kernels = kernels
+        self._in_memory = in_memory
 
     def model(self) -> Weights:
         """The weights outside the blocks."""
@@ -111,27 +117,52 @@ class WeightReader:
             output=self._linear("output") if self._has("output.weight") else self._tied_output(token_embd),
         )
 
-    def blocks(self) -> Iterator[Block]:
-        """The blocks, prepared one at a time."""
-        for index, layer in enumerate(self._spec.layers):
-            prefix = f"blk.{index}."
-            attn_norm, ffn_norm = self._norm(f"{prefix}attn_norm"), self._norm(f"{prefix}{layer.ffn_norm}")
-            post_norm = "post_attention_norm"
-            if self._spec.parallel and ffn_norm is None:
-                ffn_norm = attn_norm
-            yield Block(
-                attn_norm=self._norm(f"{prefix}attn_norm_2") or attn_norm,
-                attention=self._latent_attention(prefix) if layer.latent else self._attention(prefix),
-                attn_post_norm=self._norm(f"{prefix}{post_norm}") if layer.ffn_norm != post_norm else None,
-                ffn_norm=ffn_norm,
-                feed_forward=self._experts(prefix) if layer.experts else self._feed_forward(prefix),
-                ffn_post_norm=self._norm(f"{prefix}post_ffw_norm"),
-            )
+    def block(self, index: int) -> Block:
+        """A block, prepared; any thread may ask for it."""
+        layer, prefix = self._spec.layers[index], f"blk.{index}."
+        attn_norm, ffn_norm = self._norm(f"{prefix}attn_norm"), self._norm(f"{prefix}{layer.ffn_norm}")
+        post_norm = "post_attention_norm"
+        if self._spec.parallel and ffn_norm is None:
+            ffn_norm = attn_norm
+        attention = self._latent_attention(prefix) if layer.latent else self._attention(prefix)
+        return Block(
+            attn_norm=self._norm(f"{prefix}attn_norm_2") or attn_norm,
+            attention=attention,
+            attn_post_norm=self._norm(f"{prefix}{post_norm}") if layer.ffn_norm != post_norm else None,
+            ffn_norm=ffn_norm,
+            feed_forward=self._experts(prefix) if layer.experts else self._feed_forward(prefix),
+            ffn_post_norm=self._norm(f"{prefix}post_ffw_norm"),
+            scoring=Scoring(layer.window, self._spec.attention_softcap, self._slopes, attention.sinks),
+        )
+
+    def block_bytes(self) -> list[int]:
+        """Bytes of each block's tensors, packed [L]."""
+        sizes = [0] * self._spec.n_layers
+        for name, info in self._gguf.tensors.items():
+            if name.startswith("blk."):
+                sizes[int(name.split(".")[1])] += info.n_bytes
+        return sizes
+
+    def check_blocks(self) -> None:
+        """Refuse tensors of blocks that could not be prepared later.
+
+        Raises:
+            UnsupportedModel, InvalidModelFile: see ``slm_core.quant.check_tensor``.
+        """
+        for name, info in self._gguf.tensors.items():
+            if name.startswith("blk."):
+                check_tensor(self._gguf.tensor_data(name), info.ggml_type, info.shape)
 
     def rope_factors(self, name: str) -> Array | None:
         """A table of divisors [R/2] on the host."""
         values = self._vector(name)
         return None if values is None else self._kernels.to_host(values)
+
+    @cached_property
+    def _slopes(self) -> Array | None:
+        """ALiBi's, [H]."""
+        max_bias = self._spec.alibi_max_bias
+        return None if max_bias is None else self._kernels.from_host(alibi_slopes(self._spec.n_heads, max_bias))
 
     def _attention(self, prefix: str) -> Attention:
         q, k, v = self._qkv(prefix)
@@ -239,8 +270,8 @@ class WeightReader:
         return tensor
 
     def _tensor(self, name: str) -> QuantizedTensor:
-        info = self._gguf.tensors[name]
-        return QuantizedTensor(name, info.shape, info.ggml_type, self._gguf.tensor_data(name))
+        info, data = self._gguf.tensors[name], self._gguf.tensor_data(name)
+        return QuantizedTensor(name, info.shape, info.ggml_type, np.array(data) if self._in_memory else data)
 
     def _has(self, name: str) -> bool:
         return name in self._gguf.tensors

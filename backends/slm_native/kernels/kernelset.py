@@ -84,6 +84,8 @@ class KernelSet(ABC):
 
     failures: tuple[type[Exception], ...] = ()
     """What steps raise where the device fails them, as for want of memory."""
+    reads_file: bool
+    """Whether steps read weights from the mapped file; else ``prepare`` has read them."""
     kv_type: KvType = KvType.F32
     """What keys and values are stored in where no type is asked for."""
 
@@ -125,7 +127,11 @@ class KernelSet(ABC):
 
     @abstractmethod
     def ready(self) -> None:
-        """Called when the last weight is prepared."""
+        """Called when the last weight is prepared; never, where weights come and go."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Return once all that was asked for is done: weights have arrived, and none is in use any more."""
 
     @abstractmethod
     def prepare(self, tensor: QuantizedTensor) -> Weight:

@@ -41,6 +41,7 @@ class ReferenceKernels(KernelSet):
 
     name = "reference"
     device = "cpu"
+    reads_file = True
 
     def __init__(self, expanded_bytes: int = DEFAULT_EXPANDED_BYTES) -> None:
         self._expanded_bytes = expanded_bytes
@@ -68,6 +69,9 @@ class ReferenceKernels(KernelSet):
 
     def ready(self) -> None:
         """There is nothing that only loading needs."""
+
+    def settle(self) -> None:
+        """Steps are done when they return."""
 
     def prepare(self, tensor: QuantizedTensor) -> ReferenceWeight:
         """Check the matrix; it is expanded when first multiplied."""

@@ -73,6 +73,7 @@ class TorchKernels(KernelSet):
         self.kv_type = KvType.F32 if self._device.type == "cpu" else KvType.F16
         self._lock = threading.Lock()
         self._uploader = Uploader(self._device)
+        self.reads_file = self._device.type == "cpu"
         self._panel_weights = _CPU_PANEL_WEIGHTS if self._device.type == "cpu" else _DEVICE_PANEL_WEIGHTS
 
     def describe(self) -> str:
@@ -86,12 +87,17 @@ class TorchKernels(KernelSet):
         if free is not None and total is not None and n_bytes > free:
             raise UnsupportedModel(
                 f"the weights take {n_bytes >> 20} MiB, and {free >> 20} of the {total >> 20} MiB of {self.device} are"
-                " free: use a smaller quantization, another device, or free some memory"
+                " free: use a smaller quantization, another device, or resident_bytes, which streams layers"
             )
 
     def ready(self) -> None:
         """Let go of the buffers of the upload."""
         self._uploader.close()
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
 
     def from_host(self, values: NDArray[Any]) -> Tensor:
         """Copied to the device."""
@@ -125,9 +131,10 @@ class TorchKernels(KernelSet):
         return TorchWeight(tensor, self._uploader.upload(tensor.data).view(tensor.shape[0], -1))
 
     def vector(self, tensor: QuantizedTensor) -> Tensor:
-        """Expand the tensor and upload it."""
+        """Expand the tensor and upload it, as other weights."""
         _check(tensor)
-        return self.from_host(dequantize(tensor.data, tensor.ggml_type, tensor.shape))
+        values = np.ascontiguousarray(dequantize(tensor.data, tensor.ggml_type, tensor.shape))
+        return self._uploader.upload(values.reshape(-1).view(np.uint8)).view(torch.float32).view(tensor.shape)
 
     def embed(self, weight: Weight, token_ids: NDArray[np.int32]) -> Tensor:
         """Expand the rows asked for, on the device."""

@@ -1,0 +1,267 @@
+"""The blocks of a model: all there, or some there and the others loaded while those before them compute."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+from slm_core.errors import DecodeFailed, InvalidOption
+from slm_native.weights import Block
+
+BlockAt: TypeAlias = Callable[[int], Block]
+"""Gives block ``i``. Who calls it keeps no reference to the blocks before it: their memory is needed."""
+_BUFFERS = 2  # one block computes, one is on its way
+
+
+class Paging(NamedTuple):
+    """Which blocks stay, and how much memory blocks may take.
+
+    Attributes:
+        budget: bytes of their weights, packed; those outside the blocks come on top.
+        pinned_layers: those that always stay; None for as many as there is room for, evenly spread.
+    """
+
+    budget: int
+    pinned_layers: Sequence[int] | None = None
+
+
+@dataclass(slots=True)
+class PagingStats:
+    """What streaming has cost so far.
+
+    Attributes:
+        budget: bytes that the weights of blocks may take.
+        pinned_layers: the blocks that always stay.
+        hits: blocks that were there when they were wanted, pinned ones included.
+        stalls: blocks that were waited for.
+        stalled_seconds: for how long, in all.
+        loads: blocks that were sent for, those that stay not counted.
+        loaded_bytes: their weights.
+        held_bytes: weights of blocks that are there now, or on their way.
+        most_held_bytes: the most that ever were.
+    """
+
+    budget: int
+    pinned_layers: tuple[int, ...]
+    hits: int = 0
+    stalls: int = 0
+    stalled_seconds: float = 0.0
+    loads: int = 0
+    loaded_bytes: int = 0
+    held_bytes: int = 0
+    most_held_bytes: int = 0
+
+
+class Blocks(ABC):
+    """The blocks of a model, for passes through all of them in order."""
+
+    @abstractmethod
+    def walk(self) -> AbstractContextManager[BlockAt]:
+        """One pass; indices only grow in it."""
+
+    @property
+    @abstractmethod
+    def stats(self) -> PagingStats | None:
+        """What streaming has cost; None where nothing is streamed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all blocks, now."""
+
+
+class ResidentBlocks(Blocks):
+    """Blocks that are all there; any number of passes at once.
+
+    Args:
+        blocks: in order.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = blocks
+
+    @contextmanager
+    def walk(self) -> Iterator[BlockAt]:
+        """There is nothing to do."""
+        yield self._blocks.__getitem__
+
+    @property
+    def stats(self) -> None:
+        """Nothing is streamed."""
+
+    def close(self) -> None:
+        """The last references to the weights, where no pass runs."""
+        self._blocks = ()
+
+
+class LayerPager(Blocks):
+    """Streams the blocks that memory has no room for through two buffers, on a thread of its own.
+
+    While a block computes, the next one that is not there is loaded; blocks that stay lie between those that come, so
+    that loading has their time, too. Passes take turns: another thread's waits until this one's is over. A cache that
+    dropped the block used longest ago would never hit, as blocks are used in a circle; what stays here, hits always.
+
+    Args:
+        load: makes a block, with memory of its own; called on another thread.
+        sizes: bytes of each block's weights.
+        paging: what stays, and the bound on what is held at any time.
+        settle: returns once all that was asked of the device is done, see ``KernelSet.settle``.
+        progress: called with the share of the blocks to stay that is loaded.
+
+    Raises:
+        InvalidOption: the bound is too low for two blocks and those to stay, or there are no such blocks.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[int], Block],
+        sizes: Sequence[int],
+        paging: Paging,
+        settle: Callable[[], None],
+        progress: Callable[[float], None],
+    ) -> None:
+        pinned = choose_pinned(sizes, paging)
+        self._load, self._sizes, self._settle = load, sizes, settle
+        self._streamed = [i for i in range(len(sizes)) if i not in pinned]
+        self._stats = PagingStats(paging.budget, tuple(pinned))
+        self._pinned: dict[int, Block] = {}
+        for i in pinned:
+            self._hold(sizes[i])
+            self._pinned[i] = load(i)
+            progress(len(self._pinned) / len(pinned))
+        self._ahead: deque[tuple[int, Future[Block]]] = deque()
+        self._in_use: int | None = None  # a streamed block that a pass was given
+        self._turn = threading.Lock()
+        self._worker = ThreadPoolExecutor(1, "slm-layers")
+
+    @contextmanager
+    def walk(self) -> Iterator[BlockAt]:
+        """Waits for the pass that another thread is in."""
+        with self._turn:
+            try:
+                yield self._block
+            finally:
+                self._release()
+
+    @property
+    def stats(self) -> PagingStats:
+        """A copy; numbers of a pass that runs are on their way."""
+        return replace(self._stats)
+
+    def close(self) -> None:
+        """End the thread, then let go of the blocks."""
+        with self._turn:
+            self._worker.shutdown(cancel_futures=True)
+            self._ahead.clear()
+            self._pinned.clear()
+            self._stats.held_bytes = 0
+
+    def _block(self, i: int) -> Block:
+        self._release()
+        if (pinned := self._pinned.get(i)) is not None:
+            self._stats.hits += 1
+            return pinned
+        self._forget_until(i)
+        if not self._ahead:
+            self._send_for(i)
+        _, loading = self._ahead.popleft()
+        block = self._awaited(i, loading)
+        self._in_use = i
+        self._load_ahead()
+        return block
+
+    def _awaited(self, i: int, loading: Future[Block]) -> Block:
+        if loading.done():
+            self._stats.hits += 1
+        else:
+            start = time.perf_counter()
+            wait([loading])
+            self._stats.stalls += 1
+            self._stats.stalled_seconds += time.perf_counter() - start
+        try:
+            return loading.result()
+        except Exception as error:
+            self._hold(-self._sizes[i])
+            raise DecodeFailed(f"layer {i} could not be loaded: {type(error).__name__}: {error}") from error
+
+    def _release(self) -> None:
+        """The block in use is not any more; its buffer takes the next."""
+        if self._in_use is None:
+            return
+        self._settle()
+        self._hold(-self._sizes[self._in_use])
+        last, self._in_use = self._in_use, None
+        self._load_ahead(last)
+
+    def _load_ahead(self, last: int | None = None) -> None:
+        """Send for blocks while there is a buffer for one."""
+        while len(self._ahead) + (self._in_use is not None) < _BUFFERS:
+            before = self._ahead[-1][0] if self._ahead else last if last is not None else self._in_use
+            assert before is not None, "a block is in use, or was"
+            self._send_for(next((i for i in self._streamed if i > before), self._streamed[0]))
+
+    def _send_for(self, i: int) -> None:
+        self._hold(self._sizes[i])
+        self._stats.loads += 1
+        self._stats.loaded_bytes += self._sizes[i]
+        self._ahead.append((i, self._worker.submit(self._loaded, i)))
+
+    def _loaded(self, i: int) -> Block:
+        block = self._load(i)
+        self._settle()
+        return block
+
+    def _forget_until(self, i: int) -> None:
+        """Drop what was loaded for a pass that ended early."""
+        while self._ahead and self._ahead[0][0] != i:
+            other, loading = self._ahead.popleft()
+            if not loading.cancel():
+                wait([loading])
+            self._hold(-self._sizes[other])
+
+    def _hold(self, n_bytes: int) -> None:
+        self._stats.held_bytes += n_bytes
+        self._stats.most_held_bytes = max(self._stats.most_held_bytes, self._stats.held_bytes)
+
+
+def choose_pinned(sizes: Sequence[int], paging: Paging) -> list[int]:
+    """The blocks that stay.
+
+    Args:
+        sizes: bytes of each block's weights.
+        paging: what is asked for.
+
+    Raises:
+        InvalidOption: there is no room for two blocks and those to stay, or there are no such blocks.
+    """
+    everything = range(len(sizes))
+    if paging.pinned_layers is not None:
+        if bad := [i for i in paging.pinned_layers if i not in everything]:
+            raise InvalidOption(f"pinned_layers has {bad[0]} (accepted: 0 to {len(sizes) - 1})")
+        candidates = [sorted(set(paging.pinned_layers))]
+    else:
+        candidates = [_all_but(n, len(sizes)) for n in range(len(sizes) + 1)]
+    needed = [_needed(sizes, pinned) for pinned in candidates]
+    for pinned, n_bytes in zip(candidates, needed, strict=True):
+        if n_bytes <= paging.budget:
+            return pinned
+    raise InvalidOption(
+        f"resident_bytes is {paging.budget}, and at least {min(needed)} are needed: two layers are there at any time,"
+        f" besides those that stay (all {len(sizes)} take {sum(sizes)})"
+    )
+
+
+def _all_but(n_streamed: int, n: int) -> list[int]:
+    streamed = {j * n // n_streamed for j in range(n_streamed)}
+    return [i for i in range(n) if i not in streamed]
+
+
+def _needed(sizes: Sequence[int], pinned: Sequence[int]) -> int:
+    streamed = sorted(size for i, size in enumerate(sizes) if i not in set(pinned))
+    return sum(sizes[i] for i in pinned) + sum(streamed[-_BUFFERS:])

@@ -1,0 +1,233 @@
+"""Layers that are streamed: the logits of layers that are not, within the memory that was granted."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from slm_conformance.factories import SHAPES, make_tiny_model
+from slm_core.errors import DecodeFailed, InvalidOption, ModelClosed, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.types import ContextOptions, ModelOptions
+from slm_native import weights
+from slm_native.backend import NativeBackend
+from slm_native.paging import LayerPager, Paging, choose_pinned
+
+N_LAYERS = 7
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A llama of seven layers, so that some stay, some come and go."""
+    shape = dataclasses.replace(SHAPES["llama"], n_layers=N_LAYERS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHAPES, "llama", shape)
+        return make_tiny_model("llama", "q8_0").write(tmp_path_factory.mktemp("paging") / "seven.gguf")
+
+
+@pytest.fixture(scope="module")
+def layer_bytes(path) -> int:
+    with GgufFile.open(path) as file:
+        return sum(info.n_bytes for name, info in file.tensors.items() if name.startswith("blk.0."))
+
+
+def logits_of(model, feed, random_tokens) -> np.ndarray:
+    """A prompt in two chunks, and steps."""
+    with model.new_context(ContextOptions(n_ctx=128, n_batch=20)) as context:
+        return np.concatenate([feed(context, random_tokens(30)), feed(context, random_tokens(5, seed=1), chunk=1)])
+
+
+@pytest.mark.parametrize("n_granted", [2, 3, 5])
+def test_logits_are_those_of_a_model_that_is_all_there(load, path, tier, layer_bytes, n_granted, feed, random_tokens):
+    """To the bit: the same steps on the same weights."""
+    whole = load(path, tier, expanded_bytes=0)
+    paged = load(path, tier, resident_bytes=n_granted * layer_bytes)
+    assert whole.paging is None
+    for _ in range(2):
+        np.testing.assert_array_equal(
+            logits_of(paged, feed, random_tokens), logits_of(whole, feed, random_tokens), "layers were mixed up"
+        )
+    assert len(paged.paging.pinned_layers) == n_granted - 2
+
+
+def test_every_pass_loads_what_does_not_stay_and_nothing_else(load, path, tier, layer_bytes, feed, random_tokens):
+    model = load(path, tier, resident_bytes=4 * layer_bytes, pinned_layers=[0, 3])
+    context, streamed = model.new_context(ContextOptions(n_ctx=64)), N_LAYERS - 2
+    for n_passes in (1, 2, 3):
+        feed(context, [n_passes])
+        stats = model.paging
+        assert stats.pinned_layers == (0, 3)
+        assert stats.loads == n_passes * streamed + 2, "two layers of the next pass are on their way"
+        assert stats.loaded_bytes == stats.loads * layer_bytes
+        assert stats.hits + stats.stalls == n_passes * N_LAYERS
+        assert stats.hits >= 2 * n_passes, "a layer that stays was waited for"
+        assert stats.held_bytes == stats.most_held_bytes == 4 * layer_bytes
+    assert (stats.stalls > 0) == (stats.stalled_seconds > 0)
+
+
+def test_a_budget_for_all_layers_streams_none(load, path, tier, layer_bytes, feed, random_tokens):
+    model = load(path, tier, resident_bytes=N_LAYERS * layer_bytes)
+    logits_of(model, feed, random_tokens)
+    assert (model.paging.loads, model.paging.stalls) == (0, 0)
+    assert model.paging.pinned_layers == tuple(range(N_LAYERS))
+
+
+def test_no_more_memory_is_held_than_was_granted(load, path, tier, layer_bytes, monkeypatch, feed, random_tokens):
+    """Counted where tensors are read and where their memory is given back, not by the pager."""
+    held, most, lock = [0], [0], threading.Lock()
+
+    def count(n_bytes: int) -> None:
+        with lock:
+            held[0] += n_bytes
+            most[0] = max(most[0], held[0])
+
+    class Counted(weights.QuantizedTensor):
+        def __init__(self, name, shape, ggml_type, data) -> None:
+            super().__init__(name, shape, ggml_type, data)
+            if data.base is None:  # memory of its own; parts and the mapped file have none
+                count(data.nbytes)
+                weakref.finalize(data, count, -data.nbytes)
+
+    monkeypatch.setattr(weights, "QuantizedTensor", Counted)
+    model = load(path, tier, resident_bytes=3 * layer_bytes)
+    for _ in range(3):
+        logits_of(model, feed, random_tokens)
+        assert held[0] <= 3 * layer_bytes
+    assert 2 * layer_bytes < most[0] <= 3 * layer_bytes
+    model.close()
+    assert held[0] == 0, "closing does not free the layers"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_the_thread_ends_with_the_model(path, layer_bytes, feed, closed):
+    before = set(threading.enumerate())
+    model = NativeBackend().load(
+        path, ModelOptions(backend_options={"tier": "reference", "resident_bytes": 2 * layer_bytes})
+    )
+    with model.new_context(ContextOptions(n_ctx=64)) as context:
+        feed(context, [1, 2])
+    (thread,) = set(threading.enumerate()) - before
+    if closed:
+        model.close()
+        assert not thread.is_alive()
+        with pytest.raises(ModelClosed):
+            model.paging  # noqa: B018
+    del model, context  # one that nobody closed
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_load_that_fails_is_told_and_changes_nothing(load, path, layer_bytes, monkeypatch, feed, random_tokens):
+    model = load(path, resident_bytes=2 * layer_bytes)
+    context, untouched = (model.new_context(ContextOptions(n_ctx=64)) for _ in range(2))
+    for each in (context, untouched):
+        feed(each, random_tokens(10))
+    prepare = model._transformer._kernels.prepare
+
+    def fail(tensor):
+        if tensor.name == "blk.5.ffn_up.weight":
+            raise OSError("the disk is gone")
+        return prepare(tensor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model._transformer._kernels, "prepare", fail)
+        for _ in range(2):
+            with pytest.raises(DecodeFailed, match="layer 5 could not be loaded: OSError: the disk is gone"):
+                feed(context, random_tokens(4, seed=1))
+    assert context.length(0) == 10
+    more = random_tokens(20, seed=2)
+    np.testing.assert_array_equal(feed(context, more), feed(untouched, more))
+    assert model.paging.most_held_bytes == 2 * layer_bytes
+
+
+def test_a_step_that_fails_in_the_middle_leaves_the_pager_in_order(load, path, layer_bytes, monkeypatch, feed):
+    model, calls = load(path, resident_bytes=3 * layer_bytes), []
+    context = model.new_context(ContextOptions(n_ctx=64))
+    wanted = feed(context, [1, 2, 3])
+    context.clear()
+    kernels = model._transformer._kernels
+    attention = kernels.attention_over_runs
+
+    def fail(*args, **named):
+        calls.append(args)
+        if len(calls) == 4:
+            raise ZeroDivisionError
+        return attention(*args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "attention_over_runs", fail)
+        with pytest.raises(ZeroDivisionError):
+            feed(context, [1, 2, 3])
+    np.testing.assert_array_equal(feed(context, [1, 2, 3]), wanted)
+    assert model.paging.held_bytes <= model.paging.most_held_bytes <= 3 * layer_bytes
+
+
+def test_two_threads_take_turns(load, path, layer_bytes, feed, random_tokens):
+    model = load(path, resident_bytes=3 * layer_bytes)
+    wanted = logits_of(load(path, expanded_bytes=0), feed, random_tokens)
+    found: list[np.ndarray] = []
+    threads = [threading.Thread(target=lambda: found.append(logits_of(model, feed, random_tokens))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    for each in found:
+        np.testing.assert_array_equal(each, wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resident_bytes": 1000}, r"resident_bytes is 1000, and at least \d+ are needed: two layers .* \(all 7 take"),
+        ({"resident_bytes": -1}, "at least"),
+        ({"resident_bytes": 1 << 30, "pinned_layers": [7]}, r"pinned_layers has 7 \(accepted: 0 to 6\)"),
+        ({"resident_bytes": 1 << 30, "pinned_layers": "01"}, "list of layers"),
+        ({"resident_bytes": 1 << 30, "pinned_layers": [True]}, "list of layers"),
+        ({"pinned_layers": [1]}, "give both"),
+        ({"resident_bytes": 1 << 30, "expanded_bytes": 5}, "accepted: one of them"),
+        ({"resident_bytes": "much"}, "memory that the layers' weights may take"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(load, path, options, message):
+    with pytest.raises(InvalidOption, match=message):
+        load(path, **options)
+
+
+def test_types_without_a_kernel_are_refused_when_the_model_is_loaded(load, path, layer_bytes, monkeypatch):
+    def refuse(data, ggml_type, shape):
+        raise UnsupportedModel("no such type")
+
+    monkeypatch.setattr(weights, "check_tensor", refuse)
+    with pytest.raises(UnsupportedModel, match="no such type"):
+        load(path, resident_bytes=2 * layer_bytes)
+
+
+def test_layers_that_stay_lie_between_those_that_come():
+    sizes = [10] * 12
+    assert choose_pinned(sizes, Paging(120)) == list(range(12))
+    assert choose_pinned(sizes, Paging(80)) == [1, 3, 5, 7, 9, 11], "six stay, two buffers"
+    assert choose_pinned(sizes, Paging(29)) == []
+    uneven = [10, 30, 10, 10, 50, 10]
+    pinned = choose_pinned(uneven, Paging(100))
+    assert sum(uneven[i] for i in pinned) + 80 <= 100, "the two largest that are streamed fit beside them"
+
+
+def test_the_next_block_is_on_its_way_while_one_computes():
+    """Order of events, without a clock: block 3 is asked for before the pass wants it."""
+    asked = [threading.Event() for _ in range(6)]
+
+    def load(i: int):
+        asked[i].set()
+        return weights.Block(*[None] * 7)
+
+    pager = LayerPager(load, [1] * 6, Paging(2), lambda: None, lambda share: None)
+    with pager.walk() as block_at:
+        for i in range(5):
+            block_at(i)
+            assert asked[i + 1].wait(10), f"block {i + 1} is not loaded while {i} computes"
+    pager.close()
