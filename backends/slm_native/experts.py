@@ -13,6 +13,8 @@ from slm_core.architectures import ExpertsSpec, Gating
 from slm_native.kernels import FloatArray, KernelSet
 from slm_native.kv import Array
 
+_NEAR = 0.02  # twice the noise that Phi 3.5 MoE was trained with; files do not say it
+
 
 class Routes(NamedTuple):
     """Which experts the tokens of a batch use.
@@ -38,6 +40,8 @@ def route(scores: FloatArray, spec: ExpertsSpec, selection_bias: FloatArray | No
     ranked = shares if selection_bias is None else shares + selection_bias
     chosen = np.argsort(-ranked, axis=1, kind="stable")[:, : spec.n_used]
     weights = np.take_along_axis(shares, chosen, axis=1)
+    if spec.gating is Gating.SPARSE_MIXER:
+        weights = _mixed_sparsely(scores, chosen)
     if spec.gating is Gating.SOFTMAX_OF_CHOSEN:
         weights = _softmax(weights)
     if spec.normalized:
@@ -84,6 +88,18 @@ def _shares(scores: FloatArray, gating: Gating) -> FloatArray:
             shares: FloatArray = np.reciprocal(1 + np.exp(-scores))
         return shares
     return scores
+
+
+def _mixed_sparsely(scores: FloatArray, chosen: NDArray[np.intp]) -> FloatArray:
+    """The weights [T, n_used] of ``Gating.SPARSE_MIXER``, for experts ``chosen`` in falling order of their scores."""
+    left, weights = scores.copy(), np.empty(chosen.shape, np.float32)
+    for rank in range(chosen.shape[1]):
+        expert = chosen[:, rank : rank + 1]
+        best = np.take_along_axis(scores, expert, axis=1)
+        near = best - scores <= _NEAR * np.maximum(np.abs(scores), best)
+        weights[:, rank] = 1 / np.where(near, np.exp(left - best), 0).sum(axis=1)
+        np.put_along_axis(left, expert, -np.inf, axis=1)
+    return weights
 
 
 def _softmax(scores: FloatArray) -> FloatArray:

@@ -248,6 +248,13 @@ FAMILIES: dict[str, Family] = {
         | {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 64},
         _LONG,
     ),
+    "phimoe": Family(
+        "phimoe",
+        _sizes(embd=144) | {"expert_count": 7, "expert_used_count": 2},
+    ),
+    "refact": Family("refact", _without_rope(_sizes(embd=144, kv_heads=1))),
+    # llama.cpp takes no epsilon from a qwen2vl's file.
+    "qwen2vl": Family("qwen2vl", _sizes(embd=144) | {RMS: 0.0, "rope.dimension_sections": [3, 3, 2, 0]}),
     "qwen3vl": Family("qwen3vl", _sizes() | {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 0}),
 }
 """By a name of ours: most architectures once, some in several variants."""

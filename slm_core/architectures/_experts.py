@@ -6,7 +6,12 @@ from slm_core.architectures._keys import Keys
 from slm_core.architectures._spec import ExpertsSpec, Gating
 from slm_core.errors import InvalidModelFile
 
-_CODES = {Gating.SOFTMAX: 1, Gating.SIGMOID: 2, Gating.SOFTMAX_OF_CHOSEN: 3}  # as files spell them
+_CODES = {
+    Gating.SOFTMAX: 1,
+    Gating.SIGMOID: 2,
+    Gating.SOFTMAX_OF_CHOSEN: 3,
+    Gating.SPARSE_MIXER: 1,
+}  # as files spell them
 
 
 def read_experts(keys: Keys, *, normalized: bool, gating: Gating = Gating.SOFTMAX) -> ExpertsSpec:

@@ -69,6 +69,9 @@ class Gating(Enum):
     """Each expert by itself."""
     SOFTMAX_OF_CHOSEN = "softmax_of_chosen"
     """A softmax over the chosen ones."""
+    SPARSE_MIXER = "sparse_mixer"
+    """Of each chosen one, a softmax over those that are left and score within 2 % of it (SparseMixer-v2, Liu et al.
+    2024, https://arxiv.org/abs/2409.12136, as Phi 3.5 MoE has it)."""
 
 
 @dataclass(frozen=True, slots=True)

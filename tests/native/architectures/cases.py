@@ -314,6 +314,20 @@ CASES: dict[str, Case | str] = {
     "nemotron": _case("Nemotron", one_added, norm_eps=1e-5, **_rope("default", partial_rotary_factor=0.5)),
     "exaone": _WITHOUT_TRANSFORMERS,
     "minicpm_long": _WITHOUT_TRANSFORMERS,
+    "phimoe": _case(
+        "Phimoe",
+        halved,
+        **{**_EXPERTS, "num_experts_per_tok": 2},
+        attention_bias=True,
+        lm_head_bias=True,
+        llama_cpp=False,
+        note="llama.cpp takes its layer norms for RMS norms, and weighs experts by another softmax",
+    ),
+    "refact": _WITHOUT_TRANSFORMERS,
+    "qwen2vl": _case(
+        "Qwen2",
+        note=f"{_TEXT_ALONE}; llama.cpp 0.3.36 ignores the epsilon of its norms, which is 0 here",
+    ),
     "qwen3vl": _case("Qwen3", note=_TEXT_ALONE),
 }
 """By family; a text where transformers has none, and says why."""
