@@ -12,7 +12,7 @@ from slm_native.backend import NativeBackend
 from slm_onnx.backend import OnnxBackend
 
 RUNS = {"llama", "llama_tied", "llama_biases", "llama_linear", "llama3", "llama_yarn", "mistral", "qwen2", "qwen3",
-        "internlm2", "ernie4_5", "exaone", "qwen3vl"}  # fmt: skip
+        "internlm2", "ernie4_5", "exaone", "qwen2vl", "qwen3vl"}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", sorted(RUNS))

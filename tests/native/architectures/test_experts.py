@@ -33,10 +33,21 @@ def weights_by_hand(scores: list[float], gating: Gating, normalized: bool, bias:
     if gating is Gating.SOFTMAX_OF_CHOSEN:
         total = math.fsum(math.exp(weight) for weight in weights.values())
         weights = {i: math.exp(weight) / total for i, weight in weights.items()}
+    if gating is Gating.SPARSE_MIXER:
+        weights = {i: among_the_near(scores, i, chosen[:rank]) for rank, i in enumerate(chosen)}
     if normalized:
         total = math.fsum(weights.values())
         weights = {i: weight / total for i, weight in weights.items()}
     return weights
+
+
+def among_the_near(scores: list[float], chosen: int, before: list[int]) -> float:
+    """The weight of an expert among those not chosen before it whose score is within 2 % of its own."""
+    best, total = scores[chosen], 0.0
+    for i, score in enumerate(scores):
+        if i not in before and not (best - score) / max(abs(score), best) > 2 * 0.01:
+            total += math.exp(score - best)
+    return 1 / total
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -45,6 +56,8 @@ def weights_by_hand(scores: list[float], gating: Gating, normalized: bool, bias:
 def test_routing(gating, normalized, biased):
     rng = np.random.default_rng(0)
     scores = rng.standard_normal((20, N_EXPERTS)).astype(np.float32)
+    if gating is Gating.SPARSE_MIXER:
+        scores = 3 + np.float32(0.05) * scores  # so that some are within 2 % of others
     bias = rng.standard_normal(N_EXPERTS).astype(np.float32) if biased else None
     routes = route(scores, ExpertsSpec(N_EXPERTS, N_USED, gating, normalized, scale=1.5), bias)
     for row, experts, weights in zip(scores, routes.experts, routes.weights, strict=True):
