@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.architectures import ModelSpec, Rope, RopeSpec, TemperatureSpec
+from slm_core.architectures import ModelSpec, Rope, rope_kind, ropes_of, temperatures
 from slm_native.kernels import KernelSet, Rotation
 from slm_native.kv import Array
 
@@ -44,12 +44,8 @@ class Positions:
     ) -> None:
         self._kernels = kernels
         self._layers = spec.layers
-        self._kind = "".join({_table(layer.rope, n_ctx) for layer in spec.layers if layer.rope is not None})
-        ropes = {
-            layer.rope: Rope(layer.rope, _factors(layer.rope, n_ctx, read_factors))
-            for layer in spec.layers
-            if layer.rope is not None
-        }
+        self._kind = rope_kind(spec, n_ctx)
+        ropes = ropes_of(spec, n_ctx, read_factors)
         self._ropes = [None if layer.rope is None else ropes[layer.rope] for layer in spec.layers]
 
     @property
@@ -60,14 +56,14 @@ class Positions:
     def at(self, positions: NDArray[np.int32]) -> Sequence[LayerPositions]:
         """What each layer [L] does to the heads of a batch at ``positions`` [T]."""
         made = {rope: self._rotation(rope, *rope.tables(positions)) for rope in self._ropes if rope is not None}
-        temperatures = {
+        factors = {
             layer.temperature: None
             if layer.temperature is None
-            else self._kernels.from_host(_temperatures(layer.temperature, positions))
+            else self._kernels.from_host(temperatures(layer.temperature, positions)[:, None, None])
             for layer in self._layers
         }
         return [
-            LayerPositions(None if rope is None else made[rope], temperatures[layer.temperature])
+            LayerPositions(None if rope is None else made[rope], factors[layer.temperature])
             for rope, layer in zip(self._ropes, self._layers, strict=True)
         ]
 
@@ -90,23 +86,3 @@ class Positions:
 
     def _turned(self, heads: Array, rotation: Rotation) -> Array:
         return self._kernels.rope(heads, rotation.cos, rotation.sin, rotation.style)
-
-
-def _temperatures(temperature: TemperatureSpec, positions: NDArray[np.int32]) -> NDArray[np.float32]:
-    """[T, 1, 1]."""
-    steps = np.log1p(np.floor(positions / temperature.length))
-    return (1 + temperature.scale * steps).astype(np.float32)[:, None, None]
-
-
-def _factors(
-    rope: RopeSpec, n_ctx: int, read: Callable[[str], NDArray[np.float32] | None]
-) -> NDArray[np.float32] | None:
-    if rope.long is not None:
-        return read(rope.long.long if _table(rope, n_ctx) == "long" else rope.long.short)
-    return None if rope.factors is None else read(rope.factors)
-
-
-def _table(rope: RopeSpec, n_ctx: int) -> str:
-    if rope.long is None:
-        return ""
-    return "long" if n_ctx > rope.long.n_ctx_original else "short"

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from slm_core.architectures import ModelSpec
+from slm_core.architectures import ModelSpec, alibi_slopes
 from slm_core.gguf import GgufFile
 from slm_core.quant import QuantizedTensor, check_tensor
-from slm_native.kernels import KernelSet, Linear, Norm, Scoring, Weight, alibi_slopes
+from slm_native.kernels import KernelSet, Linear, Norm, Scoring, Weight
 from slm_native.kv import Array
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from slm_core.architectures import alibi_slopes
 from slm_core.types import KvType
 from slm_native import _extension
 from slm_native.kernels.cpu import CpuKernels
-from slm_native.kernels.kernelset import PLAIN, Scoring, alibi_slopes
+from slm_native.kernels.kernelset import PLAIN, Scoring
 from slm_native.kv import PAGE_TOKENS, BatchPlan, PagedKvCache, PageLayout, codec_of
 
 if (_missing := _extension.why_missing()) is not None:

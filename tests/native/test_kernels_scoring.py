@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from slm_core.architectures import Activation, Xielu
-from slm_native.kernels import Scoring, alibi_slopes, select_kernels
+from slm_core.architectures import Activation, Xielu, alibi_slopes
+from slm_native.kernels import Scoring, select_kernels
 
 ROUNDING = 2.0**-24
 X = np.concatenate([np.linspace(-12, 12, 241), [-1e4, -100.0, 100.0, 1e4]]).astype(np.float32)

@@ -1,6 +1,6 @@
 """Kernel sets: the arithmetic of a transformer in tiers, one of which is chosen when a model is loaded."""
 
-from slm_native.kernels.kernelset import PLAIN, FloatArray, KernelSet, Scoring, alibi_slopes
+from slm_native.kernels.kernelset import PLAIN, FloatArray, KernelSet, Scoring
 from slm_native.kernels.parameters import Linear, Norm, Rotation, Weight
 from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels
 
@@ -16,6 +16,5 @@ __all__ = [
     "Rotation",
     "Scoring",
     "Weight",
-    "alibi_slopes",
     "select_kernels",
 ]

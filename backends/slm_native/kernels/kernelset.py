@@ -52,18 +52,6 @@ class Scoring:
 PLAIN = Scoring()
 
 
-def alibi_slopes(n_heads: int, max_bias: float) -> FloatArray:
-    """Slopes of ALiBi (Press et al. 2021, https://arxiv.org/abs/2108.12409), as float32 [H].
-
-    A geometric series down to 2 ** -max_bias for a power of two of heads; the other heads get every second of the
-    series for twice as many, as the authors' code has it.
-    """
-    n = 1 << (n_heads.bit_length() - 1)
-    exponents = [max_bias * (i + 1) / n for i in range(n)]
-    exponents += [max_bias * (2 * i + 1) / (2 * n) for i in range(n_heads - n)]
-    return np.array([2.0**-exponent for exponent in exponents], np.float32)
-
-
 class KernelSet(ABC):
     """The arithmetic of a transformer. Holds no state that a step changes visibly, so threads may share it.
 
