@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.architectures import ModelSpec, Rope, rope_kind, ropes_of, temperatures
+from slm_core.architectures import ModelSpec, ReadFactors, Rope, rope_kind, ropes_of, temperatures
 from slm_native.kernels import KernelSet, Rotation
 from slm_native.kv import Array
 
@@ -39,7 +39,7 @@ class Positions:
         self,
         spec: ModelSpec,
         n_ctx: int,
-        read_factors: Callable[[str], NDArray[np.float32] | None],
+        read_factors: ReadFactors,
         kernels: KernelSet,
     ) -> None:
         self._kernels = kernels

@@ -46,7 +46,7 @@ class CellTable:
     """
 
     def __init__(self, n_cells: int, n_seq_max: int) -> None:
-        self._positions = np.zeros(n_cells, np.int64)
+        self._positions = np.zeros(n_cells, np.int32)
         self._held = np.zeros((n_seq_max, n_cells), np.bool_)  # [sequence, cell]
         self.n_used = 0
 
@@ -65,19 +65,19 @@ class CellTable:
         cells = np.flatnonzero(self._held[seq_id, : self.n_used])
         return cells[np.argsort(self._positions[cells], kind="stable")]
 
-    def visible(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which cells tokens see that are about to be appended: their own sequence's, up to their own position.
+    def distances(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """How far behind tokens that are about to be appended each cell lies.
 
         Args:
             seq_ids: of the tokens [n].
             positions: of the tokens [n].
 
         Returns:
-            bool [n, n_used + n].
+            int32 [n, n_used + n]; below 0 where a token does not see a cell: it sees its own sequence's, up to itself.
         """
         n = self.n_used
-        earlier = self._held[seq_ids, :n] & (self._positions[:n] <= positions[:, None])
-        beside = (seq_ids[:, None] == seq_ids) & (positions <= positions[:, None])
+        earlier = np.where(self._held[seq_ids, :n], positions[:, None] - self._positions[:n], -1)
+        beside = np.where(seq_ids[:, None] == seq_ids, positions[:, None] - positions, -1)
         return np.concatenate([earlier, beside], axis=1)
 
     def append(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> None:

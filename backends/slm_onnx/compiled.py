@@ -17,12 +17,19 @@ from slm_core.diskcache import DiskCache
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_onnx import BACKEND, runtime
-from slm_onnx.coverage import rope_of
-from slm_onnx.decoder import PLANES, DecoderGraph, GraphOptions, edit_graph, past
+from slm_onnx.decoder import DecoderGraph
+from slm_onnx.editor import edit_graph
+from slm_onnx.products import GraphOptions
 
-BUILDER_VERSION = 3
+BUILDER_VERSION = 4
 """Raised with every change of the graph."""
 
+_NUMBERS = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+}
 _FILE, _PACKED = "decoder.onnx", "packed.onnx"
 _CPU = "CPUExecutionProvider"
 _WORTH_KEEPING = 64 << 20  # bytes of weights from which "auto" keeps what was built
@@ -99,20 +106,20 @@ class Compiler:
 
     def _sample(self, session: Any) -> NDArray[np.float32]:
         """Logits of two random tokens."""
-        spec, dtype, n = self._spec, self._options.dtype, 2
-        rng, half = np.random.default_rng(0), rope_of(spec).n_dims // 2
-        inputs = {
-            "inputs_embeds": rng.standard_normal((1, n, spec.n_embd)).astype(dtype),
-            "cos": np.ones((n, half), dtype),
-            "sin": np.zeros((n, half), dtype),
+        n, rng = 2, np.random.default_rng(0)
+        given: dict[str, NDArray[Any]] = {
+            "inputs_embeds": rng.standard_normal((1, n, self._spec.n_embd)),
             "rows": np.arange(n)[None],
-            "attention_bias": np.zeros((1, 1, n, n), dtype),
-            "seqlens_k": np.array([n - 1], np.int32),
-            "total_sequence_length": np.array(n, np.int32),
             "logits_rows": np.arange(n),
+            "seqlens_k": np.array([n - 1]),
+            "total_sequence_length": np.array(n),
         }
-        empty = np.zeros((1, spec.n_kv_heads, n, spec.head_dim), dtype)
-        inputs |= {past(layer, plane): empty for layer in range(spec.n_layers) for plane in PLANES}
+        inputs = {}
+        for port in session.get_inputs():  # the others say what to add, and are empty caches
+            shape = [size if isinstance(size, int) else n for size in port.shape]
+            fill = 1 if port.name.startswith(("cos", "temperature")) else 0
+            values = given.get(port.name, np.full(shape, fill))
+            inputs[port.name] = values.astype(_NUMBERS[port.type])
         (logits,) = session.run(["logits"], inputs)
         found: NDArray[np.float32] = logits
         return found

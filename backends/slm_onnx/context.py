@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.architectures import ModelSpec, Rope
+from slm_core.architectures import ModelSpec, ReadFactors
 from slm_core.contextbase import ContextBase, check_context_options
-from slm_core.errors import InvalidOption
+from slm_core.errors import InvalidOption, InvalidPosition
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits
 from slm_onnx import BACKEND, runtime
 from slm_onnx.cells import CellTable
 from slm_onnx.kvstore import CellMover, KvStore
+from slm_onnx.positions import Positions
 from slm_onnx.providers import KV_TYPES, Device
 
 _PAYLOAD_VERSION = 1
@@ -29,21 +30,23 @@ class Engine:
 
     Attributes:
         spec: the model.
-        rope: its position embedding.
+        read_factors: reads tables of its position embedding.
         embedding: its token embedding, as it lies in the file.
+        position_embedding: learned positions, likewise.
         decoder: session of the decoder graph.
         mover: session of the graph that moves cells.
-        turner: session of the graph that turns keys where they lie.
+        turner: session of the graph that turns keys where they lie, None where no layer rotates them.
         device: where they run.
         fingerprint: of the model.
     """
 
     spec: ModelSpec
-    rope: Rope
+    read_factors: ReadFactors
     embedding: QuantizedTensor
+    position_embedding: QuantizedTensor | None
     decoder: Any
     mover: Any
-    turner: Any
+    turner: Any | None
     device: Device
     fingerprint: str
 
@@ -74,20 +77,24 @@ class OnnxContext(ContextBase):
         self._engine: Engine = engine
         self._cells = CellTable(options.n_ctx, options.n_seq_max)
         self._store = KvStore(spec, options.n_ctx, self._dtype, engine.device)
-        self._mover = CellMover(engine.mover, engine.turner, self._store, engine.rope)
-        self._binding = engine.decoder.io_binding()
-        self._store.bind(self._binding)
+        self._positions = Positions(spec, options.n_ctx, engine.read_factors)
+        self._mover = CellMover(engine.mover, engine.turner, self._store, self._positions)
+        self._binding = self._store.bind(engine.decoder)
         super().__init__(
             options,
             backend=BACKEND,
             fingerprint=engine.fingerprint,
             n_vocab=spec.n_vocab,
-            edit_level=EditLevel.CUT,
+            edit_level=EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE,
             capabilities=frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD}),
-            payload_format=f"{_PAYLOAD_VERSION};{self._kv_type};L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}",
+            payload_format=f"{_PAYLOAD_VERSION};{self._kv_type};L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
+            + (f";rope={self._positions.kind}" if self._positions.kind else ""),
         )
 
     def _engine_decode(self, batch: Batch) -> Logits:
+        n_positions = self._engine.spec.n_positions
+        if n_positions is not None and (last := int(batch.positions.max())) >= n_positions:
+            raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
         self._make_room(len(batch.tokens))
         for name, array in self._inputs(batch):
             self._binding.bind_cpu_input(name, array)
@@ -98,21 +105,25 @@ class OnnxContext(ContextBase):
         return rows[: int(np.count_nonzero(batch.wants_logits))]
 
     def _inputs(self, batch: Batch) -> Iterator[tuple[str, NDArray[Any]]]:
-        dtype, n = self._dtype, len(batch.tokens)
-        embedding = self._engine.embedding
-        rows = dequantize_rows(embedding.data, embedding.ggml_type, embedding.shape[1], batch.tokens)
-        cos, sin = self._engine.rope.tables(batch.positions)
-        visible = self._cells.visible(batch.seq_ids, batch.positions)
+        dtype, n = np.dtype(self._dtype), len(batch.tokens)
+        distances = self._cells.distances(batch.seq_ids, batch.positions)
         wanted = np.flatnonzero(batch.wants_logits)
-        n_held = visible.shape[1]
-        yield "inputs_embeds", rows[None].astype(dtype)
-        yield "cos", cos.astype(dtype)
-        yield "sin", sin.astype(dtype)
+        n_held = distances.shape[1]
+        yield "inputs_embeds", self._embedded(batch)[None].astype(dtype, copy=False)
+        yield from self._positions.inputs(batch.positions, batch.positions, distances, dtype)
         yield "rows", np.arange(n, dtype=np.int64)[None]
-        yield "attention_bias", np.where(visible, 0, np.finfo(dtype).min).astype(dtype)[None, None]
         yield "seqlens_k", np.array([n_held - 1], np.int32)
         yield "total_sequence_length", np.array(n_held, np.int32)
         yield "logits_rows", wanted if len(wanted) else np.zeros(1, np.int64)
+
+    def _embedded(self, batch: Batch) -> NDArray[np.float32]:
+        """What enters the first block, [n, E]."""
+        x = _rows(self._engine.embedding, batch.tokens)
+        if self._engine.spec.embedding_scale != 1:
+            x *= np.float32(self._engine.spec.embedding_scale)
+        if self._engine.position_embedding is not None:
+            x += _rows(self._engine.position_embedding, batch.positions)
+        return x
 
     def _make_room(self, n: int) -> None:
         """Compact the cells where ``n`` do not fit behind them, or where most of them are idle."""
@@ -146,4 +157,8 @@ class OnnxContext(ContextBase):
 
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: the cache is freed here and now.
-        del self._binding, self._mover, self._store, self._engine
+        del self._binding, self._mover, self._store, self._positions, self._engine
+
+
+def _rows(tensor: QuantizedTensor, which: NDArray[np.int32]) -> NDArray[np.float32]:
+    return dequantize_rows(tensor.data, tensor.ggml_type, tensor.shape[1], which)

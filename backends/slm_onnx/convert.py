@@ -10,13 +10,14 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from onnx import ModelProto, TensorProto
-from slm_core.architectures import ModelSpec
+from slm_core.architectures import ModelSpec, Rope, ropes_of
 from slm_core.errors import InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import chat_template, further_templates, model_info
@@ -24,9 +25,11 @@ from slm_core.tokenization import build_vocab
 from slm_core.tokenization.export import tokenizer_files
 from slm_core.types import Progress
 from slm_onnx import BACKEND
-from slm_onnx.coverage import read_supported, rope_of
-from slm_onnx.decoder import PLANES, GraphOptions, past, present, read_rope
+from slm_onnx.coverage import read_supported
+from slm_onnx.ports import PLANES, Kinds, past, present
+from slm_onnx.products import GraphOptions
 from slm_onnx.standalone import StandaloneGraph
+from slm_onnx.tensors import read_values
 
 GRAPH, WEIGHTS = "model.onnx", "model.onnx.data"
 FINGERPRINT, N_PARAMS, QUANTIZATION = "slm_core.fingerprint", "slm_core.n_params", "slm_core.quantization"
@@ -58,6 +61,12 @@ def convert(source: Path, folder: Path, progress: Progress) -> None:
             _make(folder, gguf, spec, texts, progress)
         except OSError as error:
             raise InvalidOption(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+def rope_of(gguf: GgufFile, spec: ModelSpec) -> Rope:
+    """The position embedding of a model that has one for all layers and contexts."""
+    (rope,) = ropes_of(spec, _n_ctx(gguf), partial(read_values, gguf)).values()
+    return rope
 
 
 def write_graph(model: ModelProto, weights: Mapping[str, NDArray[Any]], folder: Path) -> None:
@@ -97,7 +106,7 @@ def _write_all(folder: Path, gguf: GgufFile, spec: ModelSpec, texts: Mapping[str
     for name, text in texts.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    graph = StandaloneGraph(gguf, spec, GraphOptions(), read_rope(gguf, spec), _n_ctx(gguf))
+    graph = StandaloneGraph(gguf, spec, GraphOptions(), rope_of(gguf, spec), _n_ctx(gguf))
     model = graph.build(lambda share: progress(0.7 * share))
     message = model.model()
     info = model_info(gguf, backend=BACKEND, device="")
@@ -114,6 +123,8 @@ def _texts(gguf: GgufFile, spec: ModelSpec) -> dict[str, str]:
         raise UnsupportedModel(
             f"{gguf.path}: architecture {spec.architecture!r} is not converted (accepted: {', '.join(_CLASSES)})"
         )
+    if any(rope.long is not None for rope in Kinds.of(spec).ropes):
+        raise UnsupportedModel(f"{gguf.path}: LongRoPE, which depends on the context's length, is not converted")
     vocab = build_vocab(gguf)
     ids = {"bos_token_id": vocab.bos, "eos_token_id": sorted(vocab.eog_ids), "pad_token_id": vocab.eos}
     named = {name: value for name, value in ids.items() if value not in (None, [])}
@@ -152,7 +163,7 @@ def _config(gguf: GgufFile, spec: ModelSpec) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": spec.norm_eps,
         "max_position_embeddings": _n_ctx(gguf),
-        "rope_theta": rope_of(spec).freq_base,
+        "rope_theta": Kinds.of(spec).ropes[0].freq_base,
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "use_cache": True,
     }

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 
-from slm_core.architectures import EMBEDDING, LayerSpec, ModelSpec, RopeSpec, check_tensors, read_spec
+from slm_core.architectures import EMBEDDING, POSITIONS, LayerSpec, ModelSpec, NormKind, Xielu, check_tensors, read_spec
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_onnx import BACKEND
+from slm_onnx.activations import ACTIVATIONS
 
-_OUTSIDE = frozenset({EMBEDDING, "output_norm.weight", "output.weight", "output.scale", "rope_freqs.weight"})
-_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-_INSIDE = frozenset(
-    {f"{name}.{part}" for name in _MATRICES for part in ("weight", "bias", "scale")}
-    | {f"{name}.weight" for name in ("attn_norm", "ffn_norm", "attn_q_norm", "attn_k_norm")}
-)
+_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_NORMS = ("attn_norm", "attn_norm_2", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+_HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
+_OUTSIDE_NORMS = ("token_embd_norm", "output_norm")
+_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+_HANDLED = {
+    "norm", "parallel", "embedding_scale", "residual_scale", "attention_scale", "attention_softcap", "alibi_max_bias",
+    "qkv_limit", "logit_scale", "logit_softcap", "window", "temperature", "activation", "ffn_norm",
+}  # fmt: skip
+_WORDS = {"experts": "a layer of experts", "latent": "attention to a latent"}
+_HEAD_WIDTHS = 8  # GroupQueryAttention takes heads of a multiple of this
 
 
 def read_supported(gguf: GgufFile) -> ModelSpec:
@@ -26,45 +34,45 @@ def read_supported(gguf: GgufFile) -> ModelSpec:
     """
     spec = read_spec(gguf)
     check_tensors(gguf, spec)
-    for need in _unusual(spec):
+    for need in _lacking(spec):
         raise UnsupportedModel(f"{gguf.path}: this {spec.architecture} model needs {need}, which {BACKEND} lacks")
+    known = set(_known(spec))
     for name in gguf.tensors:
-        if not _is_known(name, spec):
+        inside = name.split(".", 2)[2] if name.startswith("blk.") else name
+        if inside not in known and _is_used(name, spec):
             raise UnsupportedModel(f"{gguf.path}: {BACKEND} does not implement what tensor {name!r} is for")
     return spec
 
 
-def rope_of(spec: ModelSpec) -> RopeSpec:
-    """The position embedding, the same in every layer of a model that ``read_supported`` gave."""
-    rope = spec.layers[0].rope
-    assert rope is not None, "checked when it was read"
-    return rope
-
-
-def _unusual(spec: ModelSpec) -> list[str]:
-    """What a model has besides what every decoder has."""
-    first = spec.layers[0]
+def _lacking(spec: ModelSpec) -> Iterator[str]:
+    """What a model has that the graph has not."""
     parts: tuple[ModelSpec | LayerSpec, ...] = (spec, *spec.layers)
-    found = [
-        f"{field.name} {getattr(part, field.name)}"
-        for part in parts
-        for field in fields(part)
-        if field.default is not MISSING and getattr(part, field.name) != field.default
-    ]
-    if any(layer.rope is None or layer.rope != first.rope for layer in spec.layers):
-        found.append("a position embedding that changes from layer to layer")
-    elif first.rope is not None and (first.rope.long is not None or first.rope.n_dims != spec.head_dim):
-        found.append("a position embedding of its own")
-    tensors = first.tensors
-    if "attn_norm.weight" not in tensors or "ffn_norm.weight" not in tensors or "ffn_gate.weight" not in tensors:
-        found.append("another kind of block")
-    if tensors.keys() & {"attn_q_norm.weight"} and tensors["attn_q_norm.weight"].shape != (spec.head_dim,):
-        found.append("a norm of several heads at once")
-    return found
+    for part in parts:
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if field.default is not MISSING and value != field.default and field.name not in _HANDLED:
+                yield _WORDS.get(field.name, f"{field.name} {value}")
+    for layer in spec.layers:
+        if not isinstance(layer.activation, Xielu) and layer.activation not in ACTIVATIONS:
+            yield f"the activation {layer.activation.value}"
+    if spec.head_dim % _HEAD_WIDTHS:
+        yield f"heads of {spec.head_dim} values (accepted: multiples of {_HEAD_WIDTHS})"
 
 
-def _is_known(name: str, spec: ModelSpec) -> bool:
+def _known(spec: ModelSpec) -> Iterator[str]:
+    """The tensors that the graph has a place for; those of blocks by the names behind "blk.N."."""
+    yield from (EMBEDDING, POSITIONS, *_FACTORS)
+    for name in (*_MATRICES, "output"):
+        yield from (f"{name}.{part}" for part in ("weight", "bias", "scale"))
+    for name in (*_NORMS, *_OUTSIDE_NORMS):
+        yield f"{name}.weight"
+        if spec.norm is NormKind.LAYER:
+            yield f"{name}.bias"
+    yield from (f"{name}.weight" for name in _HEAD_NORMS)
+
+
+def _is_used(name: str, spec: ModelSpec) -> bool:
     if not name.startswith("blk."):
-        return name in _OUTSIDE or not spec.model_tensors[name].used
-    _, layer, rest = name.split(".", 2)
-    return rest in _INSIDE or not spec.layers[int(layer)].tensors[rest].used
+        return spec.model_tensors[name].used
+    _, layer, inside = name.split(".", 2)
+    return spec.layers[int(layer)].tensors[inside].used

@@ -1,64 +1,29 @@
-"""The graph of a decoder, built from a model's specification; and the graph that edits its KV cache.
+"""The graph of a decoder, built from a model's specification.
 
 Shapes: n tokens of a batch, m rows of logits wanted, t cells that attention looks at, c cells of the cache, E embedding
 width, H query heads, K key and value heads, D head width, V vocabulary.
 
-All sequences' tokens are in one row of the batch; which token sees which cell is in ``attention_bias``. Keys lie in the
-cache after RoPE. The embedding is not in the graph: the host expands the rows it needs.
+All sequences' tokens are in one row of the batch; which token sees which cell is in ``attention_bias``, one for each
+window that layers have. Keys lie in the cache after RoPE. The embedding is not in the graph: the host expands the rows
+it needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from onnx import ModelProto
-from slm_core.architectures import ModelSpec, Rope, RopeStyle
+import numpy as np
+
+from slm_core.architectures import LayerSpec, ModelSpec, NormKind, RopeSpec, RopeStyle, alibi_slopes
 from slm_core.gguf import GgufFile
-from slm_core.quant import QuantizedTensor, dequantize
-from slm_onnx.coverage import rope_of
-from slm_onnx.graphwriter import MICROSOFT, Dim, GraphWriter
-from slm_onnx.nbits import PackedMatrix, pack
+from slm_onnx.activations import activated
+from slm_onnx.graphwriter import ELEMENT_TYPES, MICROSOFT, Dim, GraphWriter
+from slm_onnx.ports import PLANES, Kinds, past, present, rotation, sight, temperature
+from slm_onnx.products import GraphOptions, Products
 
-PLANES = ("key", "value")
-
-
-@dataclass(frozen=True, slots=True)
-class GraphOptions:
-    """What a graph depends on besides the model.
-
-    Attributes:
-        dtype: of activations and of the KV cache, "float32" or "float16".
-        accuracy_level: of MatMulNBits: 0 multiplies in float, 4 rounds activations to 8 bits.
-    """
-
-    dtype: str = "float32"
-    accuracy_level: int = 4
-
-
-def past(layer: int | str, plane: str) -> str:
-    """Name of the graphs' input that holds a layer's keys or values, [1, K, c, D]."""
-    return f"past_key_values.{layer}.{plane}"
-
-
-def present(layer: int | str, plane: str) -> str:
-    """Name of the output that holds them afterwards; bound to the same memory."""
-    return f"present.{layer}.{plane}"
-
-
-def read_tensor(gguf: GgufFile, name: str) -> QuantizedTensor:
-    """A tensor of a file, as it lies there."""
-    info = gguf.tensors[name]
-    return QuantizedTensor(name, info.shape, info.ggml_type, gguf.tensor_data(name))
-
-
-def read_rope(gguf: GgufFile, spec: ModelSpec) -> Rope:
-    """The position embedding of a file that ``check_tensors`` has accepted."""
-    if "rope_freqs.weight" not in gguf.tensors:
-        return Rope(rope_of(spec), None)
-    tensor = read_tensor(gguf, "rope_freqs.weight")
-    return Rope(rope_of(spec), dequantize(tensor.data, tensor.ggml_type, tensor.shape))
+_EMBEDDING_NORM = "token_embd_norm"
+_POST_NORM = "post_attention_norm"
 
 
 class DecoderGraph:
@@ -72,53 +37,69 @@ class DecoderGraph:
     Attributes:
         batch: rows of the batch.
         cells: length of the caches, before and after.
-        rotation: inputs of RoPE: positions, and the tables that they are rows of.
-        sight: further inputs of attention, which say what tokens see.
     """
 
     batch: ClassVar[Dim] = 1
     cells: ClassVar[tuple[Dim, Dim]] = ("c", "c")
-    rotation: ClassVar[tuple[str, str, str]] = ("rows", "cos", "sin")
-    sight: ClassVar[tuple[str, ...]] = ("", "", "", "attention_bias")
 
     def __init__(self, gguf: GgufFile, spec: ModelSpec, options: GraphOptions) -> None:
         self._gguf = gguf
         self._spec = spec
-        self._options = options
+        self._kinds = Kinds.of(spec)
+        self._dtype = options.dtype
         self._graph = GraphWriter("decoder", opset=21)
-        self._block_sums: dict[tuple[str, int], str] = {}
+        self._products = Products(self._graph, gguf, options)
+        self._scoring: dict[str, Any] = {}
+        if spec.attention_scale is not None:
+            self._scoring["scale"] = spec.attention_scale
+        if spec.attention_softcap is not None:
+            self._scoring["softcap"] = spec.attention_softcap
 
     def build(self, progress: Callable[[float], None]) -> GraphWriter:
         """Write the graph; ``progress`` hears the share of layers done."""
         graph, spec = self._graph, self._spec
         x = self._inputs()
         self._caches()
+        if self._has(f"{_EMBEDDING_NORM}.weight"):
+            x = self._norm(x, _EMBEDDING_NORM, "embedded.normed")
         branch = ""
         for layer in range(spec.n_layers):
-            x, normed = self._add_and_norm(x, branch, f"blk.{layer}.attn_norm")
-            x, normed = self._add_and_norm(x, self._attend(layer, normed), f"blk.{layer}.ffn_norm")
-            branch = self._feed_forward(layer, normed)
+            x, branch = self._block(layer, x, branch)
             progress((layer + 1) / spec.n_layers)
-        wanted = self._wanted(graph.node("Add", [x, branch], "last_hidden"))
-        normed = self._norm(wanted, "output_norm", "wanted.normed")
-        tied = "output.weight" not in self._gguf.tensors
-        rows = self._linear(normed, "token_embd" if tied else "output", "output.product")
-        graph.node("Cast", [rows], "logits", to=1)
+        _, normed = self._add_and_norm(x, branch, "output_norm")
+        output = "output" if self._has("output.weight") else "token_embd"
+        rows = self._products.linear(normed, output, "output.product")
+        if output != "output" and self._has("output.bias"):
+            rows = graph.node("Add", [rows, self._products.vector("output.bias")], "output.with_bias")
+        self._logits(rows)
         graph.output("logits", "float32", [self.batch, "m", spec.n_vocab])
         return graph
 
     def _inputs(self) -> str:
-        graph, spec, dtype = self._graph, self._spec, self._options.dtype
-        half = rope_of(spec).n_dims // 2
+        graph, spec, dtype = self._graph, self._spec, self._dtype
         embeddings = graph.input("inputs_embeds", dtype, [1, "n", spec.n_embd])
-        graph.input("cos", dtype, ["n", half])
-        graph.input("sin", dtype, ["n", half])
         graph.input("rows", "int64", [1, "n"])
-        graph.input("attention_bias", dtype, [1, 1, "n", "t"])
+        for kind, rope in enumerate(self._kinds.ropes):
+            for name in rotation(kind):
+                graph.input(name, dtype, ["n", rope.n_dims // 2])
+        for kind in range(len(self._kinds.windows)):
+            graph.input(sight(kind), dtype, [1, 1, "n", "t"])
+        for kind in range(len(self._kinds.temperatures)):
+            graph.input(temperature(kind), dtype, [1, "n", 1])
+        if spec.alibi_max_bias is not None:
+            self._slope(graph.input("distances", dtype, [1, 1, "n", "t"]), spec.alibi_max_bias)
         graph.input("seqlens_k", "int32", [1])
         graph.input("total_sequence_length", "int32", [])
         graph.input("logits_rows", "int64", ["m"])
         return embeddings
+
+    def _slope(self, distances: str, max_bias: float) -> None:
+        """ALiBi: what is added to scores then differs from head to head."""
+        graph = self._graph
+        slopes = -alibi_slopes(self._spec.n_heads, max_bias).reshape(1, -1, 1, 1).astype(self._dtype)
+        sloped = graph.node("Mul", [distances, graph.weight("slopes", slopes)], "sloped")
+        for kind in range(len(self._kinds.windows)):
+            graph.node("Add", [sight(kind), sloped], f"sloped.{sight(kind)}")
 
     def _caches(self) -> None:
         for layer in range(self._spec.n_layers):
@@ -128,152 +109,186 @@ class DecoderGraph:
                     (self._graph.input, self._graph.output), names, self.cells, strict=True
                 ):
                     shape: list[Dim] = [self.batch, self._spec.n_kv_heads, length, self._spec.head_dim]
-                    declare(name, self._options.dtype, shape)
+                    declare(name, self._dtype, shape)
 
-    def _wanted(self, hidden: str) -> str:
-        """The rows of hidden states that logits are made of."""
-        return self._graph.node("Gather", [hidden, "logits_rows"], "wanted", axis=1)
+    def _wanted(self, x: str) -> str:
+        """The rows that logits are made of."""
+        return self._graph.node("Gather", [x, "logits_rows"], f"{x}.wanted", axis=1)
 
-    def _attend(self, layer: int, x: str) -> str:
-        """X [1, n, E] to [1, n, E]."""
-        graph, spec, prefix = self._graph, self._spec, f"blk.{layer}."
-        q, k, v = (self._linear(x, f"{prefix}attn_{name}", f"{prefix}{name}") for name in ("q", "k", "v"))
-        q = self._rotate(self._head_norm(q, f"{prefix}attn_q_norm", spec.n_heads), f"{prefix}q.rotated")
-        k = self._rotate(self._head_norm(k, f"{prefix}attn_k_norm", spec.n_kv_heads), f"{prefix}k.rotated")
-        mixed = graph.node(
+    def _block(self, layer: int, x: str, branch: str) -> tuple[str, str]:
+        """One block, which reads ``x + branch``; what leaves it is again a sum of two.
+
+        Behind the last attention layer all is done token by token: only the rows that are wanted go on.
+        """
+        spec, prefix = self._spec, f"blk.{layer}."
+        is_last, ffn_norm = layer == spec.n_layers - 1, f"{prefix}{spec.layers[layer].ffn_norm}"
+        x, normed = self._add_and_norm(x, branch, f"{prefix}attn_norm")
+        own_norm = f"{prefix}attn_norm_2"
+        mixed = self._attend(
+            layer, self._norm(x, own_norm, f"{own_norm}.normed") if self._has_norm(own_norm) else normed
+        )
+        if is_last:
+            mixed, x = self._wanted(mixed), self._wanted(x)
+        attended = self._products.linear(mixed, f"{prefix}attn_output", f"{prefix}attended")
+        post_norm = "" if spec.layers[layer].ffn_norm == _POST_NORM else f"{prefix}{_POST_NORM}"
+        attended = self._added(attended, post_norm)
+        if not spec.parallel:
+            x, normed = self._add_and_norm(x, attended, ffn_norm)
+            return x, self._fed(layer, normed)
+        if self._has_norm(ffn_norm):
+            normed = self._norm(x, ffn_norm, f"{ffn_norm}.normed")
+        elif is_last:
+            normed = self._wanted(normed)
+        both = self._graph.node("Add", [attended, self._fed(layer, normed)], f"{prefix}branches")
+        return x, both
+
+    def _fed(self, layer: int, x: str) -> str:
+        return self._added(self._feed_forward(layer, x), f"blk.{layer}.post_ffw_norm")
+
+    def _added(self, made: str, post_norm: str) -> str:
+        """What a layer adds to the residual stream."""
+        if self._has_norm(post_norm):
+            made = self._norm(made, post_norm, f"{post_norm}.normed")
+        if self._spec.residual_scale == 1:
+            return made
+        factor = self._graph.number(self._spec.residual_scale, self._dtype)
+        return self._graph.node("Mul", [made, factor], f"{made}.scaled")
+
+    def _attend(self, index: int, x: str) -> str:
+        """X [1, n, E] to what the heads have seen, [1, n, H*D]."""
+        graph, spec, layer, prefix = self._graph, self._spec, self._spec.layers[index], f"blk.{index}."
+        q, k, v = self._queries_keys_values(prefix, x)
+        q = self._head_norm(q, f"{prefix}attn_q_norm", spec.n_heads)
+        k = self._head_norm(k, f"{prefix}attn_k_norm", spec.n_kv_heads)
+        if layer.rope is not None:
+            q = self._rotate(q, layer.rope, spec.n_heads)
+            k = self._rotate(k, layer.rope, spec.n_kv_heads)
+        if layer.temperature is not None:
+            kind = self._kinds.temperatures.index(layer.temperature)
+            q = graph.node("Mul", [q, temperature(kind)], f"{q}.sharpened")
+        return graph.node(
             "GroupQueryAttention",
             [
-                *(q, k, v, past(layer, "key"), past(layer, "value"), "seqlens_k", "total_sequence_length"),
-                *self.sight,
+                *(q, k, v, past(index, "key"), past(index, "value"), "seqlens_k", "total_sequence_length"),
+                *self._sight(layer),
             ],
-            [f"{prefix}mixed", present(layer, "key"), present(layer, "value")],
+            [f"{prefix}mixed", present(index, "key"), present(index, "value")],
             domain=MICROSOFT,
             num_heads=spec.n_heads,
             kv_num_heads=spec.n_kv_heads,
+            **self._scoring,
         )
-        return self._linear(mixed, f"{prefix}attn_output", f"{prefix}attended")
+
+    def _queries_keys_values(self, prefix: str, x: str) -> Sequence[str]:
+        spec, outputs = self._spec, [f"{prefix}{name}" for name in "qkv"]
+        if self._has(f"{prefix}attn_qkv.weight"):
+            sizes = [spec.head_dim * n for n in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)]
+            fused = self._products.linear(x, f"{prefix}attn_qkv", f"{prefix}qkv")
+            flat = self._products.split(fused, sizes, outputs)
+        else:
+            flat = self._products.linears(x, [f"{prefix}attn_{name}" for name in "qkv"], outputs)
+        if spec.qkv_limit is None:
+            return flat
+        limits = [self._graph.number(limit, self._dtype) for limit in (-spec.qkv_limit, spec.qkv_limit)]
+        return [self._graph.node("Clip", [part, *limits], f"{part}.clipped") for part in flat]
+
+    def _sight(self, layer: LayerSpec) -> Sequence[str]:
+        """Further inputs of attention, which say what tokens see."""
+        name = sight(self._kinds.windows.index(layer.window))
+        return "", "", "", name if self._spec.alibi_max_bias is None else f"sloped.{name}"
 
     def _head_norm(self, x: str, name: str, n_heads: int) -> str:
-        """The RMS norm of each head, where the model has one: x [1, n, heads * D]."""
-        if f"{name}.weight" not in self._gguf.tensors:
+        """The norm of heads, where the model has one: x [1, n, heads * D].
+
+        Its weight is [D], or [heads, D] where each has its own, or [heads * D] for a norm of all at once.
+        """
+        if not self._has_norm(name):
             return x
         graph, width = self._graph, self._spec.head_dim
+        shape = self._gguf.tensors[f"{name}.weight"].shape
+        if shape == (n_heads * width,) and n_heads > 1:
+            return self._norm(x, name, f"{name}.normed")
         heads = graph.node("Reshape", [x, graph.constant(f"heads.{n_heads}", [0, -1, n_heads, width])], f"{x}.heads")
-        normed = self._norm(heads, name, f"{heads}.normed")
+        if len(shape) == 1:
+            normed = self._norm(heads, name, f"{heads}.normed")
+        else:
+            ones = graph.weight(f"ones.{width}", np.ones(width, self._dtype))
+            same = self._normalized(heads, ones, f"{heads}.normed")
+            normed = graph.node("Mul", [same, self._products.vector(f"{name}.weight")], f"{heads}.weighted")
         return graph.node("Reshape", [normed, graph.constant(f"flat.{n_heads}", [0, -1, n_heads * width])], f"{x}.flat")
 
-    def _rotate(self, x: str, name: str) -> str:
-        interleaved = int(rope_of(self._spec).style is RopeStyle.INTERLEAVED)
-        return self._graph.node("RotaryEmbedding", [x, *self.rotation], name, domain=MICROSOFT, interleaved=interleaved)
+    def _rotate(self, x: str, rope: RopeSpec, n_heads: int) -> str:
+        return self._graph.node(
+            "RotaryEmbedding",
+            [x, *self._rotation(rope)],
+            f"{x}.rotated",
+            domain=MICROSOFT,
+            interleaved=int(rope.style is RopeStyle.INTERLEAVED),
+            num_heads=n_heads,
+            rotary_embedding_dim=0 if rope.n_dims == self._spec.head_dim else rope.n_dims,
+        )
 
-    def _feed_forward(self, layer: int, x: str) -> str:
-        graph, prefix = self._graph, f"blk.{layer}."
-        gate = self._linear(x, f"{prefix}ffn_gate", f"{prefix}gate")
-        up = self._linear(x, f"{prefix}ffn_up", f"{prefix}up")
-        sigmoid = graph.node("Sigmoid", [gate], f"{gate}.sigmoid")
-        silu = graph.node("Mul", [gate, sigmoid], f"{gate}.silu")
-        return self._linear(graph.node("Mul", [silu, up], f"{prefix}gated"), f"{prefix}ffn_down", f"{prefix}fed")
+    def _rotation(self, rope: RopeSpec) -> Sequence[str]:
+        """Inputs of RoPE: positions, and the tables that they are rows of."""
+        return "rows", *rotation(self._kinds.ropes.index(rope))
+
+    def _feed_forward(self, index: int, x: str) -> str:
+        """Its gate may have a matrix of its own, or the upper half of the one that goes up."""
+        prefix, activation = f"blk.{index}.", self._spec.layers[index].activation
+        gate, up, down = (f"{prefix}ffn_{name}" for name in ("gate", "up", "down"))
+        outputs, n_ff = [f"{prefix}gate", f"{prefix}up"], self._gguf.tensors[f"{down}.weight"].shape[1]
+        if self._gguf.tensors[f"{up}.weight"].shape[0] == 2 * n_ff:
+            gates = self._products.split(self._products.linear(x, up, f"{prefix}gate_up"), [n_ff, n_ff], outputs)
+        elif self._has(f"{gate}.weight"):
+            gates = self._products.linears(x, [gate, up], outputs)
+        else:
+            gates = [self._products.linear(x, up, f"{prefix}up")]
+        inner = activated(self._graph, gates[0], activation, self._dtype)
+        if len(gates) > 1:
+            inner = self._graph.node("Mul", [inner, gates[1]], f"{prefix}gated")
+        return self._products.linear(inner, down, f"{prefix}fed")
+
+    def _logits(self, rows: str) -> None:
+        """The rest, in float32: logits may be scaled, and capped."""
+        graph, spec, dtype = self._graph, self._spec, "float32"
+        steps: list[tuple[str, list[str], dict[str, Any]]] = [("Cast", [], {"to": ELEMENT_TYPES[dtype]})]
+        if spec.logit_scale != 1:
+            steps.append(("Mul", [graph.number(spec.logit_scale, dtype)], {}))
+        if spec.logit_softcap is not None:
+            cap = graph.number(spec.logit_softcap, dtype)
+            steps += [("Div", [cap], {}), ("Tanh", [], {}), ("Mul", [cap], {})]
+        for i, (operator, further, attributes) in enumerate(steps, 1):
+            output = "logits" if i == len(steps) else f"logits.{i}"
+            rows = graph.node(operator, [rows, *further], output, **attributes)
 
     def _add_and_norm(self, x: str, branch: str, name: str) -> tuple[str, str]:
-        """``x + branch`` and its norm; ``branch`` may be "" for nothing."""
+        """``x + branch`` and its norm, where the model has one there; ``branch`` may be "" for nothing."""
         if not branch:
-            return x, self._norm(x, name, f"{name}.normed")
-        inputs = [x, branch, self._vector(f"{name}.weight")]
+            return x, self._norm(x, name, f"{name}.normed") if self._has_norm(name) else x
+        if not self._has_norm(name):
+            both = self._graph.node("Add", [x, branch], f"{name}.sum")
+            return both, both
+        operator = {
+            NormKind.RMS: "SkipSimplifiedLayerNormalization",
+            NormKind.LAYER: "SkipLayerNormalization",
+        }[self._spec.norm]
         outputs = [f"{name}.normed", "", "", f"{name}.sum"]
-        self._graph.node(
-            "SkipSimplifiedLayerNormalization", inputs, outputs, domain=MICROSOFT, epsilon=self._spec.norm_eps
-        )
+        bias = [self._products.vector(f"{name}.bias")] if self._has(f"{name}.bias") else []
+        inputs = [x, branch, self._products.vector(f"{name}.weight"), *bias]
+        self._graph.node(operator, inputs, outputs, domain=MICROSOFT, epsilon=self._spec.norm_eps)
         return outputs[3], outputs[0]
 
     def _norm(self, x: str, name: str, output: str) -> str:
-        weight = self._vector(f"{name}.weight")
-        return self._graph.node(
-            "SimplifiedLayerNormalization", [x, weight], output, axis=-1, epsilon=self._spec.norm_eps, stash_type=1
-        )
+        bias = f"{name}.bias" if self._has(f"{name}.bias") else ""
+        return self._normalized(x, self._products.vector(f"{name}.weight"), output, bias)
 
-    def _vector(self, name: str) -> str:
-        tensor = read_tensor(self._gguf, name)
-        values = dequantize(tensor.data, tensor.ggml_type, tensor.shape)
-        return self._graph.weight(name, values.astype(self._options.dtype))
+    def _normalized(self, x: str, weight: str, output: str, bias: str = "") -> str:
+        operator = {NormKind.RMS: "SimplifiedLayerNormalization", NormKind.LAYER: "LayerNormalization"}[self._spec.norm]
+        inputs = [x, weight, *([self._products.vector(bias)] if bias else [])]
+        return self._graph.node(operator, inputs, output, axis=-1, epsilon=self._spec.norm_eps, stash_type=1)
 
-    def _linear(self, x: str, name: str, output: str) -> str:
-        """``x @ weight.T``, with the factor and the bias that the file has for it: [1, n, in] to [1, n, out]."""
-        y = self._product(x, name, output)
-        if f"{name}.scale" in self._gguf.tensors:
-            y = self._graph.node("Mul", [y, self._vector(f"{name}.scale")], f"{output}.scaled")
-        if f"{name}.bias" in self._gguf.tensors:
-            y = self._graph.node("Add", [y, self._vector(f"{name}.bias")], f"{output}.shifted")
-        return y
+    def _has_norm(self, name: str) -> bool:
+        return self._has(f"{name}.weight")
 
-    def _product(self, x: str, name: str, output: str) -> str:
-        tensor = read_tensor(self._gguf, f"{name}.weight")
-        packed = self._pack(name)
-        if packed is None:
-            dense = dequantize(tensor.data, tensor.ggml_type, tensor.shape).T.astype(self._options.dtype)
-            return self._graph.node("MatMul", [x, self._graph.weight(f"{name}.dense", dense)], output)
-        return self._packed_product(x, name, output, tensor.shape, packed)
-
-    def _pack(self, name: str) -> PackedMatrix | None:
-        return pack(read_tensor(self._gguf, f"{name}.weight"))
-
-    def _packed_product(self, x: str, name: str, output: str, shape: tuple[int, ...], packed: PackedMatrix) -> str:
-        graph, dtype = self._graph, self._options.dtype
-        inputs = [x, graph.weight(f"{name}.codes", packed.codes)]
-        inputs.append(graph.weight(f"{name}.scales", packed.scales.astype(dtype, copy=False)))
-        y = graph.node(
-            "MatMulNBits",
-            inputs,
-            output,
-            domain=MICROSOFT,
-            N=shape[0],
-            K=shape[1],
-            bits=packed.bits,
-            block_size=packed.block,
-            accuracy_level=self._options.accuracy_level,
-        )
-        if packed.correction is None:
-            return y
-        sums = self._sums(x, shape[1], packed.block)
-        correction = graph.weight(f"{name}.correction", packed.correction.astype(dtype))
-        product = graph.node("MatMul", [sums, correction], f"{output}.correction")
-        return graph.node("Add", [y, product], f"{output}.corrected")
-
-    def _sums(self, x: str, n_in: int, block: int) -> str:
-        """Sums of activations block by block, [1, n, in / block]; made once for all products of ``x``."""
-        if (x, block) not in self._block_sums:
-            graph = self._graph
-            shape = graph.constant(f"blocks.{n_in}.{block}", [0, -1, n_in // block, block])
-            blocks = graph.node("Reshape", [x, shape], f"{x}.blocks.{block}")
-            axis = graph.constant("last_axis", [-1])
-            self._block_sums[x, block] = graph.node("ReduceSum", [blocks, axis], f"{x}.sums.{block}", keepdims=0)
-        return self._block_sums[x, block]
-
-
-def edit_graph(spec: ModelSpec, dtype: str, planes: Sequence[str] = PLANES) -> ModelProto:
-    """The graph that moves cells: ``cache[to + i] = rotate(cache[source[i]], angle[i])`` in every layer, in place.
-
-    Of keys alone where ``planes`` says so: for cells that turn where they lie.
-
-    Its inputs, besides the cache: ``source`` int64 [n], ``to`` int64 [1], ``cos`` and ``sin`` float32 [1, n, D/2].
-    """
-    graph = GraphWriter("edit", opset=24)
-    half = rope_of(spec).n_dims // 2
-    graph.input("source", "int64", ["n"])
-    graph.input("to", "int64", [1])
-    graph.input("cos", "float32", [1, "n", half])
-    graph.input("sin", "float32", [1, "n", half])
-    interleaved = int(rope_of(spec).style is RopeStyle.INTERLEAVED)
-    for layer in range(spec.n_layers):
-        for plane in planes:
-            shape: list[Dim] = [1, spec.n_kv_heads, "c", spec.head_dim]
-            cells, after = graph.input(past(layer, plane), dtype, shape), present(layer, plane)
-            moved = graph.node("Gather", [cells, "source"], f"{cells}.moved", axis=2)
-            if plane == "key":
-                exact = graph.node("Cast", [moved], f"{moved}.float", to=1)
-                rotated = graph.node(
-                    "RotaryEmbedding", [exact, "cos", "sin"], f"{moved}.rotated", interleaved=interleaved
-                )
-                moved = graph.node("CastLike", [rotated, cells], f"{moved}.stored")
-            graph.node("TensorScatter", [cells, moved, "to"], after, axis=2)
-            graph.output(after, dtype, shape)
-    return graph.model()
+    def _has(self, name: str) -> bool:
+        return name in self._gguf.tensors

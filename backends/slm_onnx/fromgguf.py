@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from slm_core.architectures import EMBEDDING, POSITIONS
 from slm_core.errors import InvalidModelFile
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
@@ -14,10 +16,13 @@ from slm_onnx import BACKEND, runtime
 from slm_onnx.compiled import Compiler
 from slm_onnx.context import Engine, OnnxContext
 from slm_onnx.coverage import read_supported
-from slm_onnx.decoder import PLANES, GraphOptions, read_rope, read_tensor
 from slm_onnx.model import OnnxModel
 from slm_onnx.options import LoadOptions
+from slm_onnx.ports import PLANES, Kinds
+from slm_onnx.positions import Positions
+from slm_onnx.products import GraphOptions
 from slm_onnx.providers import KV_TYPES, Device
+from slm_onnx.tensors import read_tensor, read_values
 
 
 def gguf_model(
@@ -35,22 +40,35 @@ def gguf_model(
     Raises:
         InvalidModelFile, UnsupportedModel: see ``read_supported``; or the runtime refuses the graph.
     """
-    spec = read_supported(gguf)
-    kv_type = KV_TYPES[device.provider.dtype]
-    info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=kv_type)
+    spec, read_factors = read_supported(gguf), partial(read_values, gguf)
+    for n_ctx in (1, sys.maxsize):  # refuses bad factors now, of either table
+        Positions(spec, n_ctx, read_factors)
+    info = model_info(
+        gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=KV_TYPES[device.provider.dtype]
+    )
     graph_options = GraphOptions(device.provider.dtype, options.accuracy_level)
     place = runtime.Place(device.session_providers(options.provider_options), threads)
     compiler = Compiler(gguf, spec, graph_options, place, options.cache)
     with ThreadPoolExecutor(1) as beside:  # the runtime works without holding up Python
         reading = beside.submit(build_vocab, gguf)
         decoder = compiler.decoder(progress)
-        mover, turner = compiler.editor(PLANES), compiler.editor(PLANES[:1])
+        mover = compiler.editor(PLANES)
+        turner = compiler.editor(PLANES[:1]) if Kinds.of(spec).ropes else None
         vocab = reading.result()
     if vocab.size != spec.n_vocab:
         raise InvalidModelFile(
             f"{gguf.path}: {vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
         )
     progress(1.0)
-    embedding = read_tensor(gguf, "token_embd.weight")
-    engine = Engine(spec, read_rope(gguf, spec), embedding, decoder, mover, turner, device, info.fingerprint)
+    engine = Engine(
+        spec,
+        read_factors,
+        read_tensor(gguf, EMBEDDING),
+        read_tensor(gguf, POSITIONS) if POSITIONS in gguf.tensors else None,
+        decoder,
+        mover,
+        turner,
+        device,
+        info.fingerprint,
+    )
     return OnnxModel(info, vocab, partial(OnnxContext, engine), gguf.close)

@@ -75,6 +75,13 @@ class GraphWriter:
         self._graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [], [value]))
         return name
 
+    def number(self, value: float, dtype: str) -> str:
+        """Add a number that is part of the model, once for each value; returns its name."""
+        name = f"number.{dtype}.{value!r}"
+        if all(tensor.name != name for tensor in self._graph.initializer):
+            self._graph.initializer.append(helper.make_tensor(name, ELEMENT_TYPES[dtype], [], [value]))
+        return name
+
     def node(
         self, operator: str, inputs: Sequence[str], outputs: str | Sequence[str], *, domain: str = "", **attributes: Any
     ) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.architectures import ModelSpec, Rope
+from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidOption, InvalidSnapshot
 from slm_onnx import runtime
 from slm_onnx.cells import Cells, Move
-from slm_onnx.decoder import PLANES, past, present
+from slm_onnx.ports import PLANES, past, present
+from slm_onnx.positions import Positions
 from slm_onnx.providers import Device
 
 
@@ -45,12 +45,14 @@ class KvStore:
                 f"a KV cache of {n_bytes} bytes is more than this machine can reserve: use a smaller n_ctx"
             ) from error
 
-    def bind(self, binding: Any, planes: Sequence[str] = PLANES) -> None:
-        """Let a session read and write the cache in place."""
+    def bind(self, session: Any) -> Any:
+        """A binding of a session that lets it read and write, in place, what it names of the cache."""
+        binding, named = session.io_binding(), {port.name for port in session.get_inputs()}
         for (layer, plane), tensor in self._tensors.items():
-            if plane in planes:
+            if past(layer, plane) in named:
                 binding.bind_ortvalue_input(past(layer, plane), tensor)
                 binding.bind_ortvalue_output(present(layer, plane), tensor)
+        return binding
 
     def read(self, cells: Cells) -> bytes:
         """The keys and values of cells [n]: [L, 2, K, n, D], little-endian."""
@@ -96,17 +98,17 @@ class CellMover:
     """Runs the graphs that move cells.
 
     Args:
-        mover: session of ``decoder.edit_graph``.
-        turner: the same for keys alone.
+        mover: session of ``editor.edit_graph``.
+        turner: the same for keys alone; None where no layer rotates them.
         store: the cache.
-        rope: how far a key turns for each position.
+        positions: how far keys turn.
     """
 
-    def __init__(self, mover: Any, turner: Any, store: KvStore, rope: Rope) -> None:
-        self._mover, self._turner = ((session, session.io_binding()) for session in (mover, turner))
-        self._rope = rope
-        store.bind(self._mover[1])
-        store.bind(self._turner[1], PLANES[:1])
+    def __init__(self, mover: Any, turner: Any | None, store: KvStore, positions: Positions) -> None:
+        self._mover, self._turner = (
+            None if session is None else (session, store.bind(session)) for session in (mover, turner)
+        )
+        self._positions = positions
 
     def run(self, move: Move) -> None:
         """Move cells, their keys rotated; values that stay where they are are not touched.
@@ -114,15 +116,12 @@ class CellMover:
         Raises:
             DecodeFailed: the runtime reported a failure.
         """
-        session, binding = self._turner if move.stays else self._mover
-        for name, array in self._inputs(move):
+        chosen = self._turner if move.stays else self._mover
+        if chosen is None:
+            return
+        session, binding = chosen
+        binding.bind_cpu_input("source", move.source.astype(np.int64))
+        binding.bind_cpu_input("to", np.array([move.to], np.int64))
+        for name, array in self._positions.turns(move.delta):
             binding.bind_cpu_input(name, array)
         runtime.run(session, binding)
-
-    def _inputs(self, move: Move) -> Iterator[tuple[str, NDArray[Any]]]:
-        steps, which = np.unique(move.delta, return_inverse=True)  # few: sines take longer than looking them up
-        angles = steps[:, None] * self._rope.frequencies  # float64 [steps, D/2]
-        yield "source", move.source.astype(np.int64)
-        yield "to", np.array([move.to], np.int64)
-        yield "cos", np.cos(angles).astype(np.float32)[which][None]
-        yield "sin", np.sin(angles).astype(np.float32)[which][None]

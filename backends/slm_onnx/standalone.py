@@ -6,20 +6,22 @@ values come as ``past_key_values`` and go as ``present``, with room behind them 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from slm_core.architectures import ModelSpec, Rope
+from slm_core.architectures import LayerSpec, ModelSpec, Rope, RopeSpec
 from slm_core.gguf import GgufFile
 from slm_core.quant import dequantize
-from slm_onnx.decoder import DecoderGraph, GraphOptions, read_tensor
+from slm_onnx.decoder import DecoderGraph
 from slm_onnx.graphwriter import MICROSOFT, Dim, GraphWriter
-from slm_onnx.nbits import PackedMatrix, pack
+from slm_onnx.nbits import PackedMatrix
+from slm_onnx.products import GraphOptions
+from slm_onnx.tensors import read_tensor
 
 _EMBEDDING = "token_embd"
+_TABLES = ("cos_cache", "sin_cache")
 
 
 class StandaloneGraph(DecoderGraph):
@@ -35,8 +37,6 @@ class StandaloneGraph(DecoderGraph):
 
     batch: ClassVar[Dim] = "batch"
     cells: ClassVar[tuple[Dim, Dim]] = ("past", "total")
-    rotation: ClassVar[tuple[str, str, str]] = ("position_ids", "cos_cache", "sin_cache")
-    sight: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, gguf: GgufFile, spec: ModelSpec, options: GraphOptions, rope: Rope, n_ctx: int) -> None:
         super().__init__(gguf, spec, options)
@@ -46,8 +46,8 @@ class StandaloneGraph(DecoderGraph):
     def build(self, progress: Callable[[float], None]) -> GraphWriter:
         """Write the graph; ``progress`` hears the share of layers done."""
         tables = self._rope.tables(np.arange(self._n_ctx, dtype=np.int32))
-        for name, table in zip(self.rotation[1:], tables, strict=True):
-            self._graph.weight(name, table.astype(self._options.dtype))
+        for name, table in zip(_TABLES, tables, strict=True):
+            self._graph.weight(name, table.astype(self._dtype))
         return super().build(progress)
 
     def _inputs(self) -> str:
@@ -62,19 +62,18 @@ class StandaloneGraph(DecoderGraph):
         graph.node("Cast", [total], "total_sequence_length", to=6)
         return self._embed()
 
-    def _wanted(self, hidden: str) -> str:
-        return hidden
+    def _wanted(self, x: str) -> str:
+        return x
 
-    @cached_property
-    def _packed_embedding(self) -> PackedMatrix | None:
-        return pack(read_tensor(self._gguf, f"{_EMBEDDING}.weight"))
+    def _rotation(self, rope: RopeSpec) -> Sequence[str]:
+        return "position_ids", *_TABLES
 
-    def _pack(self, name: str) -> PackedMatrix | None:
-        return self._packed_embedding if name == _EMBEDDING else super()._pack(name)
+    def _sight(self, layer: LayerSpec) -> Sequence[str]:
+        return ()
 
     def _embed(self) -> str:
         """Rows of the embedding: input_ids [batch, n] to [batch, n, E]; in the file's own number format."""
-        graph, packed = self._graph, self._packed_embedding
+        graph, packed = self._graph, self._products.packed(_EMBEDDING)
         if packed is None:
             tensor = read_tensor(self._gguf, f"{_EMBEDDING}.weight")
             table = dequantize(tensor.data, tensor.ggml_type, tensor.shape)
@@ -82,7 +81,7 @@ class StandaloneGraph(DecoderGraph):
             rows = graph.weight(f"{_EMBEDDING}.rows", table.astype("float16" if half else "float32"))
             return self._to_dtype(graph.node("Gather", [rows, "input_ids"], "embedded", axis=0))
         codes = graph.weight(f"{_EMBEDDING}.codes.rows", packed.codes.reshape(len(packed.codes), -1))
-        scales = graph.weight(f"{_EMBEDDING}.scales", packed.scales.astype(self._options.dtype, copy=False))
+        scales = graph.weight(f"{_EMBEDDING}.scales", packed.scales.astype(self._dtype, copy=False))
         rows = graph.node(
             "GatherBlockQuantized",
             [codes, "input_ids", scales],
@@ -99,7 +98,7 @@ class StandaloneGraph(DecoderGraph):
         """Add to each block of a row what its affine type adds."""
         assert packed.correction is not None
         graph, n_blocks = self._graph, len(packed.correction)
-        table = graph.weight(f"{_EMBEDDING}.minimums", packed.correction.T.astype(self._options.dtype))
+        table = graph.weight(f"{_EMBEDDING}.minimums", packed.correction.T.astype(self._dtype))
         added = graph.node("Gather", [table, "input_ids"], "embedded.minimums", axis=0)
         shape = graph.constant("embedded.blocks", [0, 0, n_blocks, packed.block])
         blocks = graph.node("Reshape", [rows, shape], "embedded.in_blocks")
@@ -108,4 +107,4 @@ class StandaloneGraph(DecoderGraph):
         return graph.node("Reshape", [summed, graph.constant("flat", [0, 0, n_blocks * packed.block])], "embedded.flat")
 
     def _to_dtype(self, x: str) -> str:
-        return self._graph.node("Cast", [x], f"{x}.cast", to={"float32": 1, "float16": 10}[self._options.dtype])
+        return self._graph.node("Cast", [x], f"{x}.cast", to={"float32": 1, "float16": 10}[self._dtype])

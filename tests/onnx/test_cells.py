@@ -78,5 +78,6 @@ def test_a_token_sees_its_own_sequence_up_to_itself() -> None:
     table = CellTable(16, 2)
     table.append(np.array([0, 1, 0], np.int32), np.array([0, 0, 1], np.int32))
     table.fork(0, 1 - 0, 0)  # of nothing: sequence 1 is emptied
-    seen = table.visible(np.array([0, 1, 0], np.int32), np.array([2, 0, 3], np.int32))
-    assert seen.astype(int).tolist() == [[1, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [1, 0, 1, 1, 0, 1]]
+    found = table.distances(np.array([0, 1, 0], np.int32), np.array([2, 0, 3], np.int32))
+    far = np.where(found < 0, -1, found)
+    assert far.tolist() == [[2, -1, 1, 0, -1, -1], [-1, -1, -1, -1, 0, -1], [3, -1, 2, 1, -1, 0]]

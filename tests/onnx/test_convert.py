@@ -23,9 +23,9 @@ pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-co
 import onnxruntime
 
 import onnx
-from slm_onnx.convert import convert, write_graph
+from slm_onnx.convert import convert, rope_of, write_graph
 from slm_onnx.coverage import read_supported
-from slm_onnx.decoder import GraphOptions, read_rope
+from slm_onnx.products import GraphOptions
 from slm_onnx.standalone import StandaloneGraph
 
 FLOAT32 = 1e-4  # clause 9 of the contract, relative
@@ -62,7 +62,7 @@ def exact_graph(path: Path, folder: Path) -> Path:
     """The same graph, whose products do not round activations."""
     with GgufFile.open(path) as gguf:
         spec = read_supported(gguf)
-        graph = StandaloneGraph(gguf, spec, GraphOptions(accuracy_level=0), read_rope(gguf, spec), 256).build(quiet)
+        graph = StandaloneGraph(gguf, spec, GraphOptions(accuracy_level=0), rope_of(gguf, spec), 256).build(quiet)
         folder.mkdir()
         write_graph(graph.model(), graph.weights, folder)
     return folder / "model.onnx"

@@ -2,31 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slm_conformance.families import family_model
-from slm_conformance.family_table import FAMILIES
-from slm_core.errors import UnsupportedModel
-from slm_core.types import ContextOptions, ModelOptions
+from slm_conformance.family_table import FAMILIES, N_CTX
+from slm_core.errors import InvalidPosition, UnsupportedModel
+from slm_core.types import ContextOptions, EditLevel, ModelOptions, Pos
 from slm_native.backend import NativeBackend
 from slm_onnx.backend import OnnxBackend
 
-RUNS = {"llama", "llama_tied", "llama_biases", "llama_linear", "llama3", "llama_yarn", "mistral", "qwen2", "qwen3",
-        "internlm2", "ernie4_5", "exaone", "qwen2vl", "qwen3vl"}  # fmt: skip
+REFUSED = {name for name, family in FAMILIES.items() if "expert_count" in family.metadata}
+FLOAT32 = 1e-4  # clause 9 of the contract, relative
+SIZES = ContextOptions(n_ctx=256)
+WIDTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+PROMPT, CHUNK, SPAN = 110, 20, (17, 30)  # windows are 48 wide: the prompt crosses them, and so does what a cut leaves
 
 
-@pytest.mark.parametrize("family", sorted(RUNS))
+def rows_of(backend, options, path, feed, tokens):
+    """Logits of a prompt, of a chunk after it, of tokens one by one, and of more behind a cut where there are any."""
+    prompt, chunk, single, last = tokens[:PROMPT], tokens[PROMPT : PROMPT + CHUNK], tokens[-9:-4], tokens[-4:]
+    loading = ModelOptions(n_threads=1 if backend.name == "onnx" else None, backend_options=options)
+    with backend.load(path, loading) as model, model.new_context(SIZES) as context:
+        found = [feed(context, prompt), feed(context, chunk), *(feed(context, [token]) for token in single)]
+        if context.edit_level is EditLevel.CUT:
+            context.cut(Pos(0, SPAN[0]), Pos(0, SPAN[1]))
+        return [*found, feed(context, last)]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - REFUSED))
 def test_a_family_that_runs_equals_the_native_engine(tmp_path, feed, random_tokens, assert_close, family):
-    path, tokens, rows = family_model(tmp_path, family), random_tokens(60), []
+    path, tokens = family_model(tmp_path, family), random_tokens(PROMPT + CHUNK + 9)
     assert OnnxBackend().supports(path).supported
-    for backend in (OnnxBackend(), NativeBackend()):
-        options = ModelOptions(n_threads=1) if backend.name == "onnx" else ModelOptions()
-        with backend.load(path, options) as model, model.new_context(ContextOptions(n_ctx=64)) as context:
-            rows.append(feed(context, tokens))
-    assert_close(rows[0], rows[1], 1e-4)
+    ours = rows_of(OnnxBackend(), {}, path, feed, tokens)
+    native = rows_of(NativeBackend(), {"tier": "reference"}, path, feed, tokens)
+    for found, wanted in zip(ours, native, strict=True):
+        assert_close(found, wanted, FLOAT32)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - RUNS))
+@pytest.mark.parametrize("family", ["gemma3", "phi3", "falcon", "olmo2", "llama_biases"])
+def test_quantized_matrices_that_are_joined_or_split_keep_their_rows(
+    tmp_path, feed, random_tokens, assert_close, family, monkeypatch
+):
+    wide = {**FAMILIES[family].metadata, **dict.fromkeys(WIDTHS, 32), "embedding_length": 160}  # whole blocks of Q8_0
+    monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], metadata=wide))
+    path, tokens = family_model(tmp_path, family, "q8_0"), random_tokens(PROMPT + CHUNK + 9)
+    ours = rows_of(OnnxBackend(), {"accuracy_level": 0}, path, feed, tokens)
+    native = rows_of(NativeBackend(), {"tier": "reference"}, path, feed, tokens)
+    for found, wanted in zip(ours, native, strict=True):
+        assert_close(found, wanted, FLOAT32)
+
+
+@pytest.mark.parametrize("family", sorted(REFUSED))
 def test_another_family_is_refused_by_what_is_missing(tmp_path, family):
     path = family_model(tmp_path, family)
     support = OnnxBackend().supports(path)
@@ -34,3 +62,37 @@ def test_another_family_is_refused_by_what_is_missing(tmp_path, family):
     assert "lacks" in support.reason or "does not implement" in support.reason
     with pytest.raises(UnsupportedModel, match=r"which onnx lacks|onnx does not implement"):
         OnnxBackend().load(path, ModelOptions(n_threads=1))
+
+
+def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, load, feed, random_tokens, assert_close) -> None:
+    tokens, model = random_tokens(N_CTX + 1), load(family_model(tmp_path, "gpt2"))
+    with model.new_context(ContextOptions(n_ctx=N_CTX + 64, n_batch=N_CTX + 64)) as context:
+        with pytest.raises(InvalidPosition, match=f"position {N_CTX}: .* 0 to {N_CTX - 1}"):
+            feed(context, tokens)
+        assert context.length(0) == 0
+        whole = feed(context, tokens[:N_CTX])
+        with pytest.raises(InvalidPosition):
+            feed(context, tokens[:1])
+        assert (context.length(0), context.edit_level) == (N_CTX, EditLevel.TRUNCATE)
+        context.truncate(Pos(0, 30))
+        assert_close(feed(context, tokens[30:40]), whole[30:40], FLOAT32)
+
+
+def test_a_dump_of_a_long_context_is_replayed_in_a_short_one(tmp_path, load, feed, random_tokens, assert_close) -> None:
+    """Their keys are rotated by different tables of LongRoPE, so the payload of one is nothing for the other."""
+    tokens, model = random_tokens(50), load(family_model(tmp_path, "phi3_long"))
+    long, short, fresh = (model.new_context(ContextOptions(n_ctx=n)) for n in (128, 64, 64))
+    feed(long, tokens)
+    short.restore(0, long.dump(0))
+    feed(fresh, tokens)
+    wanted = feed(fresh, tokens[:5])
+    assert_close(feed(short, tokens[:5]), wanted, 1e-5)
+    assert abs(feed(long, tokens[:5]) - wanted).max() > 0.1, "the tables differ"
+
+
+def test_heads_that_attention_has_no_kernel_for_are_refused_before_loading(tmp_path, monkeypatch) -> None:
+    narrow = {**FAMILIES["qwen3"].metadata, **dict.fromkeys(WIDTHS, 12)}
+    monkeypatch.setitem(FAMILIES, "qwen3", replace(FAMILIES["qwen3"], metadata=narrow))
+    support = OnnxBackend().supports(family_model(tmp_path, "qwen3"))
+    assert not support.supported
+    assert "heads of 12 values (accepted: multiples of 8)" in support.reason

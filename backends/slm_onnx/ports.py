@@ -1,0 +1,66 @@
+"""What the graphs take and give, by name; and which of a model's layers share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+from slm_core.architectures import ModelSpec, RopeSpec, TemperatureSpec
+
+PLANES = ("key", "value")
+
+_Kind = TypeVar("_Kind")
+
+
+def past(layer: int | str, plane: str) -> str:
+    """Name of the graphs' input that holds a layer's keys or values, [1, K, c, D]."""
+    return f"past_key_values.{layer}.{plane}"
+
+
+def present(layer: int | str, plane: str) -> str:
+    """Name of the output that holds them afterwards; bound to the same memory."""
+    return f"present.{layer}.{plane}"
+
+
+def rotation(kind: int) -> tuple[str, str]:
+    """Names of a rotation's cosines and sines."""
+    return f"cos.{kind}", f"sin.{kind}"
+
+
+def sight(kind: int) -> str:
+    """Name of what is added to the scores of layers with one window."""
+    return f"attention_bias.{kind}"
+
+
+def temperature(kind: int) -> str:
+    """Name of the factors on queries."""
+    return f"temperature.{kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What layers do with positions, each kind once: its index is the number in the names of its inputs.
+
+    Attributes:
+        ropes: how they rotate; those that do not are not among them.
+        windows: how far they see, None for everything.
+        temperatures: how they sharpen queries, likewise.
+    """
+
+    ropes: tuple[RopeSpec, ...]
+    windows: tuple[int | None, ...]
+    temperatures: tuple[TemperatureSpec, ...]
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Self:
+        """Those of a model."""
+        return cls(
+            _distinct(layer.rope for layer in spec.layers),
+            tuple(dict.fromkeys(layer.window for layer in spec.layers)),
+            _distinct(layer.temperature for layer in spec.layers),
+        )
+
+
+def _distinct(found: Iterable[_Kind | None]) -> tuple[_Kind, ...]:
+    return tuple(kind for kind in dict.fromkeys(found) if kind is not None)

@@ -1,0 +1,137 @@
+"""Products with a file's matrices, as nodes: quantized where ``MatMulNBits`` can, several at once where they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from slm_core.gguf import GgufFile
+from slm_core.quant import dequantize
+from slm_onnx.graphwriter import MICROSOFT, GraphWriter
+from slm_onnx.nbits import PackedMatrix, beside, pack
+from slm_onnx.tensors import read_tensor, read_values
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOptions:
+    """What a graph depends on besides the model.
+
+    Attributes:
+        dtype: of activations and of the KV cache, "float32" or "float16".
+        accuracy_level: of MatMulNBits: 0 multiplies in float, 4 rounds activations to 8 bits.
+    """
+
+    dtype: str = "float32"
+    accuracy_level: int = 4
+
+
+class Products:
+    """Writes products into a graph.
+
+    Args:
+        graph: it.
+        gguf: a file that ``check_tensors`` has accepted.
+        options: number formats.
+    """
+
+    def __init__(self, graph: GraphWriter, gguf: GgufFile, options: GraphOptions) -> None:
+        self._graph = graph
+        self._gguf = gguf
+        self._options = options
+        self._packed: dict[str, PackedMatrix | None] = {}
+        self._block_sums: dict[tuple[str, int], str] = {}
+
+    def packed(self, name: str) -> PackedMatrix | None:
+        """A matrix for ``MatMulNBits``, None where its type does not fit; made once."""
+        if name not in self._packed:
+            self._packed[name] = pack(read_tensor(self._gguf, f"{name}.weight"))
+        return self._packed[name]
+
+    def vector(self, name: str) -> str:
+        """A tensor in the type of the activations."""
+        values = read_values(self._gguf, name)
+        assert values is not None, f"{name} is there"
+        return self._graph.weight(name, values.astype(self._options.dtype))
+
+    def linear(self, x: str, name: str, output: str) -> str:
+        """``x @ weight.T``, with the factor and the bias that the file has for it: [1, n, in] to [1, n, out]."""
+        return self._finished(self._product(x, [name], output), name, output)
+
+    def linears(self, x: str, names: Sequence[str], outputs: Sequence[str]) -> list[str]:
+        """Several of one input: neighbours that are packed alike are multiplied in one go."""
+        found: list[str] = []
+        for _, group in groupby(zip(names, outputs, strict=True), key=lambda both: self._layout(both[0])):
+            inside, named = zip(*group, strict=True)
+            if len(inside) == 1:
+                products = [self._product(x, inside, named[0])]
+            else:
+                sizes = [self._gguf.tensors[f"{name}.weight"].shape[0] for name in inside]
+                products = self.split(self._product(x, inside, "+".join(named)), sizes, named)
+            found += [self._finished(*each) for each in zip(products, inside, named, strict=True)]
+        return found
+
+    def split(self, x: str, sizes: Sequence[int], outputs: Sequence[str]) -> list[str]:
+        """The parts of the last axis."""
+        graph = self._graph
+        parts = graph.constant("sizes." + ".".join(map(str, sizes)), sizes)
+        graph.node("Split", [x, parts], list(outputs), axis=-1)
+        return list(outputs)
+
+    def _layout(self, name: str) -> tuple[int, int, bool] | None:
+        packed = self.packed(name)
+        return None if packed is None else (packed.bits, packed.block, packed.correction is not None)
+
+    def _finished(self, y: str, name: str, output: str) -> str:
+        for part, operator in (("scale", "Mul"), ("bias", "Add")):
+            if f"{name}.{part}" in self._gguf.tensors:
+                y = self._graph.node(operator, [y, self.vector(f"{name}.{part}")], f"{output}.with_{part}")
+        return y
+
+    def _product(self, x: str, names: Sequence[str], output: str) -> str:
+        """With the rows of all the matrices, one below the other; they have one layout."""
+        joined, n_in = "+".join(names), self._gguf.tensors[f"{names[0]}.weight"].shape[1]
+        packed = [found for name in names if (found := self.packed(name)) is not None]
+        if packed:
+            if len(packed) > 1:  # the whole replaces its parts
+                for name in names:
+                    del self._packed[name]
+            return self._packed_product(x, joined, output, n_in, beside(packed))
+        tensors = [read_tensor(self._gguf, f"{name}.weight") for name in names]
+        dense = np.concatenate([dequantize(tensor.data, tensor.ggml_type, tensor.shape) for tensor in tensors]).T
+        weight = self._graph.weight(f"{joined}.dense", dense.astype(self._options.dtype))
+        return self._graph.node("MatMul", [x, weight], output)
+
+    def _packed_product(self, x: str, name: str, output: str, n_in: int, packed: PackedMatrix) -> str:
+        graph, dtype = self._graph, self._options.dtype
+        inputs = [x, graph.weight(f"{name}.codes", packed.codes)]
+        inputs.append(graph.weight(f"{name}.scales", packed.scales.astype(dtype, copy=False)))
+        y = graph.node(
+            "MatMulNBits",
+            inputs,
+            output if packed.correction is None else f"{output}.product",
+            domain=MICROSOFT,
+            N=len(packed.codes),
+            K=n_in,
+            bits=packed.bits,
+            block_size=packed.block,
+            accuracy_level=self._options.accuracy_level,
+        )
+        if packed.correction is None:
+            return y
+        sums = self._sums(x, n_in, packed.block)
+        correction = graph.weight(f"{name}.correction", packed.correction.astype(dtype))
+        product = graph.node("MatMul", [sums, correction], f"{output}.correction")
+        return graph.node("Add", [y, product], output)
+
+    def _sums(self, x: str, n_in: int, block: int) -> str:
+        """Sums of activations block by block, [1, n, in / block]; made once for all products of ``x``."""
+        if (x, block) not in self._block_sums:
+            graph = self._graph
+            shape = graph.constant(f"blocks.{n_in}.{block}", [0, -1, n_in // block, block])
+            blocks = graph.node("Reshape", [x, shape], f"{x}.blocks.{block}")
+            axis = graph.constant("last_axis", [-1])
+            self._block_sums[x, block] = graph.node("ReduceSum", [blocks, axis], f"{x}.sums.{block}", keepdims=0)
+        return self._block_sums[x, block]
