@@ -60,6 +60,8 @@ class KvType(StrEnum):
     Q8_0 = "q8_0"
     Q5_0 = "q5_0"
     Q4_0 = "q4_0"
+    F8_E4M3 = "f8_e4m3"
+    """A byte of 4 bits of exponent and 3 of fraction, up to 448 (OFP8, the variant without infinities)."""
 
 
 class Role(StrEnum):

@@ -299,7 +299,7 @@ def check_key_type(type_k: KvType, head_dim: int | None) -> None:
         width = "of several widths" if head_dim is None else f"{head_dim} wide"
         raise InvalidOption(
             f"kv_type_k={type_k} packs blocks of {_QUANTIZED_BLOCK}, and this model's heads are {width}"
-            f" (accepted: {', '.join(kind for kind in KvType if kind not in _QUANTIZED)})"
+            f" (accepted: {', '.join(kind for kind in GGML_TYPES if kind not in _QUANTIZED)})"
         )
 
 

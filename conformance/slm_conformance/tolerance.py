@@ -152,7 +152,17 @@ def _rounding_reference(weights: Weights, cause: Precision | KvType) -> Referenc
     # An engine may bring queries and attention weights to a type that suits what is stored, as ggml does.
     if cause is KvType.BF16:
         return Reference(weights, round_kept=_round_bf16, round_queries=_round_bf16, round_attention=_round_bf16)
+    if cause is KvType.F8_E4M3:
+        return Reference(weights, round_kept=_round_e4m3)
     return Reference(weights, round_kept=partial(round_blocks, levels=KV_LEVELS[KvType(cause)]), round_queries=to_bytes)
+
+
+def _round_e4m3(x: Array) -> Array:
+    """Keep the sign and four bits of significand, the last of them at least 2^-9, and no more than 448."""
+    _, exponent = np.frexp(x)
+    step = np.ldexp(1.0, np.maximum(exponent - 4, -9))
+    rounded: Array = np.clip(np.rint(x / step) * step, -448, 448)
+    return rounded
 
 
 def _round_bf16(x: Array) -> Array:

@@ -155,7 +155,9 @@ def test_contexts_take_their_sizes_and_types(known: FakeRegistry) -> None:
     with model.new_context(n_ctx=99, n_seq_max=2, n_batch=7, kv_type_k="q8_0", kv_type_v=KvType.F16):
         pass
     assert known.backends["fast"].loaded[0].asked == [ContextOptions(99, 2, 7, KvType.Q8_0, KvType.F16)]
-    with pytest.raises(InvalidOption, match=r"unknown KV type 'q3' \(accepted: f32, f16, bf16, q8_0, q5_0, q4_0\)"):
+    with pytest.raises(
+        InvalidOption, match=r"unknown KV type 'q3' \(accepted: f32, f16, bf16, q8_0, q5_0, q4_0, f8_e4m3\)"
+    ):
         model.new_context(kv_type_k="q3")
 
 

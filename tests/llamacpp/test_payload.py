@@ -15,7 +15,7 @@ from slm_core.errors import InvalidSnapshot
 from slm_core.protocols import Context
 from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import KvType, Pos
-from slm_llamacpp.payload import check_payload
+from slm_llamacpp.payload import GGML_TYPES, check_payload
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import error, feed, new_context, some_tokens
 
@@ -116,7 +116,7 @@ def test_a_number_of_one_sequence_would_reach_another(load: LoadModel, llama_fil
     assert np.isnan(feed(context, [7], 1)).any()
 
 
-@pytest.mark.parametrize("kv_type", list(KvType))
+@pytest.mark.parametrize("kv_type", GGML_TYPES)
 def test_every_type_of_keys_and_values_travels(load: LoadModel, llama_file: Path, kv_type: KvType) -> None:
     context = new_context(load(llama_file), kv_type=kv_type)
     feed(context, some_tokens(N_TOKENS))

@@ -208,6 +208,25 @@ def test_bf16_rounds_to_even_and_saturates():
     )
 
 
+def test_e4m3_holds_each_of_its_numbers_and_the_nearest_of_others():
+    """By the formula of OFP8: of every exponent, what lies between two neighbours, and their exact middle."""
+    levels = [m / 8 * 2.0**-6 for m in range(8)]
+    levels += [(1 + m / 8) * 2.0**e for e in range(-6, 9) for m in range(8) if (e, m) != (8, 7)]
+    levels = np.array(levels, np.float32)
+    assert levels.max() == 448
+    codec = codec_of(KvType.F8_E4M3, 1)
+    for sign in (1, -1):
+        x = sign * levels
+        np.testing.assert_array_equal(codec.encode(x)[0], np.arange(127) + (sign < 0) * 128)
+        np.testing.assert_array_equal(codec.decode(codec.encode(x)), x)
+    low, high = levels[:-1], levels[1:]
+    even = np.where(np.arange(len(low)) % 2 == 0, low, high)
+    for x, wanted in ((0.6 * low + 0.4 * high, low), (0.4 * low + 0.6 * high, high), ((low + high) / 2, even)):
+        np.testing.assert_array_equal(codec.decode(codec.encode(x.astype(np.float32))), wanted)
+    beyond = np.array([449, 1e30, np.inf, -np.inf, np.nan, 1e-30, -0.0], np.float32)
+    np.testing.assert_array_equal(codec.decode(codec.encode(beyond)), np.float32([448, 448, 448, -448, np.nan, 0, 0]))
+
+
 def test_f16_rounds_to_nearest_and_saturates():
     codec = codec_of(KvType.F16, 4)
     x = np.array([[1.0005, -3e-8, 1e6, -70000.0]], np.float32)
@@ -235,9 +254,9 @@ def test_what_is_read_is_contiguous_and_independent_of_heads_and_pages(kv_type):
 @pytest.mark.parametrize(
     ("kv_type", "head_dim", "message"),
     [
-        ("q3", 32, r"unknown KV type 'q3' \(accepted: f32, f16, bf16, q8_0, q5_0, q4_0\)"),
-        ("q8_0", 48, r"multiple of 32, this model's is 48 \(accepted: f32, f16, bf16\)"),
-        (KvType.Q4_0, 48, r"multiple of 32, this model's is 48 \(accepted: f32, f16, bf16\)"),
+        ("q3", 32, r"unknown KV type 'q3' \(accepted: f32, f16, bf16, q8_0, q5_0, q4_0, f8_e4m3\)"),
+        ("q8_0", 48, r"multiple of 32, this model's is 48 \(accepted: f32, f16, bf16, f8_e4m3\)"),
+        (KvType.Q4_0, 48, r"multiple of 32, this model's is 48 \(accepted: f32, f16, bf16, f8_e4m3\)"),
     ],
 )
 def test_other_types_are_refused(kv_type, head_dim, message):

@@ -24,8 +24,8 @@ from slm_core.errors import (
     UnsupportedModel,
 )
 from slm_core.plugins import Registry
-from slm_core.types import ContextOptions, ModelOptions, Pos
-from slm_native import plugin
+from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
+from slm_native import _extension, plugin
 from slm_native.backend import NativeBackend
 from slm_native.kernels.select import ISA_VARIABLE
 
@@ -165,8 +165,17 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path, backend):
 def test_kv_types_that_there_are_not_are_refused(backend, path, kv_type):
     with backend.load(path, ModelOptions()) as model:
         for name in ("kv_type_k", "kv_type_v"):
-            with pytest.raises(InvalidOption, match=r"unknown KV type .* \(accepted: f32, f16, bf16, .*, q4_0\)"):
+            with pytest.raises(InvalidOption, match=r"unknown KV type .* \(accepted: f32, f16, bf16, .*, f8_e4m3\)"):
                 model.new_context(ContextOptions(**{name: kv_type}))
+
+
+@pytest.mark.skipif(_extension.why_missing() is not None, reason="the cpu tier is not tested: no C++ extension")
+def test_the_cpu_tier_names_the_types_that_it_has(load, path):
+    with (
+        load(path, "cpu") as model,
+        pytest.raises(InvalidOption, match=r"the cpu tier has no KV type f8_e4m3 \(accepted: f32, .*, q4_0\)"),
+    ):
+        model.new_context(ContextOptions(kv_type_v=KvType.F8_E4M3))
 
 
 @pytest.mark.parametrize(

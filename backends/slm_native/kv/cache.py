@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import InvalidSnapshot
-from slm_native.kv.codecs import Array, Planes, is_finite
+from slm_native.kv.codecs import Array, Planes
 from slm_native.kv.store import PAGE_TOKENS, HostPageStore, KvLayer, PageIndex, PageLayout, PageStore
 from slm_native.kv.tables import Pages, PageTables
 
@@ -179,12 +179,13 @@ class PagedKvCache:
         planes, offset = [], 0
         for (dtype, width), size in zip(layout.plane_types(), sizes, strict=True):
             flat = np.frombuffer(payload, dtype, size // dtype.itemsize, offset)
-            if not is_finite(flat):
-                raise InvalidSnapshot("the KV payload holds numbers that are infinite or not numbers")
-            planes.append(self._store.from_host(flat.reshape(length, layout.n_layers, layout.n_kv_heads, width)))
+            planes.append(flat.reshape(length, layout.n_layers, layout.n_kv_heads, width))
             offset += size
+        n_keys = len(layout.keys.planes)
+        if not (layout.keys.is_finite(planes[:n_keys]) and layout.values.is_finite(planes[n_keys:])):
+            raise InvalidSnapshot("the KV payload holds numbers that are infinite or not numbers")
         pages = self._tables.free(_n_pages(length))
-        self._store.write(pages, planes)
+        self._store.write(pages, [self._store.from_host(plane) for plane in planes])
         self._tables = self._tables.replaced({seq_id: tuple(pages)})
 
     def _extended(self, spans: Sequence[tuple[int, int, int]]) -> PageTables:

@@ -33,12 +33,14 @@ class KvCodec:
         planes: the dtype of each plane and how many of the D values of a head share one item of it.
         encode: float32 [..., D] to planes.
         decode: planes to a C-contiguous float32 [..., D].
+        is_finite: whether the planes, in NumPy, hold numbers only, none of them infinite.
     """
 
     kv_type: KvType
     planes: tuple[tuple[np.dtype[Any], int], ...]
     encode: Callable[[Array], Planes]
     decode: Callable[[Planes], Array]
+    is_finite: Callable[[Planes], bool]
 
 
 def _encode_f16(x: FloatArray) -> Planes:
@@ -137,27 +139,69 @@ def _decode_q5_0(planes: Planes) -> FloatArray:
     return _scaled((codes.astype(np.int8) - np.int8(16)).reshape(*codes.shape[:-2], -1), scales)
 
 
+def _encode_e4m3(x: FloatArray) -> Planes:
+    """Rounded to the nearest, ties to even; saturates as f16 does. https://arxiv.org/abs/2209.05433, section 3."""
+    magnitude = np.minimum(np.abs(x), _E4M3_MAX)
+    exponent = np.frexp(magnitude)[1] - 1  # of 1.f * 2 ** exponent
+    step = np.ldexp(np.float32(1), np.maximum(exponent, -6) - 3)
+    rounded = np.rint(magnitude / step) * step
+    codes = np.searchsorted(_E4M3_LEVELS, rounded).astype(np.uint8)
+    codes = np.where(np.isnan(x), np.uint8(_E4M3_NAN), codes)
+    return (codes | np.signbit(x).astype(np.uint8) << np.uint8(7),)
+
+
+def _decode_e4m3(planes: Planes) -> FloatArray:
+    values: FloatArray = _E4M3_TABLE[np.ascontiguousarray(planes[0])]
+    return values
+
+
+def _e4m3_levels() -> FloatArray:
+    """What codes 0 to 126 stand for, ascending: eight below 2^-6, then eight for each power of two."""
+    codes = np.arange(_E4M3_NAN)
+    exponent, fraction = codes >> 3, codes & 7
+    below = np.ldexp(fraction / 8, -6)
+    return np.where(exponent == 0, below, np.ldexp(1 + fraction / 8, exponent - 7)).astype(np.float32)
+
+
+_E4M3_MAX, _E4M3_NAN = np.float32(448), 0x7F
+_E4M3_LEVELS = _e4m3_levels()
+_E4M3_TABLE = np.concatenate([_E4M3_LEVELS, [np.nan], -_E4M3_LEVELS, [np.nan]]).astype(np.float32)
+
+
+def _are_finite(planes: Planes) -> bool:
+    """Codes always are."""
+    return all(plane.dtype.kind != "f" or bool(np.isfinite(plane).all()) for plane in planes)
+
+
+def _is_finite_bf16(planes: Planes) -> bool:
+    return bool(((planes[0] & 0x7F80) != 0x7F80).all())
+
+
+def _is_finite_e4m3(planes: Planes) -> bool:
+    return bool(((planes[0] & 0x7F) != _E4M3_NAN).all())
+
+
 _F32, _F16, _I8, _U8 = np.dtype("<f4"), np.dtype("<f2"), np.dtype("i1"), np.dtype("u1")
 _U16, _U32 = np.dtype("<u2"), np.dtype("<u4")
 _SCALE = (_F16, _BLOCK)
 _CODECS: dict[str, KvCodec] = {
     codec.kv_type: codec
     for codec in (
-        KvCodec(KvType.F32, ((_F32, 1),), lambda x: (x,), lambda planes: np.ascontiguousarray(planes[0], np.float32)),
-        KvCodec(KvType.F16, ((_F16, 1),), _encode_f16, lambda planes: planes[0].astype(np.float32, "C")),
-        KvCodec(KvType.BF16, ((_U16, 1),), _encode_bf16, _decode_bf16),
-        KvCodec(KvType.Q8_0, ((_I8, 1), _SCALE), _encode_q8_0, _decode_q8_0),
-        KvCodec(KvType.Q5_0, ((_U8, 2), _SCALE, (_U32, _BLOCK)), _encode_q5_0, _decode_q5_0),
-        KvCodec(KvType.Q4_0, ((_U8, 2), _SCALE), _encode_q4_0, _decode_q4_0),
+        KvCodec(
+            KvType.F32,
+            ((_F32, 1),),
+            lambda x: (x,),
+            lambda planes: np.ascontiguousarray(planes[0], np.float32),
+            _are_finite,
+        ),
+        KvCodec(KvType.F16, ((_F16, 1),), _encode_f16, lambda planes: planes[0].astype(np.float32, "C"), _are_finite),
+        KvCodec(KvType.BF16, ((_U16, 1),), _encode_bf16, _decode_bf16, _is_finite_bf16),
+        KvCodec(KvType.Q8_0, ((_I8, 1), _SCALE), _encode_q8_0, _decode_q8_0, _are_finite),
+        KvCodec(KvType.Q5_0, ((_U8, 2), _SCALE, (_U32, _BLOCK)), _encode_q5_0, _decode_q5_0, _are_finite),
+        KvCodec(KvType.Q4_0, ((_U8, 2), _SCALE), _encode_q4_0, _decode_q4_0, _are_finite),
+        KvCodec(KvType.F8_E4M3, ((_U8, 1),), _encode_e4m3, _decode_e4m3, _is_finite_e4m3),
     )
 }
-
-
-def is_finite(plane: NDArray[Any]) -> bool:
-    """Whether a plane holds numbers only, none of them infinite; codes always do."""
-    if plane.dtype == _U16:
-        return bool(((plane & 0x7F80) != 0x7F80).all())
-    return plane.dtype.kind != "f" or bool(np.isfinite(plane).all())
 
 
 def codec_of(kv_type: str, head_dim: int) -> KvCodec:

@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from slm_core.architectures import RopeStyle
+from slm_core.types import KvType
 from slm_native.kernels import Scoring
 from slm_native.kernels.torch.pages import DecodeGroup, TorchPageStore
 from slm_native.kernels.torch.triton import products, small_steps
@@ -30,6 +31,8 @@ POINTERS = {
     torch.bfloat16: "*bf16",
     torch.uint8: "*u8",
     torch.int8: "*i8",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
     torch.int64: "*i64",
 }
 MANY = ("BF16", "Q5_0", "Q6_K")
@@ -76,15 +79,17 @@ def calls() -> Iterator[Callable[[], object]]:
     group = DecodeGroup(torch.tensor([0, 1]), table, torch.tensor([100, 130]), 130)
     angles, places = torch.zeros(2, 64), torch.zeros(2, dtype=torch.int64)
     everything = Scoring(64, 30.0, torch.zeros(8), torch.zeros(8))
-    for kv_type in ("f32", "f16", "q8_0"):
+    for kv_type in KvType:
         codec = codec_of(kv_type, 128)
         layer = TorchPageStore(PageLayout(1, 2, 128, codec, codec), 4, torch.device("cpu")).layers[0]
         scoring, q = {
             "f32": (everything, heads),
             "f16": (Scoring(), heads.half()),
             "q8_0": (everything, heads.bfloat16()),
-        }[kv_type]
+        }.get(kv_type, (Scoring(), heads.half()))
         yield lambda q=q, layer=layer, scoring=scoring: attend_decoding(q, layer, group, 0.1, scoring)
+        if kv_type not in ("f32", "f16", "q8_0"):
+            continue  # encoded by torch
         places_of = {"planes": tuple(layer.key_planes), "pages": places, "slots": places}
         yield lambda places_of=places_of: small_steps.norm_rope_and_store(
             heads[:, :2].contiguous(), torch.zeros(128), 1e-5, angles, angles, RopeStyle.HALF_SPLIT, **places_of

@@ -15,7 +15,7 @@ from slm_native.kernels.torch.codecs import device_codec  # noqa: E402
 from slm_native.kernels.torch.pages import TorchPageStore, place  # noqa: E402
 
 CPU = torch.device("cpu")
-KV_TYPES = ["f32", "f16", "q8_0"]
+KV_TYPES = ["f32", "f16", "bf16", "q8_0", "q5_0", "q4_0", "f8_e4m3"]
 
 
 def new_store(layout, n_pages):
@@ -31,16 +31,20 @@ def test_codecs_write_the_same_bits(kv_type):
     x = np.random.default_rng(1).standard_normal((5, 3, 64)).astype(np.float32)
     x[0, 0, :32], x[1, 1, 5], x[2, 0, 40] = 0, 1e6, -3e-8  # a block of nothing; beyond f16; below its normal numbers
     x[3, 0, :32] *= 1e-35
+    x[4, 0] = np.ldexp(x[4, 0], np.random.default_rng(2).integers(-20, 12, 64))  # every exponent of eight bits
+    x[4, 1, :4] = 500, -1e9, 464.1, 2.0**-10  # beyond eight bits; a tie below the smallest of them
+    x[4, 2, 3], x[4, 2, 5] = 3, -3  # two of the same magnitude: the first counts
     host = codec_of(kv_type, 64)
     device = device_codec(host)
     wanted, found = host.encode(x), device.encode(torch.from_numpy(x.copy()))
     for mine, theirs in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), theirs)
+        np.testing.assert_array_equal(mine.numpy().view(theirs.dtype), theirs)
     np.testing.assert_array_equal(device.decode(found).numpy(), host.decode(wanted))
 
 
-@pytest.mark.parametrize("keys", KV_TYPES)
-@pytest.mark.parametrize("values", KV_TYPES)
+@pytest.mark.parametrize(
+    ("keys", "values"), [*zip(KV_TYPES, KV_TYPES[1:] + KV_TYPES[:1], strict=True), ("q8_0", "q8_0")]
+)
 def test_a_life_of_edits_leaves_the_same_bytes(keys, values):
     """Writes, forks, cuts in pages that are shared and that are not, dumps and loads: payloads stay equal."""
     caches = [PagedKvCache(layout(keys, values), 512, 3, new) for new in (HostPageStore, new_store)]

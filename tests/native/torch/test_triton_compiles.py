@@ -29,8 +29,8 @@ def test_every_kernel_compiles_for_compute_capability_9(tmp_path):
     assert compiled == {
         "_few_rows": N_TYPES,
         "_many_rows": 3,
-        "_attend_pages": 3,
-        "_join": 3,
+        "_attend_pages": 7,
+        "_join": 7,
         "_positioned": 5,
         "_gated": 1,
         "_normed": 1,

@@ -37,7 +37,7 @@ def filled(n_kv_heads: int, width: int, keys: str, values: str):
     for start, end in ((0, 50), (50, 150), (150, 400)):  # in turns: the pages of a sequence do not lie side by side
         for seq_id, held in enumerate(HELD):
             if start < held - 1:
-                write(cache, seq_id, start, min(held - 1, end), rng)
+                write(cache, seq_id, (start, min(held - 1, end)), (n_kv_heads, width), rng)
     plan = cache.plan(np.arange(len(HELD), dtype=np.int32), np.array(HELD, np.int32) - 1)
     placed = place(plan, cpu)
     k, v = (rng.standard_normal((len(HELD), n_kv_heads, width)).astype(np.float32) for _ in range(2))
@@ -45,11 +45,11 @@ def filled(n_kv_heads: int, width: int, keys: str, values: str):
     return cache.layers[1], placed
 
 
-def write(cache, seq_id: int, start: int, stop: int, rng) -> None:
-    n = stop - start
-    plan = cache.plan(np.full(n, seq_id, np.int32), np.arange(start, stop, dtype=np.int32))
-    placed, shape = place(plan, torch.device("cpu")), (n, *cache.layers[0].key_planes[0].shape[1::2])
-    k, v = (torch.from_numpy(rng.standard_normal(shape).astype(np.float32)) for _ in range(2))
+def write(cache, seq_id: int, span: tuple[int, int], heads: tuple[int, int], rng) -> None:
+    n = span[1] - span[0]
+    plan = cache.plan(np.full(n, seq_id, np.int32), np.arange(*span, dtype=np.int32))
+    placed = place(plan, torch.device("cpu"))
+    k, v = (torch.from_numpy(rng.standard_normal((n, *heads)).astype(np.float32)) for _ in range(2))
     cache.layers[1].write(placed.pages, placed.slots, k, v)
     cache.commit(plan)
 
@@ -87,8 +87,13 @@ def test_groups_and_widths(n_heads, n_kv_heads, width):
     assert_attended("plain", n_heads, n_kv_heads, width)
 
 
-@pytest.mark.parametrize("keys", ["f32", "f16", "q8_0"])
-@pytest.mark.parametrize("values", ["f16", "q8_0"])
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        *(("f32", "f16"), ("f16", "q8_0"), ("q8_0", "bf16"), ("bf16", "q5_0")),
+        *(("q5_0", "q4_0"), ("q4_0", "f8_e4m3"), ("f8_e4m3", "f32")),
+    ],
+)
 def test_kv_types(keys, values):
     assert_attended("plain", width=64, keys=keys, values=values)
 

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slm_core.errors import InvalidOption
 from slm_core.types import KvType
 from slm_native.kv import KvCodec, Planes
 
-PLANE_TYPES = {"<f4": torch.float32, "<f2": torch.float16, "|i1": torch.int8}
-"""The type of a plane on the device, by that in NumPy."""
+PLANE_TYPES = {
+    "<f4": torch.float32,
+    "<f2": torch.float16,
+    "|i1": torch.int8,
+    "|u1": torch.uint8,
+    "<u2": torch.int16,
+    "<u4": torch.int32,
+}
+"""The type of a plane on the device, by that in NumPy; signed where torch computes little with unsigned numbers."""
 
 _F16_MAX = 65504.0
-_Q8_0_BLOCK = 32
+_BF16_MAX = 2.0**127 * (2 - 2.0**-7)
+_E4M3_MAX = 448.0
+_BLOCK = 32
 _SMALLEST_PEAK = 1e-30  # below it a block counts as zeros, as its float16 scale does
 
 
 def device_codec(codec: KvCodec) -> KvCodec:
-    """The codec on torch tensors.
-
-    Raises:
-        InvalidOption: this tier has none of that type.
-    """
-    if codec.kv_type not in _CODECS:
-        raise InvalidOption(f"the torch tier has no KV type {codec.kv_type} (accepted: {', '.join(_CODECS)})")
+    """The codec on torch tensors."""
     encode, decode = _CODECS[codec.kv_type]
-    return KvCodec(codec.kv_type, codec.planes, encode, decode)
+    return replace(codec, encode=encode, decode=decode)
 
 
 def plane_type(dtype: np.dtype[Any]) -> torch.dtype:
@@ -56,24 +59,108 @@ def _decode_f16(planes: Planes) -> Tensor:
     return plane.float()
 
 
+def _encode_bf16(x: Tensor) -> Planes:
+    """Rounded to the nearest, ties to even; saturates as f16 does."""
+    return (x.clamp(-_BF16_MAX, _BF16_MAX).bfloat16().view(torch.int16),)
+
+
+def _decode_bf16(planes: Planes) -> Tensor:
+    plane: Tensor = planes[0]
+    return plane.view(torch.bfloat16).float()
+
+
+def _encode_e4m3(x: Tensor) -> Planes:
+    """Rounded to the nearest, ties to even; saturates as f16 does."""
+    return (x.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8),)
+
+
+def _decode_e4m3(planes: Planes) -> Tensor:
+    plane: Tensor = planes[0]
+    return plane.view(torch.float8_e4m3fn).float()
+
+
+def _blocks(x: Tensor) -> Tensor:
+    return x.reshape(*x.shape[:-1], -1, _BLOCK)
+
+
+def _inverse(scales: Tensor, peaks: Tensor) -> Tensor:
+    return torch.where(peaks.abs() > _SMALLEST_PEAK, 1 / scales, 0)[..., None]
+
+
+def _as_f16(scales: Tensor) -> Tensor:
+    return scales.clamp(-_F16_MAX, _F16_MAX).half()
+
+
+def _scaled(quants: Tensor, scales: Tensor) -> Tensor:
+    """Quants [..., D], scales [..., D/32]."""
+    return (quants.reshape(*scales.shape, _BLOCK).float() * scales.float()[..., None]).reshape(quants.shape)
+
+
 def _encode_q8_0(x: Tensor) -> Planes:
     """Blocks of 32 values with one float16 scale, as ggml's Q8_0, the scales in a plane of their own."""
-    blocks = x.reshape(*x.shape[:-1], -1, _Q8_0_BLOCK)
+    blocks = _blocks(x)
     peaks = blocks.abs().amax(dim=-1)
     scales = peaks / 127
-    inverse = torch.where(peaks > _SMALLEST_PEAK, 1 / scales, 0)
-    quants = (blocks * inverse[..., None]).round().to(torch.int8)
-    return quants.reshape(x.shape), scales.clamp(max=_F16_MAX).half()
+    quants = (blocks * _inverse(scales, peaks)).round().to(torch.int8)
+    return quants.reshape(x.shape), _as_f16(scales)
 
 
 def _decode_q8_0(planes: Planes) -> Tensor:
     quants, scales = planes
-    blocks: Tensor = quants.reshape(*scales.shape, _Q8_0_BLOCK).float() * scales.float()[..., None]
-    return blocks.reshape(quants.shape)
+    return _scaled(quants, scales)
+
+
+def _encode_from_zero(x: Tensor, zero: int) -> tuple[Tensor, Tensor]:
+    """Codes [..., blocks, 32] up to 2 * zero - 1: the value of the largest magnitude becomes 0, zero stays ``zero``."""
+    blocks = _blocks(x)
+    peaks = blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))[..., 0]
+    scales = peaks / -zero
+    codes = (blocks * _inverse(scales, peaks) + (zero + 0.5)).trunc()
+    return codes.clamp(max=2 * zero - 1).to(torch.uint8), _as_f16(scales)
+
+
+def _packed(codes: Tensor) -> Tensor:
+    """Codes [..., blocks, 32] as nibbles, the first 16 of a block the lower ones: [..., blocks * 16]."""
+    return ((codes[..., :16] & 15) | codes[..., 16:] << 4).flatten(-2)
+
+
+def _unpacked(nibbles: Tensor) -> Tensor:
+    halves = nibbles.reshape(*nibbles.shape[:-1], -1, 16)
+    return torch.cat([halves & 15, halves >> 4], dim=-1)
+
+
+def _encode_q4_0(x: Tensor) -> Planes:
+    """As ggml's Q4_0: nibbles, and scales in a plane of their own."""
+    codes, scales = _encode_from_zero(x, 8)
+    return _packed(codes), scales
+
+
+def _decode_q4_0(planes: Planes) -> Tensor:
+    nibbles, scales = planes
+    return _scaled((_unpacked(nibbles).to(torch.int8) - 8).flatten(-2), scales)
+
+
+def _encode_q5_0(x: Tensor) -> Planes:
+    """As ggml's Q5_0: nibbles, scales, and the fifth bits of a block in one number, each in a plane of its own."""
+    codes, scales = _encode_from_zero(x, 16)
+    places = torch.arange(_BLOCK, device=x.device)
+    fifth = ((codes >> 4).long() << places).sum(dim=-1)  # in 64 bits; the upper half is empty
+    return _packed(codes), scales, fifth.to(torch.int32)
+
+
+def _decode_q5_0(planes: Planes) -> Tensor:
+    nibbles, scales, fifth = planes
+    places = torch.arange(_BLOCK, dtype=torch.int32, device=nibbles.device)
+    codes = _unpacked(nibbles).to(torch.int8) | ((fifth[..., None] >> places & 1) << 4).to(torch.int8)
+    return _scaled((codes - 16).flatten(-2), scales)
 
 
 _CODECS = {
     KvType.F32: (_encode_f32, _decode_f32),
     KvType.F16: (_encode_f16, _decode_f16),
+    KvType.BF16: (_encode_bf16, _decode_bf16),
     KvType.Q8_0: (_encode_q8_0, _decode_q8_0),
+    KvType.Q5_0: (_encode_q5_0, _decode_q5_0),
+    KvType.Q4_0: (_encode_q4_0, _decode_q4_0),
+    KvType.F8_E4M3: (_encode_e4m3, _decode_e4m3),
 }

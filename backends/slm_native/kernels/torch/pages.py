@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slm_core.errors import InvalidOption
+from slm_core.types import KvType
 from slm_native.kernels.torch.codecs import device_codec, plane_type
 from slm_native.kernels.torch.devices import memory
 from slm_native.kv import PAGE_TOKENS, BatchPlan, KvCodec, KvLayer, PageLayout, PageStore, Planes
@@ -26,17 +27,18 @@ class TorchKvLayer(KvLayer):
         planes: the layer's part of each plane, [n_pages, K, 64, W], those of the keys first.
     """
 
-    __slots__ = ("_key_codec", "_value_codec", "key_planes", "value_planes")
+    __slots__ = ("_key_codec", "_value_codec", "key_planes", "key_type", "value_planes", "value_type")
 
     def __init__(self, key_codec: KvCodec, value_codec: KvCodec, planes: Sequence[Tensor]) -> None:
         n = len(key_codec.planes)
         self._key_codec, self._value_codec = key_codec, value_codec
+        self.key_type, self.value_type = key_codec.kv_type, value_codec.kv_type
         self.key_planes, self.value_planes = planes[:n], planes[n:]
 
     @property
     def is_float32(self) -> bool:
         """Whether keys and values are stored as they come."""
-        return all(plane.dtype == torch.float32 for plane in (*self.key_planes, *self.value_planes))
+        return self.key_type is self.value_type is KvType.F32
 
     def write(self, pages: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Encode, then scatter."""
@@ -65,7 +67,7 @@ class TorchPageStore(PageStore):
         device: where.
 
     Raises:
-        InvalidOption: more than the device has free, or a KV type that this tier has not.
+        InvalidOption: more than the device has free.
     """
 
     def __init__(self, layout: PageLayout, n_pages: int, device: torch.device) -> None:
@@ -98,13 +100,13 @@ class TorchPageStore(PageStore):
         self._pages[self._index(pages)] = packed
 
     def to_host(self, plane: Tensor) -> NDArray[Any]:
-        """Copied from the device."""
+        """Copied from the device; unsigned numbers come as signed ones of the same bits."""
         host: NDArray[Any] = plane.contiguous().cpu().numpy()
         return host
 
     def from_host(self, plane: NDArray[Any]) -> Tensor:
         """Copied to the device."""
-        return torch.from_numpy(plane.copy()).to(self._device)
+        return torch.from_numpy(plane.copy()).view(plane_type(plane.dtype)).to(self._device)
 
     def _planes_of(self, pages: Tensor) -> list[Tensor]:
         """The planes [n_pages, L, K, 64, W] of pages, as views."""

@@ -6,26 +6,47 @@ kernel joins them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from slm_core.types import KvType
 from slm_native.kernels.kernelset import PLAIN, Scoring
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
 from slm_native.kernels.torch.triton._checks import check, on_device_of
 from slm_native.kv import PAGE_TOKENS
 
 _PROGRAMS = 512  # enough to fill a GPU; below it the pages of a sequence are shared out
+_NIBBLES = (KvType.Q5_0, KvType.Q4_0)
 _MIN_GROUP = 16  # rows of the smallest product of tiles
 
 
 @triton.jit
-def _read(plane, scales, d, t, D: tl.constexpr, BLOCKS: tl.constexpr, mask):  # noqa: N803  (Triton's custom)
-    """Keys or values [64, D padded] of one page and head, float32; with a scale for 32 values where BLOCKS is not 0."""
-    x = tl.load(plane + t[:, None] * D + d[None, :], mask=mask, other=0.0).to(tl.float32)
-    if BLOCKS > 0:
-        x *= tl.load(scales + t[:, None] * BLOCKS + d[None, :] // 32, mask=mask, other=0.0).to(tl.float32)
+def _read(plane, scales, fifth, d, t, D: tl.constexpr, KIND: tl.constexpr, mask):  # noqa: N803  (Triton's custom)
+    """Keys or values [64, D padded] of one page and head, float32."""
+    if KIND == "q4_0" or KIND == "q5_0":
+        at = t[:, None] * (D // 2) + d[None, :] // 32 * 16 + d[None, :] % 16
+        code = tl.load(plane + at, mask=mask, other=0).to(tl.int32) >> d[None, :] % 32 // 16 * 4 & 15
+        if KIND == "q4_0":
+            x = (code - 8).to(tl.float32)
+        else:
+            bits = tl.load(fifth + t[:, None] * (D // 32) + d[None, :] // 32, mask=mask, other=0)
+            x = ((code | (bits >> d[None, :] % 32 & 1) << 4) - 16).to(tl.float32)
+    else:
+        stored = tl.load(plane + t[:, None] * D + d[None, :], mask=mask, other=0)
+        if KIND == "bf16":
+            x = (stored.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        elif KIND == "f8_e4m3":  # its exponent and fraction in a float16, whose bias is 8 more
+            code = stored.to(tl.int32)
+            x = ((code & 127) << 7).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256
+            x = tl.where(code > 127, -x, x)
+        else:
+            x = stored.to(tl.float32)
+    if KIND == "q8_0" or KIND == "q5_0" or KIND == "q4_0":
+        x *= tl.load(scales + t[:, None] * (D // 32) + d[None, :] // 32, mask=mask, other=0.0).to(tl.float32)
     return x
 
 
@@ -34,8 +55,10 @@ def _attend_pages(
     q_ptr,
     k_ptr,
     k_scales,
+    k_fifth,
     v_ptr,
     v_scales,
+    v_fifth,
     tables,
     n_held,
     slopes,
@@ -49,15 +72,19 @@ def _attend_pages(
     pages_per_split,
     k_page,
     k_scale_page,
+    k_fifth_page,
     v_page,
     v_scale_page,
+    v_fifth_page,
     H: tl.constexpr,  # noqa: N803
     GROUP: tl.constexpr,  # noqa: N803
     G: tl.constexpr,  # noqa: N803
     D: tl.constexpr,  # noqa: N803
     DP: tl.constexpr,  # noqa: N803
-    K_BLOCKS: tl.constexpr,  # noqa: N803
-    V_BLOCKS: tl.constexpr,  # noqa: N803
+    KW: tl.constexpr,  # noqa: N803
+    VW: tl.constexpr,  # noqa: N803
+    KEYS: tl.constexpr,  # noqa: N803
+    VALUES: tl.constexpr,  # noqa: N803
     PAGE: tl.constexpr,  # noqa: N803
     CAPPED: tl.constexpr,  # noqa: N803
     WINDOWED: tl.constexpr,  # noqa: N803
@@ -84,10 +111,17 @@ def _attend_pages(
         if WINDOWED:
             seen &= position >= held - window
         mask = seen[:, None] & (d[None, :] < D)
-        k_head, v_head = number * k_page + head * PAGE * D, number * v_page + head * PAGE * D
-        k_scale = k_scales + number * k_scale_page + head * PAGE * K_BLOCKS
-        v_scale = v_scales + number * v_scale_page + head * PAGE * V_BLOCKS
-        k = _read(k_ptr + k_head, k_scale, d, t, D, K_BLOCKS, mask).to(q.dtype)
+        blocks = head * PAGE * (D // 32)
+        k = _read(
+            k_ptr + number * k_page + head * PAGE * KW,
+            k_scales + number * k_scale_page + blocks,
+            k_fifth + number * k_fifth_page + blocks,
+            d,
+            t,
+            D,
+            KEYS,
+            mask,
+        ).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [G, PAGE]
         if CAPPED:
             scores = (1 - 2 / (tl.exp(2 * scores / softcap) + 1)) * softcap  # softcap * tanh(scores / softcap)
@@ -98,7 +132,16 @@ def _attend_pages(
         higher = tl.maximum(largest, tl.max(scores, axis=1))
         base = tl.where(higher == -float("inf"), 0.0, higher)
         shares, kept = tl.exp(scores - base[:, None]), tl.exp(largest - base)
-        v = _read(v_ptr + v_head, v_scale, d, t, D, V_BLOCKS, mask).to(q.dtype)
+        v = _read(
+            v_ptr + number * v_page + head * PAGE * VW,
+            v_scales + number * v_scale_page + blocks,
+            v_fifth + number * v_fifth_page + blocks,
+            d,
+            t,
+            D,
+            VALUES,
+            mask,
+        ).to(q.dtype)
         total = total * kept + tl.sum(shares, axis=1)
         mixed = mixed * kept[:, None] + tl.dot(shares.to(q.dtype), v, input_precision="ieee")
         largest = higher
@@ -165,20 +208,22 @@ def attend_decoding(
     largest, total = (torch.empty(n_splits, n_seqs, n_heads, dtype=torch.float32, device=q.device) for _ in range(2))
     grouped = n_heads // n_kv_heads
     padded = triton.next_power_of_2(width)
-    (k, k_scales), (v, v_scales) = ((planes[0], planes[-1]) for planes in (cache.key_planes, cache.value_planes))
+    keys, values = (_three(planes) for planes in (cache.key_planes, cache.value_planes))
     with on_device_of(q):
         _attend_pages[n_seqs, n_kv_heads, n_splits](
-            *(q, k, k_scales, v, v_scales, group.tables, group.n_held),
+            *(q, *keys, *values, group.tables, group.n_held),
             *(q if scoring.slopes is None else scoring.slopes, mixed, largest, total),
             *(scale, scoring.softcap or 1.0, scoring.window or 0, n_table, per_split),
-            *(k.stride(0), k_scales.stride(0), v.stride(0), v_scales.stride(0)),
+            *(plane.stride(0) for plane in (*keys, *values)),
             H=n_heads,
             GROUP=grouped,
             G=max(_MIN_GROUP, triton.next_power_of_2(grouped)),
             D=width,
             DP=padded,
-            K_BLOCKS=k_scales.shape[3] if len(cache.key_planes) > 1 else 0,
-            V_BLOCKS=v_scales.shape[3] if len(cache.value_planes) > 1 else 0,
+            KW=keys[0].shape[3],
+            VW=values[0].shape[3],
+            KEYS=str(cache.key_type),
+            VALUES=str(cache.value_type),
             PAGE=PAGE_TOKENS,
             CAPPED=scoring.softcap is not None,
             WINDOWED=scoring.window is not None,
@@ -198,6 +243,11 @@ def attend_decoding(
     return y
 
 
+def _three(planes: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """What is stored, scales and fifth bits; in the place of a plane that a type has not, any."""
+    return planes[0], planes[min(1, len(planes) - 1)], planes[-1]
+
+
 def _check(q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scoring: Scoring) -> None:
     n_seqs, n_heads, width = q.shape
     check("q", q, q.dtype, (n_seqs, n_heads, width))
@@ -208,7 +258,8 @@ def _check(q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scoring: Scoring)
             check(name, per_head, torch.float32, (n_heads,))
     for planes in (cache.key_planes, cache.value_planes):
         n_kv_heads = planes[0].shape[1]
-        if planes[0].shape[3] != width or n_heads % n_kv_heads:
+        n_halves = 1 + (cache.key_type in _NIBBLES if planes is cache.key_planes else cache.value_type in _NIBBLES)
+        if planes[0].shape[3] * n_halves != width or n_heads % n_kv_heads:
             raise ValueError(f"pages {tuple(planes[0].shape)} (accepted: heads of {width}, a divisor of {n_heads})")
         for plane in planes:
             if plane.stride()[1:] != (PAGE_TOKENS * plane.shape[3], plane.shape[3], 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from slm_core.architectures import Activation, AnyActivation, NormKind, RopeStyle
+from slm_core.types import KvType
 from slm_native.kernels.kernelset import Scoring
 from slm_native.kernels.parameters import Linear, Norm, Rotation, Weight
 from slm_native.kernels.torch.kernels import TorchKernels, TorchWeight
@@ -17,6 +18,7 @@ from slm_native.kv import BatchPlan, KvLayer
 
 # From so many rows on, a matrix is expanded once and multiplied by torch's own library.
 _EXPANDED_ROWS = 128
+_WRITTEN = {KvType.F32, KvType.F16, KvType.Q8_0}  # the others are encoded by torch
 
 
 class TritonKernels(TorchKernels):
@@ -88,8 +90,9 @@ class TritonKernels(TorchKernels):
     ) -> None:
         """One kernel for keys, one for values."""
         assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
-        blocks = max(len(cache.key_planes), len(cache.value_planes)) > 1
-        if rotation is None or not _is_of_heads(norm, width) or (blocks and width & (width - 1)):
+        types = {cache.key_type, cache.value_type}
+        written = types <= _WRITTEN and (KvType.Q8_0 not in types or width & (width - 1) == 0)
+        if rotation is None or not _is_of_heads(norm, width) or not written:
             super().store(cache, plan, k, v, width, norm, rotation)
             return
         heads = [x.reshape(len(x), -1, width).contiguous() for x in (k, v)]
