@@ -1,12 +1,17 @@
-"""A context of the native engine: the paged KV cache under the bookkeeping that all backends share."""
+"""A context of the native engine: keys, values and states under the bookkeeping that all backends share."""
 
 from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
 
 from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, InvalidPosition
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits
-from slm_native.kv import PagedKvCache, PageLayout, codec_of
+from slm_native.kv import PageLayout, codec_of
+from slm_native.memory import REPLAY_TOKENS, MemoryPlan
+from slm_native.states import Checkpoint
 from slm_native.transformer import Transformer
 
 BACKEND = "native"
@@ -35,9 +40,9 @@ class NativeContext(ContextBase):
             codec_of(transformer.kv_type if kv_type is None else kv_type, spec.head_dim)
             for kv_type in (options.kv_type_k, options.kv_type_v)
         )
-        layout = PageLayout(spec.n_layers, spec.n_kv_heads, spec.head_dim, keys, values)
+        layout = PageLayout(len(spec.attention_layers), spec.n_kv_heads, spec.head_dim, keys, values)
         # Refuses what no memory could hold.
-        self._cache = PagedKvCache(layout, options.n_ctx, options.n_seq_max, transformer.new_pages)
+        self._memory = transformer.new_memory(layout, options.n_ctx, options.n_seq_max)
         self._transformer = transformer
         self._positions = transformer.positions(options.n_ctx)
         super().__init__(
@@ -48,7 +53,7 @@ class NativeContext(ContextBase):
             edit_level=EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE,
             capabilities=frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD}),
             payload_format=f"{_PAYLOAD_VERSION};k={keys.kv_type};v={values.kv_type};"
-            f"L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
+            f"L={layout.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
             + (f";rope={self._positions.kind}" if self._positions.kind else ""),
         )
 
@@ -56,34 +61,55 @@ class NativeContext(ContextBase):
         n_positions = self._transformer.spec.n_positions
         if n_positions is not None and (last := int(batch.positions.max(initial=0))) >= n_positions:
             raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
-        plan = self._cache.plan(batch.seq_ids, batch.positions)
-        try:
-            logits = self._transformer.forward(
-                batch.tokens, batch.positions, batch.wants_logits, plan, self._cache.layers, self._positions
-            )
-        except self._transformer.failures as error:
-            raise DecodeFailed(f"the device failed on a batch of {len(batch)} tokens: {error}") from error
-        self._cache.commit(plan)
+        plan = self._memory.plan(batch.seq_ids, batch.positions)
+        logits = self._run(batch.tokens, batch.positions, batch.wants_logits, plan)
+        self._memory.commit(plan)
         return logits
 
+    def _run(
+        self, tokens: NDArray[np.int32], positions: NDArray[np.int32], wants_logits: NDArray[np.bool_], plan: MemoryPlan
+    ) -> Logits:
+        try:
+            return self._transformer.forward(
+                tokens, positions, wants_logits, plan, self._memory.layers, self._positions
+            )
+        except self._transformer.failures as error:
+            raise DecodeFailed(f"the device failed on a batch of {len(tokens)} tokens: {error}") from error
+
+    def _state_at(self, seq_id: int, length: int) -> Checkpoint | None:
+        """The state after the first ``length`` tokens, computed again from the nearest that is kept.
+
+        Raises:
+            DecodeFailed: the device failed; nothing has changed.
+        """
+        now, tokens = self._memory.nearest(seq_id, length), self._ledger.tokens(seq_id)
+        while now is not None and now.position < length:
+            stop = min(length, now.position + REPLAY_TOKENS)
+            plan = self._memory.replay(seq_id, now, stop)
+            again = np.array(tokens[now.position : stop], np.int32)
+            positions = np.arange(now.position, stop, dtype=np.int32)
+            self._run(again, positions, np.zeros(len(again), np.bool_), plan)
+            now = Checkpoint(stop, plan.states[0].states()[0])
+        return now
+
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
-        self._cache.fork(src, dst, end)
+        self._memory.fork(src, dst, end, self._state_at(src, end))
 
     def _engine_truncate(self, seq_id: int, length: int) -> None:
-        self._cache.truncate(seq_id, length)
+        self._memory.truncate(seq_id, length, self._state_at(seq_id, length))
 
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
-        self._cache.cut(seq_id, start, end, self._ledger.length(seq_id), self._positions.move_keys)
+        self._memory.cut(seq_id, start, end, self._ledger.length(seq_id), self._positions.move_keys)
 
     def _engine_drop(self, seq_id: int) -> None:
-        self._cache.drop(seq_id)
+        self._memory.drop(seq_id)
 
     def _engine_export(self, seq_id: int) -> bytes:
-        return self._cache.export(seq_id, self._ledger.length(seq_id))
+        return self._memory.export(seq_id, self._ledger.length(seq_id))
 
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
-        self._cache.load(seq_id, n_tokens, payload)
+        self._memory.load(seq_id, n_tokens, payload)
 
     def _engine_close(self) -> None:
-        # The base lets no call through any more. The last references: pages and weights are freed here and now.
-        del self._cache, self._transformer, self._positions
+        # The base lets no call through any more. The last references: pages, states and weights are freed here and now.
+        del self._memory, self._transformer, self._positions

@@ -1,4 +1,4 @@
-"""The forward pass of a decoder-only transformer, the same for every architecture and every kernel set.
+"""The forward pass of a decoder-only model, the same for every architecture and every kernel set.
 
 Shapes: T tokens of the batch, E embedding width, H query heads, K key and value heads, D head width, F feed-forward
 width, V vocabulary, L layers, X experts.
@@ -6,7 +6,9 @@ width, V vocabulary, L layers, X experts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +18,24 @@ from slm_core.gguf import GgufFile
 from slm_core.types import KvType, Logits
 from slm_native.experts import route, run_routed
 from slm_native.kernels import KernelSet, Linear, Norm
-from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
+from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout
 from slm_native.latent import latent_queries_and_keys, latent_results
+from slm_native.memory import ContextMemory, MemoryPlan
 from slm_native.paging import LayerPager, Paging, PagingStats, ResidentBlocks
 from slm_native.positions import LayerPositions, Positions
-from slm_native.weights import Block, Experts, FeedForward, LatentAttention, WeightReader
+from slm_native.recurrent import mixed_by_state
+from slm_native.states import StateGroup
+from slm_native.weights import Attention, Block, Experts, FeedForward, LatentAttention, WeightReader
+
+
+class _Turn(NamedTuple):
+    """What a block gets of a batch besides activations."""
+
+    place: LayerPositions
+    pages: BatchPlan
+    cache: KvLayer | None
+    groups: Sequence[StateGroup]
+    state: int | None  # which of the recurrent layers it has
 
 
 class Transformer:
@@ -53,7 +68,7 @@ class Transformer:
         kernels.reserve(sum(info.n_bytes for info in gguf.tensors.values()) - absent)
         self._weights = self._reader.model()
         self._blocks = self._resident(progress) if paging is None else self._paged(gguf, sizes, paging, progress)
-        self._attention_scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
+        self._attention_scale = (spec.head_dim or 1) ** -0.5 if spec.attention_scale is None else spec.attention_scale
         self.positions(1)  # refuses bad factors now
 
     def close(self) -> None:
@@ -78,18 +93,18 @@ class Transformer:
         tokens: NDArray[np.int32],
         positions: NDArray[np.int32],
         wants_logits: NDArray[np.bool_],
-        plan: BatchPlan,
+        plan: MemoryPlan,
         layers: Sequence[KvLayer],
         embedded: Positions,
     ) -> Logits:
-        """Run a batch; keys and values go where ``plan`` says.
+        """Run a batch; keys, values and states go where ``plan`` says.
 
         Args:
             tokens: ids [T].
             positions: of each token in its sequence [T].
             wants_logits: which tokens' logits are wanted [T].
-            plan: where keys and values go, and which tokens see which.
-            layers: the KV cache of each layer [L].
+            plan: where keys, values and states go, and which tokens see which.
+            layers: the KV cache of each layer that attends.
             embedded: the context's position embeddings.
 
         Returns:
@@ -97,12 +112,11 @@ class Transformer:
         """
         kernels = self._kernels
         x = self._embed(tokens, positions)  # [T, E]
-        plan = kernels.place(plan)
-        places = embedded.at(positions)
+        turns = self._turns(plan, layers, embedded.at(positions))
         wanted = [None] * (self.spec.n_layers - 1) + [wants_logits]
         with self._blocks.walk() as block_at:
             for i, layer in enumerate(self.spec.layers):
-                x = self._through(block_at(i), layer, x, places[i], plan, layers[i], wanted[i])
+                x = self._through(block_at(i), layer, x, turns[i], wanted[i])
         return kernels.to_host(self._logits(x)) if len(x) else np.empty((0, self.spec.n_vocab), np.float32)
 
     @property
@@ -115,9 +129,9 @@ class Transformer:
         """What keys and values are stored in where no type is asked for."""
         return self._kernels.kv_type
 
-    def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
-        """Room for keys and values where the kernels compute; see ``KernelSet.new_pages``."""
-        return self._kernels.new_pages(layout, n_pages)
+    def new_memory(self, layout: PageLayout, n_ctx: int, n_seq_max: int) -> ContextMemory:
+        """Room for keys, values and states where the kernels compute; see ``ContextMemory``."""
+        return ContextMemory(self.spec, layout, n_ctx, n_seq_max, self._kernels)
 
     def _resident(self, progress: Callable[[float], None]) -> ResidentBlocks:
         blocks: list[Block] = []
@@ -137,24 +151,44 @@ class Transformer:
         progress(1.0)
         return pager
 
+    def _turns(self, plan: MemoryPlan, layers: Sequence[KvLayer], places: Sequence[LayerPositions]) -> list[_Turn]:
+        pages, caches, recurrent = self._kernels.place(plan.pages), iter(layers), itertools.count()
+        return [
+            _Turn(
+                place,
+                pages,
+                next(caches) if layer.attends else None,
+                plan.states,
+                None if layer.recurrent is None else next(recurrent),
+            )
+            for layer, place in zip(self.spec.layers, places, strict=True)
+        ]
+
     def _through(
-        self,
-        block: Block,
-        layer: LayerSpec,
-        x: Array,
-        place: LayerPositions,
-        plan: BatchPlan,
-        cache: KvLayer,
-        wanted: NDArray[np.bool_] | None,
+        self, block: Block, layer: LayerSpec, x: Array, turn: _Turn, wanted: NDArray[np.bool_] | None
     ) -> Array:
         """What leaves a block [T, E]; after the last, of the rows that are wanted [rows, E]."""
-        mixed = self._attend(block, layer, x, place, plan, cache)  # [T, H*D]
+        branches = self._mixed(block, layer, x, turn)
         if wanted is not None:  # what follows is done token by token: only the rows asked for matter
-            x, mixed = self._kernels.rows(x, wanted), self._kernels.rows(mixed, wanted)
+            x = self._kernels.rows(x, wanted)
+            branches = [(self._kernels.rows(mixed, wanted), output) for mixed, output in branches]
             if len(x) == 0:
                 return x
-        after = self._added(x, mixed, block.attention.output, block.attn_post_norm)
+        after = x
+        for mixed, output in branches:
+            after = self._added(after, mixed, output, block.attn_post_norm)
         return self._fed(block, layer, x if self.spec.parallel else after, after)
+
+    def _mixed(self, block: Block, layer: LayerSpec, x: Array, turn: _Turn) -> list[tuple[Array, Linear]]:
+        """What each layer makes that mixes tokens, [T, width], and its output matrix."""
+        found = []
+        if block.attention is not None:
+            found.append((self._attend(block, block.attention, layer, x, turn), block.attention.output))
+        if block.recurrent is not None:
+            assert turn.state is not None, "the weights were read by it"
+            mixed = mixed_by_state(self._kernels, block.recurrent, x, block.attn_norm, turn.groups, turn.state)
+            found.append((mixed, block.recurrent.output))
+        return found
 
     def _embed(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Array:
         weights = self._weights
@@ -166,28 +200,30 @@ class Transformer:
         return self._kernels.normed(x, weights.embd_norm)
 
     def _attend(
+        self, block: Block, weights: Attention | LatentAttention, layer: LayerSpec, x: Array, turn: _Turn
+    ) -> Array:
+        assert turn.cache is not None, "the weights were read by it"
+        q = self._queries(block, weights, layer, x, turn.place, turn.pages, turn.cache)
+        if turn.place.temperature is not None:
+            q = q * turn.place.temperature
+        mixed = self._kernels.attention_over_runs(q, turn.cache, turn.pages, self._attention_scale, block.scoring)
+        if isinstance(weights, LatentAttention):
+            assert layer.latent is not None, "the weights were read by it"
+            mixed = latent_results(self._kernels, weights, layer.latent, mixed)
+        return mixed.reshape(len(x), -1)
+
+    def _queries(
         self,
         block: Block,
+        weights: Attention | LatentAttention,
         layer: LayerSpec,
         x: Array,
         place: LayerPositions,
         plan: BatchPlan,
         cache: KvLayer,
     ) -> Array:
-        q = self._queries(block, layer, x, place, plan, cache)
-        if place.temperature is not None:
-            q = q * place.temperature
-        mixed = self._kernels.attention_over_runs(q, cache, plan, self._attention_scale, block.scoring)
-        if isinstance(block.attention, LatentAttention):
-            assert layer.latent is not None, "the weights were read by it"
-            mixed = latent_results(self._kernels, block.attention, layer.latent, mixed)
-        return mixed.reshape(len(x), -1)
-
-    def _queries(
-        self, block: Block, layer: LayerSpec, x: Array, place: LayerPositions, plan: BatchPlan, cache: KvLayer
-    ) -> Array:
         """The batch's queries [T, H, D]; its keys and values go into the cache."""
-        kernels, width, weights = self._kernels, self.spec.head_dim, block.attention
+        kernels, width = self._kernels, self.spec.head_dim
         if isinstance(weights, LatentAttention):
             assert layer.latent is not None, "the weights were read by it"
             q, both = latent_queries_and_keys(kernels, weights, layer.latent, x, block.attn_norm)
@@ -212,6 +248,8 @@ class Transformer:
     def _fed(self, block: Block, layer: LayerSpec, x: Array, residual: Array) -> Array:
         """What leaves the block: ``residual``, and what the feed-forward layer makes of ``x``."""
         weights, post_norm = block.feed_forward, block.ffn_post_norm
+        if weights is None:
+            return residual
         if isinstance(weights, FeedForward):
             inner = self._kernels.gate_up(x, block.ffn_norm, weights.gate, weights.up, layer.activation)
             return self._added(residual, inner, weights.down, post_norm)

@@ -8,11 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from slm_core.architectures import ModelSpec, alibi_slopes
+from slm_core.architectures import LayerSpec, ModelSpec, alibi_slopes
 from slm_core.gguf import GgufFile
 from slm_core.quant import QuantizedTensor, check_tensor
 from slm_native.kernels import KernelSet, Linear, Norm, Scoring, Weight
 from slm_native.kv import Array
+from slm_native.recurrent import Recurrent
+from slm_native.recurrent_weights import Tensors, read_recurrent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,13 +67,14 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """The weights of one transformer block."""
+    """The weights of one block."""
 
     attn_norm: Norm | None  # [E]
-    attention: Attention | LatentAttention
+    attention: Attention | LatentAttention | None
+    recurrent: Recurrent | None
     attn_post_norm: Norm | None  # [E]
     ffn_norm: Norm | None  # [E]
-    feed_forward: FeedForward | Experts
+    feed_forward: FeedForward | Experts | None
     ffn_post_norm: Norm | None  # [E]
     scoring: Scoring
 
@@ -107,12 +110,12 @@ class WeightReader:
         """The weights outside the blocks."""
         token_embd = self._kernels.prepare(self._tensor("token_embd.weight"))
         positions = "position_embd.weight"
-        norm = self._norm("output_norm")
+        norm = self._norm(self._spec.output_norm)
         assert norm is not None, "every architecture has one"
         return Weights(
             token_embd=token_embd,
             position_embd=self._kernels.prepare(self._tensor(positions)) if self._has(positions) else None,
-            embd_norm=self._norm("token_embd_norm"),
+            embd_norm=self._norm("token_embd_norm") if self._spec.output_norm != "token_embd_norm" else None,
             output_norm=norm,
             output=self._linear("output") if self._has("output.weight") else self._tied_output(token_embd),
         )
@@ -124,15 +127,16 @@ class WeightReader:
         post_norm = "post_attention_norm"
         if self._spec.parallel and ffn_norm is None:
             ffn_norm = attn_norm
-        attention = self._latent_attention(prefix) if layer.latent else self._attention(prefix)
+        attention = self._any_attention(prefix, layer)
         return Block(
             attn_norm=self._norm(f"{prefix}attn_norm_2") or attn_norm,
             attention=attention,
+            recurrent=self._recurrent(prefix, layer),
             attn_post_norm=self._norm(f"{prefix}{post_norm}") if layer.ffn_norm != post_norm else None,
             ffn_norm=ffn_norm,
-            feed_forward=self._experts(prefix) if layer.experts else self._feed_forward(prefix),
+            feed_forward=self._any_feed_forward(prefix, layer),
             ffn_post_norm=self._norm(f"{prefix}post_ffw_norm"),
-            scoring=Scoring(layer.window, self._spec.attention_softcap, self._slopes, attention.sinks),
+            scoring=Scoring(layer.window, self._spec.attention_softcap, self._slopes, attention and attention.sinks),
         )
 
     def block_bytes(self) -> list[int]:
@@ -163,6 +167,22 @@ class WeightReader:
         """ALiBi's, [H]."""
         max_bias = self._spec.alibi_max_bias
         return None if max_bias is None else self._kernels.from_host(alibi_slopes(self._spec.n_heads, max_bias))
+
+    def _any_attention(self, prefix: str, layer: LayerSpec) -> Attention | LatentAttention | None:
+        if not layer.attends:
+            return None
+        return self._latent_attention(prefix) if layer.latent else self._attention(prefix)
+
+    def _any_feed_forward(self, prefix: str, layer: LayerSpec) -> FeedForward | Experts | None:
+        if layer.experts:
+            return self._experts(prefix)
+        return self._feed_forward(prefix) if self._has(f"{prefix}ffn_up.weight") else None
+
+    def _recurrent(self, prefix: str, layer: LayerSpec) -> Recurrent | None:
+        if layer.recurrent is None:
+            return None
+        tensors = Tensors(self._linear, self._vector, self._norm, self._kernels)
+        return read_recurrent(tensors, prefix, layer.recurrent, self._spec.norm_eps)
 
     def _attention(self, prefix: str) -> Attention:
         q, k, v = self._qkv(prefix)

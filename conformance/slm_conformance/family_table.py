@@ -91,6 +91,18 @@ _LATENT: dict[str, Value] = _EXPERTS | {
     "expert_feed_forward_length": 64,
     "expert_shared_count": 2,
 }
+_MAMBA: dict[str, Value] = {
+    "block_count": 3,
+    "context_length": N_CTX,
+    "embedding_length": 144,
+    "feed_forward_length": 0,
+    "attention.head_count": 0,
+    RMS: 1e-5,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 288,  # llama.cpp accepts twice the embedding's width alone
+    "ssm.state_size": 12,
+    "ssm.time_step_rank": 10,
+}
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama", _sizes()),
     "llama_tied": Family("llama", _sizes(), tied=True),
@@ -256,5 +268,12 @@ FAMILIES: dict[str, Family] = {
     # llama.cpp takes no epsilon from a qwen2vl's file.
     "qwen2vl": Family("qwen2vl", _sizes(embd=144) | {RMS: 0.0, "rope.dimension_sections": [3, 3, 2, 0]}),
     "qwen3vl": Family("qwen3vl", _sizes() | {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 0}),
+    "mamba": Family("mamba", _MAMBA, tied=True),
+    "falcon_mamba": Family("mamba", _MAMBA | {"ssm.dt_b_c_rms": True}),
+    "lfm2": Family(
+        "lfm2",
+        _sizes(layers=5, embd=144) | {"attention.head_count_kv": [0, 3, 0, 0, 3], "shortconv.l_cache": 3},
+        tied=True,
+    ),
 }
 """By a name of ours: most architectures once, some in several variants."""

@@ -41,6 +41,7 @@ class Features(TypedDict, total=False):
     qkv_limit: float | None
     logit_scale: float
     logit_softcap: float | None
+    output_norm: str
 
 
 def read_rope(keys: Keys, head_dim: int, style: RopeStyle, default_freq_base: float | None = None) -> RopeSpec:
@@ -123,7 +124,8 @@ def decoder_spec(
     _refuse_what_would_matter(keys)
     norm = features.get("norm", NormKind.RMS)
     tensors = {EMBEDDING: TensorSpec((sizes.n_vocab, sizes.n_embd))}
-    tensors |= norms(sizes.n_embd, "output_norm") | linear("output", (sizes.n_vocab, sizes.n_embd), required=False)
+    tensors |= norms(sizes.n_embd, features.get("output_norm", "output_norm"))
+    tensors |= linear("output", (sizes.n_vocab, sizes.n_embd), required=False)
     return ModelSpec(
         architecture=keys.architecture,
         n_layers=sizes.n_layers,

@@ -51,6 +51,24 @@ class Keys:
             raise InvalidModelFile(f"{self.gguf.path}: metadata {key!r} is {count} (accepted: 0 to {_MAX_SIZE})")
         return count
 
+    def counts(self, name: str, n: int) -> list[int]:
+        """An integer for each of ``n`` layers, 0 or more; one alone is that of every layer.
+
+        Raises:
+            UnsupportedModel: it is missing.
+            InvalidModelFile: it is something else, or of another length.
+        """
+        key = self._key(name)
+        if not self._is_array(key):
+            self.gguf.require(key, int)
+            return [self.count(name, 0)] * n
+        values = self.gguf.require(key, np.ndarray)
+        if values.dtype.kind not in "iu" or values.shape != (n,) or (values < 0).any() or (values > _MAX_SIZE).any():
+            raise InvalidModelFile(
+                f"{self.gguf.path}: metadata {key!r} must hold {n} integers from 0 to {_MAX_SIZE}, one for each layer"
+            )
+        return [int(value) for value in values]
+
     def number(self, name: str, default: float | None = None, *, zero: bool = False) -> float:
         """A positive number, or 0 where ``zero`` allows it.
 

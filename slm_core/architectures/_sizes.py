@@ -36,8 +36,11 @@ class Sizes:
 
 def read_sizes(keys: Keys, n_ff_key: str = "feed_forward_length") -> Sizes:
     """Read the dimensions. As GGUF defines it, K is H and D is E / H where the file does not say."""
+    return _grouped(keys, keys.size("attention.head_count_kv", keys.size("attention.head_count")), n_ff_key)
+
+
+def _grouped(keys: Keys, n_kv_heads: int, n_ff_key: str = "feed_forward_length") -> Sizes:
     n_embd, n_heads = keys.size("embedding_length"), keys.size("attention.head_count")
-    n_kv_heads = keys.size("attention.head_count_kv", n_heads)
     head_dim = _head_dim(keys, n_embd, n_heads)
     if n_heads % n_kv_heads:
         raise InvalidModelFile(
@@ -45,6 +48,33 @@ def read_sizes(keys: Keys, n_ff_key: str = "feed_forward_length") -> Sizes:
             f" (metadata '{keys.architecture}.attention.head_count' and 'head_count_kv')"
         )
     return read_plain_sizes(keys, n_kv_heads, head_dim, n_ff_key)
+
+
+def read_hybrid_sizes(keys: Keys) -> tuple[Sizes, list[bool]]:
+    """The dimensions of a model in which some blocks attend, and which do: those that have key heads."""
+    n_kv_heads = keys.counts("attention.head_count_kv", keys.size("block_count", largest=_MAX_LAYERS))
+    found = sorted(set(n_kv_heads) - {0})
+    if len(found) != 1:
+        raise UnsupportedModel(
+            f"{keys.gguf.path}: blocks have {found} key heads (metadata"
+            f" '{keys.architecture}.attention.head_count_kv'; accepted: one number, in some blocks)"
+        )
+    return _grouped(keys, found[0]), [n > 0 for n in n_kv_heads]
+
+
+def read_sizes_without_attention(keys: Keys) -> Sizes:
+    """The dimensions of a model without attention and feed-forward layers, whose keys are 0 or missing."""
+    for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        keys.only(name, 0)
+    return Sizes(
+        n_layers=keys.size("block_count", largest=_MAX_LAYERS),
+        n_embd=keys.size("embedding_length"),
+        n_vocab=_n_vocab(keys),
+        n_ff=0,
+        n_heads=0,
+        n_kv_heads=0,
+        head_dim=0,
+    )
 
 
 def read_plain_sizes(keys: Keys, n_kv_heads: int, head_dim: int, n_ff_key: str = "feed_forward_length") -> Sizes:

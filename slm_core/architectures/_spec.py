@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
+
+from slm_core.architectures._recurrent import RecurrentSpec
 
 EMBEDDING = "token_embd.weight"
 POSITIONS = "position_embd.weight"
@@ -201,10 +204,13 @@ class LayerSpec:
         rope: its position embedding, None where positions are not in the keys.
         window: a token sees this many, itself included; None for all before it.
         temperature: of its queries.
-        activation: of the feed-forward layer, which has a gate where there is a tensor "ffn_gate", or experts.
+        activation: of the feed-forward layer, which has a gate where there is a tensor "ffn_gate", or experts; a block
+            without a tensor "ffn_up" and without experts has no feed-forward layer.
         experts: in place of one dense feed-forward layer.
         ffn_norm: name of the norm before it, where the block has one.
         latent: attention to a latent, in place of keys and values of their own.
+        attends: whether it has an attention layer.
+        recurrent: a layer with a state, in place of attention or beside it: both read what enters the block.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -215,12 +221,15 @@ class LayerSpec:
     experts: ExpertsSpec | None = None
     ffn_norm: str = "ffn_norm"
     latent: LatentSpec | None = None
+    attends: bool = True
+    recurrent: RecurrentSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer. What has a default is as in llama where the architecture does not say otherwise.
+    """A decoder: a transformer, or a model whose blocks keep a state in place of keys and values, or beside them.
 
+    What has a default is as in llama where the architecture does not say otherwise.
     Which norms and biases there are, whether queries, keys and values lie in one matrix and whether positions are
     added to the embeddings follows from the tensors. A norm of queries and keys covers what its weight covers: a head,
     each head with its own weights, or all heads at once.
@@ -248,6 +257,7 @@ class ModelSpec:
         qkv_limit: queries, keys and values are clipped to plus and minus this.
         logit_scale: factor on logits.
         logit_softcap: c, for ``c tanh(logit / c)``.
+        output_norm: name of the norm before the output matrix.
     """
 
     architecture: str
@@ -270,26 +280,38 @@ class ModelSpec:
     qkv_limit: float | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    output_norm: str = "output_norm"
 
     @property
     def is_shiftable(self) -> bool:
-        """Whether a token's keys and values can move to another position: not where positions are in the embedding."""
-        return POSITIONS not in self.model_tensors
+        """Whether what is kept of a token can move: not in a state, nor where positions are in the embedding."""
+        return POSITIONS not in self.model_tensors and not self.recurrent_layers
+
+    @property
+    def attention_layers(self) -> list[int]:
+        """The blocks that keep keys and values."""
+        return [index for index, layer in enumerate(self.layers) if layer.attends]
+
+    @property
+    def recurrent_layers(self) -> list[int]:
+        """The blocks that keep a state."""
+        return [index for index, layer in enumerate(self.layers) if layer.recurrent is not None]
 
     @property
     def n_positions(self) -> int | None:
         """Positions that a sequence may have: as many as were learned, None for any number."""
-        return None if self.is_shiftable else self.model_tensors[POSITIONS].shape[0]
+        return self.model_tensors[POSITIONS].shape[0] if POSITIONS in self.model_tensors else None
 
     @property
     def kv_values_per_token(self) -> int:
         """Numbers that the KV cache holds for a token: a key and a value of each head of each layer."""
-        return 2 * self.n_layers * self.n_kv_heads * self.head_dim
+        return 2 * len(self.attention_layers) * self.n_kv_heads * self.head_dim
 
     @property
     def state_values_per_sequence(self) -> int:
-        """Numbers that a sequence has besides, however long it is, in float32: attention keeps none."""
-        return 0
+        """Numbers that a sequence has besides, however long it is, in float32: its state."""
+        shapes = (layer.recurrent.state_shapes for layer in self.layers if layer.recurrent is not None)
+        return sum(math.prod(shape) for layer in shapes for shape in layer)
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Every tensor that the file may hold, by full name."""

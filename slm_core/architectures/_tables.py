@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slm_core.architectures._keys import Keys
+from slm_core.architectures._recurrent import MambaSpec
 from slm_core.architectures._sizes import Sizes
 from slm_core.architectures._spec import TensorSpec
 
@@ -84,4 +85,19 @@ def shared_expert(sizes: Sizes, n_ff: int) -> Table:
         **linear("ffn_gate_shexp", (n_ff, sizes.n_embd)),
         **linear("ffn_up_shexp", (n_ff, sizes.n_embd)),
         **linear("ffn_down_shexp", (sizes.n_embd, n_ff)),
+    }
+
+
+def mamba(sizes: Sizes, spec: MambaSpec) -> Table:
+    """The tensors of a selective state space layer."""
+    steps = linear("ssm_dt", (spec.n_inner, spec.n_rank))
+    return {
+        **linear("ssm_in", (2 * spec.n_inner, sizes.n_embd)),
+        "ssm_conv1d.weight": TensorSpec((spec.n_inner, spec.n_taps)),
+        "ssm_conv1d.bias": TensorSpec((spec.n_inner,)),
+        **linear("ssm_x", (spec.n_rank + 2 * spec.n_state, spec.n_inner)),
+        **(steps | biases(steps)),
+        "ssm_a": TensorSpec((spec.n_inner, spec.n_state)),
+        "ssm_d": TensorSpec((spec.n_inner,)),
+        **linear("ssm_out", (sizes.n_embd, spec.n_inner)),
     }

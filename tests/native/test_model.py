@@ -228,7 +228,7 @@ def test_the_state_of_a_token_is_what_a_dump_grows_by(backend, path):
             batch = context.new_batch()
             batch.extend(np.full(8, 5), Pos(0, length - 8))
             context.decode(batch)
-            sizes.append(len(context._cache.export(0, length)))
+            sizes.append(len(context._memory.export(0, length)))
         assert sizes[1] - sizes[0] == 8 * model.info.state_bytes_per_token
         assert sizes[0] == 8 * model.info.state_bytes_per_token + model.info.state_bytes_per_sequence
 
@@ -283,7 +283,7 @@ def test_a_large_context_takes_memory_when_it_is_used_and_gives_it_back(backend,
         n_bytes = 3 * 2 * 32 * 4 * 2 * 100_000  # layers, heads, width, float32, keys and values: 146 MiB
         # The ledger of the base counts cells in a list and an array: 40 bytes and 4 for each position.
         assert resident_bytes() - before < 60 * 100_000 < n_bytes / 20
-        context._cache._store._pages[...] = 1
+        context._memory._pages._store._pages[...] = 1
         used = resident_bytes()
         assert used - before > 0.95 * n_bytes
         context.close()
@@ -315,7 +315,7 @@ def test_a_decode_that_fails_half_way_changes_nothing(
             feed(each, random_tokens(100))
             each.fork(0, 1, 70)
             feed(each, random_tokens(60, seed=1), seq_id=2)
-        tables = context._cache.tables
+        tables = context._memory._pages.tables
         batch = context.new_batch()
         for seq_id in (0, 1, 2):
             batch.extend(random_tokens(50, seed=7), Pos(seq_id, context.length(seq_id)))
@@ -324,7 +324,7 @@ def test_a_decode_that_fails_half_way_changes_nothing(
             patch.setattr(kernels, kernel, Interruption(getattr(kernels, kernel), n_calls, error))
             with pytest.raises(error):
                 context.decode(batch)
-        assert context._cache.tables is tables
+        assert context._memory._pages.tables is tables
         for seq_id in (0, 1, 2):
             assert context.tokens(seq_id) == untouched.tokens(seq_id)
             more = random_tokens(30, seed=8)

@@ -223,6 +223,46 @@ class KernelSet(ABC):
             [T, H, D].
         """
 
+    @abstractmethod
+    def selective_scan(self, x: Array, steps: Array, a: Array, b: Array, c: Array, state: Array) -> tuple[Array, Array]:
+        """A selective state space (Gu and Dao 2023, https://arxiv.org/abs/2312.00752, algorithm 2), token by token.
+
+        ``state = exp(step * a) * state + step * x * b; y = sum(state * c)``, with ``step = log(1 + exp(steps))``.
+        H heads of P channels share a step, and H / G of them b and c; Mamba has heads of one channel.
+
+        Args:
+            x: [B, T, H, P] of B sequences with T tokens each.
+            steps: [B, T, H].
+            a: [H, N], or [H, 1] where all N numbers of a channel decay alike.
+            b: [B, T, G, N], H a multiple of G.
+            c: [B, T, G, N].
+            state: before the first token, [B, H, P, N].
+
+        Returns:
+            y [B, T, H, P], and the state after the last token.
+        """
+
+    def short_convolution(
+        self, x: Array, before: Array, taps: Sequence[Array], bias: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Each channel's weighted sum of its last W values.
+
+        Args:
+            x: [B, T, C] of B sequences with T tokens each.
+            before: what came before them, oldest first, [B, W - 1, C].
+            taps: the weights [C] of the oldest value, then of later ones, [W].
+            bias: [C].
+
+        Returns:
+            The sums [B, T, C], and what comes before the next tokens.
+        """
+        n_tokens = x.shape[1]
+        held = self.concatenated([before, x], axis=1)
+        y = held[:, :n_tokens] * taps[0]
+        for i, tap in enumerate(taps[1:], 1):
+            y = y + held[:, i : i + n_tokens] * tap
+        return y if bias is None else y + bias, held[:, n_tokens:] * 1  # a copy, which keeps no more than itself
+
     def normed(self, x: Array, norm: Norm | None) -> Array:
         """``x`` normalized, or as it is where there is no norm."""
         if norm is None:

@@ -180,6 +180,23 @@ class ReferenceKernels(KernelSet):
         mixed = _softmax(scores, scoring.sinks) @ v.transpose(1, 0, 2)[:, None]  # [K, H/K, T, D]
         return np.ascontiguousarray(mixed.transpose(2, 0, 1, 3)).reshape(n_tokens, n_heads, width)
 
+    def selective_scan(
+        self, x: FloatArray, steps: FloatArray, a: FloatArray, b: FloatArray, c: FloatArray, state: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """A loop over tokens, all channels at once."""
+        n_seqs, n_tokens, n_heads, width = x.shape
+        n_groups, n_state = b.shape[2:]
+        grouped = (n_groups, n_heads // n_groups)
+        steps = np.logaddexp(np.float32(0), steps).reshape(n_seqs, n_tokens, *grouped, 1, 1)
+        driven = steps * x.reshape(n_seqs, n_tokens, *grouped, width, 1)
+        decay, held = a.reshape(*grouped, 1, -1), state.reshape(n_seqs, *grouped, width, n_state)
+        y = np.empty((n_seqs, n_tokens, *grouped, width), np.float32)
+        b, c = b[:, :, :, None, None], c[:, :, :, None, None]  # [B, T, G, 1, 1, N]
+        for t in range(n_tokens):
+            held = np.exp(steps[:, t] * decay) * held + driven[:, t] * b[:, t]
+            np.sum(held * c[:, t], axis=-1, out=y[:, t])
+        return y.reshape(x.shape), held.reshape(state.shape)
+
     def _expanded(self, weight: ReferenceWeight) -> FloatArray | None:
         n_bytes = 4 * weight.n_out * weight.n_in
         with self._lock:

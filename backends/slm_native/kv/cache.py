@@ -64,6 +64,7 @@ class PagedKvCache:
         n_ctx: tokens that all sequences together may hold; what they share counts once.
         n_seq_max: sequences.
         new_store: makes pages of a layout, so many, where the kernel set computes.
+        n_replayed: the most tokens that ``replay`` is asked for at once.
 
     Raises:
         InvalidOption: the system refuses so much memory.
@@ -75,9 +76,13 @@ class PagedKvCache:
         n_ctx: int,
         n_seq_max: int,
         new_store: Callable[[PageLayout, int], PageStore] = HostPageStore,
+        n_replayed: int = 0,
     ) -> None:
         n_pages = self.n_pages_for(n_ctx, n_seq_max)
-        self._store = new_store(layout, n_pages)
+        # Pages that no sequence ever holds, and one more, as tokens may begin in the middle of a page.
+        n_scratch = _n_pages(n_replayed) + 1 if n_replayed else 0
+        self._store = new_store(layout, n_pages + n_scratch)
+        self._scratch = n_pages
         self._tables = PageTables(n_pages, ((),) * n_seq_max)
 
     @staticmethod
@@ -119,6 +124,17 @@ class PagedKvCache:
             pages[rows] = held[positions[rows] // PAGE_TOKENS]
             runs.append(Run(seq_id, rows, start, start + _count(rows), _page_index(tables[seq_id])))
         return BatchPlan(runs, pages, (positions % PAGE_TOKENS).astype(np.intp), tables)
+
+    def replay(self, seq_id: int, start: int, stop: int) -> BatchPlan:
+        """A plan for tokens [start, stop) that a sequence holds already, at most as many as were announced.
+
+        They see what it holds up to them, and their keys and values go where nobody reads them.
+        """
+        pages = self._tables[seq_id][: _n_pages(stop)]
+        positions = np.arange(start, stop)
+        scratch = self._scratch + positions // PAGE_TOKENS - start // PAGE_TOKENS
+        run = Run(seq_id, slice(0, stop - start), start, stop, _page_index(pages))
+        return BatchPlan([run], scratch, positions % PAGE_TOKENS, self._tables)
 
     def commit(self, plan: BatchPlan) -> None:
         """The batch has run: what it wrote is true from now on."""

@@ -14,6 +14,7 @@ from native.architectures.conversion import (
     Array,
     Change,
     alternating,
+    decays,
     flat,
     grouped,
     halved,
@@ -21,6 +22,7 @@ from native.architectures.conversion import (
     one_added,
     renamed,
     side_by_side,
+    squeezed,
     transposed,
     up_projections,
     without,
@@ -70,6 +72,8 @@ def _sizes(family: str) -> dict[str, Any]:
     about = FAMILIES[family]
     keys = about.metadata
     eps = keys[RMS if RMS in keys else LAYER]
+    # Of the blocks that have any; a model without attention has sizes that its configuration does not ask for.
+    n_kv_heads = max(np.atleast_1d(keys.get("attention.head_count_kv", 0)).tolist())
     older = {
         **dict.fromkeys(("n_embd", "d_model"), keys["embedding_length"]),
         **dict.fromkeys(("n_inner", "ffn_hidden_size"), keys["feed_forward_length"]),
@@ -77,7 +81,7 @@ def _sizes(family: str) -> dict[str, Any]:
         **dict.fromkeys(("n_head", "n_heads"), keys["attention.head_count"]),
         **dict.fromkeys(("n_positions", "max_seq_len"), N_CTX),
         **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"), eps),
-        "num_kv_heads": keys["attention.head_count_kv"],
+        "num_kv_heads": n_kv_heads,
     }
     return older | {
         "vocab_size": n_vocab(),
@@ -85,8 +89,8 @@ def _sizes(family: str) -> dict[str, Any]:
         "intermediate_size": keys["feed_forward_length"],
         "num_hidden_layers": keys["block_count"],
         "num_attention_heads": keys["attention.head_count"],
-        "num_key_value_heads": keys["attention.head_count_kv"],
-        "head_dim": keys["attention.key_length"],
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": keys.get("attention.key_length", 0),
         "max_position_embeddings": N_CTX,
         "tie_word_embeddings": about.tied,
         "rope_parameters": {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 1e4)},
@@ -178,6 +182,8 @@ def _set_selection_bias(model: Any, family: Family) -> None:
         bias.copy_(torch.linspace(-0.3, 0.3, len(bias)))
 
 
+_STATES = (squeezed, decays)
+_MAMBA = {"conv_kernel": 4, "expand": 2, "state_size": 12, "time_step_rank": 10, "intermediate_size": 288}
 CASES: dict[str, Case | str] = {
     "llama": _case("Llama", interleaved),
     "llama_tied": _case("Llama", interleaved, TIED),
@@ -292,6 +298,7 @@ CASES: dict[str, Case | str] = {
         "Dbrx",
         renamed(r"^transformer\.blocks\.(\d+)\.ffn\.router\.layer\.weight", r"blk.\1.ffn_gate_inp.weight"),
         side_by_side,
+        squeezed,
         attn_config={"kv_n_heads": 3, "clip_qkv": 1.5, "rope_theta": 1e4},
         ffn_config={
             "hidden_size": 144,
@@ -329,5 +336,16 @@ CASES: dict[str, Case | str] = {
         note=f"{_TEXT_ALONE}; llama.cpp 0.3.36 ignores the epsilon of its norms, which is 0 here",
     ),
     "qwen3vl": _case("Qwen3", note=_TEXT_ALONE),
+    "mamba": _case("Mamba", TIED, *_STATES, **_MAMBA),
+    "falcon_mamba": _case("FalconMamba", *_STATES, **_MAMBA),
+    "lfm2": _case(
+        "Lfm2",
+        TIED,
+        squeezed,
+        renamed(r"(model\.embedding_norm)", "token_embd_norm"),
+        layer_types=["conv", "full_attention", "conv", "conv", "full_attention"],
+        conv_L_cache=3,
+        block_auto_adjust_ff_dim=False,
+    ),
 }
 """By family; a text where transformers has none, and says why."""

@@ -118,6 +118,16 @@ def renamed(pattern: str, replacement: str) -> Change:
     return change
 
 
+def squeezed(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """The weights of a convolution of each channel by itself, [C, 1, W]."""
+    return iter([(name, values[:, 0])]) if re.search(r"conv(1d)?\.weight$", name) else None
+
+
+def decays(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """The rates at which a state decays, of which the checkpoint holds logarithms."""
+    return iter([(name, -np.exp(values))]) if name.endswith("A_log") else None
+
+
 def halved(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
     """Gates and what goes up in one tensor of all experts, [X, 2F, E]."""
     if "gate_up_proj" in name:

@@ -24,6 +24,7 @@ from slm_native.kernels.torch.activations import activate, gated
 from slm_native.kernels.torch.attention import attend, attend_one_token_each
 from slm_native.kernels.torch.devices import choose_device, choose_dtype, memory, spelled
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer, TorchPageStore, TorchPlan, place
+from slm_native.kernels.torch.scan import selective_scan
 from slm_native.kernels.torch.unpack import unpack
 from slm_native.kernels.torch.upload import Uploader
 from slm_native.kv import BatchPlan, KvLayer, PageLayout, PageStore
@@ -206,6 +207,12 @@ class TorchKernels(KernelSet):
     def concatenated(self, parts: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Torch's."""
         return torch.cat(list(parts), axis)
+
+    def selective_scan(
+        self, x: Tensor, steps: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A loop over tokens, all channels at once."""
+        return selective_scan(x, steps, a, b, c, state)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
         """Through scaled_dot_product_attention where scores are not changed."""

@@ -1,0 +1,117 @@
+"""Layers with a state: what each makes of a batch, up to its output matrix.
+
+Shapes: B sequences of T tokens each, E embedding width, D channels of a state, N numbers of each, W taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from slm_core.architectures import Activation, MambaSpec
+from slm_native.kernels import KernelSet, Linear, Norm
+from slm_native.kv import Array
+from slm_native.states import StateGroup
+
+Parts: TypeAlias = tuple[Array, ...]
+Step: TypeAlias = Callable[[Array, Parts], tuple[Array, Parts]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShortConv:
+    """The weights of a gated short convolution."""
+
+    project: Linear  # (3E, E)
+    taps: Sequence[Array]  # [W] of [E]
+    output: Linear  # (E, E)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mamba:
+    """The weights of a selective state space layer."""
+
+    spec: MambaSpec
+    project: Linear  # (2D, E)
+    taps: Sequence[Array]  # [W] of [D]
+    conv_bias: Array  # [D]
+    select: Linear  # (R + 2N, D)
+    norms: Sequence[Norm | None]  # of step sizes [R], b [N] and c [N]
+    steps: Linear  # (D, R)
+    a: Array  # [D, N]
+    d: Array  # [D]
+    output: Linear  # (E, D)
+
+
+Recurrent: TypeAlias = ShortConv | Mamba
+
+
+def mixed_by_state(
+    kernels: KernelSet, weights: Recurrent, x: Array, norm: Norm | None, groups: Sequence[StateGroup], layer: int
+) -> Array:
+    """Run a layer; the states after the batch go into ``groups``.
+
+    Args:
+        kernels: the arithmetic.
+        weights: of the layer.
+        x: what enters the block, [T of the batch, E].
+        norm: the norm before the layer.
+        groups: the sequences of the batch.
+        layer: which of the recurrent layers it is.
+
+    Returns:
+        What its output matrix takes, [T of the batch, width].
+    """
+    (projected,) = kernels.project(x, norm, [weights.project])
+    made = []
+    for group in groups:
+        rows = kernels.rows(projected, group.rows)
+        y, after = _step(kernels, weights, rows.reshape(len(group.before), -1, rows.shape[-1]), group, layer)
+        group.after.append(after)
+        made.append(y.reshape(len(rows), -1))
+    if len(groups) == 1 and isinstance(groups[0].rows, slice):
+        return made[0]
+    places = np.concatenate([np.arange(len(x))[group.rows] for group in groups])
+    return kernels.rows(kernels.concatenated(made), np.argsort(places))
+
+
+def _step(
+    kernels: KernelSet, weights: Recurrent, projected: Array, group: StateGroup, layer: int
+) -> tuple[Array, Parts]:
+    """One layer on sequences of equal length, [B, T, ...]."""
+    before = group.parts(layer, kernels)
+    if isinstance(weights, ShortConv):
+        return _short_conv(kernels, weights, projected, before)
+    return _mamba(kernels, weights, projected, before)
+
+
+def _short_conv(kernels: KernelSet, weights: ShortConv, projected: Array, before: Parts) -> tuple[Array, Parts]:
+    width = projected.shape[-1] // 3
+    b, c, x = (projected[:, :, i * width : (i + 1) * width] for i in range(3))
+    (window,) = before
+    y, window = kernels.short_convolution(b * x, window, weights.taps)
+    return c * y, (window,)
+
+
+def _mamba(kernels: KernelSet, weights: Mamba, projected: Array, before: Parts) -> tuple[Array, Parts]:
+    spec, (window, state) = weights.spec, before
+    x, z = projected[:, :, : spec.n_inner], projected[:, :, spec.n_inner :]
+    x, window = kernels.short_convolution(x, window, weights.taps, weights.conv_bias)
+    x = kernels.activate(x, Activation.SILU)  # [B, T, D]
+    n_seqs, n_tokens, _ = x.shape
+    selected = kernels.linear(x.reshape(n_seqs * n_tokens, -1), weights.select)  # [B * T, R + 2N]
+    first, second = spec.n_rank, spec.n_rank + spec.n_state
+    parts = (selected[:, :first] * 1, selected[:, first:second] * 1, selected[:, second:] * 1)
+    steps, b, c = (kernels.normed(part, norm) for part, norm in zip(parts, weights.norms, strict=True))
+    y, state = kernels.selective_scan(
+        x.reshape(n_seqs, n_tokens, -1, 1),
+        kernels.linear(steps, weights.steps).reshape(n_seqs, n_tokens, -1),
+        weights.a,
+        b.reshape(n_seqs, n_tokens, 1, -1),
+        c.reshape(n_seqs, n_tokens, 1, -1),
+        state,
+    )
+    y = y.reshape(n_seqs, n_tokens, -1) + x * weights.d
+    return kernels.silu_mul(z, y), (window, state)

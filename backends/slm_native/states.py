@@ -1,0 +1,177 @@
+"""The states of recurrent layers: what each sequence remembers, however long it is.
+
+A state never changes: a batch reads the states before it and makes new ones. So forks share them, and what was true
+before a batch is true again if it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.architectures import RecurrentSpec
+from slm_core.errors import InvalidSnapshot
+from slm_native.kernels import KernelSet
+from slm_native.kv import Array, Run
+
+N_CHECKPOINTS = 4
+"""Earlier states that a sequence keeps. They lie about as far apart as they lie behind: to forget n tokens takes decoding
+a few times n again at most."""
+
+State: TypeAlias = tuple[tuple[Array, ...], ...]
+"""Of each recurrent layer its parts, [1, ...] each."""
+
+
+class Checkpoint(NamedTuple):
+    """The state after the first ``position`` tokens of a sequence."""
+
+    position: int
+    state: State
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateGroup:
+    """Sequences that bring equally many tokens.
+
+    Attributes:
+        seq_ids: the sequences [B].
+        rows: their tokens in the batch [B * T], sequence by sequence; a slice where they lie like that.
+        before: the states before the batch [B].
+        after: the states after it, of each layer its parts [B, ...]; the forward pass fills them in.
+    """
+
+    seq_ids: Sequence[int]
+    rows: slice | NDArray[np.intp]
+    before: Sequence[State]
+    after: list[tuple[Array, ...]] = field(default_factory=list)
+
+    def parts(self, layer: int, kernels: KernelSet) -> tuple[Array, ...]:
+        """The state of a layer before the batch, [B, ...] each."""
+        if len(self.before) == 1:
+            return self.before[0][layer]
+        several = zip(*(state[layer] for state in self.before), strict=True)
+        return tuple(kernels.concatenated(part) for part in several)
+
+    def states(self) -> list[State]:
+        """The states after the batch [B]; those of several sequences are copied, so that each goes by itself."""
+        if len(self.before) == 1:
+            return [tuple(self.after)]
+        n = range(len(self.before))
+        return [tuple(tuple(part[i : i + 1] * 1 for part in parts) for parts in self.after) for i in n]
+
+
+class StatePool:
+    """The states of a context's sequences, the current one of each and a few earlier ones.
+
+    Args:
+        specs: the recurrent layers.
+        n_seq_max: sequences.
+        kernels: where states lie.
+    """
+
+    def __init__(self, specs: Sequence[RecurrentSpec], n_seq_max: int, kernels: KernelSet) -> None:
+        self._shapes = [spec.state_shapes for spec in specs]
+        self._kernels = kernels
+        self._empty: State = tuple(
+            tuple(kernels.from_host(np.zeros((1, *shape), np.float32)) for shape in shapes) for shapes in self._shapes
+        )
+        self._held: list[tuple[Checkpoint, ...]] = [()] * n_seq_max
+
+    def plan(self, runs: Sequence[Run]) -> list[StateGroup]:
+        """The sequences of a batch, grouped by their number of tokens."""
+        groups: dict[int, list[Run]] = {}
+        for run in runs:
+            groups.setdefault(run.n_held - run.start, []).append(run)
+        return [
+            StateGroup([run.seq_id for run in group], _rows(group), [self._current(run.seq_id) for run in group])
+            for group in groups.values()
+        ]
+
+    def commit(self, groups: Sequence[StateGroup], runs: Sequence[Run]) -> None:
+        """A batch has run: its states are current from now on, those before it become checkpoints."""
+        lengths = {run.seq_id: run.n_held for run in runs}
+        for group in groups:
+            for seq_id, state in zip(group.seq_ids, group.states(), strict=True):
+                self.put(seq_id, Checkpoint(lengths[seq_id], state))
+
+    def put(self, seq_id: int, checkpoint: Checkpoint) -> None:
+        """A sequence's state is this one; what lies behind it is forgotten."""
+        before = [held for held in self._held[seq_id] if held.position < checkpoint.position]
+        self._held[seq_id] = _thinned((*before, checkpoint))
+
+    def nearest(self, seq_id: int, length: int) -> Checkpoint:
+        """The last state that is kept of a sequence's first ``length`` tokens."""
+        before = [held for held in self._held[seq_id] if held.position <= length]
+        return before[-1] if before else Checkpoint(0, self._empty)
+
+    def fork(self, src: int, dst: int, now: Checkpoint) -> None:
+        """Let the empty ``dst`` share the states of ``src`` up to ``now``."""
+        self._held[dst] = self._held[src]
+        self.put(dst, now)
+
+    def drop(self, seq_id: int) -> None:
+        """Forget a sequence."""
+        self._held[seq_id] = ()
+
+    def export(self, seq_id: int) -> bytes:
+        """The state of a sequence: the parts of each layer, float32."""
+        state = self._current(seq_id)
+        return b"".join(self._kernels.to_host(part).tobytes() for parts in state for part in parts)
+
+    def load(self, seq_id: int, length: int, payload: bytes) -> None:
+        """Fill an empty sequence with what ``export`` gave.
+
+        Raises:
+            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
+        """
+        if len(payload) != self.n_bytes:
+            raise InvalidSnapshot(f"the state has {len(payload)} bytes (accepted: {self.n_bytes})")
+        numbers, state, start = np.frombuffer(payload, "<f4"), [], 0
+        if not np.isfinite(numbers).all():
+            raise InvalidSnapshot("the state holds numbers that are infinite or not numbers")
+        for shapes in self._shapes:
+            ends = [start, *(start + np.cumsum([np.prod(shape) for shape in shapes], dtype=int).tolist())]
+            parts = [numbers[begin:end] for begin, end in pairwise(ends)]
+            state.append(
+                tuple(
+                    self._kernels.from_host(part.reshape(1, *shape).copy())
+                    for part, shape in zip(parts, shapes, strict=True)
+                )
+            )
+            start = ends[-1]
+        self.put(seq_id, Checkpoint(length, tuple(state)))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a state."""
+        return sum(4 * int(np.prod(shape)) for shapes in self._shapes for shape in shapes)
+
+    def _current(self, seq_id: int) -> State:
+        held = self._held[seq_id]
+        return held[-1].state if held else self._empty
+
+
+def _thinned(held: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
+    """At most so many checkpoints and the current state: the gap that is left grows with how far behind it lies."""
+    if len(held) <= N_CHECKPOINTS + 1:
+        return held
+    positions, now = [0, *(checkpoint.position for checkpoint in held)], held[-1].position
+    gaps = [
+        (after - before) / (now - position)
+        for before, position, after in zip(positions, positions[1:-1], positions[2:], strict=False)
+    ]
+    least = int(np.argmin(gaps))
+    return (*held[:least], *held[least + 1 :])
+
+
+def _rows(runs: Sequence[Run]) -> slice | NDArray[np.intp]:
+    if len(runs) == 1:
+        return runs[0].rows
+    return np.concatenate(
+        [np.arange(run.rows.start, run.rows.stop) if isinstance(run.rows, slice) else run.rows for run in runs]
+    )

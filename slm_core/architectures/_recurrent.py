@@ -1,0 +1,51 @@
+"""Layers that keep a state of fixed size in place of keys and values, declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvSpec:
+    """A gated short convolution (LFM2): ``out(c * conv(b * x))`` of the input's b, c and x.
+
+    Attributes:
+        n_embd: width of b, c and x, E.
+        n_taps: tokens that the convolution covers, the newest included, W.
+    """
+
+    n_embd: int
+    n_taps: int
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """What it remembers of a sequence: the convolution's last inputs, oldest first, [W - 1, E]."""
+        return ((self.n_taps - 1, self.n_embd),)
+
+
+@dataclass(frozen=True, slots=True)
+class MambaSpec:
+    """A selective state space layer (Gu and Dao 2023, https://arxiv.org/abs/2312.00752).
+
+    Attributes:
+        n_inner: channels of the state, D.
+        n_state: numbers that each keeps, N.
+        n_taps: tokens that the convolution before it covers, W.
+        n_rank: width that step sizes are projected from.
+        normed: whether step sizes, B and C are divided by their root mean square (FalconMamba).
+    """
+
+    n_inner: int
+    n_state: int
+    n_taps: int
+    n_rank: int
+    normed: bool = False
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The convolution's last inputs, oldest first, [W - 1, D], and the state, [D, 1, N]."""
+        return ((self.n_taps - 1, self.n_inner), (self.n_inner, 1, self.n_state))
+
+
+RecurrentSpec: TypeAlias = ShortConvSpec | MambaSpec
