@@ -32,12 +32,12 @@ class Pos:
 
 
 class EditLevel(IntEnum):
-    """What a context can undo without decoding again; each level includes those below it."""
+    """What a context can undo without being fed again; each level includes those below it."""
 
     REPLAY = 0
     """Only ``drop`` and ``clear``: an edit is made by decoding the kept tokens again."""
     TRUNCATE = 1
-    """``truncate`` forgets the tail of a sequence."""
+    """``truncate`` forgets the tail of a sequence; one with a state goes back to an earlier one and decodes the rest."""
     CUT = 2
     """``cut`` forgets any span; later tokens move down, keys re-rotated, values kept."""
 

@@ -6,9 +6,10 @@ before a batch is true again if it fails.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,9 +20,9 @@ from slm_core.errors import InvalidSnapshot
 from slm_native.kernels import KernelSet
 from slm_native.kv import Array, Run
 
-N_CHECKPOINTS = 4
-"""Earlier states that a sequence keeps. They lie about as far apart as they lie behind: to forget n tokens takes decoding
-a few times n again at most."""
+N_CHECKPOINTS = 6
+"""Earlier states that a sequence keeps, about as far apart as they lie behind: to forget n tokens takes decoding a few
+times n again at most."""
 
 State: TypeAlias = tuple[tuple[Array, ...], ...]
 """Of each recurrent layer its parts, [1, ...] each."""
@@ -131,25 +132,20 @@ class StatePool:
         """
         if len(payload) != self.n_bytes:
             raise InvalidSnapshot(f"the state has {len(payload)} bytes (accepted: {self.n_bytes})")
-        numbers, state, start = np.frombuffer(payload, "<f4"), [], 0
+        numbers = np.frombuffer(payload, "<f4")
         if not np.isfinite(numbers).all():
             raise InvalidSnapshot("the state holds numbers that are infinite or not numbers")
-        for shapes in self._shapes:
-            ends = [start, *(start + np.cumsum([np.prod(shape) for shape in shapes], dtype=int).tolist())]
-            parts = [numbers[begin:end] for begin, end in pairwise(ends)]
-            state.append(
-                tuple(
-                    self._kernels.from_host(part.reshape(1, *shape).copy())
-                    for part, shape in zip(parts, shapes, strict=True)
-                )
-            )
-            start = ends[-1]
-        self.put(seq_id, Checkpoint(length, tuple(state)))
+        flat = iter(np.split(numbers, np.cumsum([math.prod(shape) for shape in chain(*self._shapes)])[:-1]))
+        state = tuple(
+            tuple(self._kernels.from_host(next(flat).reshape(1, *shape).copy()) for shape in shapes)
+            for shapes in self._shapes
+        )
+        self.put(seq_id, Checkpoint(length, state))
 
     @property
     def n_bytes(self) -> int:
         """Bytes of a state."""
-        return sum(4 * int(np.prod(shape)) for shapes in self._shapes for shape in shapes)
+        return 4 * sum(math.prod(shape) for shape in chain(*self._shapes))
 
     def _current(self, seq_id: int) -> State:
         held = self._held[seq_id]
@@ -157,14 +153,14 @@ class StatePool:
 
 
 def _thinned(held: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
-    """At most so many checkpoints and the current state: the gap that is left grows with how far behind it lies."""
+    """At most so many checkpoints and the current state: the gap that is left is small for how far behind it lies.
+
+    The state before the last batch stays, for what takes back a part of it, as speculation does.
+    """
     if len(held) <= N_CHECKPOINTS + 1:
         return held
     positions, now = [0, *(checkpoint.position for checkpoint in held)], held[-1].position
-    gaps = [
-        (after - before) / (now - position)
-        for before, position, after in zip(positions, positions[1:-1], positions[2:], strict=False)
-    ]
+    gaps = [(after - before) / (now - before) for before, after in zip(positions[:-3], positions[2:-1], strict=True)]
     least = int(np.argmin(gaps))
     return (*held[:least], *held[least + 1 :])
 

@@ -92,6 +92,8 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDAr
     if name.startswith("rope_f"):
         return rng.uniform(1, 4, shape).astype(np.float32)
     values = rng.standard_normal(shape).astype(np.float32)
+    if name.endswith("ssm_a"):  # rates of decay, which a state does not survive with another sign
+        return -np.exp(values)
     if "norm" in name and name.endswith("weight"):
         return 1 + np.float32(0.2) * values
     if len(shape) == 1:

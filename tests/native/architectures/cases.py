@@ -337,7 +337,9 @@ CASES: dict[str, Case | str] = {
     ),
     "qwen3vl": _case("Qwen3", note=_TEXT_ALONE),
     "mamba": _case("Mamba", TIED, *_STATES, **_MAMBA),
-    "falcon_mamba": _case("FalconMamba", *_STATES, **_MAMBA),
+    "falcon_mamba": _case(
+        "FalconMamba", *_STATES, **_MAMBA, mixer_rms_eps=1e-5, note="files hold one epsilon for all norms"
+    ),
     "lfm2": _case(
         "Lfm2",
         TIED,

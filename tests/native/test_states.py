@@ -1,0 +1,212 @@
+"""Contexts whose layers keep a state: edits, sharing, and what a state costs.
+
+The oracle is a context that never held what was forgotten; families against other engines are in architectures/.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import pytest
+
+from slm_conformance.families import family_model
+from slm_core.errors import DecodeFailed, InvalidSnapshot, UnsupportedEdit
+from slm_core.snapshot import SequenceSnapshot
+from slm_core.types import ContextOptions, EditLevel, Pos
+from slm_native.kernels import select_kernels
+from slm_native.states import N_CHECKPOINTS
+
+BOUND = 1e-5  # float32 sums in another order: a chunk's products are made by other paths of BLAS
+FAMILIES = ("mamba", "lfm2")
+N = 150  # tokens: two whole pages and a part
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request, tmp_path, load):
+    return load(family_model(tmp_path, request.param))
+
+
+@pytest.fixture
+def open_context(model):
+    return lambda n_seq_max=4: model.new_context(ContextOptions(n_ctx=1024, n_seq_max=n_seq_max))
+
+
+@pytest.fixture
+def count_tokens(monkeypatch):
+    """How many tokens a context's forward passes have taken, from here on."""
+
+    def count(context):
+        taken, forward = [], context._transformer.forward
+
+        def counted(tokens, *rest):
+            taken.append(len(tokens))
+            return forward(tokens, *rest)
+
+        monkeypatch.setattr(context._transformer, "forward", counted)
+        return lambda: sum(taken)
+
+    return count
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 100, 149, 150])
+def test_truncate_forgets_at_any_place(open_context, feed, random_tokens, assert_close, length):
+    tokens, more = random_tokens(N), random_tokens(9, seed=1)
+    context, fresh = open_context(), open_context()
+    feed(context, tokens[:90])
+    feed(context, tokens[90:], chunk=1)
+    context.truncate(Pos(0, length))
+    if length:
+        feed(fresh, tokens[:length])
+    assert_close(feed(context, more), feed(fresh, more), BOUND)
+
+
+def test_checkpoints_bound_what_forgetting_costs(open_context, feed, random_tokens, count_tokens):
+    context, tokens = open_context(), random_tokens(400)
+    feed(context, tokens, chunk=1)
+    held = context._memory._states._held[0]
+    assert len(held) == N_CHECKPOINTS + 1, "a state more with each token would grow with depth"
+    taken = count_tokens(context)
+    for forgotten in (1, 2, 8, 30, 100):
+        before, length = taken(), context.length(0) - forgotten
+        context.truncate(Pos(0, length))
+        assert taken() - before <= 5 * forgotten, f"to forget {forgotten} tokens took {taken() - before}"
+
+
+def test_a_part_of_the_last_batch_is_taken_back_from_before_it(open_context, feed, random_tokens, count_tokens):
+    """As speculation does."""
+    context = open_context()
+    feed(context, random_tokens(300), chunk=1)
+    for _ in range(5):
+        start = context.length(0)
+        feed(context, random_tokens(8))
+        taken = count_tokens(context)
+        context.truncate(Pos(0, start + 3))
+        assert taken() == 3
+
+
+def test_a_fork_of_a_part_shares_pages_and_changes_none(open_context, feed, random_tokens, assert_close):
+    tokens, more = random_tokens(N), random_tokens(9, seed=1)
+    context, fresh = open_context(), open_context()
+    feed(context, tokens)
+    pages = context._memory._pages
+    before = pages.export(0, N)
+    context.fork(0, 1, 77)
+    assert pages.export(0, N) == before, "computing a state again wrote on pages that a sequence holds"
+    assert pages.tables[1] == pages.tables[0][:2]
+    feed(fresh, tokens[:77])
+    assert_close(feed(context, more, seq_id=1), feed(fresh, more), BOUND)
+    feed(fresh, tokens, seq_id=1)
+    assert_close(feed(context, more), feed(fresh, more, seq_id=1), BOUND)
+
+
+def test_sequences_of_several_lengths_in_one_batch_do_not_mix(open_context, random_tokens, feed, assert_close):
+    """Three bring a token each, one brings seven, one eleven; tokens lie mixed."""
+    counts = {0: 1, 1: 7, 2: 1, 3: 1, 4: 11}
+    context, alone = open_context(5), open_context(5)
+    for seq_id in counts:
+        for each in (context, alone):
+            feed(each, random_tokens(5 + seq_id, seed=seq_id), seq_id=seq_id)
+    new = {seq_id: random_tokens(n, seed=9 + seq_id) for seq_id, n in counts.items()}
+    order = [seq_id for i in range(11) for seq_id, n in counts.items() if i < n]
+    batch, rows, given = context.new_batch(), {seq_id: [] for seq_id in counts}, dict.fromkeys(counts, 0)
+    for row, seq_id in enumerate(order):
+        i = given[seq_id]
+        batch.add(new[seq_id][i], Pos(seq_id, 5 + seq_id + i), logits=True)
+        given[seq_id] += 1
+        rows[seq_id].append(row)
+    logits = context.decode(batch).copy()
+    for seq_id in counts:
+        assert_close(logits[rows[seq_id]], feed(alone, new[seq_id], seq_id=seq_id), BOUND)
+        assert_close(feed(context, [5], seq_id=seq_id), feed(alone, [5], seq_id=seq_id), BOUND)
+
+
+@pytest.mark.parametrize("edit", [lambda c: c.truncate(Pos(0, 30)), lambda c: c.fork(0, 1, 30)])
+def test_a_device_that_fails_while_a_state_is_computed_again_changes_nothing(
+    open_context, feed, random_tokens, assert_close, monkeypatch, edit
+):
+    context, fresh, tokens = open_context(), open_context(), random_tokens(N)
+    feed(context, tokens)
+    feed(fresh, tokens)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(context._transformer), "failures", (ZeroDivisionError,))
+        patch.setattr(context._transformer, "forward", lambda *_: 1 // 0)
+        with pytest.raises(DecodeFailed):
+            edit(context)
+    assert (context.length(0), context.length(1)) == (N, 0)
+    assert_close(feed(context, [5, 6]), feed(fresh, [5, 6]), BOUND)
+
+
+def test_nothing_is_cut_out_of_a_state(open_context, feed, random_tokens):
+    context = open_context()
+    feed(context, random_tokens(20))
+    assert context.edit_level is EditLevel.TRUNCATE
+    with pytest.raises(UnsupportedEdit, match="truncate"):
+        context.cut(Pos(0, 2), Pos(0, 5))
+
+
+def test_the_sizes_of_dumps_are_those_that_info_names(model, open_context, feed, random_tokens):
+    context = open_context()
+    sizes = []
+    for _ in range(2):
+        feed(context, random_tokens(30))
+        sizes.append(len(SequenceSnapshot.from_bytes(context.dump(0)).payload))
+    assert sizes[1] - sizes[0] == 30 * model.info.state_bytes_per_token
+    assert sizes[0] == 30 * model.info.state_bytes_per_token + model.info.state_bytes_per_sequence > 0
+    is_pure = model.info.architecture == "mamba"
+    assert (model.info.state_bytes_per_token == 0) is is_pure, "a state does not grow with depth"
+
+
+@pytest.mark.parametrize("damage", [lambda p: p[:-4], lambda p: p[:100], lambda p: p[:-4] + b"\xff\xff\xff\x7f"])
+def test_a_dump_with_a_damaged_state_changes_nothing(open_context, feed, random_tokens, assert_close, damage):
+    context, fresh, tokens = open_context(), open_context(), random_tokens(30)
+    feed(context, tokens)
+    feed(fresh, tokens)
+    found = SequenceSnapshot.from_bytes(context.dump(0))
+    payload = damage(found.payload)
+    hostile = SequenceSnapshot(
+        found.backend, found.payload_format, found.fingerprint, found.tokens, found.edits, payload
+    )
+    with pytest.raises(InvalidSnapshot):
+        context.restore(0, hostile.to_bytes())
+    assert_close(feed(context, [5]), feed(fresh, [5]), BOUND)
+
+
+def test_a_state_that_was_restored_can_be_truncated(open_context, feed, random_tokens, assert_close):
+    context, other, tokens = open_context(), open_context(), random_tokens(N)
+    feed(context, tokens)
+    other.restore(2, context.dump(0))
+    other.truncate(Pos(2, 40))
+    context.truncate(Pos(0, 40))
+    assert_close(feed(other, [5, 6], seq_id=2), feed(context, [5, 6]), BOUND)
+
+
+def test_closing_frees_the_states(open_context, feed, random_tokens):
+    context = open_context()
+    feed(context, random_tokens(8))
+    state = weakref.ref(context._memory._states._held[0][-1].state[0][0])
+    context.close()
+    assert state() is None
+
+
+def test_a_scan_equals_its_formula_on_every_tier(tier):
+    """In float64, a channel at a time: heads that share b and c, one rate for each head or for each number."""
+    kernels, rng = select_kernels(tier).kernels, np.random.default_rng(5)
+    for n_groups, n_rates in ((1, 5), (3, 1)):
+        n_seqs, n_tokens, n_heads, width, n_state = 2, 7, 6, 4, 5
+        x = rng.standard_normal((n_seqs, n_tokens, n_heads, width))
+        steps = 3 * rng.standard_normal((n_seqs, n_tokens, n_heads))
+        a = -np.exp(rng.standard_normal((n_heads, n_rates)))
+        b, c = rng.standard_normal((2, n_seqs, n_tokens, n_groups, n_state))
+        state = rng.standard_normal((n_seqs, n_heads, width, n_state))
+        wanted, after = np.empty_like(x), state.copy()
+        for s, h, p in np.ndindex(n_seqs, n_heads, width):
+            group = h // (n_heads // n_groups)
+            for t in range(n_tokens):
+                step = np.log1p(np.exp(steps[s, t, h]))
+                after[s, h, p] = np.exp(step * a[h]) * after[s, h, p] + step * x[s, t, h, p] * b[s, t, group]
+                wanted[s, t, h, p] = after[s, h, p] @ c[s, t, group]
+        arguments = (kernels.from_host(array.astype(np.float32)) for array in (x, steps, a, b, c, state))
+        y, held = kernels.selective_scan(*arguments)
+        np.testing.assert_allclose(kernels.to_host(y), wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(kernels.to_host(held), after, rtol=1e-4, atol=1e-5)
