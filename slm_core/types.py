@@ -37,7 +37,7 @@ class EditLevel(IntEnum):
     REPLAY = 0
     """Only ``drop`` and ``clear``: an edit is made by decoding the kept tokens again."""
     TRUNCATE = 1
-    """``truncate`` forgets the tail of a sequence; one with a state goes back to an earlier one and decodes the rest."""
+    """``truncate`` forgets the tail of a sequence; a state is computed again from an earlier one."""
     CUT = 2
     """``cut`` forgets any span; later tokens move down, keys re-rotated, values kept."""
 

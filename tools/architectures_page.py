@@ -25,9 +25,9 @@ A family is a kind of file; several may have one architecture. Layers with a win
 window has passed, so they can be edited like any other. Edit levels are the native engine's (see
 [the contract](contract.md)); models with learned positions can forget a tail, but not a span in the middle.
 
-Layers with a state (convolutions, state spaces) remember a sequence in as many bytes however long it is; a context keeps
-the current state of each sequence and six earlier ones, about as far apart as they lie behind. A tail is forgotten, and
-a part forked, by decoding again from the nearest of them; nothing can be cut out of the middle. `slm info` shows the
+Layers with a state (convolutions, state spaces) remember a sequence in as many bytes however long it is. A context
+keeps the current state of each sequence and six earlier ones, about as far apart as they lie behind. A tail is
+forgotten, and a part forked, by decoding again from the nearest of them; nothing can be cut out. `slm info` shows the
 bytes for each sequence, and those that attention layers take for each token.
 
 A plugin adds an architecture by the hook `slm_architectures`: an entry with the name that files have, and a function
