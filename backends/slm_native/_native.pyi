@@ -23,6 +23,38 @@ class Batch:
         n_held: NDArray[np.int32],
     ) -> None: ...
 
+class Angles:
+    @staticmethod
+    def of(cos: NDArray[np.float32], sin: NDArray[np.float32], interleaved: bool) -> Angles: ...
+
+class Layer:
+    def __init__(
+        self,
+        q: Weights,
+        q_bias: NDArray[np.float32] | None,
+        k: Weights,
+        k_bias: NDArray[np.float32] | None,
+        v: Weights,
+        v_bias: NDArray[np.float32] | None,
+        output: Weights,
+        output_bias: NDArray[np.float32] | None,
+        gate: Weights,
+        up: Weights,
+        down: Weights,
+        down_bias: NDArray[np.float32] | None,
+        attn_norm: NDArray[np.float32] | None,
+        ffn_norm: NDArray[np.float32] | None,
+        q_norm: NDArray[np.float32] | None,
+        k_norm: NDArray[np.float32] | None,
+        eps: float,
+        head_dim: int,
+        scale: float,
+        softcap: float,
+        window: int,
+        slopes: NDArray[np.float32] | None,
+        sinks: NDArray[np.float32] | None,
+    ) -> None: ...
+
 class Kernels:
     def __init__(self, isa: str, n_threads: int) -> None: ...
     @property
@@ -66,4 +98,14 @@ class Kernels:
         window: int,
         slopes: NDArray[np.float32] | None,
         sinks: NDArray[np.float32] | None,
+    ) -> NDArray[np.float32]: ...
+    def run_layers(
+        self,
+        x: NDArray[np.float32],
+        layers: Sequence[Layer],
+        caches: Sequence[CacheLayer],
+        angles: Sequence[Angles],
+        pages: NDArray[np.intp],
+        slots: NDArray[np.intp],
+        batch: Batch,
     ) -> NDArray[np.float32]: ...

@@ -17,7 +17,7 @@ from slm_core.architectures import AnyActivation, LayerSpec, ModelSpec
 from slm_core.gguf import GgufFile
 from slm_core.types import KvType, Logits
 from slm_native.experts import route, run_routed
-from slm_native.kernels import KernelSet, Linear, Norm
+from slm_native.kernels import FusedBlocks, KernelSet, Linear, Norm, PlainBlock
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout
 from slm_native.latent import latent_queries_and_keys, latent_results
 from slm_native.memory import ContextMemory, MemoryPlan
@@ -67,13 +67,15 @@ class Transformer:
         absent = 0 if paging is None else max(0, sum(sizes) - paging.budget)
         kernels.reserve(sum(info.n_bytes for info in gguf.tensors.values()) - absent)
         self._weights = self._reader.model()
-        self._blocks = self._resident(progress) if paging is None else self._paged(gguf, sizes, paging, progress)
         self._attention_scale = (spec.head_dim or 1) ** -0.5 if spec.attention_scale is None else spec.attention_scale
+        self._fused: FusedBlocks | None = None
+        self._blocks = self._resident(progress) if paging is None else self._paged(gguf, sizes, paging, progress)
         self.positions(1)  # refuses bad factors now
 
     def close(self) -> None:
         """Let go of the blocks; no pass may run."""
         self._blocks.close()
+        self._fused = None
 
     @property
     def paging(self) -> PagingStats | None:
@@ -114,9 +116,13 @@ class Transformer:
         x = self._embed(tokens, positions)  # [T, E]
         turns = self._turns(plan, layers, embedded.at(positions))
         wanted = [None] * (self.spec.n_layers - 1) + [wants_logits]
+        first = 0
+        if self._fused is not None:
+            x = self._fused.run(x, [turn.place.rotation for turn in turns], turns[0].pages, layers)
+            first = self._fused.n_blocks
         with self._blocks.walk() as block_at:
-            for i, layer in enumerate(self.spec.layers):
-                x = self._through(block_at(i), layer, x, turns[i], wanted[i])
+            for i in range(first, self.spec.n_layers):
+                x = self._through(block_at(i), self.spec.layers[i], x, turns[i], wanted[i])
         return kernels.to_host(self._logits(x)) if len(x) else np.empty((0, self.spec.n_vocab), np.float32)
 
     @property
@@ -139,7 +145,30 @@ class Transformer:
             blocks.append(self._reader.block(i))
             progress(len(blocks) / self.spec.n_layers)
         self._kernels.ready()
+        self._fused = self._fuse(blocks[:-1])  # of the last, only some rows may be wanted
         return ResidentBlocks(blocks)
+
+    def _fuse(self, blocks: Sequence[Block]) -> FusedBlocks | None:
+        """The first blocks of the model as one call, where they are all plain and the kernels have it for them."""
+        plain = [self._plain(*both) for both in zip(blocks, self.spec.layers, strict=False)]
+        fit = [block for block in plain if block is not None]
+        return self._kernels.fuse(fit) if fit and len(fit) == len(plain) else None
+
+    def _plain(self, block: Block, layer: LayerSpec) -> PlainBlock | None:
+        """A block that does nothing beyond what ``PlainBlock`` says, else None."""
+        spec, attention, feed_forward = self.spec, block.attention, block.feed_forward
+        if not isinstance(attention, Attention) or not isinstance(feed_forward, FeedForward) or layer.recurrent:
+            return None
+        if block.attn_post_norm is not None or block.ffn_post_norm is not None or layer.temperature is not None:
+            return None
+        if spec.parallel or spec.residual_scale != 1 or spec.qkv_limit is not None:
+            return None
+        return PlainBlock(
+            block.attn_norm,
+            *(attention.q, attention.k, attention.v, attention.q_norm, attention.k_norm),
+            *(spec.head_dim, self._attention_scale, block.scoring, attention.output, block.ffn_norm),
+            *(feed_forward.gate, feed_forward.up, layer.activation, feed_forward.down),
+        )
 
     def _paged(
         self, gguf: GgufFile, sizes: Sequence[int], paging: Paging, progress: Callable[[float], None]

@@ -18,7 +18,7 @@ from slm_core.architectures import alibi_slopes
 from slm_core.types import KvType
 from slm_native import _extension
 from slm_native.kernels.cpu import CpuKernels
-from slm_native.kernels.kernelset import PLAIN, Scoring
+from slm_native.kernels.parameters import PLAIN, Scoring
 from slm_native.kv import PAGE_TOKENS, BatchPlan, PagedKvCache, PageLayout, codec_of
 
 if (_missing := _extension.why_missing()) is not None:
@@ -411,8 +411,8 @@ def test_arguments_are_checked(isa: str) -> None:
         ((q.astype(np.float64), layer, batch, 1.0, 0.0, 0, None, None), TypeError, "q must be float32"),
         ((q, layer, far, 1.0, 0.0, 0, None, None), ValueError, "a page that the cache does not have"),
         ((q, layer, batch, 1.0, 0.0, -1, None, None), ValueError, "window"),
-        ((q, layer, batch, 1.0, 0.0, 0, f32(5, seed=1), None), ValueError, "slopes must be one for each head"),
-        ((q, layer, batch, 1.0, 0.0, 0, None, f32(5, seed=1)), ValueError, "sinks must be one for each head"),
+        ((q, layer, batch, 1.0, 0.0, 0, f32(5, seed=1), None), ValueError, "slopes has 5 numbers, not 6"),
+        ((q, layer, batch, 1.0, 0.0, 0, None, f32(5, seed=1)), ValueError, "sinks has 5 numbers, not 6"),
     ]
     for arguments, error, message in wrong:
         with pytest.raises(error, match=message):

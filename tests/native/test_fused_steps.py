@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
     w = kernels.matrix(f32(3, 8, seed=1).reshape(-1).view(np.uint8), 0, 3, 8)
     other = kernels.matrix(f32(4, 16, seed=1).reshape(-1).view(np.uint8), 0, 4, 16)
     x = f32(2, 8, seed=2)
-    with pytest.raises(ValueError, match="norm has 7 weights for rows of 8"):
+    with pytest.raises(ValueError, match="norm has 7 numbers, not 8"):
         kernels.project(x, f32(7, seed=3), 1e-5, [w])
     with pytest.raises(ValueError, match="rows of different widths"):
         kernels.project(x, None, 0, [w, other])

@@ -85,7 +85,7 @@ struct IsaKernels {
     // y[t * y_stride + r] += rows of a panel [n_rows][n_in] times x [n_vectors][n_in][lanes].
     void (*float_tiles)(const float* panel, std::size_t n_rows, std::size_t n_in, const float* x, std::size_t n_vectors,
                         std::size_t n_tokens, float* work, float* y, std::size_t y_stride);
-    // Rows x [n_rows][width], divided by their root mean square and times weight [width].
+    // Rows x [n_rows][width], divided by their root mean square and times weight [width]; y may be x.
     void (*rms_norm)(const float* x, std::size_t n_rows, std::size_t width, const float* weight, float eps, float* y);
     // gate * sigmoid(gate) * up; y may be gate.
     void (*silu_mul)(const float* gate, const float* up, std::size_t n, float* y);

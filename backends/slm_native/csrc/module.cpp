@@ -14,151 +14,28 @@
 #include <vector>
 
 #include "attention.h"
+#include "handles.h"
 #include "isa.h"
+#include "layers.h"
 #include "products.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
+namespace slm::python {
 
 namespace {
 
-using Array = nb::ndarray<nb::ro, nb::device::cpu>;
-using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
-using HeadArray = nb::ndarray<nb::numpy, float, nb::ndim<3>>;
+using namespace nb::literals;
 
-std::string shape_of(const Array& array) {
-    std::string text = "[";
-    for (std::size_t i = 0; i < array.ndim(); ++i) text += (i ? ", " : "") + std::to_string(array.shape(i));
-    return text + "]";
-}
-
-bool is_contiguous(const Array& array) {
-    if (array.size() == 0) return true;
-    std::int64_t step = 1;
-    for (std::size_t i = array.ndim(); i-- > 0; step *= std::int64_t(array.shape(i)))
-        if (array.shape(i) > 1 && array.stride(i) != step) return false;
-    return true;
-}
-
-// A pointer to the elements of an aligned, C-contiguous array of the given type and number of dimensions.
-template <typename T>
-const T* elements(const Array& array, const char* name, const char* type, std::size_t ndim) {
-    if (array.dtype() != nb::dtype<T>()) throw nb::type_error((name + (" must be " + std::string(type))).c_str());
-    const bool aligned = reinterpret_cast<std::uintptr_t>(array.data()) % alignof(T) == 0;
-    if (array.ndim() != ndim || !is_contiguous(array) || !aligned)
-        throw nb::value_error((std::string(name) + " must be aligned and C-contiguous with " + std::to_string(ndim) +
-                               " dimension(s); its shape is " + shape_of(array))
-                                  .c_str());
-    return static_cast<const T*>(array.data());
-}
-
-FloatMatrix new_matrix(std::unique_ptr<float[]> values, std::size_t n_rows, std::size_t n_cols) {
-    float* data = values.get();
-    nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-    values.release();
-    return FloatMatrix(data, {n_rows, n_cols}, owner);
-}
-
-slm::Isa find_isa(const std::string& name) {
-    for (slm::Isa isa : slm::all_isas)
-        if (slm::name_of(isa) == name && slm::is_available(isa)) return isa;
+Isa find_isa(const std::string& name) {
+    for (Isa isa : all_isas)
+        if (name_of(isa) == name && is_available(isa)) return isa;
     throw nb::value_error(("instruction set '" + name + "' is not available here").c_str());
 }
 
-// A matrix of weights and the array that holds it.
-struct Weights {
-    slm::Matrix matrix;
-    const slm::IsaKernels* kernels;
-    Array owner;
-};
-
-slm::KvType find_kv_type(const std::string& name) {
-    static const char* const names[slm::n_kv_types] = {"f32", "f16", "bf16", "q8_0", "q5_0", "q4_0"};
-    for (std::size_t i = 0; i < slm::n_kv_types; ++i)
-        if (name == names[i]) return slm::KvType(i);
-    throw nb::value_error(("no kernel for KV type '" + name + "'").c_str());
-}
-
-using Pages = nb::ndarray<std::uint8_t, nb::device::cpu>;
-
-// Keys and values of one layer and the array that holds them.
-struct CacheLayer {
-    slm::KvLayer layer;
-    Pages owner;
-};
-
-CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, const std::string& values, std::size_t n_layers,
-                           std::size_t layer, std::size_t n_kv_heads, std::size_t head_dim) {
-    if (pages.ndim() != 2 || !is_contiguous(Array(pages)))
-        throw nb::value_error("pages must be C-contiguous [n_pages, page_bytes]");
-    if (layer >= n_layers || n_kv_heads < 1 || head_dim < 1) throw nb::value_error("no such layer, or no heads");
-    slm::KvLayer made{{find_kv_type(keys), {}, {}}, {find_kv_type(values), {}, {}}, pages.shape(0), pages.shape(1), n_kv_heads,
-                      head_dim};
-    std::size_t offset = 0;
-    for (slm::KvPlanes* planes : {&made.keys, &made.values}) {
-        std::size_t bytes[slm::most_planes];
-        slm::token_bytes(planes->type, head_dim, bytes);
-        if (planes->type >= slm::KvType::q8_0 && head_dim % 32)
-            throw nb::value_error("heads of this width are no whole number of blocks of 32");
-        for (std::size_t i = 0; i < slm::most_planes; ++i) {
-            if (!bytes[i]) continue;
-            planes->head_bytes[i] = slm::page_tokens * bytes[i];
-            planes->at[i] = pages.data() + offset + layer * n_kv_heads * planes->head_bytes[i];
-            offset += n_layers * n_kv_heads * planes->head_bytes[i];
-        }
-    }
-    if (offset != made.page_bytes)
-        throw nb::value_error(("a page of these types and sizes has " + std::to_string(offset) + " bytes, not " +
-                               std::to_string(made.page_bytes)).c_str());
-    return {made, pages};
-}
-
-// Which tokens of a batch belong to which sequence, and which pages those hold.
-class Batch {
-public:
-    Batch(const Array& tokens, const Array& pages, const Array& n_tokens, const Array& n_held)
-        : tokens_(copy(tokens, "tokens")), pages_(copy(pages, "pages")), n_batch_(tokens_.size()) {
-        const auto* counts = elements<std::int32_t>(n_tokens, "n_tokens", "int32", 1);
-        const auto* held = elements<std::int32_t>(n_held, "n_held", "int32", 1);
-        if (n_tokens.size() != n_held.size()) throw nb::value_error("n_tokens and n_held differ in length");
-        for (std::int32_t token : tokens_)
-            if (token < 0 || std::size_t(token) >= n_batch_) throw nb::value_error("a token that the batch does not have");
-        for (std::int32_t page : pages_) {
-            if (page < 0) throw nb::value_error("a page below 0");
-            n_pages_ = std::max(n_pages_, std::size_t(page) + 1);
-        }
-        std::size_t token = 0, page = 0;
-        for (std::size_t i = 0; i < n_tokens.size(); ++i) {
-            if (counts[i] < 1 || held[i] < counts[i]) throw nb::value_error("a run that holds less than it brings, or nothing");
-            runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]), std::size_t(held[i])});
-            token += std::size_t(counts[i]), page += (std::size_t(held[i]) + slm::page_tokens - 1) / slm::page_tokens;
-        }
-        if (token != n_batch_ || page != pages_.size())
-            throw nb::value_error("the runs do not take just the tokens and pages that there are");
-    }
-    Batch(const Batch&) = delete;
-    Batch& operator=(const Batch&) = delete;
-
-    std::size_t n_tokens() const { return n_batch_; }
-    std::size_t n_pages() const { return n_pages_; }
-    const std::vector<slm::Run>& runs() const { return runs_; }
-
-private:
-    static std::vector<std::int32_t> copy(const Array& array, const char* name) {
-        const auto* from = elements<std::int32_t>(array, name, "int32", 1);
-        return {from, from + array.size()};
-    }
-
-    std::vector<std::int32_t> tokens_, pages_;
-    std::size_t n_batch_, n_pages_ = 0;
-    std::vector<slm::Run> runs_;
-};
-
 class Kernels {
 public:
-    Kernels(const std::string& isa, int n_threads) : kernels_(slm::kernels_of(find_isa(isa))) {
+    Kernels(const std::string& isa, int n_threads) : kernels_(kernels_of(find_isa(isa))) {
         if (n_threads < 1) throw nb::value_error(("n_threads is " + std::to_string(n_threads)).c_str());
-        pool_ = slm::Pool::shared(n_threads);
+        pool_ = Pool::shared(n_threads);
     }
 
     std::vector<int> types() const {
@@ -171,11 +48,11 @@ public:
     Weights matrix(const Array& data, int type, std::size_t n_out, std::size_t n_in) const {
         const auto* bytes = elements<std::uint8_t>(data, "data", "uint8", 1);
         if (n_in == 0) throw nb::value_error("rows of no weights");
-        slm::Matrix m{nullptr, nullptr, bytes, n_out, n_in, 0};
+        Matrix m{nullptr, nullptr, bytes, n_out, n_in, 0};
         for (std::size_t i = 0; i < kernels_.n_floats; ++i)
             if (kernels_.floats[i].type == type) m.floats = &kernels_.floats[i], m.row_bytes = n_in * m.floats->bytes;
         for (std::size_t i = 0; i < kernels_.n_formats; ++i)
-            if (const slm::FormatKernels& f = kernels_.formats[i]; f.type == type) {
+            if (const FormatKernels& f = kernels_.formats[i]; f.type == type) {
                 if (n_in % std::size_t(f.block))
                     throw nb::value_error(("rows of " + std::to_string(n_in) + " weights are no whole number of blocks of " +
                                            std::to_string(f.block)).c_str());
@@ -191,7 +68,7 @@ public:
 
     FloatMatrix matmul(const Array& x, const Weights& weights) const {
         const float* values = elements<float>(x, "x", "float32", 2);
-        const slm::Matrix& m = weights.matrix;
+        const Matrix& m = weights.matrix;
         const std::size_t n_tokens = x.shape(0);
         check(weights);
         if (x.shape(1) != m.n_in)
@@ -200,23 +77,23 @@ public:
         std::unique_ptr<float[]> y(new float[n_tokens * m.n_out]);
         {
             nb::gil_scoped_release unlocked;
-            const slm::Product product{&m, y.get()};
+            const Product product{&m, y.get()};
             slm::multiply(kernels_, *pool_, values, n_tokens, {&product, 1});
         }
-        return new_matrix(std::move(y), n_tokens, m.n_out);
+        return owned<FloatMatrix>(std::move(y), {n_tokens, m.n_out});
     }
 
     nb::list project(const Array& x, const std::optional<Array>& norm, float eps, const std::vector<const Weights*>& weights) const {
         if (weights.empty()) throw nb::value_error("no weights");
         const Activations a = activations(x, *weights[0], norm, eps);
         nb::list found;
-        std::vector<slm::Product> products;
+        std::vector<Product> products;
         for (const Weights* w : weights) {
             check(*w);
             if (w->matrix.n_in != a.width) throw nb::value_error("the matrices have rows of different widths");
             std::unique_ptr<float[]> y(new float[a.n_tokens * w->matrix.n_out]);
             products.push_back({&w->matrix, y.get()});
-            found.append(new_matrix(std::move(y), a.n_tokens, w->matrix.n_out));
+            found.append(owned<FloatMatrix>(std::move(y), {a.n_tokens, w->matrix.n_out}));
         }
         nb::gil_scoped_release unlocked;
         slm::project(kernels_, *pool_, a.values, a.n_tokens, a.norm, products);
@@ -233,7 +110,7 @@ public:
             nb::gil_scoped_release unlocked;
             slm::gate_up(kernels_, *pool_, a.values, a.n_tokens, a.norm, gate.matrix, up.matrix, y.get());
         }
-        return new_matrix(std::move(y), a.n_tokens, up.matrix.n_out);
+        return owned<FloatMatrix>(std::move(y), {a.n_tokens, up.matrix.n_out});
     }
 
     FloatMatrix add_product(const Array& residual, const Array& x, const Weights& weights) const {
@@ -248,7 +125,7 @@ public:
             nb::gil_scoped_release unlocked;
             slm::add_product(kernels_, *pool_, a.values, a.n_tokens, weights.matrix, before, y.get());
         }
-        return new_matrix(std::move(y), a.n_tokens, n_out);
+        return owned<FloatMatrix>(std::move(y), {a.n_tokens, n_out});
     }
 
     HeadArray turn_heads(const Array& x, std::size_t width, const std::optional<Array>& norm, float eps,
@@ -258,7 +135,7 @@ public:
         if (width == 0 || x.shape(1) % width)
             throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", no whole number of heads of " +
                                    std::to_string(width)).c_str());
-        slm::Rotation rotation{nullptr, nullptr, 0, interleaved};
+        Rotation rotation{nullptr, nullptr, 0, interleaved};
         if (cos && sin) {
             rotation = {elements<float>(*cos, "cos", "float32", 2), elements<float>(*sin, "sin", "float32", 2),
                         std::size_t(cos->shape(1)), interleaved};
@@ -272,48 +149,62 @@ public:
             nb::gil_scoped_release unlocked;
             slm::turn_heads(kernels_, *pool_, values, n_tokens, n_heads, width, norm_of(norm, width, eps), rotation, y.get());
         }
-        float* data = y.release();
-        nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-        return HeadArray(data, {n_tokens, n_heads, width}, owner);
+        return owned<HeadArray>(std::move(y), {n_tokens, n_heads, width});
     }
 
     void write(const CacheLayer& cache, const Array& pages, const Array& slots, const Array& k, const Array& v) const {
-        const slm::KvLayer& layer = cache.layer;
+        const KvLayer& layer = cache.layer;
         const auto* page = elements<std::int64_t>(pages, "pages", "int64", 1);
         const auto* slot = elements<std::int64_t>(slots, "slots", "int64", 1);
         const std::size_t n_tokens = pages.shape(0);
         const float* keys = heads(k, "k", n_tokens, layer.n_kv_heads, layer.head_dim);
         const float* values = heads(v, "v", n_tokens, layer.n_kv_heads, layer.head_dim);
-        if (slots.shape(0) != n_tokens) throw nb::value_error("pages and slots differ in length");
-        for (std::size_t t = 0; t < n_tokens; ++t)
-            if (std::uint64_t(page[t]) >= layer.n_pages || std::uint64_t(slot[t]) >= slm::page_tokens)
-                throw nb::value_error("a page or slot that the cache does not have");
+        check_places(layer, pages, slots, n_tokens);
         nb::gil_scoped_release unlocked;
         slm::write(kernels_, *pool_, layer, n_tokens, page, slot, keys, values);
     }
 
     HeadArray attend(const Array& q, const CacheLayer& cache, const Batch& batch, float scale, float softcap, std::int64_t window,
                  const std::optional<Array>& slopes, const std::optional<Array>& sinks) const {
-        const slm::KvLayer& layer = cache.layer;
+        const KvLayer& layer = cache.layer;
         const std::size_t n_heads = q.ndim() == 3 ? q.shape(1) : 0;
         const float* queries = heads(q, "q", batch.n_tokens(), n_heads, layer.head_dim);
         if (n_heads == 0 || n_heads % layer.n_kv_heads)
             throw nb::value_error(("q has " + std::to_string(n_heads) + " heads, which must be a multiple of " +
                                    std::to_string(layer.n_kv_heads)).c_str());
         if (batch.n_pages() > layer.n_pages) throw nb::value_error("a page that the cache does not have");
-        if (window < 0) throw nb::value_error("window must not be negative");
-        const slm::Scoring scoring{scale, softcap, window ? std::size_t(window) : slm::no_window, of_heads(slopes, "slopes", n_heads),
-                                   of_heads(sinks, "sinks", n_heads)};
+        const Scoring scoring = scoring_of(scale, softcap, window, slopes, sinks, n_heads);
         const std::size_t n = batch.n_tokens() * n_heads * layer.head_dim;
         std::unique_ptr<float[]> out(new float[n]);
         {
             nb::gil_scoped_release unlocked;
             slm::attend(kernels_, *pool_, layer, batch.runs(), scoring, n_heads, queries, out.get());
         }
-        float* data = out.get();
-        nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-        static_cast<void>(out.release());
-        return HeadArray(data, {batch.n_tokens(), n_heads, layer.head_dim}, owner);
+        return owned<HeadArray>(std::move(out), {batch.n_tokens(), n_heads, layer.head_dim});
+    }
+
+    FloatMatrix run_layers(const Array& x, const std::vector<const LayerHandle*>& layers, const std::vector<const CacheLayer*>& caches,
+                           const std::vector<const Angles*>& angles, const Array& pages, const Array& slots, const Batch& batch) const {
+        const float* values = elements<float>(x, "x", "float32", 2);
+        const std::size_t n_tokens = x.shape(0), width = x.shape(1);
+        if (caches.size() != layers.size() || angles.size() != layers.size())
+            throw nb::value_error("layers, caches and angles differ in number");
+        std::vector<Layer> found;
+        std::vector<Place> places;
+        for (std::size_t i = 0; i < layers.size(); ++i) {
+            found.push_back(layers[i]->checked(kernels_, width, n_tokens, batch, caches[i]->layer, *angles[i]));
+            places.push_back({&caches[i]->layer, angles[i]->rotation});
+            check_places(caches[i]->layer, pages, slots, n_tokens);
+        }
+        std::unique_ptr<float[]> y(new float[n_tokens * width]);
+        std::copy_n(values, n_tokens * width, y.get());
+        {
+            nb::gil_scoped_release unlocked;
+            const Tokens tokens{n_tokens, static_cast<const std::int64_t*>(pages.data()), static_cast<const std::int64_t*>(slots.data()),
+                                &batch.runs()};
+            slm::run_layers(kernels_, *pool_, found, places, tokens, y.get());
+        }
+        return owned<FloatMatrix>(std::move(y), {n_tokens, width});
     }
 
 private:
@@ -321,16 +212,20 @@ private:
     struct Activations {
         const float* values;
         std::size_t n_tokens, width;
-        slm::Norm norm;
+        Norm norm;
     };
 
-    static slm::Norm norm_of(const std::optional<Array>& weight, std::size_t width, float eps) {
-        if (!weight) return {nullptr, 0};
-        const float* values = elements<float>(*weight, "norm", "float32", 1);
-        if (weight->shape(0) != width)
-            throw nb::value_error(("norm has " + std::to_string(weight->shape(0)) + " weights for rows of " +
-                                   std::to_string(width)).c_str());
-        return {values, eps};
+    static Norm norm_of(const std::optional<Array>& weight, std::size_t width, float eps) {
+        return {row_of(weight, "norm", width), eps};
+    }
+
+    static void check_places(const KvLayer& layer, const Array& pages, const Array& slots, std::size_t n_tokens) {
+        const auto* page = elements<std::int64_t>(pages, "pages", "int64", 1);
+        const auto* slot = elements<std::int64_t>(slots, "slots", "int64", 1);
+        if (pages.shape(0) != n_tokens || slots.shape(0) != n_tokens) throw nb::value_error("pages and slots differ in length");
+        for (std::size_t t = 0; t < n_tokens; ++t)
+            if (std::uint64_t(page[t]) >= layer.n_pages || std::uint64_t(slot[t]) >= page_tokens)
+                throw nb::value_error("a page or slot that the cache does not have");
     }
 
     void check(const Weights& weights) const {
@@ -355,27 +250,24 @@ private:
         return values;
     }
 
-    static const float* of_heads(const std::optional<Array>& array, const char* name, std::size_t n_heads) {
-        if (!array) return nullptr;
-        const float* values = elements<float>(*array, name, "float32", 1);
-        if (array->shape(0) != n_heads) throw nb::value_error((std::string(name) + " must be one for each head of q").c_str());
-        return values;
-    }
-
-    const slm::IsaKernels& kernels_;
-    std::shared_ptr<slm::Pool> pool_;
+    const IsaKernels& kernels_;
+    std::shared_ptr<Pool> pool_;
 };
 
 std::vector<std::string> available_isas() {
     std::vector<std::string> names;
-    for (slm::Isa isa : slm::all_isas)
-        if (slm::is_available(isa)) names.emplace_back(slm::name_of(isa));
+    for (Isa isa : all_isas)
+        if (is_available(isa)) names.emplace_back(name_of(isa));
     return names;
 }
 
 }  // namespace
 
+}  // namespace slm::python
+
 NB_MODULE(_native, module) {
+    using namespace slm::python;
+    using namespace nb::literals;
     module.doc() = "C++ kernels of the native engine.";
     module.def("available_isas", &available_isas,
                "Instruction sets that this build has and this machine can run, the best last.");
@@ -405,6 +297,26 @@ NB_MODULE(_native, module) {
                       "    TypeError: a wrong dtype, or no CPU array.\n"
                       "    ValueError: numbers that do not fit each other.")
         .def(nb::init<const Array&, const Array&, const Array&, const Array&>(), "tokens"_a, "pages"_a, "n_tokens"_a, "n_held"_a);
+    nb::class_<Angles>(module, "Angles", "By which angles the heads of a batch are turned; keeps their arrays.")
+        .def_static("of", &new_angles, "cos"_a, "sin"_a, "interleaved"_a,
+                    "Angles of float32 [T, R/2]; of no angles, heads stay.\n\n"
+                    "Raises:\n"
+                    "    TypeError: a wrong dtype, or no CPU array.\n"
+                    "    ValueError: a wrong shape or layout.");
+    nb::class_<LayerHandle>(module, "Layer",
+                            "A transformer block as slm_native.kernels.PlainBlock has it; keeps its weights.\n\n"
+                            "Args: the matrices; biases, norms, slopes and sinks as float32 vectors or None; eps of all norms; head_dim,\n"
+                            "the width of a head; scale, softcap and window as attend takes them.\n\n"
+                            "Raises:\n"
+                            "    TypeError: a wrong dtype, or no CPU array.\n"
+                            "    ValueError: shapes that do not fit each other.")
+        .def(nb::init<const Weights&, const MaybeArray&, const Weights&, const MaybeArray&, const Weights&, const MaybeArray&,
+                      const Weights&, const MaybeArray&, const Weights&, const Weights&, const Weights&, const MaybeArray&,
+                      const MaybeArray&, const MaybeArray&, const MaybeArray&, const MaybeArray&, float, std::size_t, float, float,
+                      std::int64_t, const MaybeArray&, const MaybeArray&>(),
+             "q"_a, "q_bias"_a.none(), "k"_a, "k_bias"_a.none(), "v"_a, "v_bias"_a.none(), "output"_a, "output_bias"_a.none(), "gate"_a,
+             "up"_a, "down"_a, "down_bias"_a.none(), "attn_norm"_a.none(), "ffn_norm"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(),
+             "eps"_a, "head_dim"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(), "sinks"_a.none());
     nb::class_<Kernels>(module, "Kernels",
                         "Kernels of one instruction set, on some threads.\n\n"
                         "Args:\n"
@@ -457,6 +369,19 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, a page or slot that there is not.")
+        .def("run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "pages"_a, "slots"_a, "batch"_a,
+             "x [T, E] through one layer after another, without the GIL: float32 [T, E].\n\n"
+             "Args:\n"
+             "    x: float32 [T, E], C-contiguous.\n"
+             "    layers: in order.\n"
+             "    caches: where each layer keeps keys and values.\n"
+             "    angles: of each layer.\n"
+             "    pages: int64, the page of each token [T].\n"
+             "    slots: int64, its place on that page [T].\n"
+             "    batch: which sequence a token belongs to.\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: what does not fit each other, weights of another instruction set.")
         .def("attend", &Kernels::attend, "q"_a, "layer"_a, "batch"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(),
              "sinks"_a.none(),
              "Causal attention of each token over the pages of its sequence, without the GIL: float32 [T, H, D].\n\n"

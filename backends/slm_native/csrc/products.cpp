@@ -225,7 +225,7 @@ void turn_heads(const IsaKernels& kernels, Pool& pool, const float* x, std::size
     if (n_tokens * per_token == 0) return;
     in_parts(pool, n_tokens * per_token, per_token, [&](std::size_t begin, std::size_t end) {
         if (norm.weight) kernels.rms_norm(x + begin, (end - begin) / width, width, norm.weight, norm.eps, y + begin);
-        else std::memcpy(y + begin, x + begin, (end - begin) * sizeof(float));
+        else if (y != x) std::memcpy(y + begin, x + begin, (end - begin) * sizeof(float));
         if (rotation.half == 0) return;
         for (std::size_t t = begin / per_token; t < end / per_token; ++t)
             kernels.rotate(y + t * per_token, n_heads, width, rotation.cos + t * rotation.half, rotation.sin + t * rotation.half,

@@ -76,7 +76,7 @@ struct Rotation {
     bool interleaved;
 };
 
-// y = heads x [n_tokens][n_heads][width], each normalized, then rotated.
+// y = heads x [n_tokens][n_heads][width], each normalized, then rotated; y may be x.
 void turn_heads(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::size_t n_heads,
                 std::size_t width, Norm norm, Rotation rotation, float* y);
 

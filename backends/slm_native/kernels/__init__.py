@@ -1,7 +1,7 @@
 """Kernel sets: the arithmetic of a transformer in tiers, one of which is chosen when a model is loaded."""
 
-from slm_native.kernels.kernelset import PLAIN, FloatArray, KernelSet, Scoring
-from slm_native.kernels.parameters import Linear, Norm, Rotation, Weight
+from slm_native.kernels.kernelset import FloatArray, FusedBlocks, KernelSet
+from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
 from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels
 
 __all__ = [
@@ -9,10 +9,12 @@ __all__ = [
     "PLAIN",
     "TIERS",
     "FloatArray",
+    "FusedBlocks",
     "KernelChoice",
     "KernelSet",
     "Linear",
     "Norm",
+    "PlainBlock",
     "Rotation",
     "Scoring",
     "Weight",

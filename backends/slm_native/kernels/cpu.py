@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slm_core.architectures import Activation, AnyActivation, NormKind, RopeStyle
+from slm_core.architectures import Activation, AnyActivation, RopeStyle
 from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption
 from slm_core.quant import QuantizedTensor
 from slm_native import _extension
+from slm_native.kernels.cpu_blocks import CpuBlocks, fuses, layer_of
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPageStore, CpuPlan, placed
-from slm_native.kernels.kernelset import PLAIN, Scoring
-from slm_native.kernels.parameters import Linear, Norm, Rotation, Weight
+from slm_native.kernels.kernelset import FusedBlocks
+from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
 from slm_native.kernels.reference import ReferenceKernels, ReferenceWeight
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
 
@@ -98,7 +99,7 @@ class CpuKernels(ReferenceKernels):
     def project(self, x: Array, norm: Norm | None, linears: Sequence[Linear]) -> Sequence[Array]:
         """In one call: activations are normalized and rounded once for all matrices."""
         packed = [weights for linear in linears if (weights := _packed(linear)) is not None]
-        if not _fuses(norm) or len(packed) < len(linears):
+        if not fuses(norm) or len(packed) < len(linears):
             return super().project(x, norm, linears)
         products: Sequence[Array] = self._native.project(np.ascontiguousarray(x), *_weight_and_eps(norm), packed)
         for y, linear in zip(products, linears, strict=True):
@@ -118,7 +119,7 @@ class CpuKernels(ReferenceKernels):
 
     def gate_up(self, x: Array, norm: Norm | None, gate: Linear | None, up: Linear, activation: AnyActivation) -> Array:
         """In one call, for SwiGLU without biases."""
-        if gate is not None and activation is Activation.SILU and _fuses(norm):
+        if gate is not None and activation is Activation.SILU and fuses(norm):
             packed = [weights for part in (gate, up) if part.bias is None and (weights := _packed(part)) is not None]
             if len(packed) == 2:
                 return self._native.gate_up(np.ascontiguousarray(x), *_weight_and_eps(norm), *packed)
@@ -126,13 +127,23 @@ class CpuKernels(ReferenceKernels):
 
     def heads(self, flat: Array, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Array:
         """In one call, where the norm covers a head."""
-        covers_a_head = norm is None or norm.weight.shape == (width,)
-        if not _fuses(norm) or not covers_a_head or (norm is None and rotation is None):
+        if not fuses(norm, width) or (norm is None and rotation is None):
             return super().heads(flat, width, norm, rotation)
         cos, sin, style = (None, None, None) if rotation is None else (rotation.cos, rotation.sin, rotation.style)
         interleaved = style is RopeStyle.INTERLEAVED
         turned: Array = self._native.turn_heads(flat, width, *_weight_and_eps(norm), cos, sin, interleaved)
         return turned
+
+    def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:
+        """In one call, for SwiGLU and root mean square norms, where all matrices have kernels."""
+        layers: list[_native.Layer] = []
+        for block in blocks:
+            linears = (block.q, block.k, block.v, block.output, block.gate, block.up, block.down)
+            layer = layer_of(block, [None if linear is None else _packed(linear) for linear in linears])
+            if layer is None:
+                return None
+            layers.append(layer)
+        return CpuBlocks(self._native, layers)
 
     def place(self, plan: BatchPlan) -> CpuPlan:
         """Hand the runs to C++."""
@@ -165,10 +176,6 @@ def _packed(linear: Linear) -> _native.Weights | None:
     """The matrix in C++; None where its product is more than that."""
     assert isinstance(linear.weight, CpuWeight), "a weight that another kernel set prepared"
     return linear.weight.packed if linear.scale is None else None
-
-
-def _fuses(norm: Norm | None) -> bool:
-    return norm is None or (norm.kind is NormKind.RMS and norm.bias is None and norm.weight.ndim == 1)
 
 
 def _weight_and_eps(norm: Norm | None) -> tuple[Array | None, float]:

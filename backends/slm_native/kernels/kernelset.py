@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
-from slm_native.kernels.parameters import Linear, Norm, Rotation, Weight
+from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
 from slm_native.kv import Array, BatchPlan, HostPageStore, KvLayer, PageLayout, PageStore
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -27,29 +26,21 @@ FloatArray: TypeAlias = NDArray[np.float32]
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the prompt
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scoring:
-    """What attention does with scores besides a softmax; nothing, where nothing is given.
+class FusedBlocks(ABC):
+    """Several blocks that a tier computes in one call."""
 
-    Attributes:
-        window: a query sees this many positions, its own included.
-        softcap: c, for ``c tanh(score / c)``.
-        slopes: ALiBi's, [H]: a key at distance d gets d times the head's slope taken off its score.
-        sinks: scores [H] that take part in the softmax and have no value, so that a head may attend to nothing.
-    """
+    n_blocks: int
 
-    window: int | None = None
-    softcap: float | None = None
-    slopes: Array | None = None
-    sinks: Array | None = None
+    @abstractmethod
+    def run(self, x: Array, rotations: Sequence[Rotation | None], plan: BatchPlan, caches: Sequence[KvLayer]) -> Array:
+        """What leaves the last of them, [T, E].
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is nothing."""
-        return self.window is None and self.softcap is None and self.slopes is None and self.sinks is None
-
-
-PLAIN = Scoring()
+        Args:
+            x: what enters the first, [T, E].
+            rotations: of the heads of each block; more than there are blocks is fine.
+            plan: what ``place`` gave.
+            caches: the KV cache of each block, likewise.
+        """
 
 
 class KernelSet(ABC):
@@ -262,6 +253,14 @@ class KernelSet(ABC):
         for i, tap in enumerate(taps[1:], 1):
             y = y + held[:, i : i + n_tokens] * tap
         return y if bias is None else y + bias, held[:, n_tokens:] * 1  # a copy, which keeps no more than itself
+
+    @abstractmethod
+    def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:
+        """The blocks as one call, which gives what their steps one by one give; None where this tier has none for them.
+
+        Args:
+            blocks: at least one.
+        """
 
     def normed(self, x: Array, norm: Norm | None) -> Array:
         """``x`` normalized, or as it is where there is no norm."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slm_core.architectures import NormKind, RopeStyle
+from slm_core.architectures import AnyActivation, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_native.kv import Array
 
@@ -58,3 +58,49 @@ class Rotation:
     cos: Array  # [T, R/2]
     sin: Array  # [T, R/2]
     style: RopeStyle
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """What attention does with scores besides a softmax; nothing, where nothing is given.
+
+    Attributes:
+        window: a query sees this many positions, its own included.
+        softcap: c, for ``c tanh(score / c)``.
+        slopes: ALiBi's, [H]: a key at distance d gets d times the head's slope taken off its score.
+        sinks: scores [H] that take part in the softmax and have no value, so that a head may attend to nothing.
+    """
+
+    window: int | None = None
+    softcap: float | None = None
+    slopes: Array | None = None
+    sinks: Array | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing."""
+        return self.window is None and self.softcap is None and self.slopes is None and self.sinks is None
+
+
+PLAIN = Scoring()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainBlock:
+    """A transformer block of the commonest form: ``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``."""
+
+    attn_norm: Norm | None  # [E]
+    q: Linear  # (H*D, E)
+    k: Linear  # (K*D, E)
+    v: Linear  # (K*D, E)
+    q_norm: Norm | None
+    k_norm: Norm | None
+    head_dim: int  # D
+    scale: float  # on q · k
+    scoring: Scoring
+    output: Linear  # (E, H*D)
+    ffn_norm: Norm | None  # [E]
+    gate: Linear | None  # (F, E)
+    up: Linear  # (F, E)
+    activation: AnyActivation
+    down: Linear  # (E, F)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from slm_core.architectures import Activation, AnyActivation, RopeStyle, Xielu
 from slm_core.errors import InvalidModelFile, ModelError
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize, dequantize_rows
-from slm_native.kernels.kernelset import PLAIN, FloatArray, KernelSet, Scoring
-from slm_native.kernels.parameters import Weight
+from slm_native.kernels.kernelset import FloatArray, FusedBlocks, KernelSet
+from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight
 
 DEFAULT_EXPANDED_BYTES = 2 << 30
 _PANEL_WEIGHTS = 1 << 22  # 16 MiB of float32: enough for BLAS to be busy, little enough not to matter
@@ -84,6 +84,10 @@ class ReferenceKernels(KernelSet):
         """Expand the tensor."""
         _check(tensor)
         return dequantize(tensor.data, tensor.ggml_type, tensor.shape)
+
+    def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:
+        """None: steps one by one are what this tier is for."""
+        return None
 
     def embed(self, weight: Weight, token_ids: NDArray[np.int32]) -> FloatArray:
         """Expand the rows asked for, each time anew."""

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from torch import Tensor
 
-from slm_native.kernels.kernelset import PLAIN, Scoring
+from slm_native.kernels.parameters import PLAIN, Scoring
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
 
 _SCORES_AT_A_TIME = 1 << 24  # 64 MiB of float32 where scores are written out

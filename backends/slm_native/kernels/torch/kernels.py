@@ -18,8 +18,8 @@ from slm_core.errors import InvalidModelFile, ModelError, UnsupportedModel
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize
 from slm_core.types import KvType
-from slm_native.kernels.kernelset import PLAIN, FloatArray, KernelSet, Scoring
-from slm_native.kernels.parameters import Weight
+from slm_native.kernels.kernelset import FloatArray, FusedBlocks, KernelSet
+from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight
 from slm_native.kernels.torch.activations import activate, gated
 from slm_native.kernels.torch.attention import attend, attend_one_token_each
 from slm_native.kernels.torch.devices import choose_device, choose_dtype, memory, spelled
@@ -136,6 +136,10 @@ class TorchKernels(KernelSet):
         _check(tensor)
         values = np.ascontiguousarray(dequantize(tensor.data, tensor.ggml_type, tensor.shape))
         return self._uploader.upload(values.reshape(-1).view(np.uint8)).view(torch.float32).view(tensor.shape)
+
+    def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:
+        """None: steps are queued on the device one by one."""
+        return None
 
     def embed(self, weight: Weight, token_ids: NDArray[np.int32]) -> Tensor:
         """Expand the rows asked for, on the device."""

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slm_core.types import KvType
-from slm_native.kernels.kernelset import PLAIN, Scoring
+from slm_native.kernels.parameters import PLAIN, Scoring
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
 from slm_native.kernels.torch.triton._checks import check, on_device_of
 from slm_native.kv import PAGE_TOKENS

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from slm_core.architectures import Activation, AnyActivation, NormKind, RopeStyle
 from slm_core.types import KvType
-from slm_native.kernels.kernelset import Scoring
-from slm_native.kernels.parameters import Linear, Norm, Rotation, Weight
+from slm_native.kernels.parameters import Linear, Norm, Rotation, Scoring, Weight
 from slm_native.kernels.torch.kernels import TorchKernels, TorchWeight
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
 from slm_native.kernels.torch.triton.decoding import attend_decoding

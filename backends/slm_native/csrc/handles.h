@@ -1,0 +1,187 @@
+// What Python holds of the kernels' arguments: each keeps the arrays that it points into.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "arrays.h"
+#include "attention.h"
+#include "layers.h"
+#include "products.h"
+
+namespace slm::python {
+
+// A matrix of weights and the array that holds it.
+struct Weights {
+    Matrix matrix;
+    const IsaKernels* kernels;
+    Array owner;
+};
+
+inline KvType find_kv_type(const std::string& name) {
+    static const char* const names[n_kv_types] = {"f32", "f16", "bf16", "q8_0", "q5_0", "q4_0"};
+    for (std::size_t i = 0; i < n_kv_types; ++i)
+        if (name == names[i]) return KvType(i);
+    throw nb::value_error(("no kernel for KV type '" + name + "'").c_str());
+}
+
+using Pages = nb::ndarray<std::uint8_t, nb::device::cpu>;
+
+// Keys and values of one layer and the array that holds them.
+struct CacheLayer {
+    KvLayer layer;
+    Pages owner;
+};
+
+inline CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, const std::string& values, std::size_t n_layers,
+                           std::size_t layer, std::size_t n_kv_heads, std::size_t head_dim) {
+    if (pages.ndim() != 2 || !is_contiguous(Array(pages)))
+        throw nb::value_error("pages must be C-contiguous [n_pages, page_bytes]");
+    if (layer >= n_layers || n_kv_heads < 1 || head_dim < 1) throw nb::value_error("no such layer, or no heads");
+    KvLayer made{{find_kv_type(keys), {}, {}}, {find_kv_type(values), {}, {}}, pages.shape(0), pages.shape(1), n_kv_heads,
+                      head_dim};
+    std::size_t offset = 0;
+    for (KvPlanes* planes : {&made.keys, &made.values}) {
+        std::size_t bytes[most_planes];
+        token_bytes(planes->type, head_dim, bytes);
+        if (planes->type >= KvType::q8_0 && head_dim % 32)
+            throw nb::value_error("heads of this width are no whole number of blocks of 32");
+        for (std::size_t i = 0; i < most_planes; ++i) {
+            if (!bytes[i]) continue;
+            planes->head_bytes[i] = page_tokens * bytes[i];
+            planes->at[i] = pages.data() + offset + layer * n_kv_heads * planes->head_bytes[i];
+            offset += n_layers * n_kv_heads * planes->head_bytes[i];
+        }
+    }
+    if (offset != made.page_bytes)
+        throw nb::value_error(("a page of these types and sizes has " + std::to_string(offset) + " bytes, not " +
+                               std::to_string(made.page_bytes)).c_str());
+    return {made, pages};
+}
+
+// Which tokens of a batch belong to which sequence, and which pages those hold.
+class Batch {
+public:
+    Batch(const Array& tokens, const Array& pages, const Array& n_tokens, const Array& n_held)
+        : tokens_(copy(tokens, "tokens")), pages_(copy(pages, "pages")), n_batch_(tokens_.size()) {
+        const auto* counts = elements<std::int32_t>(n_tokens, "n_tokens", "int32", 1);
+        const auto* held = elements<std::int32_t>(n_held, "n_held", "int32", 1);
+        if (n_tokens.size() != n_held.size()) throw nb::value_error("n_tokens and n_held differ in length");
+        for (std::int32_t token : tokens_)
+            if (token < 0 || std::size_t(token) >= n_batch_) throw nb::value_error("a token that the batch does not have");
+        for (std::int32_t page : pages_) {
+            if (page < 0) throw nb::value_error("a page below 0");
+            n_pages_ = std::max(n_pages_, std::size_t(page) + 1);
+        }
+        std::size_t token = 0, page = 0;
+        for (std::size_t i = 0; i < n_tokens.size(); ++i) {
+            if (counts[i] < 1 || held[i] < counts[i]) throw nb::value_error("a run that holds less than it brings, or nothing");
+            runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]), std::size_t(held[i])});
+            token += std::size_t(counts[i]), page += (std::size_t(held[i]) + page_tokens - 1) / page_tokens;
+        }
+        if (token != n_batch_ || page != pages_.size())
+            throw nb::value_error("the runs do not take just the tokens and pages that there are");
+    }
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
+
+    std::size_t n_tokens() const { return n_batch_; }
+    std::size_t n_pages() const { return n_pages_; }
+    const std::vector<Run>& runs() const { return runs_; }
+
+private:
+    static std::vector<std::int32_t> copy(const Array& array, const char* name) {
+        const auto* from = elements<std::int32_t>(array, name, "int32", 1);
+        return {from, from + array.size()};
+    }
+
+    std::vector<std::int32_t> tokens_, pages_;
+    std::size_t n_batch_, n_pages_ = 0;
+    std::vector<Run> runs_;
+};
+
+// Angles by which the heads of a batch are turned.
+struct Angles {
+    Rotation rotation;
+    std::size_t n_tokens;
+    Array cos, sin;
+};
+
+inline Angles new_angles(const Array& cos, const Array& sin, bool interleaved) {
+    const Rotation rotation{elements<float>(cos, "cos", "float32", 2), elements<float>(sin, "sin", "float32", 2), cos.shape(1),
+                            interleaved};
+    if (sin.shape(0) != cos.shape(0) || sin.shape(1) != cos.shape(1)) throw nb::value_error("cos and sin differ in shape");
+    return {rotation, cos.shape(0), cos, sin};
+}
+
+using MaybeArray = std::optional<Array>;
+
+inline Scoring scoring_of(float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks,
+                          std::size_t n_heads) {
+    if (window < 0) throw nb::value_error("window must not be negative");
+    return {scale, softcap, window ? std::size_t(window) : no_window, row_of(slopes, "slopes", n_heads), row_of(sinks, "sinks", n_heads)};
+}
+
+// A layer with all that it points to.
+class LayerHandle {
+public:
+    LayerHandle(const Weights& q, const MaybeArray& q_bias, const Weights& k, const MaybeArray& k_bias, const Weights& v,
+                const MaybeArray& v_bias, const Weights& output, const MaybeArray& output_bias, const Weights& gate, const Weights& up,
+                const Weights& down, const MaybeArray& down_bias, const MaybeArray& attn_norm, const MaybeArray& ffn_norm,
+                const MaybeArray& q_norm, const MaybeArray& k_norm, float eps, std::size_t head_dim, float scale, float softcap,
+                std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks)
+        : weights_{q, k, v, output, gate, up, down},
+          arrays_{q_bias, k_bias, v_bias, output_bias, down_bias, attn_norm, ffn_norm, q_norm, k_norm, slopes, sinks} {
+        const std::size_t width = q.matrix.n_in, n_q = q.matrix.n_out, n_kv = k.matrix.n_out, n_ff = up.matrix.n_out;
+        if (!head_dim || n_q % head_dim || n_kv % head_dim || !n_kv || n_q % n_kv)
+            throw nb::value_error("q and k are no heads of this width, or those of q no multiple of those of k");
+        layer_.attn_norm = {row_of(attn_norm, "attn_norm", width), eps};
+        layer_.q = linear(0, q_bias, n_q, width, "q"), layer_.k = linear(1, k_bias, n_kv, width, "k");
+        layer_.v = linear(2, v_bias, n_kv, width, "v");
+        layer_.q_norm = {row_of(q_norm, "q_norm", head_dim), eps}, layer_.k_norm = {row_of(k_norm, "k_norm", head_dim), eps};
+        layer_.output = linear(3, output_bias, width, n_q, "output");
+        layer_.scoring = scoring_of(scale, softcap, window, slopes, sinks, n_q / head_dim);
+        layer_.ffn_norm = {row_of(ffn_norm, "ffn_norm", width), eps};
+        layer_.gate = linear(4, std::nullopt, n_ff, width, "gate").matrix, layer_.up = linear(5, std::nullopt, n_ff, width, "up").matrix;
+        layer_.down = linear(6, down_bias, width, n_ff, "down");
+        head_dim_ = head_dim;
+    }
+    LayerHandle(const LayerHandle&) = delete;
+    LayerHandle& operator=(const LayerHandle&) = delete;
+
+    // The layer, for a batch of so many tokens on these kernels, this cache and these angles.
+    const Layer& checked(const IsaKernels& kernels, std::size_t width, std::size_t n_tokens, const Batch& batch, const KvLayer& cache,
+                         const Angles& angles) const {
+        for (const Weights& weights : weights_)
+            if (weights.kernels != &kernels) throw nb::value_error("the weights are another instruction set's");
+        if (width != layer_.q.matrix->n_in)
+            throw nb::value_error(("x has rows of " + std::to_string(width) + ", the layer takes " +
+                                   std::to_string(layer_.q.matrix->n_in)).c_str());
+        if (cache.head_dim != head_dim_ || cache.n_kv_heads * head_dim_ != layer_.k.matrix->n_out)
+            throw nb::value_error("the cache has other heads than the layer");
+        if (batch.n_tokens() != n_tokens || batch.n_pages() > cache.n_pages)
+            throw nb::value_error("tokens that x, or a page that the cache, does not have");
+        if (angles.n_tokens != n_tokens || 2 * angles.rotation.half > head_dim_)
+            throw nb::value_error("cos and sin are not [tokens, at most half a head]");
+        return layer_;
+    }
+
+private:
+    Linear linear(std::size_t i, const MaybeArray& bias, std::size_t n_out, std::size_t n_in, const char* name) const {
+        const Matrix& m = weights_[i].matrix;
+        if (m.n_out != n_out || m.n_in != n_in)
+            throw nb::value_error((std::string(name) + " is [" + std::to_string(m.n_out) + ", " + std::to_string(m.n_in) + "], not [" +
+                                   std::to_string(n_out) + ", " + std::to_string(n_in) + "]").c_str());
+        return {&m, row_of(bias, name, n_out)};
+    }
+
+    Weights weights_[7];
+    MaybeArray arrays_[11];
+    Layer layer_{};
+    std::size_t head_dim_ = 0;
+};
+
+}  // namespace slm::python

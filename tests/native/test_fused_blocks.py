@@ -1,0 +1,201 @@
+"""Whole blocks in one call of the cpu tier: bit for bit what the steps give one by one, which have their own tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from random_matrices import random_matrix
+from slm_core.architectures import Activation, NormKind, RopeStyle
+from slm_core.gguf import GgmlType
+from slm_core.quant import QuantizedTensor
+from slm_core.types import KvType
+from slm_native import _extension
+from slm_native.kernels import FusedBlocks, Linear, Norm, PlainBlock, Rotation, Scoring
+from slm_native.kernels.cpu import CpuKernels
+from slm_native.kv import BatchPlan, KvLayer, PagedKvCache, PageLayout, codec_of
+
+if (_missing := _extension.why_missing()) is not None:
+    pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
+
+Rows = NDArray[np.float32]
+every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
+every_batch = pytest.mark.parametrize("seq_ids", [[0], [2, 0, 1, 0, 2, 2], [0] * 90 + [1] * 7], ids=["1", "6", "97"])
+N_HEADS, N_KV_HEADS, HEAD_DIM, WIDTH, N_FF, N_BLOCKS = 16, 2, 32, 256, 768, 3
+
+
+class Blocks:
+    """Three blocks of different kinds, and a cache that already holds something."""
+
+    def __init__(self, isa: str, types: Sequence[GgmlType]) -> None:
+        self.kernels = CpuKernels(isa, 2, 0)
+        self._types = types
+        q, kv = N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM
+        plain = PlainBlock(
+            attn_norm=_norm(WIDTH, 1),
+            q=self._linear(q, WIDTH, 10),
+            k=self._linear(kv, WIDTH, 11),
+            v=self._linear(kv, WIDTH, 12),
+            q_norm=_norm(HEAD_DIM, 2),
+            k_norm=_norm(HEAD_DIM, 3),
+            head_dim=HEAD_DIM,
+            scale=0.2,
+            scoring=Scoring(),
+            output=self._linear(WIDTH, q, 13),
+            ffn_norm=_norm(WIDTH, 4),
+            gate=self._linear(N_FF, WIDTH, 14),
+            up=self._linear(N_FF, WIDTH, 15),
+            activation=Activation.SILU,
+            down=self._linear(WIDTH, N_FF, 16),
+        )
+        biased = {name: replace(getattr(plain, name), bias=_f32(n, seed=n)) for name, n in (("q", q), ("k", kv))}
+        biased |= {
+            "v": replace(plain.v, bias=_f32(kv, seed=8)),
+            "output": replace(plain.output, bias=_f32(WIDTH, seed=9)),
+        }
+        scoring = Scoring(window=20, softcap=3.0, slopes=abs(_f32(N_HEADS, seed=5)), sinks=_f32(N_HEADS, seed=6))
+        self.blocks = [
+            plain,
+            replace(plain, **biased, down=replace(plain.down, bias=_f32(WIDTH, seed=7)), q_norm=None, k_norm=None),
+            replace(plain, scoring=scoring, attn_norm=None, ffn_norm=None, scale=0.7),
+        ]
+        layout = PageLayout(
+            N_BLOCKS, N_KV_HEADS, HEAD_DIM, codec_of(KvType.F16, HEAD_DIM), codec_of(KvType.Q8_0, HEAD_DIM)
+        )
+        self.cache = PagedKvCache(layout, 600, 3, self.kernels.new_pages)
+
+    def _linear(self, n_out: int, n_in: int, seed: int) -> Linear:
+        matrix = random_matrix(self._types[seed % len(self._types)], n_out, n_in, seed)
+        return Linear(self.kernels.prepare(QuantizedTensor(f"w{seed}", matrix.shape, matrix.ggml_type, matrix.data)))
+
+    def fused(self) -> FusedBlocks:
+        fused = self.kernels.fuse(self.blocks)
+        assert fused is not None
+        return fused
+
+    def plan(self, seq_ids: Sequence[int], start: int) -> BatchPlan:
+        ids = np.array(seq_ids, np.int32)
+        positions = np.array([start + seq_ids[:i].count(seq_id) for i, seq_id in enumerate(seq_ids)], np.int32)
+        return self.kernels.place(self.cache.plan(ids, positions))
+
+    def step_by_step(
+        self, x: Rows, rotations: Sequence[Rotation | None], plan: BatchPlan, caches: Sequence[KvLayer]
+    ) -> Rows:
+        kernels = self.kernels
+        for block, rotation, cache in zip(self.blocks, rotations, caches, strict=True):
+            q, k, v = kernels.project(x, block.attn_norm, (block.q, block.k, block.v))
+            kernels.store(cache, plan, k, v, HEAD_DIM, block.k_norm, rotation)
+            q = kernels.heads(q, HEAD_DIM, block.q_norm, rotation)
+            mixed = kernels.attention_over_runs(q, cache, plan, block.scale, block.scoring).reshape(len(x), -1)
+            x = kernels.add_product(x, mixed, block.output)
+            inner = kernels.gate_up(x, block.ffn_norm, block.gate, block.up, block.activation)
+            x = kernels.add_product(x, inner, block.down)
+        return x
+
+
+def _f32(*shape: int, seed: int) -> Rows:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def _norm(width: int, seed: int) -> Norm:
+    return Norm(_f32(width, seed=seed), None, NormKind.RMS, 1e-3)
+
+
+def _rotation(n_tokens: int, half: int, style: RopeStyle, seed: int) -> Rotation:
+    angles = np.random.default_rng(seed).uniform(-9, 9, (n_tokens, half)).astype(np.float32)
+    return Rotation(np.cos(angles), np.sin(angles), style)
+
+
+@every_isa
+@every_batch
+@pytest.mark.parametrize("types", [(GgmlType.F32, GgmlType.F16), (GgmlType.Q4_0, GgmlType.Q6_K, GgmlType.Q8_0)])
+def test_blocks_are_their_steps(isa: str, seq_ids: list[int], types: tuple[GgmlType, ...]) -> None:
+    blocks = Blocks(isa, types)
+    n = len(seq_ids)
+    rotations = [_rotation(n, 16, RopeStyle.HALF_SPLIT, 1), None, _rotation(n, 8, RopeStyle.INTERLEAVED, 2)]
+    for turn in range(2):  # the second reads what the first has stored
+        x, plan = _f32(n, WIDTH, seed=turn), blocks.plan(seq_ids, 0 if turn == 0 else seq_ids.count(seq_ids[0]))
+        if turn and len(set(seq_ids)) > 1:
+            return  # sequences of different lengths: one turn is enough
+        before = x.copy()
+        wanted = blocks.step_by_step(x, rotations, plan, blocks.cache.layers)
+        stored = [layer.keys(slice(0, 9), 9 * 64).copy() for layer in blocks.cache.layers]
+        found = blocks.fused().run(x, rotations, plan, blocks.cache.layers)
+        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(x, before, "what came in was written")
+        for layer, keys in zip(blocks.cache.layers, stored, strict=True):
+            np.testing.assert_array_equal(layer.keys(slice(0, 9), 9 * 64), keys)
+        blocks.cache.commit(plan)
+
+
+@every_isa
+def test_each_part_of_a_block_matters(isa: str) -> None:
+    """What is left out of one block changes what leaves the last: no part is passed over."""
+    blocks = Blocks(isa, (GgmlType.F32,))
+    x, plan = _f32(40, WIDTH, seed=1), blocks.plan([0] * 40, 0)
+    rotations = [_rotation(40, 16, RopeStyle.HALF_SPLIT, 1), None, _rotation(40, 8, RopeStyle.INTERLEAVED, 2)]
+    whole = blocks.fused().run(x, rotations, plan, blocks.cache.layers)
+    original = blocks.blocks
+    first, second, third = original
+    scores = ("window", "softcap", "slopes", "sinks")
+    unbiased = {name: replace(getattr(second, name), bias=None) for name in ("q", "k", "v", "output", "down")}
+    parts: list[tuple[int, PlainBlock]] = [
+        *((0, replace(first, **{name: None})) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm")),
+        *((1, replace(second, **{name: linear})) for name, linear in unbiased.items()),
+        *((2, replace(third, scoring=replace(third.scoring, **{name: None}))) for name in scores),
+        (2, replace(third, scale=0.1)),
+        (0, replace(first, gate=first.up)),
+    ]
+    for i, block in parts:
+        blocks.blocks = [block if i == k else other for k, other in enumerate(original)]
+        assert not np.array_equal(blocks.fused().run(x, rotations, plan, blocks.cache.layers), whole)
+
+
+@every_isa
+def test_other_blocks_are_not_fused(isa: str) -> None:
+    blocks = Blocks(isa, (GgmlType.F32,))
+    first, *others = blocks.blocks
+    layer_norm = Norm(_f32(WIDTH, seed=1), _f32(WIDTH, seed=2), NormKind.LAYER, 1e-5)
+    iq = random_matrix(GgmlType.IQ2_XS, N_FF, WIDTH, 1)
+    no_kernel = Linear(blocks.kernels.prepare(QuantizedTensor("iq", iq.shape, iq.ggml_type, iq.data)))
+    changes: list[dict[str, object]] = [
+        {"activation": Activation.GELU},
+        {"gate": None},
+        {"attn_norm": layer_norm},
+        {"q_norm": _norm(N_HEADS * HEAD_DIM, 3)},
+        {"ffn_norm": replace(_norm(WIDTH, 3), eps=0.5)},
+        {"up": no_kernel},
+        {"up": replace(first.up, bias=_f32(N_FF, seed=3))},
+        {"down": replace(first.down, scale=_f32(1, seed=3))},
+    ]
+    for change in changes:
+        assert blocks.kernels.fuse([replace(first, **change), *others]) is None, change  # type: ignore[arg-type]
+
+
+@every_isa
+def test_what_does_not_fit_is_refused(isa: str) -> None:
+    native = _extension.load()
+    blocks = Blocks(isa, (GgmlType.F32,))
+    x, plan, angles = _f32(2, WIDTH, seed=1), blocks.plan([0, 0], 0), _rotation(2, 16, RopeStyle.HALF_SPLIT, 1)
+    fused, caches = blocks.fused(), blocks.cache.layers
+    with pytest.raises(ValueError, match="x has rows of 255, the layer takes 256"):
+        fused.run(x[:, :255], [angles] * 3, plan, caches)
+    with pytest.raises(ValueError, match="tokens that x"):
+        fused.run(_f32(3, WIDTH, seed=1), [None] * 3, plan, caches)
+    with pytest.raises(ValueError, match="at most half a head"):
+        fused.run(x, [_rotation(2, 17, RopeStyle.HALF_SPLIT, 1)] * 3, plan, caches)
+    with pytest.raises(ValueError, match="differ in number"):
+        fused.run(x, [angles] * 3, plan, caches[:2])
+    layout = PageLayout(3, N_KV_HEADS, 16, codec_of(KvType.F32, 16), codec_of(KvType.F32, 16))
+    other = PagedKvCache(layout, 600, 3, blocks.kernels.new_pages)
+    with pytest.raises(ValueError, match="the cache has other heads than the layer"):
+        fused.run(x, [angles] * 3, plan, other.layers)
+    with pytest.raises(ValueError, match="cos and sin differ in shape"):
+        native.Angles.of(_f32(2, 4, seed=1), _f32(2, 5, seed=1), False)
+    elsewhere = Blocks(isa, (GgmlType.F32,))
+    with pytest.raises(ValueError, match=r"output is \[768, 512\], not \[256, 512\]"):
+        elsewhere.kernels.fuse([replace(blocks.blocks[0], output=elsewhere._linear(768, 512, 1))])
