@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from slm_core.architectures import Activation, MambaSpec
+from slm_core.architectures import Activation, Mamba2Spec, MambaSpec
 from slm_native.kernels import KernelSet, Linear, Norm
 from slm_native.kv import Array
 from slm_native.states import StateGroup
@@ -45,7 +45,22 @@ class Mamba:
     output: Linear  # (E, D)
 
 
-Recurrent: TypeAlias = ShortConv | Mamba
+@dataclass(frozen=True, slots=True, eq=False)
+class Mamba2:
+    """The weights of a selective state space layer with heads."""
+
+    spec: Mamba2Spec
+    project: Linear  # (D + D + 2GN + H, E)
+    taps: Sequence[Array]  # [W] of [D + 2GN]
+    conv_bias: Array | None  # [D + 2GN]
+    step_bias: Array  # [H]
+    a: Array  # [H, 1]
+    d: Array  # [H, 1]
+    norm: Norm | None  # [G, D / G]
+    output: Linear  # (E, D)
+
+
+Recurrent: TypeAlias = ShortConv | Mamba | Mamba2
 
 
 def mixed_by_state(
@@ -84,7 +99,9 @@ def _step(
     before = group.parts(layer, kernels)
     if isinstance(weights, ShortConv):
         return _short_conv(kernels, weights, projected, before)
-    return _mamba(kernels, weights, projected, before)
+    if isinstance(weights, Mamba):
+        return _mamba(kernels, weights, projected, before)
+    return _mamba2(kernels, weights, projected, before)
 
 
 def _short_conv(kernels: KernelSet, weights: ShortConv, projected: Array, before: Parts) -> tuple[Array, Parts]:
@@ -115,3 +132,19 @@ def _mamba(kernels: KernelSet, weights: Mamba, projected: Array, before: Parts) 
     )
     y = y.reshape(n_seqs, n_tokens, -1) + x * weights.d
     return kernels.silu_mul(z, y), (window, state)
+
+
+def _mamba2(kernels: KernelSet, weights: Mamba2, projected: Array, before: Parts) -> tuple[Array, Parts]:
+    spec, (window, state) = weights.spec, before
+    n_seqs, n_tokens, _ = projected.shape
+    end, inner, n_selected = spec.n_inner + spec.n_convolved, spec.n_inner, spec.n_groups * spec.n_state
+    z, convolved, steps = projected[:, :, :inner], projected[:, :, inner:end], projected[:, :, end:]
+    convolved, window = kernels.short_convolution(convolved, window, weights.taps, weights.conv_bias)
+    convolved = kernels.activate(convolved, Activation.SILU)  # [B, T, D + 2GN]
+    x = convolved[:, :, :inner].reshape(n_seqs, n_tokens, spec.n_heads, -1)
+    b = convolved[:, :, inner : inner + n_selected].reshape(n_seqs, n_tokens, spec.n_groups, -1)
+    c = convolved[:, :, inner + n_selected :].reshape(n_seqs, n_tokens, spec.n_groups, -1)
+    y, state = kernels.selective_scan(x, steps + weights.step_bias, weights.a, b, c, state)
+    y = kernels.silu_mul(z, (y + x * weights.d).reshape(n_seqs, n_tokens, -1))
+    groups = y.reshape(n_seqs * n_tokens, spec.n_groups, -1)
+    return kernels.normed(groups, weights.norm).reshape(n_seqs, n_tokens, -1), (window, state)

@@ -10,7 +10,7 @@ import numpy as np
 from slm_core.architectures import MambaSpec, NormKind, RecurrentSpec, ShortConvSpec
 from slm_native.kernels import KernelSet, Linear, Norm
 from slm_native.kv import Array
-from slm_native.recurrent import Mamba, Recurrent, ShortConv
+from slm_native.recurrent import Mamba, Mamba2, Recurrent, ShortConv
 
 
 class Tensors(NamedTuple):
@@ -37,7 +37,19 @@ def read_recurrent(tensors: Tensors, prefix: str, spec: RecurrentSpec, eps: floa
             taps=_taps(tensors, f"{prefix}shortconv.conv.weight"),
             output=tensors.linear(f"{prefix}shortconv.out_proj"),
         )
-    return _mamba(tensors, prefix, spec, eps)
+    if isinstance(spec, MambaSpec):
+        return _mamba(tensors, prefix, spec, eps)
+    return Mamba2(
+        spec=spec,
+        project=tensors.linear(f"{prefix}ssm_in"),
+        taps=_taps(tensors, f"{prefix}ssm_conv1d.weight"),
+        conv_bias=tensors.vector(f"{prefix}ssm_conv1d.bias"),
+        step_bias=tensors.vector(f"{prefix}ssm_dt.bias"),
+        a=tensors.vector(f"{prefix}ssm_a"),
+        d=tensors.vector(f"{prefix}ssm_d"),
+        norm=tensors.norm(f"{prefix}ssm_norm"),
+        output=tensors.linear(f"{prefix}ssm_out"),
+    )
 
 
 def _mamba(tensors: Tensors, prefix: str, spec: MambaSpec, eps: float) -> Mamba:

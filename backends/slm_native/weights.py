@@ -275,7 +275,7 @@ class WeightReader:
         return Linear(weight, self._vector(f"{name}.scale"), self._vector(f"{name}.bias"))
 
     def _norm(self, name: str) -> Norm | None:
-        weight = self._vector(f"{name}.weight")
+        weight = self._vector(f"{name}.weight" if self._has(f"{name}.weight") else name)
         if weight is None:
             return None
         return Norm(weight, self._vector(f"{name}.bias"), self._spec.norm, self._spec.norm_eps)

@@ -103,6 +103,14 @@ _MAMBA: dict[str, Value] = {
     "ssm.state_size": 12,
     "ssm.time_step_rank": 10,
 }
+_MAMBA2: dict[str, Value] = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 288,
+    "ssm.state_size": 16,  # of llama.cpp's scan, whole registers
+    "ssm.time_step_rank": 18,  # heads
+    "ssm.group_count": 3,
+}
+_WITHOUT_POSITIONS: dict[str, Value] = {"rope.scaling.finetuned": False}
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama", _sizes()),
     "llama_tied": Family("llama", _sizes(), tied=True),
@@ -270,6 +278,34 @@ FAMILIES: dict[str, Family] = {
     "qwen3vl": Family("qwen3vl", _sizes() | {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 0}),
     "mamba": Family("mamba", _MAMBA, tied=True),
     "falcon_mamba": Family("mamba", _MAMBA | {"ssm.dt_b_c_rms": True}),
+    "mamba2": Family("mamba2", _MAMBA | _MAMBA2),
+    "granitehybrid": Family(
+        "granitehybrid",
+        _sizes(layers=5, embd=144)
+        | _GRANITE
+        | _MAMBA2
+        | _WITHOUT_POSITIONS
+        | {"attention.head_count_kv": [0, 3, 0, 0, 3], "expert_count": 0, "expert_shared_feed_forward_length": 160},
+    ),
+    "granitehybrid_experts": Family(
+        "granitehybrid",
+        _sizes(layers=3, embd=144)
+        | _GRANITE
+        | _EXPERTS
+        | _MAMBA2
+        | _WITHOUT_POSITIONS
+        | {"attention.head_count_kv": [0, 3, 0], "expert_shared_feed_forward_length": 224},
+    ),
+    "falcon_h1": Family("falcon-h1", _sizes(embd=144) | _MAMBA2, ("ssm_norm.weight", "ssm_conv1d.bias")),
+    "falcon_h1_plain": Family("falcon-h1", _sizes(embd=144) | _MAMBA2, ("ssm_conv1d.bias",), tied=True),
+    "jamba": Family(
+        "jamba",
+        _without_rope(_sizes(layers=4, embd=144))
+        | _EXPERTS
+        | {key: value for key, value in _MAMBA.items() if key.startswith("ssm.")}
+        | {"attention.head_count_kv": [0, 0, 3, 0]},
+        ("blk.1.ffn_gate_inp.weight", "blk.3.ffn_gate_inp.weight"),
+    ),
     "lfm2": Family(
         "lfm2",
         _sizes(layers=5, embd=144) | {"attention.head_count_kv": [0, 3, 0, 0, 3], "shortconv.l_cache": 3},

@@ -48,4 +48,34 @@ class MambaSpec:
         return ((self.n_taps - 1, self.n_inner), (self.n_inner, 1, self.n_state))
 
 
-RecurrentSpec: TypeAlias = ShortConvSpec | MambaSpec
+@dataclass(frozen=True, slots=True)
+class Mamba2Spec:
+    """A selective state space layer with heads (Dao and Gu 2024, https://arxiv.org/abs/2405.21060).
+
+    Attributes:
+        n_inner: channels of the state, D.
+        n_state: numbers that each keeps, N.
+        n_taps: tokens that the convolution before it covers, W.
+        n_heads: heads, which share a step size and a rate of decay, H.
+        n_groups: groups of heads, which share B and C, G.
+    """
+
+    n_inner: int
+    n_state: int
+    n_taps: int
+    n_heads: int
+    n_groups: int
+
+    @property
+    def n_convolved(self) -> int:
+        """Channels that the convolution takes: those of the state, then B and C of each group."""
+        return self.n_inner + 2 * self.n_groups * self.n_state
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The convolution's last inputs, oldest first, [W - 1, D + 2GN], and the state, [H, D / H, N]."""
+        heads = (self.n_heads, self.n_inner // self.n_heads, self.n_state)
+        return ((self.n_taps - 1, self.n_convolved), heads)
+
+
+RecurrentSpec: TypeAlias = ShortConvSpec | MambaSpec | Mamba2Spec

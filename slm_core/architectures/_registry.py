@@ -14,7 +14,7 @@ from slm_core.errors import PluginError, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.gguf.cursor import shown
 
-_HYPHENATED = {"command_r": "command-r", "gpt_oss": "gpt-oss"}
+_HYPHENATED = {"command_r": "command-r", "gpt_oss": "gpt-oss", "falcon_h1": "falcon-h1"}
 """Files whose architecture has a name that no module can have."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slm_core.architectures._keys import Keys
-from slm_core.architectures._recurrent import MambaSpec
+from slm_core.architectures._recurrent import Mamba2Spec, MambaSpec
 from slm_core.architectures._sizes import Sizes
 from slm_core.architectures._spec import TensorSpec
 
@@ -99,5 +99,19 @@ def mamba(sizes: Sizes, spec: MambaSpec) -> Table:
         **(steps | biases(steps)),
         "ssm_a": TensorSpec((spec.n_inner, spec.n_state)),
         "ssm_d": TensorSpec((spec.n_inner,)),
+        **linear("ssm_out", (sizes.n_embd, spec.n_inner)),
+    }
+
+
+def mamba2(sizes: Sizes, spec: Mamba2Spec) -> Table:
+    """The tensors of a selective state space layer with heads."""
+    return {
+        **linear("ssm_in", (spec.n_inner + spec.n_convolved + spec.n_heads, sizes.n_embd)),
+        "ssm_conv1d.weight": TensorSpec((spec.n_convolved, spec.n_taps)),
+        "ssm_conv1d.bias": TensorSpec((spec.n_convolved,)),
+        "ssm_dt.bias": TensorSpec((spec.n_heads,)),
+        "ssm_a": TensorSpec((spec.n_heads, 1)),
+        "ssm_d": TensorSpec((spec.n_heads, 1)),
+        **norms((spec.n_groups, spec.n_inner // spec.n_groups), "ssm_norm"),
         **linear("ssm_out", (sizes.n_embd, spec.n_inner)),
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from slm_core.architectures._decoder import decoder_spec, read_rope, rope_factors
 from slm_core.architectures._keys import Keys
 from slm_core.architectures._sizes import Sizes, read_sizes
@@ -17,19 +20,29 @@ def spec(keys: Keys) -> ModelSpec:
 
 
 def granite_spec(keys: Keys, sizes: Sizes, feed_forward: Table, experts: ExpertsSpec | None = None) -> ModelSpec:
-    """A granite with these feed-forward layers.
+    """A granite with these feed-forward layers."""
+    outside = Table()
+    layer = granite_attention(keys, sizes, outside)
+    layer = replace(layer, tensors={**layer.tensors, **feed_forward}, experts=experts)
+    return granite_decoder(keys, sizes, [layer] * sizes.n_layers, outside)
+
+
+def granite_attention(keys: Keys, sizes: Sizes, outside: Table) -> LayerSpec:
+    """A block up to its feed-forward layer; tensors outside the blocks are added to ``outside``.
 
     ``rope.scaling.finetuned`` says whether it has position embeddings at all.
     """
-    outside = Table()
     rope = rope_factors(read_rope(keys, sizes.head_dim, RopeStyle.INTERLEAVED), outside)
     block = attention(sizes) | biases(attention(sizes), required=False) | norms(sizes.n_embd, "attn_norm", "ffn_norm")
-    has_positions = keys.flag("rope.scaling.finetuned", True)
-    layer = LayerSpec(block | feed_forward, rope if has_positions else None, experts=experts)
+    return LayerSpec(block, rope if keys.flag("rope.scaling.finetuned", True) else None)
+
+
+def granite_decoder(keys: Keys, sizes: Sizes, layers: Sequence[LayerSpec], outside: Table) -> ModelSpec:
+    """A granite of these blocks."""
     return decoder_spec(
         keys,
         sizes,
-        [layer] * sizes.n_layers,
+        layers,
         outside,
         embedding_scale=keys.number("embedding_scale", 1.0),
         residual_scale=keys.number("residual_scale", 1.0),

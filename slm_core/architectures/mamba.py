@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from slm_core.architectures._decoder import decoder_spec
 from slm_core.architectures._keys import Keys
-from slm_core.architectures._recurrent import MambaSpec
 from slm_core.architectures._sizes import read_sizes_without_attention
 from slm_core.architectures._spec import LayerSpec, ModelSpec
+from slm_core.architectures._states import read_mamba
 from slm_core.architectures._tables import mamba, norms
 
 
@@ -18,14 +18,3 @@ def spec(keys: Keys) -> ModelSpec:
         norms(sizes.n_embd, "attn_norm") | mamba(sizes, recurrent), rope=None, attends=False, recurrent=recurrent
     )
     return decoder_spec(keys, sizes, [layer] * sizes.n_layers)
-
-
-def read_mamba(keys: Keys, *, normed: bool) -> MambaSpec:
-    """The sizes of a selective state space layer."""
-    return MambaSpec(
-        n_inner=keys.size("ssm.inner_size"),
-        n_state=keys.size("ssm.state_size"),
-        n_taps=keys.size("ssm.conv_kernel"),
-        n_rank=keys.size("ssm.time_step_rank"),
-        normed=normed,
-    )

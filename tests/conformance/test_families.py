@@ -17,7 +17,7 @@ from slm_core.types import ContextOptions, EditLevel, KvType, ModelOptions, Pos
 
 N = 90  # tokens; beyond every window
 BACKENDS = ("native", "llamacpp") if find_spec("llama_cpp") else ("native",)
-STATES = ("mamba", "falcon_mamba", "lfm2")
+STATES = ("mamba", "falcon_mamba", "lfm2", "granitehybrid", "falcon_h1", "jamba")
 # float32 on both sides; where llama.cpp looks GELU up in a table, twice the steps of half precision.
 IGNORES_THE_WINDOW = "phi3_window"  # llama.cpp does
 BOUND, BOUND_ACROSS = 1e-4, 1e-3

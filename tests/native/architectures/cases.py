@@ -19,12 +19,15 @@ from native.architectures.conversion import (
     grouped,
     halved,
     interleaved,
+    multiplied,
     one_added,
     renamed,
+    shared_alone,
     side_by_side,
     squeezed,
     transposed,
     up_projections,
+    with_heads,
     without,
 )
 from slm_conformance.factories import n_vocab
@@ -184,6 +187,30 @@ def _set_selection_bias(model: Any, family: Family) -> None:
 
 _STATES = (squeezed, decays)
 _MAMBA = {"conv_kernel": 4, "expand": 2, "state_size": 12, "time_step_rank": 10, "intermediate_size": 288}
+_MAMBA2 = {
+    "conv_kernel": 4,
+    "d_conv": 4,
+    "expand": 2,
+    "state_size": 16,
+    "d_state": 16,
+    "n_groups": 3,
+    "n_heads": 18,
+    "d_head": 16,
+    "chunk_size": 32,
+}
+_HYBRID = {f"mamba_{key}": value for key, value in _MAMBA2.items()}
+_MULTIPLIERS = {
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 0.7,
+    "embedding_multiplier": 1.3,
+    "key_multiplier": 0.6,
+    "lm_head_multiplier": 0.5,
+    "mlp_multipliers": [0.9, 0.4],
+    "ssm_in_multiplier": 1.2,
+    "ssm_multipliers": [0.9, 1.1, 0.8, 1.3, 0.7],
+    "ssm_out_multiplier": 0.6,
+}
+_FALCON_H1 = {"mamba_d_ssm": 288, "mamba_norm_before_gate": False, **_HYBRID}
 CASES: dict[str, Case | str] = {
     "llama": _case("Llama", interleaved),
     "llama_tied": _case("Llama", interleaved, TIED),
@@ -339,6 +366,52 @@ CASES: dict[str, Case | str] = {
     "mamba": _case("Mamba", TIED, *_STATES, **_MAMBA),
     "falcon_mamba": _case(
         "FalconMamba", *_STATES, **_MAMBA, mixer_rms_eps=1e-5, note="files hold one epsilon for all norms"
+    ),
+    "mamba2": _case("Mamba2", squeezed, with_heads, **_MAMBA2, num_heads=18, head_dim=16),
+    "granitehybrid": _case(
+        "GraniteMoeHybrid",
+        interleaved,
+        squeezed,
+        with_heads,
+        shared_alone,
+        **_GRANITE,
+        **_HYBRID,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
+        num_local_experts=0,
+        shared_intermediate_size=160,
+        position_embedding_type="nope",
+    ),
+    "granitehybrid_experts": _case(
+        "GraniteMoeHybrid",
+        interleaved,
+        squeezed,
+        with_heads,
+        halved,
+        _ROUTER,
+        **_GRANITE,
+        **_EXPERTS,
+        **_HYBRID,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        shared_intermediate_size=224,
+        position_embedding_type="nope",
+    ),
+    "falcon_h1": _case(
+        "FalconH1", squeezed, with_heads, multiplied(_MULTIPLIERS), **_FALCON_H1, **_MULTIPLIERS, mamba_rms_norm=True
+    ),
+    "falcon_h1_plain": _case("FalconH1", TIED, squeezed, with_heads, **_FALCON_H1, mamba_rms_norm=False),
+    "jamba": _case(
+        "Jamba",
+        *_STATES,
+        halved,
+        **_EXPERTS,
+        mamba_d_state=12,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        mamba_dt_rank=10,
+        attn_layer_period=4,
+        attn_layer_offset=2,
+        expert_layer_period=2,
+        expert_layer_offset=1,
     ),
     "lfm2": _case(
         "Lfm2",

@@ -77,7 +77,7 @@ def interleaved(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterat
     if found is None:
         return None
     n_heads = metadata["attention.head_count" if found[1] == "q" else "attention.head_count_kv"]
-    halves = values.reshape(n_heads, 2, -1, *values.shape[1:])
+    halves = values.reshape(int(np.max(n_heads)), 2, -1, *values.shape[1:])
     return iter([(name, halves.swapaxes(1, 2).reshape(values.shape))])
 
 
@@ -126,6 +126,55 @@ def squeezed(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[
 def decays(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
     """The rates at which a state decays, of which the checkpoint holds logarithms."""
     return iter([(name, -np.exp(values))]) if name.endswith("A_log") else None
+
+
+def with_heads(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """What the heads of a state have: numbers as columns, and a norm of each group."""
+    if re.search(r"\.(mixer|mamba)\.D$", name):
+        return iter([(name, values[:, None])])
+    if name.endswith("A_log"):
+        return iter([(name, -np.exp(values)[:, None])])
+    if name.endswith("dt_bias"):
+        return iter([(name.replace("dt_bias", "dt_proj.bias"), values)])
+    if re.search(r"\.(mixer|mamba)\.norm\.weight$", name):
+        return iter([(name, values.reshape(metadata["ssm.group_count"], -1))])
+    return None
+
+
+def multiplied(factors: Mapping[str, Any]) -> Change:
+    """Falcon-H1's multipliers, which files have in their weights."""
+    simple = {
+        "gate_proj": factors["mlp_multipliers"][0],
+        "down_proj": factors["mlp_multipliers"][1],
+        "k_proj": factors["key_multiplier"] * factors["attention_in_multiplier"],
+        "q_proj": factors["attention_in_multiplier"],
+        "v_proj": factors["attention_in_multiplier"],
+        "o_proj": factors["attention_out_multiplier"],
+        "mamba.out_proj": factors["ssm_out_multiplier"],
+        "lm_head": factors["lm_head_multiplier"],
+        "embed_tokens": factors["embedding_multiplier"],
+    }
+
+    def change(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+        if "mamba.in_proj" in name:
+            inner, n_selected = metadata["ssm.inner_size"], metadata["ssm.group_count"] * metadata["ssm.state_size"]
+            counts = (inner, inner, n_selected, n_selected, metadata["ssm.time_step_rank"])
+            rows = np.repeat(np.array(factors["ssm_multipliers"], np.float32), counts)
+            return iter([(name, values * rows[:, None] * np.float32(factors["ssm_in_multiplier"]))])
+        found = [factor for part, factor in simple.items() if f"{part}.weight" in name]
+        return iter([(name, values * np.float32(found[0]))]) if found else None
+
+    return change
+
+
+def shared_alone(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """What is beside experts elsewhere, as an ordinary feed-forward layer."""
+    if "shared_mlp.input_linear" in name:
+        gate, up = np.split(values, 2, axis=0)
+        return iter([(_expert_name(name, "ffn_gate"), gate), (_expert_name(name, "ffn_up"), up)])
+    if "shared_mlp.output_linear" in name:
+        return iter([(_expert_name(name, "ffn_down"), values)])
+    return None
 
 
 def halved(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:

@@ -1,0 +1,38 @@
+"""granitehybrid: Granite 4 H, Bamba. A granite in which most blocks have a state in place of attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slm_core.architectures._experts import read_experts
+from slm_core.architectures._keys import Keys
+from slm_core.architectures._sizes import Sizes, read_hybrid_sizes
+from slm_core.architectures._spec import ExpertsSpec, LayerSpec, ModelSpec
+from slm_core.architectures._states import read_mamba2
+from slm_core.architectures._tables import Table, experts, gated, mamba2, norms, shared_expert
+from slm_core.architectures.granite import granite_attention, granite_decoder
+
+
+def spec(keys: Keys) -> ModelSpec:
+    """Read a granitehybrid; blocks without key heads have a state."""
+    sizes, attends = read_hybrid_sizes(keys)
+    outside, recurrent = Table(), read_mamba2(keys)
+    feed_forward, chosen = _feed_forward(keys, sizes)
+    attending = granite_attention(keys, sizes, outside)
+    attending = replace(attending, tensors={**attending.tensors, **feed_forward}, experts=chosen)
+    block = norms(sizes.n_embd, "attn_norm", "ffn_norm") | mamba2(sizes, recurrent) | feed_forward
+    keeping = LayerSpec(block, None, attends=False, recurrent=recurrent, experts=chosen)
+    return granite_decoder(keys, sizes, [attending if has_keys else keeping for has_keys in attends], outside)
+
+
+def _feed_forward(keys: Keys, sizes: Sizes) -> tuple[Table, ExpertsSpec | None]:
+    """Experts, beside one that every token uses; or that one alone, as an ordinary layer."""
+    if not keys.count("expert_count", 0):
+        keys.neutral("expert_used_count")
+        keys.only("expert_shared_feed_forward_length", 0, sizes.n_ff)
+        return gated(sizes), None
+    chosen = read_experts(keys, normalized=True)
+    table = experts(sizes, chosen.n_experts, sizes.n_ff)
+    if n_shared := keys.count("expert_shared_feed_forward_length", 0):
+        table |= shared_expert(sizes, n_shared)
+    return table, chosen
