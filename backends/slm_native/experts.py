@@ -49,7 +49,9 @@ def route(scores: FloatArray, spec: ExpertsSpec, selection_bias: FloatArray | No
     return Routes(chosen, weights * np.float32(spec.scale))
 
 
-def run_routed(x: Array, routes: Routes, expert: Callable[[int, Array], Array], kernels: KernelSet) -> Array:
+def run_routed(
+    x: Array, routes: Routes, expert: Callable[[int, Array], Array], kernels: KernelSet, *, scales_input: bool
+) -> Array:
     """The weighted sum of what each token's experts make of it; only experts that a token uses are run.
 
     Args:
@@ -57,6 +59,7 @@ def run_routed(x: Array, routes: Routes, expert: Callable[[int, Array], Array], 
         routes: of its tokens.
         expert: runs the expert of that index on some rows [n, E].
         kernels: the arithmetic.
+        scales_input: whether weights go before the experts, which is not the same, as these are not linear.
 
     Returns:
         [T, E].
@@ -65,6 +68,8 @@ def run_routed(x: Array, routes: Routes, expert: Callable[[int, Array], Array], 
     flat = routes.experts.reshape(-1)
     order = np.argsort(flat, kind="stable")  # (token, choice) pairs, those of one expert side by side
     grouped = kernels.rows(x, order // n_used)
+    if scales_input:
+        grouped = grouped * kernels.from_host(routes.weights.reshape(-1)[order, None])
     bounds = np.flatnonzero(np.diff(flat[order], prepend=-1, append=-1))
     parts = [
         expert(int(flat[order[start]]), kernels.rows(grouped, slice(int(start), int(stop))))
@@ -75,7 +80,9 @@ def run_routed(x: Array, routes: Routes, expert: Callable[[int, Array], Array], 
     place[order] = np.arange(len(order))
     mixed = None
     for choice in range(n_used):
-        part = kernels.rows(made, place[choice::n_used]) * kernels.from_host(routes.weights[:, choice : choice + 1])
+        part = kernels.rows(made, place[choice::n_used])
+        if not scales_input:
+            part = part * kernels.from_host(routes.weights[:, choice : choice + 1])
         mixed = part if mixed is None else mixed + part
     return mixed
 

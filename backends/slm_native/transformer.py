@@ -18,7 +18,7 @@ from slm_core.gguf import GgufFile
 from slm_core.types import KvType, Logits
 from slm_native.experts import route, run_routed
 from slm_native.kernels import FusedBlocks, KernelSet, Linear, Norm, PlainBlock
-from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout
+from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, in_chunks
 from slm_native.latent import latent_queries_and_keys, latent_results
 from slm_native.memory import ContextMemory, MemoryPlan
 from slm_native.paging import LayerPager, Paging, PagingStats, ResidentBlocks
@@ -139,6 +139,14 @@ class Transformer:
         """Room for keys, values and states where the kernels compute; see ``ContextMemory``."""
         return ContextMemory(self.spec, layout, n_ctx, n_seq_max, self._kernels)
 
+    def _plans(self, plan: BatchPlan) -> dict[int | None, BatchPlan]:
+        """Where a batch's tokens go, for each kind of chunks that layers attend in."""
+        placed: dict[int | None, BatchPlan] = {None: self._kernels.place(plan)}
+        for chunk in {layer.chunk for layer in self.spec.layers if layer.chunk is not None}:
+            chunked = in_chunks(plan, chunk)
+            placed[chunk] = placed[None] if chunked is plan else self._kernels.place(chunked)
+        return placed
+
     def _resident(self, progress: Callable[[float], None]) -> ResidentBlocks:
         blocks: list[Block] = []
         for i in range(self.spec.n_layers):
@@ -161,6 +169,8 @@ class Transformer:
             return None
         if block.attn_post_norm is not None or block.ffn_post_norm is not None or layer.temperature is not None:
             return None
+        if layer.chunk is not None or attention.v_norm is not None:
+            return None
         if spec.parallel or spec.residual_scale != 1 or spec.qkv_limit is not None:
             return None
         return PlainBlock(
@@ -181,11 +191,11 @@ class Transformer:
         return pager
 
     def _turns(self, plan: MemoryPlan, layers: Sequence[KvLayer], places: Sequence[LayerPositions]) -> list[_Turn]:
-        pages, caches, recurrent = self._kernels.place(plan.pages), iter(layers), itertools.count()
+        pages, caches, recurrent = self._plans(plan.pages), iter(layers), itertools.count()
         return [
             _Turn(
                 place,
-                pages,
+                pages[layer.chunk],
                 next(caches) if layer.attends else None,
                 plan.states,
                 None if layer.recurrent is None else next(recurrent),
@@ -261,6 +271,8 @@ class Transformer:
         q, k, v = kernels.project(x, block.attn_norm, (weights.q, weights.k, weights.v))
         if self.spec.qkv_limit is not None:
             q, k, v = (kernels.clip(flat, self.spec.qkv_limit) for flat in (q, k, v))
+        if weights.v_norm is not None:
+            v = kernels.heads(v, width, weights.v_norm).reshape(len(v), -1)
         kernels.store(cache, plan, k, v, width, weights.k_norm, place.rotation)
         return kernels.heads(q, width, weights.q_norm, place.rotation)
 
@@ -291,7 +303,13 @@ class Transformer:
         kernels, bias = self._kernels, weights.selection_bias
         scores = kernels.to_host(kernels.linear(x, weights.router))  # [T, X]
         routes = route(scores, layer.experts, None if bias is None else kernels.to_host(bias))
-        mixed = run_routed(x, routes, lambda i, rows: self._dense(weights.experts[i], layer.activation, rows), kernels)
+        mixed = run_routed(
+            x,
+            routes,
+            lambda i, rows: self._dense(weights.experts[i], layer.activation, rows),
+            kernels,
+            scales_input=layer.experts.scales_input,
+        )
         if weights.shared is None:
             return mixed
         shared = self._dense(weights.shared, layer.activation, x)

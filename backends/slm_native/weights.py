@@ -26,6 +26,7 @@ class Attention:
     v: Linear  # (K*D, E)
     q_norm: Norm | None  # [D], [H, D] or [H*D]
     k_norm: Norm | None  # [D], [K, D] or [K*D]
+    v_norm: Norm | None  # [D]
     output: Linear  # (E, H*D)
     sinks: Array | None  # [H]
 
@@ -171,7 +172,7 @@ class WeightReader:
     def _any_attention(self, prefix: str, layer: LayerSpec) -> Attention | LatentAttention | None:
         if not layer.attends:
             return None
-        return self._latent_attention(prefix) if layer.latent else self._attention(prefix)
+        return self._latent_attention(prefix) if layer.latent else self._attention(prefix, layer)
 
     def _any_feed_forward(self, prefix: str, layer: LayerSpec) -> FeedForward | Experts | None:
         if layer.experts:
@@ -184,12 +185,15 @@ class WeightReader:
         tensors = Tensors(self._linear, self._vector, self._norm, self._kernels)
         return read_recurrent(tensors, prefix, layer.recurrent, self._spec.norm_eps)
 
-    def _attention(self, prefix: str) -> Attention:
+    def _attention(self, prefix: str, layer: LayerSpec) -> Attention:
         q, k, v = self._qkv(prefix)
+        norms = {
+            name: self._plain_norm() if f"attn_{name}" in layer.plain_norms else self._norm(f"{prefix}attn_{name}")
+            for name in ("q_norm", "k_norm", "v_norm")
+        }
         return Attention(
             *(q, k, v),
-            q_norm=self._norm(f"{prefix}attn_q_norm"),
-            k_norm=self._norm(f"{prefix}attn_k_norm"),
+            **norms,
             output=self._linear(f"{prefix}attn_output"),
             sinks=self._vector(f"{prefix}attn_sinks.weight"),
         )
@@ -273,6 +277,11 @@ class WeightReader:
     def _linear(self, name: str) -> Linear:
         weight = self._kernels.prepare(self._tensor(f"{name}.weight"))
         return Linear(weight, self._vector(f"{name}.scale"), self._vector(f"{name}.bias"))
+
+    def _plain_norm(self) -> Norm:
+        """Of a head, without a weight."""
+        ones = self._kernels.from_host(np.ones(self._spec.head_dim, np.float32))
+        return Norm(ones, None, self._spec.norm, self._spec.norm_eps)
 
     def _norm(self, name: str) -> Norm | None:
         weight = self._vector(f"{name}.weight" if self._has(f"{name}.weight") else name)

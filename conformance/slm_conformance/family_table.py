@@ -272,6 +272,17 @@ FAMILIES: dict[str, Family] = {
         "phimoe",
         _sizes(embd=144) | {"expert_count": 7, "expert_used_count": 2},
     ),
+    "llama4": Family(
+        "llama4",
+        _sizes(layers=5)
+        | {
+            "expert_count": 7,
+            "expert_used_count": 1,
+            "expert_feed_forward_length": 64,
+            "interleave_moe_layer_step": 2,
+        },
+        ("rope_freqs.weight",),
+    ),
     "refact": Family("refact", _without_rope(_sizes(embd=144, kv_heads=1))),
     # llama.cpp takes no epsilon from a qwen2vl's file.
     "qwen2vl": Family("qwen2vl", _sizes(embd=144) | {RMS: 0.0, "rope.dimension_sections": [3, 3, 2, 0]}),

@@ -36,7 +36,7 @@ def rope_kind(spec: ModelSpec, n_ctx: int) -> str:
 
 def temperatures(temperature: TemperatureSpec, positions: NDArray[np.int32]) -> FloatArray:
     """The factors on queries at ``positions`` [T], float32 [T]."""
-    steps = np.log1p(np.floor(positions / temperature.length))
+    steps = np.log1p(np.floor((positions + temperature.offset) / temperature.length))
     factors: FloatArray = (1 + temperature.scale * steps).astype(np.float32)
     return factors
 

@@ -87,6 +87,7 @@ class ExpertsSpec:
         gating: how scores become weights.
         normalized: whether the weights of the chosen are divided by their sum.
         scale: factor on the weights.
+        scales_input: whether weights are factors on what experts read, in place of what they make.
     """
 
     n_experts: int
@@ -94,6 +95,7 @@ class ExpertsSpec:
     gating: Gating
     normalized: bool
     scale: float = 1.0
+    scales_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +173,12 @@ class RopeSpec:
 class TemperatureSpec:
     """Queries far behind are sharpened (Nakanishi 2025, https://arxiv.org/abs/2501.19399).
 
-    A query at position p is multiplied with ``1 + scale * log(1 + floor(p / length))``.
+    A query at position p is multiplied with ``1 + scale * log(1 + floor((p + offset) / length))``.
     """
 
     scale: float
     length: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,7 @@ class LayerSpec:
         tensors: by the name after "blk.N.".
         rope: its position embedding, None where positions are not in the keys.
         window: a token sees this many, itself included; None for all before it.
+        chunk: positions fall into chunks of so many, a multiple of 64, and a token sees those of its own; None for all.
         temperature: of its queries.
         activation: of the feed-forward layer, which has a gate where there is a tensor "ffn_gate", or experts; a block
             without a tensor "ffn_up" and without experts has no feed-forward layer.
@@ -211,11 +215,13 @@ class LayerSpec:
         latent: attention to a latent, in place of keys and values of their own.
         attends: whether it has an attention layer.
         recurrent: a layer with a state, in place of attention or beside it: both read what enters the block.
+        plain_norms: norms of heads that have no weight, by name.
     """
 
     tensors: Mapping[str, TensorSpec]
     rope: RopeSpec | None
     window: int | None = None
+    chunk: int | None = None
     temperature: TemperatureSpec | None = None
     activation: AnyActivation = Activation.SILU
     experts: ExpertsSpec | None = None
@@ -223,6 +229,7 @@ class LayerSpec:
     latent: LatentSpec | None = None
     attends: bool = True
     recurrent: RecurrentSpec | None = None
+    plain_norms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

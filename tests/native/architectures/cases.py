@@ -25,6 +25,7 @@ from native.architectures.conversion import (
     shared_alone,
     side_by_side,
     squeezed,
+    stacked_experts,
     transposed,
     up_projections,
     with_heads,
@@ -356,6 +357,19 @@ CASES: dict[str, Case | str] = {
         lm_head_bias=True,
         llama_cpp=False,
         note="llama.cpp takes its layer norms for RMS norms, and weighs experts by another softmax",
+    ),
+    "llama4": replace(
+        _case(
+            "Llama4",
+            stacked_experts,
+            config="Llama4TextConfig",
+            **_EXPERTS | {"num_experts_per_tok": 1},
+            intermediate_size=64,
+            intermediate_size_mlp=160,
+            interleave_moe_layer_step=2,
+            **_LLAMA3,
+        ),
+        extra=_llama3_factors,
     ),
     "refact": _WITHOUT_TRANSFORMERS,
     "qwen2vl": _case(

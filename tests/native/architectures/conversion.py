@@ -208,6 +208,13 @@ def alternating(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterat
     return None
 
 
+def stacked_experts(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """Gates, what goes up and what goes down of all experts, (in, out)."""
+    if ".experts." not in name:
+        return None
+    return halved(name, values.swapaxes(1, 2), metadata)
+
+
 def up_projections(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
     """Latent attention's matrix for keys and values, head by head: keys' transposed, as it is absorbed by queries."""
     if "kv_b_proj" not in name:
