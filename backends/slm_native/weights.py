@@ -187,13 +187,11 @@ class WeightReader:
 
     def _attention(self, prefix: str, layer: LayerSpec) -> Attention:
         q, k, v = self._qkv(prefix)
-        norms = {
-            name: self._plain_norm() if f"attn_{name}" in layer.plain_norms else self._norm(f"{prefix}attn_{name}")
-            for name in ("q_norm", "k_norm", "v_norm")
-        }
         return Attention(
             *(q, k, v),
-            **norms,
+            q_norm=self._head_norm(prefix, "attn_q_norm", layer),
+            k_norm=self._head_norm(prefix, "attn_k_norm", layer),
+            v_norm=self._head_norm(prefix, "attn_v_norm", layer),
             output=self._linear(f"{prefix}attn_output"),
             sinks=self._vector(f"{prefix}attn_sinks.weight"),
         )
@@ -278,8 +276,9 @@ class WeightReader:
         weight = self._kernels.prepare(self._tensor(f"{name}.weight"))
         return Linear(weight, self._vector(f"{name}.scale"), self._vector(f"{name}.bias"))
 
-    def _plain_norm(self) -> Norm:
-        """Of a head, without a weight."""
+    def _head_norm(self, prefix: str, name: str, layer: LayerSpec) -> Norm | None:
+        if name not in layer.plain_norms:
+            return self._norm(f"{prefix}{name}")
         ones = self._kernels.from_host(np.ones(self._spec.head_dim, np.float32))
         return Norm(ones, None, self._spec.norm, self._spec.norm_eps)
 
