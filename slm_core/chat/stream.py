@@ -63,6 +63,10 @@ class AnswerStream(EventStream):
         """End it as soon as possible, from any thread; what was said so far becomes the answer."""
         self._generation.cancel()
 
+    def show_events(self, shown: bool) -> None:
+        """Whether events go to anybody, from now on."""
+        self._generation.show_events(shown)
+
     @property
     def paused(self) -> bool:
         """Whether a brake paused it."""

@@ -129,6 +129,7 @@ class ChatStream(EventStream):
         self._rounds: list[Answer] = []
         self._answer: Answer | None = None
         self._running = self._cancelled = False
+        self._shown = True
         self._current: AnswerStream | None = None
         if not pending:
             self._current = self._begun()
@@ -166,6 +167,12 @@ class ChatStream(EventStream):
         self._cancelled = True
         if self._current is not None:
             self._current.cancel()
+
+    def show_events(self, shown: bool) -> None:
+        """Whether events go to anybody, from now on."""
+        self._shown = shown or self._on_event is not None
+        if self._current is not None:
+            self._current.show_events(self._shown)
 
     @property
     def paused(self) -> bool:
@@ -269,7 +276,9 @@ class ChatStream(EventStream):
         if self._current is not None:
             self._rounds.append(self._current.answer)
         self._malformed = ()
-        return self._turn.begin(first, sum(r.timings.prefill_s + r.timings.decode_s for r in self._rounds))
+        begun = self._turn.begin(first, sum(r.timings.prefill_s + r.timings.decode_s for r in self._rounds))
+        begun.show_events(self._shown)
+        return begun
 
     def _end_round(self, answer: Answer) -> None:
         """An answer is whole: its calls are due, or the turn is over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self, TypeVar
 
 from slm_core.generation.events import Answer, Event
@@ -33,16 +34,30 @@ class EventStream(Iterator[Event]):
     def cancel(self) -> None:
         """End it as soon as possible, from any thread or task; in prefill, within one batch."""
 
+    @abstractmethod
+    def show_events(self, shown: bool) -> None:
+        """Whether events go to anybody, from now on; where none does, nothing is computed for them alone."""
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        self.show_events(False)
+        try:
+            yield
+        finally:
+            self.show_events(True)
+
     def run(self) -> Answer:
         """Iterate to the end; returns the answer."""
-        for _ in self:
-            pass
+        with self._unseen():
+            for _ in self:
+                pass
         return self.answer
 
     async def arun(self) -> Answer:
         """The same for a program on an event loop."""
-        async for _ in self:
-            pass
+        with self._unseen():
+            async for _ in self:
+                pass
         return self.answer
 
     def __aiter__(self) -> Self:

@@ -27,6 +27,11 @@ class Control:
     on_event: Callable[[Event], None] | None = None
     progress: PrefillProgress | None = None
 
+    @property
+    def sees_events(self) -> bool:
+        """Whether any of it is given events."""
+        return bool(self.brakes) or self.on_event is not None
+
 
 class Countdown:
     """Seconds that run while it is started.

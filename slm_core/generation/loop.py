@@ -158,6 +158,7 @@ class Generation(EventStream):
         self._progress = progress
         self._made_at = time.perf_counter()
         self._reason: FinishReason | None = None
+        self._shown = True
         self.paused = paused
 
     @property
@@ -218,6 +219,10 @@ class Generation(EventStream):
     def cancel(self) -> None:
         """End it as soon as possible, from any thread or task; in prefill, within one batch."""
         self._cancelled.set()
+
+    def show_events(self, shown: bool) -> None:
+        """Whether events go to anybody, from now on."""
+        self._shown = shown
 
     def resume(
         self,
@@ -292,8 +297,10 @@ class Generation(EventStream):
 
     def _step(self, logits: NDArray[np.float32]) -> Event:
         token = self._choose(logits)
-        logprob = log_probability(logits, token)
-        logprobs = logprobs_of(self._logprobs, logits, token) if self._logprobs is not None else None
+        logprob, logprobs = math.nan, None
+        if self._shown or self._control.sees_events:
+            logprob = log_probability(logits, token)
+            logprobs = logprobs_of(self._logprobs, logits, token) if self._logprobs is not None else None
         ends = self._advance(token)
         self._source.take(token)
         self.sampler.accept(token)
@@ -373,15 +380,18 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
-_SAFE = 60.0  # exp of it, times any vocabulary, is a float32
+_SAFE = 1e26
+"""Up to here and down to its inverse, a float32 sum of exponentials has neither overflown nor lost what counts."""
 
 
 def log_probability(logits: NDArray[np.float32], token: int) -> float:
     """Natural logarithm of a token's probability under one row of logits, float32 [V]."""
-    best = float(logits.max())
     if len(_scratch.row) != len(logits):
         _scratch.row = np.empty(len(logits), np.float32)
-    offset = 0.0 if abs(best) < _SAFE else best
-    shifted = np.subtract(logits, np.float32(offset), out=_scratch.row) if offset else logits
-    total = float(np.einsum("i->", np.exp(shifted, out=_scratch.row)))  # in half the time that sum() takes
-    return float(logits[token]) - offset - math.log(total)
+    with np.errstate(over="ignore"):
+        total = float(np.einsum("i->", np.exp(logits, out=_scratch.row)))  # in half the time that sum() takes
+    if 1 / _SAFE < total < _SAFE:  # as a rule: then there was no need to look for the largest first
+        return float(logits[token]) - math.log(total)
+    best = logits.max()
+    total = float(np.einsum("i->", np.exp(np.subtract(logits, best, out=_scratch.row), out=_scratch.row)))
+    return float(logits[token]) - float(best) - math.log(total)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from slm_core.errors import InvalidSnapshot, SamplingError
 from slm_core.protocols import Vocab
-from slm_core.sampling.candidates import Candidates, softmax, take
+from slm_core.sampling.candidates import Candidates, best_of, shortlist, softmax, take
 from slm_core.sampling.checks import is_finite
 from slm_core.sampling.options import Sampling
 from slm_core.sampling.order import ORDER
@@ -52,6 +52,7 @@ class SamplerChain:
         self._known = known if known is not None else Known(eog_ids)
         self._steps = build_steps(sampling, self._known)
         self._stream = UniformStream(secrets.randbits(63) if sampling.seed is None else sampling.seed, stream)
+        self._n_needed = sampling.top_k if self._steps and self._steps[0][0] == "top_k" else 0
         self._history = History(history_window(sampling))
         self._n_said = 0
         self._memory: dict[str, float] = {}
@@ -171,8 +172,11 @@ class SamplerChain:
         self._n_said, self._memory = n_said, memory
 
     def _candidates(self, logits: NDArray[np.float32]) -> Candidates:
-        """All tokens that a logit does not exclude."""
-        best = float(logits.max())
+        """All tokens that a logit does not exclude; or a few, where the first step keeps none of the others."""
+        few = shortlist(logits, self._n_needed) if self._n_needed else None
+        if few is not None:
+            return few[0], few[1].astype(np.float64)
+        best = float(best_of(logits))
         if not math.isfinite(best):
             raise SamplingError(f"no token can be chosen: the largest logit is {best}")
         if len(self._all_ids) != len(logits):
@@ -203,7 +207,7 @@ def _place(probs: NDArray[np.float64], number: float) -> int:
     """Where a number in [0, 1) falls among probabilities laid end to end."""
     n_blocks = 1 if len(probs) < 8192 else len(probs) // 512
     if n_blocks == 1:
-        edges = probs.cumsum()
+        edges = np.add.accumulate(probs)
         return min(int(edges.searchsorted(number * edges[-1], side="right")), len(probs) - 1)
     # A running sum over a vocabulary costs more than all else; over blocks of it, next to nothing.
     starts = np.arange(n_blocks) * 512

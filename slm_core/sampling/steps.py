@@ -21,6 +21,9 @@ from slm_core.sampling.state import Step, StepState
 _KEEP_THE_BEST = frozenset(CUTS) - {"typical_p"}
 """Steps after which the likeliest token is the same: where greedy comes next, they need not run."""
 
+_MOST_RANKED = 1024
+"""Candidates up to which to rank all costs less than to search them step by step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -48,7 +51,25 @@ def build_steps(sampling: Sampling, known: Known) -> list[tuple[str, Step]]:
     if sampling.temperature == 0:
         while (greedy := names.index("temperature")) and names[greedy - 1] in _KEEP_THE_BEST:
             del names[greedy - 1]
-    return [(name, _BUILDERS[name](sampling, known) if name in ORDER else _custom(sampling, name)) for name in names]
+    steps = [(name, _BUILDERS[name](sampling, known) if name in ORDER else _custom(sampling, name)) for name in names]
+    return _join_usual(sampling, steps) if 0 < sampling.top_k <= _MOST_RANKED and "top_k" in names else steps
+
+
+def _join_usual(sampling: Sampling, steps: list[tuple[str, Step]]) -> list[tuple[str, Step]]:
+    """The steps, with top_k and what of top_p and min_p comes right after it in one."""
+    names = [name for name, _ in steps]
+    start = names.index("top_k")
+    end = start + 1
+    for name in ("top_p", "min_p"):
+        end += names[end : end + 1] == [name]
+    joined = partial(
+        cuts.usual,
+        k=sampling.top_k,
+        p=sampling.top_p if "top_p" in names[start:end] else 1.0,
+        min_p=sampling.min_p if "min_p" in names[start:end] else 0.0,
+        min_keep=sampling.min_keep,
+    )
+    return [*steps[:start], ("top_k", joined), *steps[end:]]
 
 
 def history_window(sampling: Sampling) -> int | None:

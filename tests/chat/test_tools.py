@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -173,6 +174,14 @@ def test_calls_and_results_are_events() -> None:
     assert "".join(event.text for event in events[:place]) == "Let me see."
     assert "".join(event.text for event in events[place:]) == "It is 3." == stream.answer.text
     assert stream.over
+
+
+def test_on_event_is_told_of_log_probabilities_where_nobody_iterates() -> None:
+    seen: list[slm.Event] = []
+    new_chat(written("add", a=1), "It is 3.").send("1 + 2?", tools=[add], on_event=seen.append)
+    tokens = [event for event in seen if event.token is not None]
+    assert "It is 3." in "".join(event.text for event in tokens)
+    assert not any(math.isnan(event.logprob) for event in tokens), "in both rounds"
 
 
 def test_after_so_many_rounds_calls_are_left_to_the_caller() -> None:

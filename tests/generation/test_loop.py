@@ -8,7 +8,8 @@ import pytest
 from scripted import END, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import ContextFull, SessionError
-from slm_core.generation import BrakeAction, Draft, Event, FinishReason
+from slm_core.generation import BrakeAction, Draft, Event, FinishReason, loop
+from slm_core.generation.loop import log_probability
 from slm_core.protocols import Advance, FastForward, Forward, Stop
 from slm_core.sampling import Sampling
 
@@ -46,6 +47,51 @@ def test_log_probabilities_are_those_of_the_logits() -> None:
     row = s.next_logits().astype(np.float64)
     event = next(s.generate())
     assert event.logprob == pytest.approx(row[event.token] - np.log(np.exp(row).sum()), abs=1e-6)
+
+
+@pytest.mark.parametrize("height", [0.0, 59.0, 61.0, 1e4, -59.0, -61.0, -1e4])
+def test_log_probabilities_of_high_and_low_logits(height: float) -> None:
+    """A float32 of 1e4 is known to 5e-4: the logarithm is of what is there."""
+    row = (height + np.random.default_rng(2).standard_normal(999)).astype(np.float32)
+    exact = row.astype(np.float64) - np.logaddexp.reduce(row.astype(np.float64))
+    assert [log_probability(row, token) for token in (0, 500)] == pytest.approx(exact[[0, 500]], abs=1e-5)
+
+
+def test_who_sees_events_sees_log_probabilities() -> None:
+    s = session("abc")
+    told: list[float] = []
+    asked: list[float] = []
+
+    def brake(event: Event, draft: Draft) -> BrakeAction:
+        asked.append(event.logprob)
+        return BrakeAction.NEXT
+
+    start = s.mark()
+    wanted = [event.logprob for event in s.generate()]
+    s.rollback(start)
+    s.generate(brakes=[brake]).run()
+    s.rollback(start)
+    s.generate(on_event=lambda event: told.append(event.logprob)).run()
+    assert asked == told == wanted
+    assert not np.isnan(wanted).any()
+
+
+def test_an_answer_that_is_run_and_paused_can_be_iterated() -> None:
+    s = session("abcd")
+    paused = s.generate(Sampling(temperature=0), brakes=[lambda event, draft: BrakeAction.PAUSE])
+    with pytest.raises(SessionError, match="paused"):
+        paused.run()
+    events = list(s.generate(brakes=[]))
+    assert len(events) == 4
+    assert not np.isnan([event.logprob for event in events]).any()
+
+
+def test_what_nobody_sees_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(logits: np.ndarray, token: int) -> float:
+        raise AssertionError("nobody asked for it")
+
+    monkeypatch.setattr(loop, "log_probability", refuse)
+    assert session("abc").generate(Sampling(temperature=0, logprobs=2)).run().text == "abc"
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])

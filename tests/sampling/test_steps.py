@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scripted import ByteVocab
 from slm_core.errors import InvalidOption, SamplingError
-from slm_core.sampling import SamplerChain, Sampling
+from slm_core.sampling import SamplerChain, Sampling, StepState, cuts
 from slm_core.sampling.candidates import fewest, largest, remove
 
 TOLERANCE = 1e-5
@@ -322,6 +322,53 @@ def test_largest_of_a_whole_vocabulary(n_values: int) -> None:
     array = np.random.default_rng(1).integers(0, n_values, 50_021).astype(np.float32)
     for k in (1, 40, 700, 20_000):
         assert largest(array, k).tolist() == np.sort(np.argsort(-array, kind="stable")[:k]).tolist()
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.integers(-6, 6), min_size=2, max_size=300),
+    st.integers(1, 299),
+    st.floats(0.01, 1),
+    st.floats(0, 1),
+    st.integers(1, 60),
+)
+def test_three_cuts_as_one_are_the_three_in_turn(
+    values: list[int], k: int, p: float, minimum: float, min_keep: int
+) -> None:
+    """To the bit, ties included: the same seed says the same."""
+    k = min(k, len(values) - 1)
+    state = StepState(np.zeros(0, np.int32), 0, len(values), {}, float)
+    wanted = np.arange(len(values)), np.repeat(np.float32(0.7), len(values)) * np.array(values, np.float32)
+    found = cuts.usual(*wanted, state, k=k, p=p, min_p=minimum, min_keep=min_keep)
+    wanted = cuts.top_k(*wanted, state, k=k)
+    wanted = cuts.top_p(*wanted, state, p=p, min_keep=min_keep) if p < 1 else wanted
+    wanted = cuts.min_p(*wanted, state, p=minimum, min_keep=min_keep) if minimum else wanted
+    np.testing.assert_array_equal(found[0], wanted[0])
+    np.testing.assert_array_equal(found[1], wanted[1], strict=True)
+
+
+@pytest.mark.parametrize("n_vocab", [20_000, 32_003])
+@pytest.mark.parametrize("n_allowed", [1, 30, 41, 5000])
+def test_a_large_row_that_excludes_tokens(n_vocab: int, n_allowed: int) -> None:
+    """What a constraint forbids is -inf, which may be nearly all."""
+    rng = np.random.default_rng(n_allowed)
+    logits = np.full(n_vocab, -np.inf, np.float32)
+    allowed = np.sort(rng.choice(n_vocab, n_allowed, replace=False))
+    allowed[-1] = n_vocab - 1
+    logits[allowed] = 0.1 * rng.standard_normal(n_allowed)
+    ids, probs = neutral(top_k=40).distribution(logits)
+    wanted = np.sort(np.argsort(-logits, kind="stable")[: min(40, n_allowed)])
+    assert ids.tolist() == wanted.tolist()
+    np.testing.assert_allclose(probs, softmax(logits[wanted]), rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("place", [0, 17_000, 32_002])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_large_row_with_a_value_that_is_no_logit_is_refused(value: float, place: int) -> None:
+    logits = row(32_003)
+    logits[place] = value
+    with pytest.raises(SamplingError, match=f"the largest logit is {value}"):
+        SamplerChain(Sampling(seed=1)).sample(logits)
 
 
 @pytest.mark.parametrize("n_places", [0, 1, 2, 64, 65, 299, 300])
