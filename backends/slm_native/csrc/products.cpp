@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t few_tokens = 6;          // up to here weights are taken apart for each pass over the tokens
 constexpr std::size_t panel_rows = 32;         // a panel and a column of activations stay in the second-level cache
-constexpr std::size_t least_task_bytes = 1 << 16;
+constexpr std::size_t least_task_bytes = 1 << 14;
 
 // Of each thread; activations belong to the thread that called, panels to whoever computes.
 thread_local Scratch spans_scratch, packed_scratch, panel_scratch, normed_scratch, gate_scratch;
@@ -23,25 +23,33 @@ Rows rows_of(const Matrix& m) {
     return {m.data, m.row_bytes, n_spans, m.row_bytes - n_spans * per_span * m.format->block_bytes};
 }
 
-// How a product's rows are cut into tasks; tasks of all products are numbered through.
+// Rows of one of several products.
 struct Share {
-    std::size_t rows_per_task, first_task;
+    std::size_t product, begin, end;
 };
 
-template <class Task>
-void run_by_rows(Pool& pool, std::span<const Product> products, std::span<const std::size_t> rows_per_task, const Task& task) {
-    std::size_t n_tasks = 0;
+// Cuts the rows of products into shares that shrink: threads get long straight lines to read first, and there is little
+// to wait for at the end.
+std::vector<Share> shares_of(const Pool& pool, std::span<const Product> products) {
+    std::size_t left = 0;
+    for (const Product& p : products) left += p.matrix->n_out * p.matrix->row_bytes;
     std::vector<Share> shares;
     for (std::size_t i = 0; i < products.size(); ++i) {
-        shares.push_back({rows_per_task[i], n_tasks});
-        n_tasks += div_up(products[i].matrix->n_out, rows_per_task[i]);
+        const Matrix& m = *products[i].matrix;
+        for (std::size_t begin = 0, n; begin < m.n_out; begin += n) {
+            const std::size_t bytes = std::max(least_task_bytes, left / (2 * std::size_t(pool.n_threads())));
+            n = std::clamp<std::size_t>(bytes / m.row_bytes, 1, m.n_out - begin);
+            shares.push_back({i, begin, begin + n});
+            left -= n * m.row_bytes;
+        }
     }
-    pool.run(n_tasks, [&](std::size_t number) {
-        std::size_t i = products.size() - 1;
-        while (shares[i].first_task > number) --i;
-        const std::size_t begin = (number - shares[i].first_task) * shares[i].rows_per_task;
-        task(i, begin, std::min(begin + shares[i].rows_per_task, products[i].matrix->n_out));
-    });
+    return shares;
+}
+
+template <class Task>
+void run_by_rows(Pool& pool, std::span<const Product> products, const Task& task) {
+    const std::vector<Share> shares = shares_of(pool, products);
+    pool.run(shares.size(), [&](std::size_t i) { task(shares[i].product, shares[i].begin, shares[i].end); });
 }
 
 void multiply_few(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens,
@@ -55,12 +63,7 @@ void multiply_few(const IsaKernels& kernels, Pool& pool, const float* x, std::si
     for (std::size_t z = 0; z < zeros.size(); ++z)
         for (std::size_t t = 0; t < n_tokens; ++t)
             kernels.quantize(x + t * n_in, n_in, zeros[z], spans + (z * n_tokens + t) * n_spans);
-    std::vector<std::size_t> rows_per_task;
-    for (const Product& p : products) {
-        const std::size_t even = div_up(p.matrix->n_out, 4 * std::size_t(pool.n_threads()));
-        rows_per_task.push_back(std::max({std::size_t(1), even, least_task_bytes / std::max<std::size_t>(1, p.matrix->row_bytes)}));
-    }
-    run_by_rows(pool, products, rows_per_task, [&](std::size_t i, std::size_t begin, std::size_t end) {
+    run_by_rows(pool, products, [&](std::size_t i, std::size_t begin, std::size_t end) {
         const Matrix& m = *products[i].matrix;
         if (m.floats) {
             m.floats->rows(m.data, n_in, begin, end, x, n_tokens, products[i].y, m.n_out);
@@ -71,10 +74,11 @@ void multiply_few(const IsaKernels& kernels, Pool& pool, const float* x, std::si
     });
 }
 
-struct Packed {
-    PackedRows rows;
-    int zero, groups;
-};
+template <class Task>
+void in_panels(Pool& pool, const Product& product, const Task& task) {
+    const std::size_t n = product.matrix->n_out;
+    pool.run(div_up(n, panel_rows), [&](std::size_t i) { task(i * panel_rows, std::min((i + 1) * panel_rows, n)); });
+}
 
 std::size_t padded(std::size_t n_in) { return div_up(n_in, span_weights) * span_weights; }
 
@@ -85,8 +89,7 @@ void multiply_many_floats(const IsaKernels& kernels, Pool& pool, const float* x,
     pool.run(n_vectors, [&](std::size_t v) {
         kernels.pack_floats(x + v * lanes * m.n_in, std::min(lanes, n_tokens - v * lanes), m.n_in, packed + v * m.n_in * lanes);
     });
-    const std::size_t step = panel_rows;
-    run_by_rows(pool, {&product, 1}, {&step, 1}, [&](std::size_t, std::size_t begin, std::size_t end) {
+    in_panels(pool, product, [&](std::size_t begin, std::size_t end) {
         float* panel = panel_scratch.room<float>(panel_rows * (m.n_in + 4 * lanes));
         float* work = panel + panel_rows * m.n_in;
         m.floats->expand(m.data + begin * m.row_bytes, (end - begin) * m.n_in, panel);
@@ -125,9 +128,9 @@ void multiply_many(const IsaKernels& kernels, Pool& pool, const float* x, std::s
         }
         if (i == 0 || !packed_alike(m, *products[i - 1].matrix)) packed = pack_rows(kernels, pool, x, n_tokens, m);
         const Rows rows = rows_of(m);
-        const std::size_t lanes = std::size_t(kernels.lanes), step = panel_rows;
+        const std::size_t lanes = std::size_t(kernels.lanes);
         const std::size_t n_factors = packed.n_in / span_weights * std::size_t(m.format->groups * (m.format->has_min ? 2 : 1));
-        run_by_rows(pool, products.subspan(i, 1), {&step, 1}, [&](std::size_t, std::size_t begin, std::size_t end) {
+        in_panels(pool, products[i], [&](std::size_t begin, std::size_t end) {
             auto* memory = panel_scratch.room<std::uint8_t>(panel_rows * (packed.n_in + 4 * n_factors + 16 * lanes));
             Panel panel{end - begin, packed.n_in, memory, reinterpret_cast<float*>(memory + panel_rows * packed.n_in)};
             float* work = panel.factors + panel_rows * n_factors;
