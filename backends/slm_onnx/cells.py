@@ -2,16 +2,22 @@
 
 All sequences share one row of cells that is written from its start to its end. Forks share cells; what nobody holds
 any more is given back at the end of the row, or when the row is compacted.
+
+A key is rotated to an angle, counted in positions. Only differences between angles matter, so a sequence need not begin
+at angle 0: a cut turns whichever side has fewer keys, those before the gap up or those behind it down.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Cells = NDArray[np.intp]
+FARTHEST = 1 << 30
+"""The largest angle that a sequence begins at: sines and cosines, made in float64, are then right to 2^-23."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +39,15 @@ class Move:
         """Whether every row is its own source, so that only keys change."""
         return bool((self.source == np.arange(self.to, self.to + len(self.source))).all())
 
+    def pieces(self, n: int) -> Iterator[Move]:
+        """The same for ``n`` rows at a time, where every row is its own source."""
+        for start in range(0, len(self.source), n):
+            rows = slice(start, start + n)
+            yield Move(self.source[rows], self.to + start, self.delta[rows])
+
 
 class CellTable:
-    """Positions and holders of cells. A method that returns a ``Move`` expects the caller to have it done.
+    """Angles and holders of cells. A method that returns a ``Move`` expects the caller to have it done.
 
     Args:
         n_cells: how many there are.
@@ -46,14 +58,15 @@ class CellTable:
     """
 
     def __init__(self, n_cells: int, n_seq_max: int) -> None:
-        self._positions = np.zeros(n_cells, np.int32)
+        self._angles = np.zeros(n_cells, np.int32)
+        self._first_angles = np.zeros(n_seq_max, np.int32)  # of each sequence's position 0
         self._held = np.zeros((n_seq_max, n_cells), np.bool_)  # [sequence, cell]
         self.n_used = 0
 
     @property
     def n_cells(self) -> int:
         """Cells in all."""
-        return len(self._positions)
+        return len(self._angles)
 
     @property
     def n_idle(self) -> int:
@@ -63,58 +76,74 @@ class CellTable:
     def of(self, seq_id: int) -> Cells:
         """The cells of a sequence, by position."""
         cells = np.flatnonzero(self._held[seq_id, : self.n_used])
-        return cells[np.argsort(self._positions[cells], kind="stable")]
+        return cells[np.argsort(self._angles[cells], kind="stable")]
 
-    def distances(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+    def first_angle(self, seq_id: int) -> int:
+        """The angle of a sequence's position 0."""
+        return int(self._first_angles[seq_id])
+
+    def begin(self, seq_id: int, first_angle: int) -> None:
+        """Let an empty sequence begin at an angle."""
+        self._first_angles[seq_id] = first_angle
+
+    def angles(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The angles of positions [n] in sequences [n]."""
+        found: NDArray[np.int32] = positions + self._first_angles[seq_ids]
+        return found
+
+    def distances(self, seq_ids: NDArray[np.int32], angles: NDArray[np.int32]) -> NDArray[np.int32]:
         """How far behind tokens that are about to be appended each cell lies.
 
         Args:
             seq_ids: of the tokens [n].
-            positions: of the tokens [n].
+            angles: of the tokens [n].
 
         Returns:
             int32 [n, n_used + n]; below 0 where a token does not see a cell: it sees its own sequence's, up to itself.
         """
         n = self.n_used
-        earlier = np.where(self._held[seq_ids, :n], positions[:, None] - self._positions[:n], -1)
-        beside = np.where(seq_ids[:, None] == seq_ids, positions[:, None] - positions, -1)
+        earlier = np.where(self._held[seq_ids, :n], angles[:, None] - self._angles[:n], -1)
+        beside = np.where(seq_ids[:, None] == seq_ids, angles[:, None] - angles, -1)
         return np.concatenate([earlier, beside], axis=1)
 
-    def append(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
+    def append(self, seq_ids: NDArray[np.int32], angles: NDArray[np.int32]) -> None:
         """Tokens have been written after the used cells."""
         cells = np.arange(self.n_used, self.n_used + len(seq_ids))
-        self._positions[cells] = positions
+        self._angles[cells] = angles
         self._held[seq_ids, cells] = True
         self.n_used += len(seq_ids)
 
     def fork(self, src: int, dst: int, end: int) -> None:
         """Let ``dst`` hold the cells of ``src[:end]``, too."""
-        self._held[dst] = self._held[src] & (self._positions < end)
+        self._held[dst] = self._before(src, end)
+        self._first_angles[dst] = self._first_angles[src]
 
     def truncate(self, seq_id: int, length: int) -> None:
         """A sequence lets go of its cells from position ``length`` on."""
-        self._held[seq_id] &= self._positions < length
+        self._held[seq_id] = self._before(seq_id, length)
         self._trim()
 
     def drop(self, seq_id: int) -> None:
         """A sequence lets go of all its cells."""
         self._held[seq_id] = False
+        self._first_angles[seq_id] = 0
         self._trim()
 
-    def n_copied_by_cut(self, seq_id: int, end: int) -> int:
-        """Cells that ``cut`` appends: those from ``end`` on that others hold, too."""
-        return int(np.count_nonzero(self._moved(seq_id, end) & self._is_shared()))
+    def n_copied_by_cut(self, seq_id: int, start: int, end: int) -> int:
+        """Cells that ``cut`` appends: those it turns that others hold, too."""
+        return int(np.count_nonzero(self._turned(seq_id, start, end)[0] & self._is_shared()))
 
     def cut(self, seq_id: int, start: int, end: int) -> list[Move]:
-        """Forget [start, end) and move what follows down; cells that others hold, too, are copied to the end."""
-        moved, delta = self._moved(seq_id, end), start - end
-        shared, own = np.flatnonzero(moved & self._is_shared()), np.flatnonzero(moved & ~self._is_shared())
+        """Forget [start, end) and close the gap; cells to turn that others hold, too, are copied to the end."""
+        turned, delta = self._turned(seq_id, start, end)
+        is_shared = self._is_shared()
+        shared, own = np.flatnonzero(turned & is_shared), np.flatnonzero(turned & ~is_shared)
         moves = []
-        self._held[seq_id] &= (self._positions < start) | (self._positions >= end)
+        self._held[seq_id] = self._before(seq_id, start) | self._from(seq_id, end)
         if len(shared):
             moves.append(Move(shared, self.n_used, np.full(len(shared), delta)))
             copies = np.arange(self.n_used, self.n_used + len(shared))
-            self._positions[copies] = self._positions[shared] + delta
+            self._angles[copies] = self._angles[shared] + delta
             self._held[seq_id, shared], self._held[seq_id, copies] = False, True
             self.n_used += len(shared)
         if len(own):
@@ -122,7 +151,9 @@ class CellTable:
             turns = np.zeros(last - first + 1, np.int64)  # cells of others in between turn by nothing
             turns[own - first] = delta
             moves.append(Move(np.arange(first, last + 1), first, turns))
-            self._positions[own] += delta
+            self._angles[own] += delta
+        if delta > 0:
+            self._first_angles[seq_id] += delta
         self._trim()
         return moves
 
@@ -134,14 +165,31 @@ class CellTable:
         if not len(misplaced):
             return None
         first = int(misplaced[0])
-        self._positions[: len(held)] = self._positions[held]
+        self._angles[: len(held)] = self._angles[held]
         self._held[:, : len(held)] = self._held[:, held]
         self._held[:, len(held) :] = False
         return Move(held[first:], first, np.zeros(len(held) - first, np.int64))
 
-    def _moved(self, seq_id: int, end: int) -> NDArray[np.bool_]:
-        moved: NDArray[np.bool_] = self._held[seq_id] & (self._positions >= end)
-        return moved
+    def _turned(self, seq_id: int, start: int, end: int) -> tuple[NDArray[np.bool_], int]:
+        """The cells that a cut turns, and how far: the side with fewer.
+
+        Those before the gap only where no other sequence holds any: a cut must not need more room than one that turns
+        what is behind it, which is what the ledger reckons with.
+        """
+        before, behind = self._before(seq_id, start), self._from(seq_id, end)
+        fewer = np.count_nonzero(before) < np.count_nonzero(behind)
+        is_far = self._first_angles[seq_id] + end - start > FARTHEST
+        if fewer and not is_far and not (before & self._is_shared()).any():
+            return before, end - start
+        return behind, start - end
+
+    def _before(self, seq_id: int, position: int) -> NDArray[np.bool_]:
+        before: NDArray[np.bool_] = self._held[seq_id] & (self._angles < self._first_angles[seq_id] + position)
+        return before
+
+    def _from(self, seq_id: int, position: int) -> NDArray[np.bool_]:
+        behind: NDArray[np.bool_] = self._held[seq_id] & (self._angles >= self._first_angles[seq_id] + position)
+        return behind
 
     def _is_shared(self) -> NDArray[np.bool_]:
         shared: NDArray[np.bool_] = np.count_nonzero(self._held, axis=0) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +12,18 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec, ReadFactors
 from slm_core.contextbase import ContextBase, check_context_options
-from slm_core.errors import InvalidOption, InvalidPosition
+from slm_core.errors import InvalidOption, InvalidPosition, InvalidSnapshot
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits
 from slm_onnx import BACKEND, runtime
-from slm_onnx.cells import CellTable
+from slm_onnx.cells import FARTHEST, CellTable
 from slm_onnx.kvstore import CellMover, KvStore
 from slm_onnx.positions import Positions
 from slm_onnx.providers import KV_TYPES, Device
 
-_PAYLOAD_VERSION = 1
+_PAYLOAD_VERSION = 2
+_FIRST_ANGLE = struct.Struct("<i")  # before the keys and values of a payload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +56,7 @@ class Engine:
 class OnnxContext(ContextBase):
     """Several token histories in one row of cells.
 
-    A fork shares cells; a cut rotates keys where they lie, and copies those that a fork holds, too.
+    A fork shares cells; a cut rotates the keys of the shorter side where they lie, and copies those that a fork holds.
 
     Args:
         engine: the model.
@@ -100,17 +102,18 @@ class OnnxContext(ContextBase):
             self._binding.bind_cpu_input(name, array)
         self._binding.bind_output("logits", "cpu")  # each time: a run leaves it bound to the tensor that it made
         runtime.run(self._engine.decoder, self._binding)
-        self._cells.append(batch.seq_ids, batch.positions)
+        self._cells.append(batch.seq_ids, self._cells.angles(batch.seq_ids, batch.positions))
         rows: Logits = self._binding.get_outputs()[-1].numpy()[0]  # outputs come in the order they were bound
         return rows[: int(np.count_nonzero(batch.wants_logits))]
 
     def _inputs(self, batch: Batch) -> Iterator[tuple[str, NDArray[Any]]]:
         dtype, n = np.dtype(self._dtype), len(batch.tokens)
-        distances = self._cells.distances(batch.seq_ids, batch.positions)
+        angles = self._cells.angles(batch.seq_ids, batch.positions)
+        distances = self._cells.distances(batch.seq_ids, angles)
         wanted = np.flatnonzero(batch.wants_logits)
         n_held = distances.shape[1]
         yield "inputs_embeds", self._embedded(batch)[None].astype(dtype, copy=False)
-        yield from self._positions.inputs(batch.positions, batch.positions, distances, dtype)
+        yield from self._positions.inputs(batch.positions, angles, distances, dtype)
         yield "rows", np.arange(n, dtype=np.int64)[None]
         yield "seqlens_k", np.array([n_held - 1], np.int32)
         yield "total_sequence_length", np.array(n_held, np.int32)
@@ -140,7 +143,7 @@ class OnnxContext(ContextBase):
         self._cells.truncate(seq_id, length)
 
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
-        self._make_room(self._cells.n_copied_by_cut(seq_id, end))
+        self._make_room(self._cells.n_copied_by_cut(seq_id, start, end))
         for move in self._cells.cut(seq_id, start, end):
             self._mover.run(move)
 
@@ -148,12 +151,14 @@ class OnnxContext(ContextBase):
         self._cells.drop(seq_id)
 
     def _engine_export(self, seq_id: int) -> bytes:
-        return self._store.read(self._cells.of(seq_id))
+        return _FIRST_ANGLE.pack(self._cells.first_angle(seq_id)) + self._store.read(self._cells.of(seq_id))
 
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
+        first_angle = _first_angle(payload)
         self._make_room(n_tokens)
-        self._store.write(self._cells.n_used, n_tokens, payload)
-        self._cells.append(np.full(n_tokens, seq_id, np.int32), np.arange(n_tokens, dtype=np.int32))
+        self._store.write(self._cells.n_used, n_tokens, payload[_FIRST_ANGLE.size :])
+        self._cells.begin(seq_id, first_angle)
+        self._cells.append(np.full(n_tokens, seq_id, np.int32), first_angle + np.arange(n_tokens, dtype=np.int32))
 
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: the cache is freed here and now.
@@ -162,3 +167,12 @@ class OnnxContext(ContextBase):
 
 def _rows(tensor: QuantizedTensor, which: NDArray[np.int32]) -> NDArray[np.float32]:
     return dequantize_rows(tensor.data, tensor.ggml_type, tensor.shape[1], which)
+
+
+def _first_angle(payload: bytes) -> int:
+    if len(payload) < _FIRST_ANGLE.size:
+        raise InvalidSnapshot(f"the KV payload has {len(payload)} bytes, less than its header")
+    (angle,) = _FIRST_ANGLE.unpack_from(payload)
+    if not 0 <= angle <= FARTHEST:
+        raise InvalidSnapshot(f"the KV payload begins at position {angle} (accepted: 0 to {FARTHEST})")
+    return int(angle)

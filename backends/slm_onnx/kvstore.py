@@ -16,6 +16,8 @@ from slm_onnx.ports import PLANES, past, present
 from slm_onnx.positions import Positions
 from slm_onnx.providers import Device
 
+_AT_ONCE = 128  # cells: what a layer's pass over them reads and writes then stays in a core's cache
+
 
 class KvStore:
     """Keys after RoPE and values, [1, K, n_cells, D] each.
@@ -105,9 +107,8 @@ class CellMover:
     """
 
     def __init__(self, mover: Any, turner: Any | None, store: KvStore, positions: Positions) -> None:
-        self._mover, self._turner = (
-            None if session is None else (session, store.bind(session)) for session in (mover, turner)
-        )
+        self._mover = mover, store.bind(mover)
+        self._turner = None if turner is None else (turner, store.bind(turner))
         self._positions = positions
 
     def run(self, move: Move) -> None:
@@ -116,10 +117,13 @@ class CellMover:
         Raises:
             DecodeFailed: the runtime reported a failure.
         """
-        chosen = self._turner if move.stays else self._mover
-        if chosen is None:
-            return
-        session, binding = chosen
+        if not move.stays:
+            self._run(*self._mover, move)
+        elif self._turner is not None:
+            for piece in move.pieces(_AT_ONCE):
+                self._run(*self._turner, piece)
+
+    def _run(self, session: Any, binding: Any, move: Move) -> None:
         binding.bind_cpu_input("source", move.source.astype(np.int64))
         binding.bind_cpu_input("to", np.array([move.to], np.int64))
         for name, array in self._positions.turns(move.delta):

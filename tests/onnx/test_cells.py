@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm_onnx.cells import CellTable, Move
+from slm_onnx.cells import FARTHEST, CellTable, Move
 
 N_CELLS, N_SEQ = 24, 3
 
 
 class Memory:
-    """What a cache holds: each cell the token that was written there and the position its key was rotated to."""
+    """What a cache holds: each cell the token that was written there and the angle its key was rotated to."""
 
     def __init__(self) -> None:
         self.cells: list[tuple[int, int] | None] = [None] * N_CELLS
@@ -42,10 +43,11 @@ def test_every_sequence_reads_what_a_list_would_hold(operations) -> None:
         if name == "append":
             n = min(a, N_CELLS - table.n_used)
             new = [next(token) for _ in range(n)]
-            positions = np.arange(len(lists[seq]), len(lists[seq]) + n, dtype=np.int32)
-            for i, (t, p) in enumerate(zip(new, positions, strict=True)):
-                memory.cells[table.n_used + i] = (t, int(p))
-            table.append(np.full(n, seq, np.int32), positions)
+            seq_ids = np.full(n, seq, np.int32)
+            angles = table.angles(seq_ids, np.arange(len(lists[seq]), len(lists[seq]) + n, dtype=np.int32))
+            for i, (t, angle) in enumerate(zip(new, angles, strict=True)):
+                memory.cells[table.n_used + i] = (t, int(angle))
+            table.append(seq_ids, angles)
             lists[seq] += new
         elif name == "fork":
             dst = (seq + 1) % N_SEQ
@@ -64,14 +66,15 @@ def test_every_sequence_reads_what_a_list_would_hold(operations) -> None:
             assert table.n_idle == 0, "cells that nobody holds are left after a compaction"
         else:
             start, end = sorted((min(a, len(lists[seq])), min(b, len(lists[seq]))))
-            if start == end or table.n_used + table.n_copied_by_cut(seq, end) > N_CELLS:
+            if start == end or table.n_used + table.n_copied_by_cut(seq, start, end) > N_CELLS:
                 continue
             for move in table.cut(seq, start, end):
                 memory.run(move)
             del lists[seq][start:end]
         for i, wanted in enumerate(lists):
             found = [memory.cells[cell] for cell in table.of(i)]
-            assert found == [(t, p) for p, t in enumerate(wanted)], f"sequence {i} after {name}"
+            first = table.first_angle(i)
+            assert found == [(t, first + p) for p, t in enumerate(wanted)], f"sequence {i} after {name}"
 
 
 def test_a_token_sees_its_own_sequence_up_to_itself() -> None:
@@ -81,3 +84,31 @@ def test_a_token_sees_its_own_sequence_up_to_itself() -> None:
     found = table.distances(np.array([0, 1, 0], np.int32), np.array([2, 0, 3], np.int32))
     far = np.where(found < 0, -1, found)
     assert far.tolist() == [[2, -1, 1, 0, -1, -1], [-1, -1, -1, -1, 0, -1], [3, -1, 2, 1, -1, 0]]
+
+
+@pytest.mark.parametrize(("start", "end", "n_turned", "first"), [(0, 4, 0, 4), (2, 5, 2, 3), (9, 10, 2, 0)])
+def test_a_cut_turns_the_side_with_fewer_keys(start, end, n_turned, first) -> None:
+    table = CellTable(16, 2)
+    table.append(np.zeros(12, np.int32), np.arange(12, dtype=np.int32))
+    turned = [int(np.count_nonzero(move.delta)) for move in table.cut(0, start, end)]
+    assert (sum(turned), table.first_angle(0)) == (n_turned, first)
+
+
+def test_a_cut_copies_nothing_that_the_ledger_does_not_reckon_with() -> None:
+    """The first tokens are held twice: turning them would need cells, those behind are the sequence's own."""
+    table = CellTable(12, 2)
+    table.append(np.zeros(2, np.int32), np.arange(2, dtype=np.int32))
+    table.fork(0, 1, 2)
+    table.append(np.zeros(10, np.int32), np.arange(2, 12, dtype=np.int32))
+    assert table.n_copied_by_cut(0, 2, 4) == 0
+    (move,) = table.cut(0, 2, 4)
+    assert (np.count_nonzero(move.delta), table.first_angle(0)) == (8, 0)
+
+
+def test_angles_that_sines_are_no_longer_right_for_are_not_reached() -> None:
+    table = CellTable(12, 1)
+    table.begin(0, FARTHEST)
+    seq_ids = np.zeros(10, np.int32)
+    table.append(seq_ids, table.angles(seq_ids, np.arange(10, dtype=np.int32)))
+    (move,) = table.cut(0, 0, 3)
+    assert (move.delta.tolist(), table.first_angle(0)) == ([-3] * 7, FARTHEST)

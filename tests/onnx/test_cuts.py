@@ -1,0 +1,83 @@
+"""Cuts at the head, after which a sequence begins at another angle; the oracle is the native engine."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+
+from slm_conformance.families import family_model
+from slm_core.errors import InvalidSnapshot
+from slm_core.snapshot import SequenceSnapshot
+from slm_core.types import ContextOptions, ModelOptions, Pos
+from slm_native.backend import NativeBackend
+from slm_onnx.cells import FARTHEST
+from slm_onnx.kvstore import CellMover
+
+FLOAT32 = 1e-4  # clause 9 of the contract, relative
+SIZES = ContextOptions(n_ctx=256, n_seq_max=4)
+
+
+def edited(context, feed, tokens):
+    """Logits behind cuts of either side, in a sequence, in a fork of it and in a dump that was restored."""
+    feed(context, tokens[:90])
+    context.cut(Pos(0, 0), Pos(0, 30))
+    feed(context, tokens[90:100])
+    context.fork(0, 1, 50)
+    context.cut(Pos(0, 5), Pos(0, 15))  # few tokens before it, which the fork holds, too
+    context.restore(2, context.dump(0))
+    found = [feed(context, tokens[100:110], seq_id) for seq_id in range(3)]
+    context.cut(Pos(2, 0), Pos(2, 7))
+    context.truncate(Pos(1, 40))
+    return [*found, *(feed(context, tokens[110:], seq_id) for seq_id in range(3))]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "cohere2", "bloom", "mistral3", "phi3_long"])
+def test_sequences_that_begin_at_another_angle_equal_the_native_engine(
+    tmp_path, load, feed, random_tokens, assert_close, family
+) -> None:
+    path, tokens = family_model(tmp_path, family), random_tokens(120)
+    ours = edited(load(path).new_context(SIZES), feed, tokens)
+    with NativeBackend().load(path, ModelOptions(backend_options={"tier": "reference"})) as native:
+        wanted = edited(native.new_context(SIZES), feed, tokens)
+    for found, expected in zip(ours, wanted, strict=True):
+        assert_close(found, expected, FLOAT32)
+
+
+def test_a_cut_at_the_head_moves_no_key(tmp_path, load, feed, random_tokens, monkeypatch) -> None:
+    context = load(family_model(tmp_path, "qwen3")).new_context(SIZES)
+    feed(context, random_tokens(100))
+    context.fork(0, 1)
+    moved: list[int] = []
+    monkeypatch.setattr(CellMover, "run", lambda self, move: moved.append(len(move.source)))
+    context.cut(Pos(0, 0), Pos(0, 60))
+    assert moved == []
+
+
+@pytest.fixture
+def dump(tmp_path, load, feed, random_tokens):
+    """A context, a way to dumps of its first sequence that begin at a given angle, and what comes next."""
+    context, tokens = load(family_model(tmp_path, "qwen3")).new_context(SIZES), random_tokens(60)
+    feed(context, tokens)
+    snapshot = SequenceSnapshot.from_bytes(context.dump(0))
+    return context, lambda head: replace(snapshot, payload=head + snapshot.payload[4:]).to_bytes()
+
+
+@pytest.mark.parametrize("angle", [-1, FARTHEST + 1, 2**31 - 1])
+def test_a_dump_that_begins_nowhere_is_refused(dump, angle) -> None:
+    context, made = dump
+    with pytest.raises(InvalidSnapshot, match=f"begins at position {angle}"):
+        context.restore(0, made(struct.pack("<i", angle)))
+    assert context.length(0) == 60
+
+
+def test_the_farthest_angle_is_as_right_as_the_first(tmp_path, load, feed, random_tokens, assert_close) -> None:
+    """A sequence that begins there computes what one that begins at 0 does: only differences are in scores."""
+    model, tokens = load(family_model(tmp_path, "qwen3")), random_tokens(60)
+    near, far = model.new_context(SIZES), model.new_context(SIZES)
+    far._cells.begin(0, FARTHEST)
+    assert_close(feed(far, tokens), feed(near, tokens), FLOAT32)
+    for context in (near, far):
+        context.cut(Pos(0, 3), Pos(0, 9))
+    assert_close(feed(far, tokens), feed(near, tokens), FLOAT32)
