@@ -13,6 +13,7 @@ from slm_core.chat import Chat, ChatOptions, ChatStream, Choice, Extraction, Mar
 from slm_core.chat.contrastive import ContrastiveSampler
 from slm_core.chat.healing import heal
 from slm_core.chat.overflow import Summarize
+from slm_core.embedding import Embeddings
 from slm_core.errors import SlmError, ToolError
 from slm_core.formatting import formatter
 from slm_core.generation import (
@@ -54,6 +55,7 @@ from slm_core.types import (
     Message,
     ModelInfo,
     ModelOptions,
+    Pooling,
     Pos,
     Role,
     Segment,
@@ -84,6 +86,7 @@ __all__ = [
     "Draft",
     "DraftFunction",
     "EditLevel",
+    "Embeddings",
     "Entry",
     "Event",
     "Extraction",
@@ -100,6 +103,7 @@ __all__ = [
     "ModelOptions",
     "Oracle",
     "Overflowed",
+    "Pooling",
     "Pos",
     "PromptLookup",
     "Role",

@@ -29,11 +29,12 @@ from slm_core.errors import (
     InvalidToken,
     SnapshotMismatch,
     UnsupportedEdit,
+    UnsupportedOutput,
 )
 from slm_core.ledger import Ledger, replay_plan
 from slm_core.protocols import Batch
 from slm_core.snapshot import SequenceSnapshot
-from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States
 
 
 def check_context_options(options: ContextOptions) -> None:
@@ -59,6 +60,7 @@ class ContextBase(abc.ABC):
         edit_level: the highest edit that works.
         capabilities: what works beyond the core.
         payload_format: layout of the engine's KV payloads; a dump of the same backend and format is used as it is.
+        n_embd: width of hidden states, where ``EMBEDDINGS`` is declared.
     """
 
     def __init__(
@@ -71,12 +73,14 @@ class ContextBase(abc.ABC):
         edit_level: EditLevel,
         capabilities: frozenset[Capability],
         payload_format: str,
+        n_embd: int = 0,
     ) -> None:
         check_context_options(options)
         self._options = options
         self._backend = backend
         self._fingerprint = fingerprint
         self._n_vocab = n_vocab
+        self._n_embd = n_embd
         self._edit_level = edit_level
         self._capabilities = capabilities
         self._payload_format = payload_format
@@ -90,6 +94,13 @@ class ContextBase(abc.ABC):
     @abc.abstractmethod
     def _engine_decode(self, batch: Batch) -> Logits:
         """Run a checked, non-empty batch; rows float32 [n_rows, V] in batch order."""
+
+    def _engine_embed(self, batch: Batch) -> States:
+        """Run a checked, non-empty batch; hidden states float32 [n_rows, E]; called where ``EMBEDDINGS`` is declared.
+
+        Of an encoder, every sequence in the batch is whole, and nothing is kept.
+        """
+        raise UnsupportedOutput(f"{type(self).__name__} declares hidden states, and has none")
 
     @abc.abstractmethod
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
@@ -173,14 +184,26 @@ class ContextBase(abc.ABC):
     def decode(self, batch: Batch) -> Logits:
         """Run a batch; returns the rows asked for, float32 [n_rows, V]."""
         with self._call():
-            counts = self._check_batch(batch)
-            if not counts:
+            if Capability.ENCODER in self._capabilities:
+                raise UnsupportedOutput("this model is an encoder: it has hidden states (embed), and no logits")
+            found = self._check_batch(batch)
+            if not found:
                 return np.empty((0, self._n_vocab), np.float32)
             rows = self._engine_decode(batch)
-            tokens, seq_ids = batch.tokens, batch.seq_ids
-            for seq_id in counts:
-                run = tokens if len(counts) == 1 else tokens[seq_ids == seq_id]
-                self._ledger.append(seq_id, run.tolist())
+            self._append(batch, found)
+        return rows
+
+    def embed(self, batch: Batch) -> States:
+        """Run a batch; returns hidden states of the tokens asked for, float32 [n_rows, E]."""
+        with self._call():
+            if Capability.EMBEDDINGS not in self._capabilities:
+                raise UnsupportedOutput(f"the backend {self._backend} gives no hidden states of this model")
+            found = self._check_batch(batch)
+            if not found:
+                return np.empty((0, self._n_embd), np.float32)
+            rows = self._engine_embed(batch)
+            if Capability.ENCODER not in self._capabilities:
+                self._append(batch, found)
         return rows
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
@@ -346,6 +369,8 @@ class ContextBase(abc.ABC):
         every = [*snapshot.tokens.tolist(), *(token for edit in snapshot.edits for token in edit.removed)]
         if every and not (min(every) >= 0 and max(every) < self._n_vocab):
             raise InvalidSnapshot(f"the dump holds tokens outside the vocabulary (accepted: 0 to {self._n_vocab - 1})")
+        if every and Capability.ENCODER in self._capabilities:
+            raise InvalidSnapshot("the dump holds tokens, and an encoder keeps none")
         needed = len(snapshot.tokens)
         if not self._fits_payload(snapshot):
             if snapshot.edits:
@@ -358,6 +383,12 @@ class ContextBase(abc.ABC):
             raise ContextFull(needed, free)
 
     # Steps that several calls share.
+
+    def _append(self, batch: Batch, found: Sequence[int]) -> None:
+        tokens, seq_ids = batch.tokens, batch.seq_ids
+        for seq_id in found:
+            run = tokens if len(found) == 1 else tokens[seq_ids == seq_id]
+            self._ledger.append(seq_id, run.tolist())
 
     def _cut(self, seq_id: int, start: int, end: int) -> None:
         self._check_room(self._ledger.cut_cost(seq_id, start, end))

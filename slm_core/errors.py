@@ -21,6 +21,7 @@ One tree, so that ``except SlmError`` catches all of it and nothing else::
     │   ├── BatchFull             more tokens than the batch, or one decode, can carry
     │   ├── ContextFull           the KV cache has no room (carries needed and free)
     │   ├── UnsupportedEdit       above the edit level that the context declares
+    │   ├── UnsupportedOutput     logits of an encoder, or hidden states where they are not declared
     │   ├── ContextBusy           a second thread called while a call was running
     │   ├── ContextClosed         the context was used after close()
     │   └── DecodeFailed          the engine itself reported a failure; nothing changed
@@ -125,6 +126,10 @@ class ContextFull(ContextError):
 
 class UnsupportedEdit(ContextError):
     """Above the edit level that the context declares; the message says what works instead."""
+
+
+class UnsupportedOutput(ContextError):
+    """Logits of an encoder, or hidden states of a context that does not declare them."""
 
 
 class ContextBusy(ContextError):

@@ -12,6 +12,7 @@ from typing import Self
 
 from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.chat.overflow import Overflow
+from slm_core.embedding import Embeddings, checked_pooling, embed, token_states
 from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, TemplateError, UnsupportedModel
 from slm_core.formatting import choose, source_of
 from slm_core.generation.scoring import Score, checked_top, score_windows
@@ -22,12 +23,15 @@ from slm_core.protocols import Backend, Context, Formatter, Model, Vocab
 from slm_core.sampling import Sampling
 from slm_core.types import (
     BackendStatus,
+    Capability,
     ContextOptions,
     KvType,
     Message,
     ModelInfo,
     ModelOptions,
+    Pooling,
     Progress,
+    States,
     Support,
     Tool,
 )
@@ -158,6 +162,51 @@ class LoadedModel:
         wanted, ids = checked_top(top), self.vocab.encode(text, add_special=True, parse_special=False)
         with self.new_context(n_ctx=n_ctx, n_batch=min(n_batch, n_ctx)) as context:
             return score_windows(context, ids, top=wanted)
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: Pooling | str | None = None,
+        normalize: bool = True,
+        n_batch: int = 512,
+    ) -> Embeddings:
+        """Embed one text, or several.
+
+        Args:
+            texts: the texts; control tokens in them are not parsed.
+            pooling: how tokens' hidden states become one vector: "last", "mean", "max" or "cls"; None for what the
+                file says, else for the mean of an encoder and the last token of any other model.
+            normalize: divide vectors by their length, so that their products are cosines.
+            n_batch: tokens that are run at once; an encoder's batches are as large as its longest text needs.
+
+        Raises:
+            UnsupportedOutput: the backend gives no hidden states of this model.
+            InvalidOption: an unknown pooling, or a text without tokens.
+        """
+        ids = self._encoded([texts] if isinstance(texts, str) else texts)
+        with self._context_for(ids, n_batch) as context:
+            return embed(context, ids, checked_pooling(pooling) or self.info.pooling, normalize=normalize)
+
+    def hidden_states(self, text: str, *, n_batch: int = 512) -> States:
+        """The hidden states of a text's tokens behind the model's last norm, float32 [T, E]; see ``embed``."""
+        ids = self._encoded([text])
+        with self._context_for(ids, n_batch) as context:
+            (states,) = token_states(context, ids)
+            return states
+
+    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.vocab.encode(text, add_special=True, parse_special=False) for text in texts]
+
+    def _context_for(self, texts: Sequence[Sequence[int]], n_batch: int) -> Context:
+        """A context in which each text has room."""
+        longest = max(map(len, texts), default=1)
+        n_ctx, n_seq_max = max(longest, n_batch), min(8, max(1, len(texts)))
+        context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
+        if Capability.ENCODER not in context.capabilities or longest <= n_batch:
+            return context
+        context.close()
+        return self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=longest)
 
     def close(self) -> None:
         """Free the weights now. Twice is fine; contexts of this model are closed first."""

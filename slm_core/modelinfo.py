@@ -7,8 +7,9 @@ from collections import Counter
 from slm_core.architectures import ModelSpec, read_spec
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgmlType, GgufFile
-from slm_core.types import KvType, ModelInfo
+from slm_core.types import KvType, ModelInfo, Pooling
 
+_POOLINGS = (None, Pooling.MEAN, Pooling.CLS, Pooling.LAST)  # GGUF's numbers; 4 is a ranking, which is none
 EMBEDDING_TENSOR = "token_embd.weight"
 
 
@@ -48,6 +49,7 @@ def model_info(gguf: GgufFile, *, backend: str, device: str, kv_type: KvType = K
         chat_templates=further_templates(gguf),
         state_bytes_per_token=None if spec is None else _bytes_of(spec.kv_values_per_token, kv_type),
         state_bytes_per_sequence=None if spec is None else _bytes_of(spec.state_values_per_sequence, KvType.F32),
+        pooling=pooling(gguf),
     )
 
 
@@ -68,6 +70,19 @@ def further_templates(gguf: GgufFile) -> dict[str, str]:
     """Templates that the file has besides its main one, by name."""
     names = gguf.get("tokenizer.chat_templates", list[str], [])
     return {name: gguf.require(f"tokenizer.chat_template.{name}", str) for name in names if name != "default"}
+
+
+def pooling(gguf: GgufFile) -> Pooling | None:
+    """How the file wants embeddings of texts made, None where it does not say.
+
+    Raises:
+        UnsupportedModel: it is a ranking model, or of a kind that is not known.
+    """
+    key = f"{gguf.require('general.architecture', str)}.pooling_type"
+    number = gguf.get(key, int, 0)
+    if not 0 <= number < len(_POOLINGS):
+        raise UnsupportedModel(f"{gguf.path}: metadata {key!r} is {number} (accepted: 0 none, 1 mean, 2 cls, 3 last)")
+    return _POOLINGS[number]
 
 
 def _declared(gguf: GgufFile) -> ModelSpec | None:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 Logits: TypeAlias = NDArray[np.float32]
 """Rows of logits, float32 [n_rows, V], valid until the next call on the context that returned them."""
+States: TypeAlias = NDArray[np.float32]
+"""Hidden states of tokens, float32 [n_rows, E], valid until the next call on the context that returned them."""
 
 WantLogits: TypeAlias = Literal["none", "last", "all"]
 Tool: TypeAlias = Mapping[str, object] | Callable[..., object] | type
@@ -49,6 +51,23 @@ class Capability(StrEnum):
     """``fork`` shares storage until one side writes: a fork costs no positions."""
     KV_PAYLOAD = "kv_payload"
     """``dump`` holds the KV cache itself, and ``restore`` uses it without decoding again."""
+    EMBEDDINGS = "embeddings"
+    """``embed`` gives the hidden states of tokens."""
+    ENCODER = "encoder"
+    """Tokens see those behind them, too: ``embed`` takes whole sequences and keeps nothing of them. No ``decode``."""
+
+
+class Pooling(StrEnum):
+    """How the hidden states of a text's tokens become one embedding of the text."""
+
+    LAST = "last"
+    """That of the last token."""
+    MEAN = "mean"
+    """Their mean."""
+    MAX = "max"
+    """The largest of each dimension."""
+    CLS = "cls"
+    """That of the first token."""
 
 
 class KvType(StrEnum):
@@ -339,6 +358,7 @@ class ModelInfo:
         state_bytes_per_token: what a context holds for each token, with the KV type that it has where none is asked
             for; None where it is not known.
         state_bytes_per_sequence: what it holds for each sequence besides, however long; None likewise.
+        pooling: how the file wants the embedding of a text made, None where it does not say.
     """
 
     path: Path
@@ -360,3 +380,4 @@ class ModelInfo:
     chat_templates: Mapping[str, str] = field(default_factory=dict, hash=False)
     state_bytes_per_token: int | None = None
     state_bytes_per_sequence: int | None = None
+    pooling: Pooling | None = None

@@ -6,16 +6,17 @@ import ctypes
 import os
 import sys
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidSnapshot, UnsupportedEdit
 from slm_core.ledger import replay_plan
 from slm_core.protocols import Batch
-from slm_core.types import ContextOptions, EditLevel, KvType, Logits
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, States
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.batchbuffers import BatchBuffers
 from slm_llamacpp.memory import Memory, n_llama_sequences
@@ -24,6 +25,8 @@ from slm_llamacpp.payload import BYTES_PER_NUMBER, GGML_TYPES, check_payload
 
 if TYPE_CHECKING:
     from slm_llamacpp.model import LlamaCppModel
+
+Rows: TypeAlias = NDArray[np.float32]
 
 _QUANTIZED = (KvType.Q8_0, KvType.Q5_0, KvType.Q4_0)
 _QUANTIZED_BLOCK = 32
@@ -71,9 +74,10 @@ class LlamaCppContext(ContextBase):
             fingerprint=model.info.fingerprint,
             n_vocab=model.vocab.size,
             edit_level=self._memory.edit_level(can_rotate=can_move),
-            capabilities=self._memory.capabilities(),
+            capabilities=self._memory.capabilities() | {Capability.EMBEDDINGS},
             payload_format=f"llama.cpp {library.version()} {api.llama_version().decode()} k={self._type_k}"
             f" v={self._type_v} flash={flash} {settings.device.label}",
+            n_embd=api.llama_model_n_embd_out(model_pointer),
         )
 
     def _create(self, model_pointer: int, options: ContextOptions, settings: Settings, flash: int) -> int:
@@ -119,12 +123,25 @@ class LlamaCppContext(ContextBase):
     # What ContextBase asks for.
 
     def _engine_decode(self, batch: Batch) -> Logits:
+        n_rows = int(np.count_nonzero(batch.wants_logits))
+        return self._ran(batch, batch.wants_logits, lambda: self._rows(n_rows))
+
+    def _engine_embed(self, batch: Batch) -> States:
+        """llama.cpp gives states of all tokens of a batch, and their logits besides."""
+        self._api.llama_set_embeddings(self._pointer, True)
+        try:
+            every = np.ones(len(batch), np.bool_)
+            return self._ran(batch, every, lambda: self._states(len(batch)))[batch.wants_logits]
+        finally:
+            self._api.llama_set_embeddings(self._pointer, False)
+
+    def _ran(self, batch: Batch, wants_rows: NDArray[np.bool_], read: Callable[[], Rows]) -> Rows:
         sequences = np.unique(batch.seq_ids).tolist()
         for seq_id in sequences:
             self._sync(seq_id)
         try:
-            self._run(self._buffers.fill(batch.tokens, batch.seq_ids, batch.positions, batch.wants_logits))
-            return self._rows(int(np.count_nonzero(batch.wants_logits)))
+            self._run(self._buffers.fill(batch.tokens, batch.seq_ids, batch.positions, wants_rows))
+            return read()
         except BaseException:  # an interrupt, too, leaves the context as it was
             for seq_id in sequences:
                 self._sync(seq_id)
@@ -182,13 +199,10 @@ class LlamaCppContext(ContextBase):
         self._keys_lag = False
 
     def _rows(self, n_rows: int) -> Logits:
-        rows = np.empty((n_rows, self._n_vocab), np.float32)
-        if n_rows:
-            source = self._api.llama_get_logits(self._pointer)
-            if not source:
-                raise DecodeFailed("llama.cpp gave no logits")
-            ctypes.memmove(rows.ctypes.data, source, rows.nbytes)
-        return rows
+        return _copied(self._api.llama_get_logits(self._pointer) if n_rows else None, n_rows, self._n_vocab)
+
+    def _states(self, n_rows: int) -> States:
+        return _copied(self._api.llama_get_embeddings(self._pointer), n_rows, self._n_embd)
 
     def _sync(self, seq_id: int) -> None:
         """Make llama.cpp's sequence what the ledger says: a failure or an interrupt may have left it otherwise."""
@@ -258,6 +272,16 @@ class LlamaCppContext(ContextBase):
         if failure not in (0, _NO_ROOM):
             raise DecodeFailed(f"llama.cpp could not re-rotate keys (code {failure})")
         self._keys_lag = False
+
+
+def _copied(source: Any, n_rows: int, width: int) -> Rows:
+    """Rows that llama.cpp keeps until its next call; ``source`` is a pointer to them."""
+    rows = np.empty((n_rows, width), np.float32)
+    if n_rows:
+        if not source:
+            raise DecodeFailed("llama.cpp gave no rows")
+        ctypes.memmove(rows.ctypes.data, source, rows.nbytes)
+    return rows
 
 
 def kv_type(asked: KvType | None) -> KvType:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, InvalidPosition
 from slm_core.protocols import Batch
-from slm_core.types import Capability, ContextOptions, EditLevel, Logits
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, States
 from slm_native.kv import PageLayout, codec_of
 from slm_native.memory import REPLAY_TOKENS, MemoryPlan
 from slm_native.states import Checkpoint
@@ -51,27 +51,40 @@ class NativeContext(ContextBase):
             fingerprint=fingerprint,
             n_vocab=spec.n_vocab,
             edit_level=EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE,
-            capabilities=frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD}),
+            capabilities=frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDINGS}),
             payload_format=f"{_PAYLOAD_VERSION};k={keys.kv_type};v={values.kv_type};"
             f"L={layout.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
             + (f";rope={self._positions.kind}" if self._positions.kind else ""),
+            n_embd=spec.n_embd,
         )
 
     def _engine_decode(self, batch: Batch) -> Logits:
+        return self._run(batch, hidden=False)
+
+    def _engine_embed(self, batch: Batch) -> States:
+        return self._run(batch, hidden=True)
+
+    def _run(self, batch: Batch, *, hidden: bool) -> Logits | States:
         n_positions = self._transformer.spec.n_positions
         if n_positions is not None and (last := int(batch.positions.max(initial=0))) >= n_positions:
             raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
         plan = self._memory.plan(batch.seq_ids, batch.positions)
-        logits = self._run(batch.tokens, batch.positions, batch.wants_logits, plan)
+        rows = self._forward(batch.tokens, batch.positions, batch.wants_logits, plan, hidden=hidden)
         self._memory.commit(plan)
-        return logits
+        return rows
 
-    def _run(
-        self, tokens: NDArray[np.int32], positions: NDArray[np.int32], wants_logits: NDArray[np.bool_], plan: MemoryPlan
-    ) -> Logits:
+    def _forward(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        wants_rows: NDArray[np.bool_],
+        plan: MemoryPlan,
+        *,
+        hidden: bool = False,
+    ) -> Logits | States:
         try:
             return self._transformer.forward(
-                tokens, positions, wants_logits, plan, self._memory.layers, self._positions
+                tokens, positions, wants_rows, plan, self._memory.layers, self._positions, hidden=hidden
             )
         except self._transformer.failures as error:
             raise DecodeFailed(f"the device failed on a batch of {len(tokens)} tokens: {error}") from error
@@ -88,7 +101,7 @@ class NativeContext(ContextBase):
             plan = self._memory.replay(seq_id, now, stop)
             again = np.array(tokens[now.position : stop], np.int32)
             positions = np.arange(now.position, stop, dtype=np.int32)
-            self._run(again, positions, np.zeros(len(again), np.bool_), plan)
+            self._forward(again, positions, np.zeros(len(again), np.bool_), plan)
             now = Checkpoint(stop, plan.states[0].states()[0])
         return now
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import AnyActivation, LayerSpec, ModelSpec
 from slm_core.gguf import GgufFile
-from slm_core.types import KvType, Logits
+from slm_core.types import KvType, Logits, States
 from slm_native.experts import route, run_routed
 from slm_native.kernels import FusedBlocks, KernelSet, Linear, Norm, PlainBlock
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, in_chunks
@@ -94,28 +94,31 @@ class Transformer:
         self,
         tokens: NDArray[np.int32],
         positions: NDArray[np.int32],
-        wants_logits: NDArray[np.bool_],
+        wants_rows: NDArray[np.bool_],
         plan: MemoryPlan,
         layers: Sequence[KvLayer],
         embedded: Positions,
-    ) -> Logits:
+        *,
+        hidden: bool = False,
+    ) -> Logits | States:
         """Run a batch; keys, values and states go where ``plan`` says.
 
         Args:
             tokens: ids [T].
             positions: of each token in its sequence [T].
-            wants_logits: which tokens' logits are wanted [T].
+            wants_rows: which tokens' rows are wanted [T].
             plan: where keys, values and states go, and which tokens see which.
             layers: the KV cache of each layer that attends.
             embedded: the context's position embeddings.
+            hidden: whether rows are hidden states, in place of logits.
 
         Returns:
-            float32 [rows wanted, V].
+            float32 [rows wanted, V], or [rows wanted, E].
         """
         kernels = self._kernels
         x = self._embed(tokens, positions)  # [T, E]
         turns = self._turns(plan, layers, embedded.at(positions))
-        wanted = [None] * (self.spec.n_layers - 1) + [wants_logits]
+        wanted = [None] * (self.spec.n_layers - 1) + [wants_rows]
         first = 0
         if self._fused is not None:
             x = self._fused.run(x, [turn.place.rotation for turn in turns], turns[0].pages, layers)
@@ -123,7 +126,9 @@ class Transformer:
         with self._blocks.walk() as block_at:
             for i in range(first, self.spec.n_layers):
                 x = self._through(block_at(i), self.spec.layers[i], x, turns[i], wanted[i])
-        return kernels.to_host(self._logits(x)) if len(x) else np.empty((0, self.spec.n_vocab), np.float32)
+        if len(x) == 0:
+            return np.empty((0, self.spec.n_embd if hidden else self.spec.n_vocab), np.float32)
+        return kernels.to_host(kernels.normed(x, self._weights.output_norm) if hidden else self._logits(x))
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:

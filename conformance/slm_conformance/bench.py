@@ -344,15 +344,22 @@ class Bench:
 
     def agree(self, rows: Rows, expected: Rows, what: str, allowed: Tolerance | None = None) -> None:
         """Fail where a row of logits is further from the expected one than the tolerance."""
-        allowed = allowed or self.tolerance
+        self._compare(rows, expected, what, (allowed or self.tolerance).row)
+
+    def states_agree(self, rows: Rows, expected: Rows, what: str) -> None:
+        """The same for rows of hidden states."""
+        self._compare(rows, expected, what, self.tolerance.state)
+
+    @staticmethod
+    def _compare(rows: Rows, expected: Rows, what: str, allowed: float) -> None:
         if rows.shape != expected.shape:
-            pytest.fail(f"{what}: logits of shape {rows.shape}, expected {expected.shape}", pytrace=False)
+            pytest.fail(f"{what}: rows of shape {rows.shape}, expected {expected.shape}", pytrace=False)
         errors = relative_errors(rows, expected)
         worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
-        if not errors[worst] <= allowed.row:
+        if not errors[worst] <= allowed:
             pytest.fail(
                 f"{what}: row {worst} of {len(rows)} differs by {errors[worst]:.2e} of its norm"
-                f" (allowed: {allowed.row:.1e})",
+                f" (allowed: {allowed:.1e})",
                 pytrace=False,
             )
 

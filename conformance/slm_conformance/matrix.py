@@ -38,9 +38,10 @@ WITHIN_THEIR_AREA = {
     "TestHostileDumps": "Dump",
     "TestHostileSessions": "TestHostileSessions",
     "TestVocabulary": "TestVocabulary",
+    "TestEmbeddings": "TestEmbeddings",
     "TestClose::test_mem": "TestClose",
 }
-"""Slow scenarios, and what the scenario that a fault names has in its name where they are played."""
+"""Scenarios that are slow, or of what not all do; and what a fault's scenario has in its name where they are played."""
 
 NOT_PLAYED = ("TestModelBased",)
 """Random programs are meant to notice what others notice."""
@@ -148,8 +149,8 @@ the first that fails, too: {n_played} of the {n_faults} were played so, and {n_a
 alone notice.
 
 Not played against others are the random programs. Scenarios of sessions, chats, generation and sampling are played on
-faults that name one of them; hostile dumps, vocabulary and memory on faults of their area. All toys run the tiny llama
-model in float32, and the demo model where a scenario is about what it says.
+faults that name one of them; hostile dumps, vocabulary, memory and embeddings on faults of their area. All toys run the
+tiny llama model in float32, and the demo model where a scenario is about what it says.
 
 | fault | breaks | killed by | also noticed by |
 |---|---|---|---|"""

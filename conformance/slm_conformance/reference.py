@@ -64,12 +64,20 @@ class Reference:
 
     def decode(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
         """Append tokens to a sequence; returns the logits after each, float64 [T, V]."""
+        return self.logits(self.embed(tokens, seq_id))
+
+    def logits(self, states: Array) -> Array:
+        """What hidden states [T, E] lead to, float64 [T, V]."""
+        return self._linear("token_embd" if self._shape.tied else "output", states)
+
+    def embed(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
+        """Append tokens to a sequence; returns the hidden state of each behind the last norm, float64 [T, E]."""
         memory = self._memory(seq_id)
         x = self._tensors["token_embd.weight"][list(tokens)].astype(np.float64)  # [T, E]
         for layer, kept in enumerate(memory):
             x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), kept)
             x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
-        return self._linear("token_embd" if self._shape.tied else "output", self._norm("output_norm", x))
+        return self._norm("output_norm", x)
 
     def fork(self, src: int, dst: int, end: int | None = None) -> None:
         """Make ``dst`` a copy of ``src[:end]``."""

@@ -78,6 +78,11 @@ class Tolerance:
         )
 
     @cached_property
+    def state(self) -> float:
+        """What any one row of hidden states may err by."""
+        return sum(self._bound(cause, ROW_MARGIN, lambda errors: errors.state.max()) for cause in self._causes)
+
+    @cached_property
     def gap(self) -> float:
         """How much another token may gain on the best one, as a share of the row's norm.
 
@@ -125,24 +130,29 @@ class _Errors:
     Attributes:
         row: of each, over its norm.
         gain: the most that a token gains on the best one, likewise.
+        state: of the hidden state that a row is made of, over its norm.
     """
 
     row: Array
     gain: Array
+    state: Array
 
 
 @lru_cache(maxsize=64)
 def _rounding_errors(weights: Weights, cause: Precision | KvType) -> _Errors:
     """The errors where nothing but ``cause`` rounds."""
-    rows, gains = [], []
+    rows, gains, states = [], [], []
     for seed in range(N_ROW_SAMPLES):
         tokens = random_tokens(weights.n_vocab, N_SAMPLE, seed)
-        exact, rounded = Reference(weights).decode(tokens), _rounding_reference(weights, cause).decode(tokens)
+        ways = Reference(weights), _rounding_reference(weights, cause)
+        exact_states, rounded_states = (way.embed(tokens) for way in ways)
+        states.append(relative_errors(rounded_states, exact_states))
+        exact, rounded = ways[0].logits(exact_states), ways[1].logits(rounded_states)
         rows.append(relative_errors(rounded, exact))
         error, best = rounded - exact, exact.argmax(axis=1)
         gain = error.max(axis=1) - error[np.arange(N_SAMPLE), best]
         gains.append(gain / np.linalg.norm(exact, axis=1))
-    return _Errors(np.concatenate(rows), np.concatenate(gains))
+    return _Errors(np.concatenate(rows), np.concatenate(gains), np.concatenate(states))
 
 
 def _rounding_reference(weights: Weights, cause: Precision | KvType) -> Reference:

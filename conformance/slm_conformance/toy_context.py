@@ -6,14 +6,14 @@ A fork is a copy of a list, and a call that raises has changed nothing because l
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
-from slm_conformance.toy_engine import Cell, ToyEngine
+from slm_conformance.toy_engine import Array, Cell, ToyEngine
 from slm_core.batch import TokenBatch
 from slm_core.errors import (
     BatchFull,
@@ -27,17 +27,20 @@ from slm_core.errors import (
     InvalidToken,
     SnapshotMismatch,
     UnsupportedEdit,
+    UnsupportedOutput,
 )
 from slm_core.ledger import replay_plan, truncated_edits
 from slm_core.protocols import Batch
 from slm_core.snapshot import Edit, SequenceSnapshot
-from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States
 
 
 class ToyContext:
     """Per sequence, a list of cells and the edits that led to it."""
 
-    capabilities: frozenset[Capability] = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD})
+    capabilities: frozenset[Capability] = frozenset(
+        {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDINGS}
+    )
     payload_format = "toy-1"
 
     def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
@@ -75,15 +78,26 @@ class ToyContext:
         """Run the tokens one after another, each in its own sequence."""
         with self._call():
             self._check_batch(batch)
-            grown: dict[int, list[Cell]] = {}
-            rows = np.empty((len(batch), self.engine.n_vocab), np.float32)
-            for i, (token, seq_id) in enumerate(zip(batch.tokens.tolist(), batch.seq_ids.tolist(), strict=True)):
-                cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
-                cell, rows[i] = self.engine.step(token, cells)
-                cells.append(cell)
-            for seq_id, cells in grown.items():
-                self.cells[seq_id] = cells
-            return rows[batch.wants_logits]
+            return self._ran(batch, self.engine.step, self.engine.n_vocab)
+
+    def embed(self, batch: Batch) -> States:
+        """The same, without the last product."""
+        with self._call():
+            if Capability.EMBEDDINGS not in self.capabilities:
+                raise UnsupportedOutput("this toy gives no hidden states")
+            self._check_batch(batch)
+            return self._ran(batch, self.engine.state, self.engine.shape.n_embd)
+
+    def _ran(self, batch: Batch, step: Callable[[int, Sequence[Cell]], tuple[Cell, Array]], width: int) -> Array:
+        grown: dict[int, list[Cell]] = {}
+        rows = np.empty((len(batch), width), np.float32)
+        for i, (token, seq_id) in enumerate(zip(batch.tokens.tolist(), batch.seq_ids.tolist(), strict=True)):
+            cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
+            cell, rows[i] = step(token, cells)
+            cells.append(cell)
+        for seq_id, cells in grown.items():
+            self.cells[seq_id] = cells
+        return rows[batch.wants_logits]
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Copy the list of cells."""

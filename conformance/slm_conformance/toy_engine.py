@@ -43,6 +43,11 @@ class ToyEngine:
 
     def step(self, token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
         """Run one token after ``past``; returns what to remember of it, and the logits, float32 [V]."""
+        cell, state = self.state(token, past)
+        return cell, self._linear("token_embd" if self.shape.tied else "output", state)
+
+    def state(self, token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
+        """The same, with the hidden state behind the last norm in place of logits, float32 [E]."""
         shape, position = self.shape, len(past)
         kept = np.empty((2, shape.n_layers, position + 1, shape.n_kv_heads, shape.head_dim), np.float32)
         if past:
@@ -55,9 +60,7 @@ class ToyEngine:
             h = self._norm(block + "ffn_norm", x)
             gate = self._linear(block + "ffn_gate", h)
             x = x + self._linear(block + "ffn_down", gate / (1 + np.exp(-gate)) * self._linear(block + "ffn_up", h))
-        h = self._norm("output_norm", x)
-        logits = self._linear("token_embd" if shape.tied else "output", h)
-        return Cell(token, kept[0, :, -1], kept[1, :, -1]), logits
+        return Cell(token, kept[0, :, -1], kept[1, :, -1]), self._norm("output_norm", x)
 
     def moved(self, cell: Cell, by: int) -> Cell:
         """The cell as if its token stood ``by`` positions further on: key re-rotated, value kept."""

@@ -15,6 +15,7 @@ from slm_core.cli import (
     conformance,
     convert,
     demo,
+    embedding,
     looking,
     quantizing,
     repl,
@@ -81,6 +82,7 @@ _MAKE = "Make model files"
 app.command(epilog="Example: slm demo", rich_help_panel=_TALK)(demo.demo)
 app.command(epilog='Example: slm run model.gguf -p "What is 12 + 30?"', rich_help_panel=_TALK)(answering.run)
 app.command(epilog="Example: slm chat model.gguf --backend native", rich_help_panel=_TALK)(repl.chat)
+app.command(epilog='Example: slm embed model.gguf "some text" "another"', rich_help_panel=_TALK)(embedding.embed)
 app.command(epilog="Example: slm info model.gguf", rich_help_panel=_LOOK)(looking.info)
 app.command(epilog="Example: slm backends", rich_help_panel=_LOOK)(looking.backends)
 app.command(epilog='Example: slm tokenize model.gguf "some text"', rich_help_panel=_LOOK)(looking.tokenize)

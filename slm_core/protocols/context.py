@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from slm_core.protocols.batch import Batch
-from slm_core.types import Capability, EditLevel, Logits, Pos
+from slm_core.types import Capability, EditLevel, Logits, Pos, States
 
 
 class Context(Protocol):
@@ -70,6 +70,20 @@ class Context(Protocol):
             BatchFull: more than ``n_batch`` tokens.
             ContextFull: not enough free positions.
             DecodeFailed: the engine reported a failure.
+            UnsupportedOutput: an encoder, which has no logits.
+        """
+        ...
+
+    def embed(self, batch: Batch) -> States:
+        """Run a batch as ``decode`` does, and give hidden states in place of logits, float32 [n_rows, E].
+
+        They are those behind the last norm, and behind dense layers where a file has some for embeddings. Calls of
+        ``embed`` and ``decode`` may take turns. Where ``ENCODER`` is declared, a batch holds whole sequences, which
+        are empty again afterwards.
+
+        Raises:
+            UnsupportedOutput: ``EMBEDDINGS`` is not declared.
+            InvalidToken, InvalidSequence, InvalidPosition, BatchFull, ContextFull, DecodeFailed: as ``decode``.
         """
         ...
 

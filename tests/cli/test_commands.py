@@ -32,6 +32,7 @@ COMMANDS = (
     "cache",
     "convert",
     "score",
+    "embed",
     "conformance",
     "quantize",
 )
@@ -295,3 +296,20 @@ def test_convert_makes_a_directory_that_answers_as_the_file_does(run, tmp_path) 
     assert (again.code, "is there already" in again.err) == (1, True)
     unknown = run("convert", str(slm.demo_model_path()), folder, "--to", "paper")
     assert (unknown.code, "registered: onnx" in unknown.err) == (1, True)
+
+
+def test_embed_prints_what_the_api_makes(run, model) -> None:
+    texts, path = ["a dog", "another"], str(slm.demo_model_path())
+    told = json.loads(run("embed", path, *texts, "--backend", "native", "--pooling", "mean").out)
+    expected = model.embed(texts, pooling="mean")
+    assert (told["pooling"], told["normalized"]) == ("mean", True)
+    assert [row["text"] for row in told["embeddings"]] == texts
+    assert [row["tokens"] for row in told["embeddings"]] == list(expected.n_tokens)
+    assert np.array([row["vector"] for row in told["embeddings"]]) == pytest.approx(expected.vectors, abs=1e-6)
+    lines = json.loads(run("embed", path, "-", "--no-normalize", "-b", "native", input="a dog\nanother\n").out)
+    assert [row["text"] for row in lines["embeddings"]] == texts
+    assert max(map(abs, lines["embeddings"][0]["vector"])) > 1, "these are not of length 1"
+    assert run("embed", path, "-", "text").code == 2
+    refused = run("embed", path, "text", "--pooling", "median", "-b", "native")
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert "unknown pooling 'median'" in refused.err

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from slm_conformance.families import family_model
@@ -66,6 +67,18 @@ def test_truncate_fork_and_dump_do_what_the_level_says(models, name, tokens, fee
         context.clear()
         context.restore(0, dump)
         assert_close(feed(context, tokens[:5]), after, BOUND)
+
+
+def test_hidden_states_are_the_same_on_both_engines(models, path, tokens):
+    rows = []
+    for model in models.values():
+        with new_context(model) as context:
+            batch = context.new_batch()
+            batch.extend(tokens, Pos(0, 0), logits="all")
+            rows.append(context.embed(batch).copy())
+    if len(rows) == 2 and not path.name.startswith(IGNORES_THE_WINDOW):
+        errors = np.linalg.norm(rows[0] - rows[1], axis=1) / np.linalg.norm(rows[1], axis=1)
+        assert errors.max() < BOUND_ACROSS
 
 
 def test_a_cut_gives_the_same_on_both_engines(models, path, tokens, feed, assert_close):

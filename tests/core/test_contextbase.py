@@ -29,7 +29,7 @@ from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import Capability, ContextOptions, EditLevel, Pos
 
 N_VOCAB = 50
-ALL = frozenset(Capability)
+ALL = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD})
 
 
 class Engine(ContextBase):

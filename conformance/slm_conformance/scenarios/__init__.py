@@ -8,6 +8,7 @@ from slm_conformance.scenarios.constraints import TestConstraints
 from slm_conformance.scenarios.cut import TestCut
 from slm_conformance.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
 from slm_conformance.scenarios.edit_levels import TestDeclarations
+from slm_conformance.scenarios.embeddings import TestEmbeddings
 from slm_conformance.scenarios.fork import TestDrop, TestFork
 from slm_conformance.scenarios.generation import TestGeneration
 from slm_conformance.scenarios.hostile import TestHostileDumps
@@ -38,6 +39,7 @@ __all__ = [
     "TestDecodeRefusals",
     "TestDrop",
     "TestDumpRestore",
+    "TestEmbeddings",
     "TestFork",
     "TestGeneration",
     "TestHostileDumps",

@@ -60,6 +60,13 @@ def transformers_logits(model: Any, tokens: Sequence[int]) -> Rows:
     return rows
 
 
+def transformers_states(model: Any, tokens: Sequence[int]) -> Rows:
+    """Hidden states behind the last norm, float32 [T, E], of one forward pass."""
+    with torch.inference_mode():
+        rows: Rows = model.base_model(torch.tensor([list(tokens)])).last_hidden_state[0].float().numpy()
+    return rows
+
+
 def native_logits(context: Context, tokens: Sequence[int], chunks: Sequence[int]) -> Rows:
     """Logits after each token, which come in batches of these sizes."""
     rows, start = [], 0

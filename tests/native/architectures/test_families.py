@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from native.architectures.cases import CASES
-from native.architectures.engines import N_DECODE, N_PREFILL, Rows, make_subject, native_logits, transformers_logits
+from native.architectures.engines import (
+    N_DECODE,
+    N_PREFILL,
+    Rows,
+    make_subject,
+    native_logits,
+    transformers_logits,
+    transformers_states,
+)
 from slm_conformance.family_table import FAMILIES
 from slm_core.architectures import Activation, architecture_names, read_spec
 from slm_core.gguf import GgufFile
@@ -28,11 +36,12 @@ OPTIONS = ContextOptions(n_ctx=N_PREFILL + N_DECODE, n_batch=N_PREFILL)
 
 
 class Expected(NamedTuple):
-    """A family's file, and what the other engines make of the tokens, by their names."""
+    """A family's file, what the other engines make of the tokens, by their names, and transformers' hidden states."""
 
     family: str
     path: Path
     rows: dict[str, Rows]
+    states: Rows | None
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,12 +61,13 @@ def tokens(random_tokens) -> list[int]:
 @pytest.fixture(scope="module", params=FAMILIES)
 def expected(request, tmp_path_factory, tokens, llama_cpp_logits) -> Expected:
     family = request.param
-    subject, rows = make_subject(tmp_path_factory.mktemp("family"), family), {}
+    subject, rows, states = make_subject(tmp_path_factory.mktemp("family"), family), {}, None
     if subject.model is not None:
         rows["transformers"] = transformers_logits(subject.model, tokens)
+        states = transformers_states(subject.model, tokens)
     if subject.model is None or CASES[family].llama_cpp:
         rows["llama.cpp"] = llama_cpp_logits(subject.path, tokens)
-    return Expected(family, subject.path, rows)
+    return Expected(family, subject.path, rows, states)
 
 
 def test_every_architecture_has_a_family_and_every_family_a_case():
@@ -76,6 +86,19 @@ def test_prefill_and_decode_equal_the_other_engines(expected, tier, load, tokens
         about[engine] = assert_close(found, rows, bound)
     for name, value in about.items():
         record_property(name, value)
+
+
+def test_hidden_states_equal_those_of_transformers(expected, load, tokens, assert_close):
+    if expected.states is None:
+        assert "llama.cpp" in expected.rows, "whose hidden states tests/conformance/test_families.py compares"
+        return
+    with load(expected.path).new_context(OPTIONS) as context:
+        batch, rows = context.new_batch(), []
+        for start in range(0, len(tokens), N_PREFILL):
+            batch.clear()
+            batch.extend(tokens[start : start + N_PREFILL], Pos(0, start), logits="all")
+            rows.append(context.embed(batch).copy())
+    assert_close(np.concatenate(rows), expected.states, BOUND)
 
 
 def note_of(family: str) -> str:

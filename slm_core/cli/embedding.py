@@ -1,0 +1,53 @@
+"""``slm embed``: texts as vectors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slm_core.cli import options as o
+from slm_core.cli.answering import print_json
+from slm_core.types import Pooling
+
+
+def _pooling_names(incomplete: str) -> list[str]:
+    return [name for name in Pooling if name.startswith(incomplete)]
+
+
+def embed(
+    path: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.")],
+    texts: Annotated[
+        list[str], typer.Argument(metavar="TEXT...", help='The texts; "-" reads them from standard input, one a line.')
+    ],
+    backend: o.BackendName = None,
+    device: o.Device = "auto",
+    threads: o.Threads = None,
+    option: o.BackendOptions = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"How tokens become one vector: {', '.join(Pooling)} (default: as the file says).",
+            autocompletion=_pooling_names,
+        ),
+    ] = None,
+    normalize: Annotated[bool, typer.Option(help="Make vectors as long as 1.")] = True,
+) -> None:
+    """Print the embeddings of texts as a JSON object."""
+    if "-" in texts:
+        if len(texts) > 1:
+            raise typer.BadParameter('give texts, or "-" alone', param_hint="TEXT")
+        texts = sys.stdin.read().splitlines()
+    with o.Loading(path, backend, device, threads, option or ()).load() as model:
+        found = model.embed(texts, pooling=pooling, normalize=normalize)
+    rows = zip(texts, found.n_tokens, found.vectors.tolist(), strict=True)
+    print_json(
+        {
+            "pooling": found.pooling,
+            "normalized": normalize,
+            "embeddings": [{"text": text, "tokens": n_tokens, "vector": vector} for text, n_tokens, vector in rows],
+        }
+    )

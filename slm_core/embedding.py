@@ -1,0 +1,138 @@
+"""Embeddings of texts: hidden states of their tokens, pooled. Written once, over any context that has such states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slm_core.errors import InvalidOption, InvalidSequence
+from slm_core.protocols import Context
+from slm_core.types import Capability, Pooling, Pos, States
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeddings:
+    """What became of some texts.
+
+    Attributes:
+        vectors: a row for each text, float32 [n, E].
+        pooling: how they were made.
+        n_tokens: tokens of each text [n].
+    """
+
+    vectors: States
+    pooling: Pooling
+    n_tokens: tuple[int, ...]
+
+
+def embed(
+    context: Context, texts: Sequence[Sequence[int]], pooling: Pooling | str | None = None, *, normalize: bool = True
+) -> Embeddings:
+    """Embed texts, several in a batch where they fit; the context is empty before and after.
+
+    Args:
+        context: where; it declares ``EMBEDDINGS``.
+        texts: token ids, with what the vocabulary puts around a text.
+        pooling: how; None for the mean of an encoder, else the last token.
+        normalize: divide vectors by their length, so that their products are cosines.
+
+    Raises:
+        InvalidOption: an unknown pooling, a text without tokens, or one that is longer than an encoder's batch.
+        UnsupportedOutput: the context has no hidden states.
+        ContextFull: a text is longer than the context.
+    """
+    how = checked_pooling(pooling) or default_pooling(context)
+    vectors = [pool(states, how) for states in token_states(context, texts, only_last=how is Pooling.LAST)]
+    made = np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
+    return Embeddings(normalized(made) if normalize else made, how, tuple(map(len, texts)))
+
+
+def token_states(context: Context, texts: Iterable[Sequence[int]], *, only_last: bool = False) -> Iterator[States]:
+    """The hidden states of each text's tokens, float32 [T, E]; of the last one alone, [1, E], where ``only_last``.
+
+    Raises:
+        InvalidOption, UnsupportedOutput, ContextFull: see ``embed``.
+        InvalidSequence: the context is not empty.
+    """
+    if any(context.length(seq_id) for seq_id in range(context.n_seq_max)):
+        raise InvalidSequence("the context holds tokens (accepted: an empty one)")
+    group: list[Sequence[int]] = []
+    for i, tokens in enumerate(texts):
+        _check(context, i, tokens)
+        full = len(group) == context.n_seq_max or sum(map(len, group)) + len(tokens) > context.n_batch
+        if group and full:
+            yield from _together(context, group, only_last)
+            group = []
+        group.append(tokens)
+    if group:
+        yield from _together(context, group, only_last)
+
+
+def pool(states: States, pooling: Pooling) -> States:
+    """One vector [E] of the states [T, E] of a text."""
+    if pooling is Pooling.MEAN:
+        mean: States = states.mean(axis=0, dtype=np.float64).astype(np.float32)
+        return mean
+    if pooling is Pooling.MAX:
+        largest: States = states.max(axis=0)
+        return largest
+    one: States = states[0 if pooling is Pooling.CLS else -1]
+    return one.copy()
+
+
+def normalized(vectors: States) -> States:
+    """Vectors [n, E] of length 1; one that is zero stays so."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    scaled: States = (vectors / np.where(lengths == 0, 1, lengths)).astype(np.float32)
+    return scaled
+
+
+def checked_pooling(pooling: Pooling | str | None) -> Pooling | None:
+    """The pooling that a name stands for.
+
+    Raises:
+        InvalidOption: there is none of that name.
+    """
+    if pooling is None:
+        return None
+    try:
+        return Pooling(pooling)
+    except ValueError:
+        raise InvalidOption(f"unknown pooling {pooling!r} (accepted: {', '.join(Pooling)})") from None
+
+
+def default_pooling(context: Context) -> Pooling:
+    """How texts are embedded where neither the caller nor the file says: only the last token has seen a whole text."""
+    return Pooling.MEAN if Capability.ENCODER in context.capabilities else Pooling.LAST
+
+
+def _check(context: Context, i: int, tokens: Sequence[int]) -> None:
+    if not len(tokens):
+        raise InvalidOption(f"text {i} has no tokens: there is nothing to embed")
+    if len(tokens) > context.n_batch and Capability.ENCODER in context.capabilities:
+        raise InvalidOption(
+            f"text {i} has {len(tokens)} tokens, and an encoder takes whole texts, of at most {context.n_batch} here"
+            " (create the context with a larger n_batch)"
+        )
+
+
+def _together(context: Context, group: Sequence[Sequence[int]], only_last: bool) -> list[States]:
+    """States of texts that fit into a batch; a single one may be longer, and is run in chunks."""
+    batch, rows = context.new_batch(), []
+    try:
+        for seq_id, tokens in enumerate(group):
+            for first in range(0, len(tokens), context.n_batch):
+                chunk = tokens[first : first + context.n_batch]
+                if len(batch) + len(chunk) > context.n_batch:
+                    rows.append(context.embed(batch).copy())
+                    batch.clear()
+                at_end = first + len(chunk) == len(tokens)
+                batch.extend(chunk, Pos(seq_id, first), logits=("last" if at_end else "none") if only_last else "all")
+        rows.append(context.embed(batch).copy())
+    finally:
+        for seq_id in range(len(group)):
+            context.drop(seq_id)
+    ends = np.cumsum([1 if only_last else len(tokens) for tokens in group])
+    return np.split(np.concatenate(rows), ends[:-1])
