@@ -239,10 +239,10 @@ def test_a_context_in_use_keeps_the_model_open(backend, path, monkeypatch):
     inside, go_on = threading.Event(), threading.Event()
     forward = context._transformer.forward
 
-    def slow_forward(*args):
+    def slow_forward(*args, **options):
         inside.set()
         assert go_on.wait(30)
-        return forward(*args)
+        return forward(*args, **options)
 
     monkeypatch.setattr(context._transformer, "forward", slow_forward)
     batch = context.new_batch()
