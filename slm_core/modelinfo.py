@@ -1,4 +1,4 @@
-"""What a GGUF file says about its model, for every backend that loads GGUF files."""
+"""What a model file says about its model, for every backend that loads GGUF files."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import Counter
 
 from slm_core.architectures import ModelSpec, read_spec
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.gguf import GgmlType, GgufFile
+from slm_core.gguf import GgmlType, WeightSource
 from slm_core.types import KvType, ModelInfo, Pooling
 
 _POOLINGS = (None, Pooling.MEAN, Pooling.CLS, Pooling.LAST)  # GGUF's numbers; 4 is a ranking, which is none
 EMBEDDING_TENSOR = "token_embd.weight"
 
 
-def model_info(gguf: GgufFile, *, backend: str, device: str, kv_type: KvType = KvType.F16) -> ModelInfo:
+def model_info(gguf: WeightSource, *, backend: str, device: str, kv_type: KvType = KvType.F16) -> ModelInfo:
     """Describe the model in a file.
 
     Args:
@@ -53,7 +53,7 @@ def model_info(gguf: GgufFile, *, backend: str, device: str, kv_type: KvType = K
     )
 
 
-def main_weight_type(gguf: GgufFile) -> str:
+def main_weight_type(gguf: WeightSource) -> str:
     """The weight type that takes the most bytes of the file ("Q4_K"), or "" where there are no tensors."""
     n_bytes: Counter[str] = Counter()
     for tensor in gguf.tensors.values():
@@ -61,18 +61,18 @@ def main_weight_type(gguf: GgufFile) -> str:
     return max(n_bytes, key=n_bytes.__getitem__, default="")
 
 
-def chat_template(gguf: GgufFile) -> str | None:
+def chat_template(gguf: WeightSource) -> str | None:
     """The file's main chat template."""
     return gguf.get("tokenizer.chat_template", str, None)
 
 
-def further_templates(gguf: GgufFile) -> dict[str, str]:
+def further_templates(gguf: WeightSource) -> dict[str, str]:
     """Templates that the file has besides its main one, by name."""
     names = gguf.get("tokenizer.chat_templates", list[str], [])
     return {name: gguf.require(f"tokenizer.chat_template.{name}", str) for name in names if name != "default"}
 
 
-def pooling(gguf: GgufFile) -> Pooling | None:
+def pooling(gguf: WeightSource) -> Pooling | None:
     """How the file wants embeddings of texts made, None where it does not say.
 
     Raises:
@@ -85,7 +85,7 @@ def pooling(gguf: GgufFile) -> Pooling | None:
     return _POOLINGS[number]
 
 
-def _declared(gguf: GgufFile) -> ModelSpec | None:
+def _declared(gguf: WeightSource) -> ModelSpec | None:
     """What its architecture's file makes of it; None where there is none, or it does not fit: engines say so."""
     try:
         return read_spec(gguf)
@@ -98,14 +98,14 @@ def _bytes_of(n_values: int, kv_type: KvType) -> int:
     return n_values // ggml_type.block_size * ggml_type.block_bytes
 
 
-def _size(gguf: GgufFile, key: str) -> int:
+def _size(gguf: WeightSource, key: str) -> int:
     size = gguf.require(key, int)
     if size < 1:
         raise InvalidModelFile(f"{gguf.path}: metadata {key!r} is {size} (accepted: 1 or more)")
     return size
 
 
-def _n_vocab(gguf: GgufFile) -> int:
+def _n_vocab(gguf: WeightSource) -> int:
     """Rows of the embedding, which the logits have, too; without one, the length of the token list."""
     if EMBEDDING_TENSOR in gguf.tensors:
         return gguf.tensors[EMBEDDING_TENSOR].shape[0]

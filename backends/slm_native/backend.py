@@ -11,8 +11,8 @@ from typing import cast
 import numpy as np
 
 from slm_core.architectures import check_tensors, read_spec
+from slm_core.checkpoints import open_model
 from slm_core.errors import BackendUnavailable, InvalidOption, SlmError, UnknownOption, UnsupportedModel
-from slm_core.gguf import GgufFile
 from slm_core.types import BackendStatus, DeviceStatus, ModelOptions, Support
 from slm_native import torch_devices
 from slm_native.context import BACKEND
@@ -75,7 +75,7 @@ class NativeBackend:
             except BackendUnavailable as error:
                 return Support(False, str(error))
         try:
-            with GgufFile.open(source) as gguf:
+            with open_model(source) as gguf:
                 spec = read_spec(gguf)
                 check_tensors(gguf, spec)
         except UnsupportedModel as error:
@@ -89,7 +89,7 @@ class NativeBackend:
         choice = _kernels(options, paging)
         progress = options.progress or (lambda share: None)
         progress(0.0)
-        gguf = GgufFile.open(source)
+        gguf = open_model(source)
         try:
             return NativeModel(gguf, choice.kernels, progress, paging)
         except BaseException:

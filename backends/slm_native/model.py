@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Self
 
 from slm_core.architectures import check_tensors, read_spec
+from slm_core.checkpoints import Checkpoint
 from slm_core.errors import InvalidModelFile, ModelClosed
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.protocols import Vocab
-from slm_core.tokenization import build_vocab
+from slm_core.tokenization import model_vocab
 from slm_core.types import ContextOptions, ModelInfo, Progress
 from slm_native.context import BACKEND, NativeContext
 from slm_native.kernels import KernelSet
@@ -24,7 +25,7 @@ class NativeModel:
     """Weights and vocabulary; any thread may use it.
 
     Args:
-        gguf: the open file; the model closes it.
+        gguf: the open file or directory; the model closes it.
         kernels: the arithmetic.
         progress: called with the share that is done.
         paging: how much memory the layers may take; None for as much as they need.
@@ -34,13 +35,15 @@ class NativeModel:
         InvalidOption: ``paging`` leaves too little.
     """
 
-    def __init__(self, gguf: GgufFile, kernels: KernelSet, progress: Progress, paging: Paging | None = None) -> None:
+    def __init__(
+        self, gguf: GgufFile | Checkpoint, kernels: KernelSet, progress: Progress, paging: Paging | None = None
+    ) -> None:
         spec = read_spec(gguf)
         check_tensors(gguf, spec)
         self._info = model_info(
             gguf, backend=f"{BACKEND} ({kernels.name})", device=kernels.device, kv_type=kernels.kv_type
         )
-        self._vocab: Vocab = build_vocab(gguf)
+        self._vocab: Vocab = model_vocab(gguf, spec.n_vocab)
         if self._vocab.size != spec.n_vocab:
             raise InvalidModelFile(
                 f"{gguf.path}: {self._vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import AnyActivation, LayerSpec, ModelSpec
-from slm_core.gguf import GgufFile
+from slm_core.gguf import WeightSource
 from slm_core.types import KvType, Logits, States
 from slm_native.experts import route, run_routed
 from slm_native.kernels import FusedBlocks, KernelSet, Linear, Norm, PlainBlock
@@ -54,7 +54,7 @@ class Transformer:
 
     def __init__(
         self,
-        gguf: GgufFile,
+        gguf: WeightSource,
         spec: ModelSpec,
         kernels: KernelSet,
         progress: Callable[[float], None],
@@ -186,7 +186,7 @@ class Transformer:
         )
 
     def _paged(
-        self, gguf: GgufFile, sizes: Sequence[int], paging: Paging, progress: Callable[[float], None]
+        self, gguf: WeightSource, sizes: Sequence[int], paging: Paging, progress: Callable[[float], None]
     ) -> LayerPager:
         reader = WeightReader(gguf, self.spec, self._kernels, in_memory=self._kernels.reads_file)
         reader.check_blocks()

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from slm_core.architectures import LayerSpec, ModelSpec, alibi_slopes
-from slm_core.gguf import GgufFile
+from slm_core.gguf import WeightSource
 from slm_core.quant import QuantizedTensor, check_tensor
 from slm_native.kernels import KernelSet, Linear, Norm, Scoring, Weight
 from slm_native.kv import Array
@@ -101,7 +101,7 @@ class WeightReader:
         in_memory: whether tensors are read from the file now, into memory of their own, and not when they are used.
     """
 
-    def __init__(self, gguf: GgufFile, spec: ModelSpec, kernels: KernelSet, *, in_memory: bool = False) -> None:
+    def __init__(self, gguf: WeightSource, spec: ModelSpec, kernels: KernelSet, *, in_memory: bool = False) -> None:
         self._gguf = gguf
         self._spec = spec
         self._kernels = kernels

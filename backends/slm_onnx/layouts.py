@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.tokenization.directory import read_json
+from slm_core.jsonfile import read_json
 
 GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
 _MERGED, _FIRST, _NEXT, _SINGLE = (

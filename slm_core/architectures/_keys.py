@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.gguf import GgufFile
+from slm_core.gguf import WeightSource
 from slm_core.gguf.cursor import shown
 
 _MAX_SIZE = 2**31 - 1
@@ -19,7 +19,7 @@ class Keys:
         gguf: the open file.
     """
 
-    def __init__(self, gguf: GgufFile) -> None:
+    def __init__(self, gguf: WeightSource) -> None:
         self.gguf = gguf
         self.architecture = gguf.require("general.architecture", str)
         self._seen: set[str] = set()

@@ -11,7 +11,7 @@ from slm_core import architectures, plugins
 from slm_core.architectures._keys import Keys
 from slm_core.architectures._spec import ModelSpec
 from slm_core.errors import PluginError, UnsupportedModel
-from slm_core.gguf import GgufFile
+from slm_core.gguf import WeightSource
 from slm_core.gguf.cursor import shown
 
 _HYPHENATED = {"command_r": "command-r", "gpt_oss": "gpt-oss", "falcon_h1": "falcon-h1"}
@@ -23,7 +23,7 @@ def architecture_names() -> list[str]:
     return sorted({*_modules(), *plugins.registry().architectures})
 
 
-def read_spec(gguf: GgufFile) -> ModelSpec:
+def read_spec(gguf: WeightSource) -> ModelSpec:
     """Read what a file says about its model; of tensors, names and the embedding's shape are looked at, no weights.
 
     Raises:

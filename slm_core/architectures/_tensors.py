@@ -6,14 +6,14 @@ import logging
 
 from slm_core.architectures._spec import ModelSpec
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.gguf import GgufFile, TensorInfo
+from slm_core.gguf import TensorInfo, WeightSource
 from slm_core.gguf.cursor import shown
 from slm_core.quant import supported_types
 
 _log = logging.getLogger(__name__)
 
 
-def check_tensors(gguf: GgufFile, spec: ModelSpec) -> None:
+def check_tensors(gguf: WeightSource, spec: ModelSpec) -> None:
     """Compare a file's tensors with what the model must have and may have; the directory alone is read.
 
     Raises:
@@ -42,7 +42,7 @@ def check_tensors(gguf: GgufFile, spec: ModelSpec) -> None:
             )
 
 
-def _check_type(gguf: GgufFile, tensor: TensorInfo) -> None:
+def _check_type(gguf: WeightSource, tensor: TensorInfo) -> None:
     if tensor.ggml_type not in supported_types():
         accepted = ", ".join(ggml_type.name for ggml_type in supported_types())
         raise UnsupportedModel(

@@ -18,10 +18,11 @@ def spec(keys: Keys) -> ModelSpec:
     keys.only("tensor_data_layout", "Meta AI original pth")  # the layout that this file describes
     block = norms(sizes.n_embd, "attn_norm", "ffn_norm") | attention(sizes)
     block |= biases(block, "attn_q", "attn_k", "attn_v", "attn_output", required=False)
+    window = keys.count("attention.sliding_window", 0) or None  # of the first Mistral
     if keys.count("expert_count", 0):
         chosen = read_experts(keys, normalized=True)
-        layer = LayerSpec(block | experts(sizes, chosen.n_experts, sizes.n_ff), rope, experts=chosen)
+        layer = LayerSpec(block | experts(sizes, chosen.n_experts, sizes.n_ff), rope, window, experts=chosen)
     else:
         dense = gated(sizes)
-        layer = LayerSpec(block | dense | biases(dense, required=False), rope)
+        layer = LayerSpec(block | dense | biases(dense, required=False), rope, window)
     return decoder_spec(keys, sizes, [layer] * sizes.n_layers, outside)

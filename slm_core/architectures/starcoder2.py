@@ -14,6 +14,7 @@ def spec(keys: Keys) -> ModelSpec:
     sizes = read_sizes(keys)
     block = attention(sizes) | ungated(sizes) | norms(sizes.n_embd, "attn_norm", "ffn_norm")
     rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT)
-    layer = LayerSpec(block | biases(block), rope, activation=Activation.GELU_TANH)
+    window = keys.count("attention.sliding_window", 0) or None
+    layer = LayerSpec(block | biases(block), rope, window, activation=Activation.GELU_TANH)
     outside = biases(norms(sizes.n_embd, "output_norm"))
     return decoder_spec(keys, sizes, [layer] * sizes.n_layers, outside, norm=NormKind.LAYER)

@@ -3,8 +3,9 @@
 from slm_core.gguf.file import GgufFile
 from slm_core.gguf.ggml_types import GgmlType
 from slm_core.gguf.metadata import Metadata, MetadataValue
+from slm_core.gguf.source import WeightSource
 from slm_core.gguf.tensors import TensorInfo
-from slm_core.gguf.writer import GgufWriter, NewTensor, TensorSink, stored_uint32
+from slm_core.gguf.writer import GgufWriter, NewTensor, PlainValue, TensorSink, header, stored_uint32
 
 __all__ = [
     "GgmlType",
@@ -13,7 +14,10 @@ __all__ = [
     "Metadata",
     "MetadataValue",
     "NewTensor",
+    "PlainValue",
     "TensorInfo",
     "TensorSink",
+    "WeightSource",
+    "header",
     "stored_uint32",
 ]

@@ -6,7 +6,8 @@ import mmap
 import stat
 import struct
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -36,18 +36,22 @@ class MappedFile:
     The mapping is returned to the system as soon as it is closed and the last view of it is gone. A file that another
     program truncates while it is mapped makes the system stop the process: replace model files, never rewrite them.
 
+    Args:
+        path: the file.
+        wanted: what it should be, for messages.
+
     Attributes:
         path: the path as it was given.
         size: bytes.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wanted: str = "a GGUF file") -> None:
         self.path = path
         try:
             mode = path.stat().st_mode
             if not stat.S_ISREG(mode):  # checked before it is opened: opening a pipe would wait for a writer
                 kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-                raise InvalidModelFile(f"{path}: {kind}, but a GGUF file is wanted")
+                raise InvalidModelFile(f"{path}: {kind}, but {wanted} is wanted")
             with path.open("rb") as file:
                 # Mapped by its size now, so that a file that grows or shrinks meanwhile cannot differ from self.size.
                 self.size = file.seek(0, 2)
@@ -90,6 +94,50 @@ class MappedFile:
         self._map = None
 
 
+class HeldBytes:
+    """Bytes in memory in the place of a file.
+
+    Attributes:
+        path: what stands for a path in messages.
+        size: bytes.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.path = Path("<bytes>")
+        self.size = len(data)
+        if not data:
+            raise InvalidModelFile(f"{self.path}: there are none")
+        self._data: bytes | None = data
+
+    @property
+    def data(self) -> bytes:
+        """The bytes.
+
+        Raises:
+            ModelClosed: after ``close()``.
+        """
+        if self._data is None:
+            raise ModelClosed(f"{self.path}: the file is closed")
+        return self._data
+
+    def view(self, offset: int, n_bytes: int) -> NDArray[np.uint8]:
+        """``n_bytes`` from ``offset`` as a read-only array that shares the memory."""
+        return np.frombuffer(self.data, np.uint8, n_bytes, offset)
+
+    @contextmanager
+    def scattered_reads(self) -> Iterator[None]:
+        """Nothing is read ahead: all of it is here."""
+        yield
+
+    def close(self) -> None:
+        """Let go of the bytes; views that are still held keep them."""
+        self._data = None
+
+
+FileData: TypeAlias = MappedFile | HeldBytes
+"""What a model file is read from."""
+
+
 class Cursor:
     """A position in a mapped file that never passes the end.
 
@@ -101,7 +149,7 @@ class Cursor:
 
     __slots__ = ("_items_left", "data", "offset", "path", "size")
 
-    def __init__(self, file: MappedFile, offset: int = 0) -> None:
+    def __init__(self, file: FileData, offset: int = 0) -> None:
         self.path = file.path
         self.data = file.data
         self.size = file.size

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.gguf.cursor import Cursor, MappedFile, shown
+from slm_core.gguf.cursor import Cursor, FileData, HeldBytes, MappedFile, shown
 from slm_core.gguf.metadata import MIN_PAIR_BYTES, Metadata
 from slm_core.gguf.tensors import MIN_TENSOR_BYTES, TensorInfo, read_tensors
 
@@ -37,7 +37,7 @@ _SAMPLE_BYTES = 4096
 
 
 class _Shard(NamedTuple):
-    file: MappedFile
+    file: FileData
     version: int
     metadata: Metadata
     tensors: list[TensorInfo]
@@ -74,23 +74,25 @@ class GgufFile:
         self._fingerprint: str | None = None
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
+    def open(cls, path: str | os.PathLike[str] | bytes) -> Self:
         """Open a file, or all shards of a model through any of them.
 
         Args:
             path: a ``.gguf`` file; vocabulary-only files have no tensors. Shards are named by llama.cpp's scheme,
-                ``NAME-00001-of-00003.gguf``, and lie in one folder.
+                ``NAME-00001-of-00003.gguf``, and lie in one folder. Bytes are the content of a file, not its name.
 
         Raises:
             InvalidModelFile: the file cannot be read, is damaged, or a shard is missing; the message says where.
             UnsupportedModel: the file is sound, but of a version, byte order, or with a type that is not known here.
         """
+        if isinstance(path, bytes):
+            return cls([_read_whole(path)])
         given = Path(path)
-        shard = _read_shard(given, 0)
+        shard = _read_shard(MappedFile(given), 0)
         n_shards = _n_shards(shard)
         if n_shards == 1:
             return cls([shard])
-        shards = [_read_shard(sibling, i) for i, sibling in enumerate(_shard_paths(given, n_shards))]
+        shards = [_read_shard(MappedFile(sibling), i) for i, sibling in enumerate(_shard_paths(given, n_shards))]
         _check_shards(shards)
         return cls(shards)
 
@@ -156,8 +158,17 @@ class GgufFile:
         return f"<GgufFile {str(self.path)!r}: {len(self.metadata)} metadata keys, {len(self.tensors)} tensors>"
 
 
-def _read_shard(path: Path, index: int) -> _Shard:
-    file = MappedFile(path)
+def _read_whole(data: bytes) -> _Shard:
+    file = HeldBytes(data)
+    shard = _read_shard(file, 0)
+    if (n_shards := _n_shards(shard)) > 1:
+        raise UnsupportedModel(
+            f"{file.path}: one of {n_shards} shards, which are read from files: give the path of one"
+        )
+    return shard
+
+
+def _read_shard(file: FileData, index: int) -> _Shard:
     cursor = Cursor(file)
     version = _read_version(cursor)
     n_tensors = cursor.count("the number of tensors", MIN_TENSOR_BYTES)

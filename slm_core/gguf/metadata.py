@@ -13,7 +13,7 @@ from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf.cursor import Cursor, shown
 
 if TYPE_CHECKING:
-    from slm_core.gguf.cursor import MappedFile
+    from slm_core.gguf.cursor import FileData
 
 MetadataValue: TypeAlias = "bool | int | float | str | NDArray[Any] | list[str] | list[MetadataValue]"
 """A scalar, a string, an array of numbers (a new NumPy array), of strings, or of arrays (a list)."""
@@ -75,7 +75,7 @@ class Metadata(Mapping[str, MetadataValue]):
         n_pairs: how many pairs the header announces.
     """
 
-    def __init__(self, cursor: Cursor, n_pairs: int, file: MappedFile) -> None:
+    def __init__(self, cursor: Cursor, n_pairs: int, file: FileData) -> None:
         self._file = file
         self._offsets: dict[str, int] = {}
         for _ in range(n_pairs):

@@ -7,7 +7,7 @@ import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from slm_core.gguf.metadata import ValueType
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
     from slm_core.gguf.ggml_types import GgmlType
 
+PlainValue: TypeAlias = "bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]"
+"""A metadata value: a scalar, or several of one kind in a row."""
+
 _VERSION = 3
+_ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +52,15 @@ class GgufWriter:
         alignment: of tensor data, in bytes; what ``general.alignment`` says, or 32.
 
     Attributes:
+        header: what is in front of the tensors' data.
         size_bytes: of the whole file.
     """
 
     def __init__(self, metadata: Mapping[str, bytes], tensors: Sequence[NewTensor], alignment: int) -> None:
         self._alignment = alignment
         self._tensors = tensors
-        self._header = self._padded_header(metadata)
-        self.size_bytes = len(self._header) + sum(self._padded(tensor.n_bytes) for tensor in tensors)
+        self.header = self._padded_header(metadata)
+        self.size_bytes = len(self.header) + sum(self._padded(tensor.n_bytes) for tensor in tensors)
 
     @contextmanager
     def open(self, path: Path) -> Iterator[TensorSink]:
@@ -70,7 +75,7 @@ class GgufWriter:
         file = part.open("xb")
         try:
             with file:
-                file.write(self._header)
+                file.write(self.header)
                 sink = TensorSink(file, self._tensors, self._alignment)
                 yield sink
                 sink.finish()
@@ -136,6 +141,34 @@ class TensorSink:
 def stored_uint32(value: int) -> bytes:
     """A metadata value as a file holds it."""
     return struct.pack("<II", ValueType.UINT32, value)
+
+
+def stored(value: PlainValue) -> bytes:
+    """A metadata value as a file holds it; of several in a row, the first tells what they are.
+
+    Raises:
+        OverflowError, struct.error: a number outside what an unsigned or a float of 32 bits holds.
+    """
+    if isinstance(value, (bool, int, float, str)):
+        kind, raw = _scalar(value)
+        return struct.pack("<I", kind) + raw
+    items = [_scalar(item) for item in value]
+    return struct.pack("<IIQ", ValueType.ARRAY, items[0][0], len(items)) + b"".join(raw for _, raw in items)
+
+
+def header(metadata: Mapping[str, PlainValue]) -> bytes:
+    """A whole file without tensors."""
+    return GgufWriter({key: stored(value) for key, value in metadata.items()}, [], _ALIGNMENT).header
+
+
+def _scalar(value: bool | float | str) -> tuple[ValueType, bytes]:
+    if isinstance(value, str):
+        return ValueType.STRING, _string(value)
+    if isinstance(value, bool):
+        return ValueType.BOOL, struct.pack("<?", value)
+    if isinstance(value, int):
+        return ValueType.UINT32, struct.pack("<I", value)
+    return ValueType.FLOAT32, struct.pack("<f", value)
 
 
 def _string(text: str) -> bytes:

@@ -1,8 +1,8 @@
 """Vocabularies from the metadata of GGUF files, and of directories: text to ids as the reference tokenizer has it."""
 
-from slm_core.tokenization.build import build_vocab
+from slm_core.tokenization.build import build_vocab, model_vocab
 from slm_core.tokenization.directory import directory_vocab
 from slm_core.tokenization.pretokenizers import composes
 from slm_core.tokenization.vocab import GgufVocab
 
-__all__ = ["GgufVocab", "build_vocab", "composes", "directory_vocab"]
+__all__ = ["GgufVocab", "build_vocab", "composes", "directory_vocab", "model_vocab"]

@@ -1,4 +1,4 @@
-"""From a GGUF file to its vocabulary."""
+"""From a model to its vocabulary."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from slm_core.checkpoints import Checkpoint
 from slm_core.errors import InvalidModelFile
 from slm_core.tokenization.charsmap import CharsMap
+from slm_core.tokenization.directory import directory_vocab
 from slm_core.tokenization.sentencepiece import SentencePieceNormalizer
 from slm_core.tokenization.spec import VocabSpec, read_spec
 from slm_core.tokenization.special import SpecialTokens, read_strips
@@ -15,8 +17,25 @@ from slm_core.tokenization.vocab import Encoder, GgufVocab
 
 if TYPE_CHECKING:
     from slm_core.gguf import GgufFile
+    from slm_core.protocols import Vocab
 
 _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
+
+
+def model_vocab(source: GgufFile | Checkpoint, n_vocab: int) -> Vocab:
+    """The vocabulary of an open model.
+
+    Args:
+        source: the model; it is not needed afterwards.
+        n_vocab: rows of its logits V.
+
+    Raises:
+        UnsupportedModel: it has no vocabulary, or one of a kind not known here.
+        InvalidModelFile: the vocabulary contradicts itself, or has more tokens than the model.
+    """
+    if isinstance(source, Checkpoint):
+        return directory_vocab(source.path, n_vocab, source.ends)
+    return build_vocab(source)
 
 
 def build_vocab(gguf: GgufFile) -> GgufVocab:

@@ -14,35 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from slm_core.errors import InvalidModelFile, InvalidToken, UnsupportedModel
+from slm_core.jsonfile import read_json
 from slm_core.tokenization.kinds import TokenKind
 from slm_core.tokenization.known_tokens import apply_known_texts
 from slm_core.tokenization.pieces import from_byte_level, from_metaspace, stored
 from slm_core.tokenization.vocab import well_formed
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-_MAX_BYTES = 256 << 20
 _MAX_SIZE = 1 << 24
 _MAX_CACHED_TOKENS = 65536
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds.
-
-    Raises:
-        InvalidModelFile: it is missing, too large, or holds something else.
-    """
-    try:
-        if not path.is_file():
-            raise InvalidModelFile(f"{path}: no such file")
-        if path.stat().st_size > _MAX_BYTES:
-            raise InvalidModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidModelFile(f"{path}: cannot be read as JSON: {str(error)[:200]}") from None
-    if not isinstance(found, dict):
-        raise InvalidModelFile(f"{path}: not a JSON object")
-    return found
 
 
 def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] = ()) -> DirectoryVocab:

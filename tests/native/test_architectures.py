@@ -69,7 +69,6 @@ def test_the_rope_base_may_be_missing_in_llama_files_only(read):
 @pytest.mark.parametrize(
     ("key", "value", "shown"),
     [
-        ("attention.sliding_window", 4096, "4096"),
         ("leading_dense_block_count", 1, "1"),
         ("nextn_predict_layers", 1, "1"),
         ("attention.causal", False, "False"),
@@ -82,7 +81,6 @@ def test_the_rope_base_may_be_missing_in_llama_files_only(read):
         ("logit_scale", 0.5, "0.5"),
         ("something.new", "x" * 200, r"'x{79}\.\.\."),
         ("attention.head_count", [6, 6, 5], "array"),
-        ("attention.sliding_window", [0, 0, 0], "array"),
         ("pooling.kind", ["a", "b"], r"\['a', 'b'\]"),
     ],
 )
@@ -91,6 +89,13 @@ def test_a_value_that_is_not_implemented_is_named(read, architecture, key, value
         read(architecture, {f"{architecture}.{key}": value})
     assert raised.match(shown)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(("window", "shown"), [(4096, "4096"), ([0, 0, 0], "array")])
+def test_a_window_is_refused_where_it_is_not_implemented(read, architecture, window, shown):
+    with pytest.raises(UnsupportedModel, match=f"attention.sliding_window.*{shown}"):
+        read(architecture, {f"{architecture}.attention.sliding_window": window})
 
 
 @pytest.mark.parametrize(

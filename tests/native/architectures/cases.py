@@ -151,7 +151,7 @@ def _set_xielu(model: Any, family: Family) -> None:
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64)
 _LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 _SLIDING = [*["sliding_attention"] * 3, "full_attention"]
-_TEXT_ALONE = "text alone, compared with the text model of transformers"
+TEXT_ALONE = "text alone, compared with the text model of transformers"
 _WITHOUT_TRANSFORMERS = "transformers has no such class"
 
 _ROUTER = renamed(r"(block_sparse_moe\.router)\.weight$", r"\1.layer.weight")
@@ -374,9 +374,9 @@ CASES: dict[str, Case | str] = {
     "refact": _WITHOUT_TRANSFORMERS,
     "qwen2vl": _case(
         "Qwen2",
-        note=f"{_TEXT_ALONE}; llama.cpp 0.3.36 ignores the epsilon of its norms, which is 0 here",
+        note=f"{TEXT_ALONE}; llama.cpp 0.3.36 ignores the epsilon of its norms, which is 0 here",
     ),
-    "qwen3vl": _case("Qwen3", note=_TEXT_ALONE),
+    "qwen3vl": _case("Qwen3", note=TEXT_ALONE),
     "mamba": _case("Mamba", TIED, *_STATES, **_MAMBA),
     "falcon_mamba": _case(
         "FalconMamba", *_STATES, **_MAMBA, mixer_rms_eps=1e-5, note="files hold one epsilon for all norms"

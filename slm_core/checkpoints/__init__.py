@@ -1,0 +1,25 @@
+"""Directories of Hugging Face models (``config.json``, safetensors), read as the GGUF files that could be made of them.
+
+Families are found, not listed: one file in ``families`` for each ``model_type``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slm_core.checkpoints.checkpoint import Checkpoint
+from slm_core.checkpoints.reading import family_names
+from slm_core.gguf import GgufFile
+
+__all__ = ["Checkpoint", "family_names", "open_model"]
+
+
+def open_model(source: Path | bytes) -> GgufFile | Checkpoint:
+    """Open a GGUF file, its content in memory, or a model's directory.
+
+    Raises:
+        InvalidModelFile, UnsupportedModel: see ``GgufFile.open`` and ``Checkpoint``.
+    """
+    if isinstance(source, Path) and source.is_dir():
+        return Checkpoint(source)
+    return GgufFile.open(source)

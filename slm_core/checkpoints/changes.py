@@ -1,0 +1,181 @@
+"""What happens to a tensor on its way from a directory's names to GGUF's: its order, its shape, what norms add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Shape: TypeAlias = tuple[int, ...]
+Array: TypeAlias = NDArray[Any]
+
+
+class Change(Protocol):
+    """One change. ``computes`` says whether it is of numbers, which then are float32, rather than of their order."""
+
+    computes: ClassVar[bool]
+
+    def shape(self, shape: Shape) -> Shape:
+        """The shape afterwards.
+
+        Raises:
+            ValueError: there is none, for a tensor of this shape.
+        """
+        ...
+
+    def values(self, array: Array) -> Array:
+        """The numbers afterwards."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved:
+    """Rows of queries or keys, half against half in each head, in the order of interleaved RoPE pairs."""
+
+    n_heads: int
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """The same."""
+        _check(shape[0] % (2 * self.n_heads) == 0, f"rows that are not {self.n_heads} heads of pairs")
+        return shape
+
+    def values(self, array: Array) -> Array:
+        """Pairs side by side."""
+        halves = array.reshape(self.n_heads, 2, -1, *array.shape[1:])
+        return halves.swapaxes(1, 2).reshape(array.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class OneAdded:
+    """Norms whose weights stand for what they are more than 1."""
+
+    computes: ClassVar[bool] = True
+
+    def shape(self, shape: Shape) -> Shape:
+        """The same."""
+        return shape
+
+    def values(self, array: Array) -> Array:
+        """One more."""
+        return array + np.float32(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """Matrices that the directory has as (in, out)."""
+
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """The last two sizes change places."""
+        _check(len(shape) >= 2, "no matrix")
+        return (*shape[:-2], shape[-1], shape[-2])
+
+    def values(self, array: Array) -> Array:
+        """Rows and columns change places."""
+        return array.swapaxes(-1, -2)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One of ``n_parts`` along an axis: the ``index``-th piece, or every ``n_parts``-th from there."""
+
+    axis: int
+    n_parts: int
+    index: int
+    alternating: bool = False
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """Shorter along the axis."""
+        _check(len(shape) > self.axis and shape[self.axis] % self.n_parts == 0, f"not {self.n_parts} parts")
+        return (*shape[: self.axis], shape[self.axis] // self.n_parts, *shape[self.axis + 1 :])
+
+    def values(self, array: Array) -> Array:
+        """The piece."""
+        if self.alternating:
+            return array[(slice(None),) * self.axis + (slice(self.index, None, self.n_parts),)]
+        return np.split(array, self.n_parts, axis=self.axis)[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """A fused matrix in which the query heads of each group come before its key and its value head."""
+
+    n_queries: int
+    n_groups: int
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """The same."""
+        n_heads = self.n_groups * (self.n_queries + 2)
+        _check(shape[0] % n_heads == 0, f"rows that are not {n_heads} heads")
+        return shape
+
+    def values(self, array: Array) -> Array:
+        """All queries, all keys, all values."""
+        heads = array.reshape(self.n_groups, self.n_queries + 2, -1, *array.shape[1:])
+        parts = (heads[:, : self.n_queries], heads[:, self.n_queries], heads[:, self.n_queries + 1])
+        return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A matrix of one row that files hold as a vector."""
+
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """Without the row."""
+        _check(len(shape) == 2 and shape[0] == 1, "not one row")
+        return shape[1:]
+
+    def values(self, array: Array) -> Array:
+        """The row."""
+        return array.reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """One change after another."""
+
+    first: Change
+    second: Change
+    computes: ClassVar[bool] = False  # neither of those that are combined computes
+
+    def shape(self, shape: Shape) -> Shape:
+        """The last one's."""
+        return self.second.shape(self.first.shape(shape))
+
+    def values(self, array: Array) -> Array:
+        """The last one's."""
+        return self.second.values(self.first.values(array))
+
+
+@dataclass(frozen=True, slots=True)
+class UpProjection:
+    """The keys' or the values' part of latent attention's matrix, by head; keys' transposed, as queries absorb it."""
+
+    n_heads: int
+    n_nope: int
+    n_value: int
+    of_keys: bool
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """(H, C, N) for keys, (H, U, C) for values."""
+        _check(len(shape) == 2 and shape[0] == self.n_heads * (self.n_nope + self.n_value), "not those heads' rows")
+        return (self.n_heads, shape[1], self.n_nope) if self.of_keys else (self.n_heads, self.n_value, shape[1])
+
+    def values(self, array: Array) -> Array:
+        """The part."""
+        heads = array.reshape(self.n_heads, -1, array.shape[1])
+        return heads[:, : self.n_nope].swapaxes(1, 2) if self.of_keys else heads[:, self.n_nope :]
+
+
+def _check(holds: bool, trouble: str) -> None:
+    if not holds:
+        raise ValueError(trouble)

@@ -1,0 +1,206 @@
+"""A directory of a Hugging Face model, presented as the GGUF file that could have been made of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.checkpoints.changes import Change
+from slm_core.checkpoints.reading import CONFIG, TOKENIZER, answer_ends, read_recipe
+from slm_core.checkpoints.recipe import Part, Recipe
+from slm_core.checkpoints.store import TensorStore
+from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
+from slm_core.gguf import GgmlType, GgufFile, Metadata, TensorInfo, header
+from slm_core.gguf.cursor import shown
+from slm_core.quant import dequantize
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+_ITEMS: Mapping[GgmlType, np.dtype[Any]] = {
+    GgmlType.F32: np.dtype("<f4"), GgmlType.F16: np.dtype("<f2"), GgmlType.BF16: np.dtype("<u2"),
+}  # fmt: skip
+_log = logging.getLogger(__name__)
+
+
+class Checkpoint:
+    """Metadata and tensors by GGUF's names, from ``config.json`` and safetensors files, which stay mapped.
+
+    Tensors that GGUF stores as the directory does are views of the files. Others (rows of queries and keys in another
+    order, norms that stand for what they are more than 1, experts stored apart, FP8) are made anew whenever they are
+    read. It may be used from several threads.
+
+    Args:
+        folder: the directory.
+
+    Attributes:
+        path: the directory.
+        metadata: what a GGUF file would say.
+        tensors: shapes and types, by GGUF's names.
+        ends: tokens that end an answer, as the configuration has it.
+
+    Raises:
+        InvalidModelFile: a file is missing or damaged, or a tensor is missing.
+        UnsupportedModel: the directory is of a kind, or says something, that is not implemented.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        recipe = read_recipe(folder)
+        self._header = GgufFile.open(_header(folder, recipe))
+        self.metadata: Metadata = self._header.metadata
+        self.ends = answer_ends(folder)
+        self._tables = recipe.tables
+        self._parts = recipe.parts()
+        self._store: TensorStore | None = TensorStore(folder)
+        try:
+            self._stored_names = _names(folder, recipe, self._store)
+            self.tensors: Mapping[str, TensorInfo] = MappingProxyType(self._infos())
+        except BaseException:
+            self.close()
+            raise
+        self._fingerprint: str | None = None
+
+    def require(self, key: str, type_: type[T]) -> T:
+        """The metadata value of ``key``, strictly typed; see ``Metadata.require``."""
+        return self.metadata.require(key, type_)
+
+    def get(self, key: str, type_: type[T], default: D) -> T | D:
+        """The metadata value of ``key``, strictly typed, or ``default`` where there is none; see ``Metadata.typed``."""
+        return self.metadata.typed(key, type_, default)
+
+    def tensor_data(self, name: str) -> NDArray[np.uint8]:
+        """A tensor's numbers as a GGUF file would store them, uint8 [n_bytes], read-only.
+
+        Raises:
+            UnsupportedModel: there is no such tensor.
+            ModelClosed: after ``close()``.
+        """
+        if name not in self.tensors:
+            raise UnsupportedModel(f"{self.path}: tensor {shown(name)} is missing")
+        array = self._tables[name] if name in self._tables else self._array(self._parts[name])
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        data.flags.writeable = False
+        return data
+
+    def fingerprint(self) -> str:
+        """A name for the content, whatever the path and date: 64 hexadecimal digits.
+
+        It covers the metadata, the vocabulary, and names, shapes, types and samples of all tensors.
+
+        Raises:
+            ModelClosed: after ``close()``, unless it was asked for before.
+        """
+        if self._fingerprint is None:
+            digest = blake2b(digest_size=32)
+            named = {key: repr(self.metadata[key]) for key in self.metadata if key != "general.name"}
+            digest.update(json.dumps([named, sorted(self.ends)]).encode())
+            digest.update((self.path / TOKENIZER).read_bytes())
+            digest.update(self._open_store().digest())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def close(self) -> None:
+        """Let go of the files. Twice is fine; reading tensors afterwards raises ``ModelClosed``."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open_store(self) -> TensorStore:
+        if self._store is None:
+            raise ModelClosed(f"{self.path}: the directory is closed")
+        return self._store
+
+    def _array(self, part: Part) -> NDArray[Any]:
+        store = self._open_store()
+        arrays = [store.array(self._stored_names[name]) for name in part.names()]
+        array = np.stack(arrays) if part.n_stacked else arrays[0]
+        if part.change is None:
+            return array
+        if part.change.computes:
+            kind = store.ggml_type(self._stored_names[part.names()[0]])
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            array = dequantize(data, kind, array.shape)
+        return part.change.values(array)
+
+    def _infos(self) -> dict[str, TensorInfo]:
+        found = {
+            name: TensorInfo(name, table.shape, GgmlType.F32, table.nbytes, 0, 0)
+            for name, table in self._tables.items()
+        }
+        for name, part in self._parts.items():
+            found[name] = self._info(name, part)
+        return found
+
+    def _info(self, name: str, part: Part) -> TensorInfo:
+        store = self._open_store()
+        names = [self._stored_names[each] for each in part.names()]
+        shapes, kinds = {store.tensors[each].shape for each in names}, {store.ggml_type(each) for each in names}
+        if len(shapes) != 1 or len(kinds) != 1:
+            raise UnsupportedModel(f"{self.path}: tensors such as {shown(names[0])} differ in shape or type")
+        shape, kind = (part.n_stacked,) * bool(part.n_stacked) + shapes.pop(), kinds.pop()
+        if part.change is not None:
+            shape = self._changed_shape(names[0], part.change, shape)
+            kind = GgmlType.F32 if part.change.computes else kind
+        return TensorInfo(name, shape, kind, math.prod(shape) * _ITEMS[kind].itemsize, 0, 0)
+
+    def _changed_shape(self, name: str, change: Change, shape: tuple[int, ...]) -> tuple[int, ...]:
+        try:
+            if not shape:
+                raise ValueError("a number alone")
+            return change.shape(shape)
+        except ValueError as error:
+            raise InvalidModelFile(f"{self.path}: tensor {shown(name)} has the shape {shape}: {error}") from None
+
+
+def _header(folder: Path, recipe: Recipe) -> bytes:
+    """The metadata as a GGUF file has it, so that one reader is strict about all."""
+    architecture = recipe.architecture
+    named = {f"{architecture}.{key}": value for key, value in recipe.metadata.items()}
+    general = {"general.architecture": architecture, "general.name": folder.resolve().name}
+    return header({**general, **named, **recipe.plain})
+
+
+def _names(folder: Path, recipe: Recipe, store: TensorStore) -> dict[str, str]:
+    """The stored name of every tensor that the recipe names.
+
+    Raises:
+        InvalidModelFile: one is missing.
+        UnsupportedModel: there are others, which could matter.
+    """
+    stored = {_renamed(name, recipe.renamed): name for name in store.tensors}
+    wanted = {name for part in recipe.parts().values() for name in part.names()}
+    for name in sorted(wanted - stored.keys()):
+        raise InvalidModelFile(f"{folder}: tensor {shown(name)} is missing")
+    unused = [name for name in stored if name not in wanted]
+    for name in unused:
+        if not re.search(recipe.unused, name):
+            raise UnsupportedModel(
+                f"{folder}: tensor {shown(stored[name])} is not one that {recipe.architecture} models have, as far as"
+                f" is known here, so results could be wrong ({CONFIG} may say something else)"
+            )
+    if unused:
+        _log.info("%s: %d tensors change nothing here, such as %r", folder, len(unused), stored[unused[0]])
+    return {name: stored[name] for name in wanted}
+
+
+def _renamed(name: str, renamed: Mapping[str, str]) -> str:
+    for pattern, replacement in renamed.items():
+        name = re.sub(pattern, replacement, name)
+    return name

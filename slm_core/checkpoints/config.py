@@ -1,0 +1,188 @@
+"""Reading a ``config.json`` strictly: every key is read, known to change nothing, or refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf.cursor import shown
+
+MAX_PARTS = 4096
+"""Layers, or experts: far beyond any model; bounds what a hostile number costs."""
+
+_MAX_SIZE = 2**31 - 1
+_LARGEST = 1e30  # far beyond any sense, far from where arithmetic with it overflows
+
+_NEUTRAL = """
+_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled _name_or_path _num_labels
+_sliding_window_pattern architectures attention_dropout attn_dropout_p attn_implementation attn_pdrop auto_map
+bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout decoder_start_token_id dtype embd_pdrop
+embedding_dropout eos_token_id ep_plan forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout
+hidden_dropout_prob id2label initializer_range is_decoder is_llama_config label2id max_window_layers model_type
+num_labels output_attentions output_hidden_states output_router_logits pad_token_id prefix pretraining_tp problem_type
+quantization_config resid_pdrop residual_dropout return_dict router_aux_loss_coef router_jitter_noise sep_token_id
+task_specific_params tokenizer_class torch_dtype torchscript transformers.js_config transformers_version unk_token_id
+unsloth_fixed unsloth_version use_bfloat16 use_cache use_mrope vocab_size
+"""
+NEUTRAL = frozenset(_NEUTRAL.split())
+"""Keys that say nothing about what a model computes, or that are read elsewhere."""
+
+
+class Config:
+    """The keys of a JSON object. A null counts as a key that is missing, but for ``is_null``.
+
+    Args:
+        source: the file, for messages.
+        stated: what it holds.
+        name: of an object in another, with a dot behind it.
+    """
+
+    def __init__(self, source: Path, stated: Mapping[str, Any], name: str = "") -> None:
+        self.source = source
+        self._stated = {key: value for key, value in stated.items() if value is not None}
+        self._nulls = stated.keys() - self._stated.keys()
+        self._name = name
+        self._seen: set[str] = set()
+        self._parts: dict[str, Config] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stated
+
+    def is_null(self, name: str) -> bool:
+        """Whether a key is there and says that there is nothing: where that differs from a key that is missing."""
+        return name in self._nulls
+
+    def size(self, name: str, default: int | None = None, largest: int = _MAX_SIZE) -> int:
+        """An integer from 1 to ``largest``.
+
+        Raises:
+            UnsupportedModel: it is missing and there is no default.
+            InvalidModelFile: it is something else.
+        """
+        return self._integer(name, default, 1, largest)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """An integer from 0; errors as for ``size``."""
+        return self._integer(name, default, 0, _MAX_SIZE)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number; errors as for ``size``."""
+        found = self._get(name, default)
+        if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found):
+            raise self._wrong(name, "a number")
+        if abs(found) > _LARGEST:
+            raise self._wrong(name, f"a number up to {_LARGEST}")
+        return float(found)
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        """A truth value; errors as for ``size``."""
+        found = self._get(name, default)
+        if not isinstance(found, bool):
+            raise self._wrong(name, "true or false")
+        return found
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A text; errors as for ``size``."""
+        found = self._get(name, default)
+        if not isinstance(found, str):
+            raise self._wrong(name, "a text")
+        return found
+
+    def items(self, name: str, kind: type[Any], n: int) -> list[Any] | None:
+        """A list of ``n`` values of one type, None where it is missing.
+
+        Raises:
+            InvalidModelFile: it is something else.
+        """
+        found = self._get(name, [])
+        if name not in self._stated:
+            return None
+        kinds = (int, float) if kind is float else (kind,)
+        if not isinstance(found, list) or len(found) != n or not all(type(item) in kinds for item in found):
+            raise self._wrong(name, f"a list of {n}: {kind.__name__}")
+        return [kind(item) for item in found]
+
+    def strings(self, name: str) -> list[str]:
+        """A list of texts; [] where it is missing.
+
+        Raises:
+            InvalidModelFile: it is something else.
+        """
+        found = self._get(name, [])
+        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+            raise self._wrong(name, "a list of texts")
+        return found
+
+    def part(self, name: str) -> Config:
+        """An object in this one; empty where it is missing.
+
+        Raises:
+            InvalidModelFile: it is something else.
+        """
+        found = self._get(name, {})
+        if not isinstance(found, dict):
+            raise self._wrong(name, "an object")
+        if name not in self._parts:
+            self._parts[name] = Config(self.source, found, f"{self._name}{name}.")
+        return self._parts[name]
+
+    def only(self, name: str, *accepted: object) -> None:
+        """A key that may be missing, or have one of these values.
+
+        Raises:
+            UnsupportedModel: it has another.
+        """
+        self._seen.add(name)
+        if name not in self._stated:
+            return
+        value = self._stated[name]
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted):
+            spelled = ", ".join(map(_spelled, accepted))
+            raise UnsupportedModel(f"{self._told(name)}, which is not implemented (accepted: {spelled})")
+
+    def neutral(self, *names: str) -> None:
+        """Keys that change nothing here, whatever their value."""
+        self._seen.update(names)
+
+    def refuse_others(self) -> None:
+        """Refuse every key that was neither read nor declared neutral: it could change results.
+
+        Raises:
+            UnsupportedModel: there is one.
+        """
+        for name in self._stated:
+            if name not in self._seen and name not in NEUTRAL:
+                raise UnsupportedModel(
+                    f"{self._told(name)}, which is unknown here, so results could be wrong (remove the key if it"
+                    " changes nothing)"
+                )
+        for part in self._parts.values():
+            part.refuse_others()
+
+    def _integer(self, name: str, default: int | None, least: int, largest: int) -> int:
+        found = self._get(name, default)
+        if type(found) is not int or not least <= found <= largest:
+            raise self._wrong(name, f"an integer from {least} to {largest}")
+        return found
+
+    def _get(self, name: str, default: object) -> object:
+        self._seen.add(name)
+        if name in self._stated:
+            return self._stated[name]
+        if default is None:
+            raise UnsupportedModel(f"{self.source}: {self._name + name!r} is missing")
+        return default
+
+    def _wrong(self, name: str, accepted: str) -> InvalidModelFile:
+        return InvalidModelFile(f"{self._told(name)} (accepted: {accepted})")
+
+    def _told(self, name: str) -> str:
+        return f"{self.source}: {shown(self._name + name)} is {_spelled(self._stated.get(name))}"
+
+
+def _spelled(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

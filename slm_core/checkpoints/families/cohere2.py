@@ -1,0 +1,25 @@
+"""cohere2: Command R7B and A. A cohere in which three layers of four slide; the others have no positions."""
+
+from __future__ import annotations
+
+from slm_core.checkpoints.config import Config
+from slm_core.checkpoints.decoder import LAYER, SILU, decoder, read_sizes
+from slm_core.checkpoints.families.cohere import BLOCK
+from slm_core.checkpoints.recipe import Recipe
+from slm_core.checkpoints.rope import read_rope, sliding_layers
+from slm_core.gguf import PlainValue
+
+
+def recipe(config: Config) -> Recipe:
+    """Read a cohere2."""
+    sizes = read_sizes(config, norm=LAYER, eps_key="layer_norm_eps", eps=1e-5)
+    config.only("hidden_act", *SILU)
+    config.only("attention_bias", False)
+    period = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 4))
+    metadata: dict[str, PlainValue] = {
+        "logit_scale": config.number("logit_scale", 0.0625),
+        "attention.sliding_window": config.size("sliding_window", 4096),
+        "attention.sliding_window_pattern": sliding_layers(config, sizes.n_layers, lambda i: (i + 1) % period > 0),
+    }
+    positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
+    return decoder(config, "cohere2", sizes, BLOCK, positions, tied=True, metadata=metadata)

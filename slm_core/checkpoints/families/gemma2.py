@@ -1,0 +1,59 @@
+"""gemma2: Gemma 2. Norms before and behind its layers, caps, and a window in every other layer."""
+
+from __future__ import annotations
+
+from slm_core.checkpoints.changes import OneAdded
+from slm_core.checkpoints.config import Config
+from slm_core.checkpoints.decoder import ATTENTION, GATED, GELU_TANH, Sizes, decoder, read_sizes
+from slm_core.checkpoints.families.gemma import NORM_ADDED
+from slm_core.checkpoints.recipe import Recipe, weights
+from slm_core.checkpoints.rope import read_rope, sliding_layers
+from slm_core.errors import UnsupportedModel
+from slm_core.gguf import PlainValue
+
+SANDWICH = weights(
+    {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    OneAdded(),
+)
+_LAYERS_OF_27B = 46
+
+
+def recipe(config: Config) -> Recipe:
+    """Read a gemma2."""
+    sizes = read_sizes(config, num_key_value_heads=4, head_dim=256)
+    check_gemma(config, sizes, _LAYERS_OF_27B)
+    metadata: dict[str, PlainValue] = {
+        "attention.sliding_window": config.size("sliding_window", 4096),
+        "attention.sliding_window_pattern": sliding_layers(config, sizes.n_layers, lambda i: (i + 1) % 2 > 0),
+        "attn_logit_softcapping": config.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": config.number("final_logit_softcapping", 30.0),
+    }
+    positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
+    block = ATTENTION | GATED | SANDWICH
+    return decoder(config, "gemma2", sizes, block, positions, tied=True, model=NORM_ADDED, metadata=metadata)
+
+
+def check_gemma(config: Config, sizes: Sizes, n_layers_of_27b: int) -> None:
+    """Refuse what no published model has, above all another scale of scores than GGUF files stand for.
+
+    Raises:
+        UnsupportedModel: there is something of the kind.
+    """
+    config.only("hidden_act", *GELU_TANH)
+    config.only("hidden_activation", *GELU_TANH)
+    config.only("attention_bias", False)
+    config.only("use_bidirectional_attention", False)
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.is_null(name) and n_layers_of_27b == _LAYERS_OF_27B:
+            raise UnsupportedModel(f"{config.source}: {name!r} is None, which is not implemented")
+    wanted = sizes.n_embd / sizes.n_heads if sizes.n_layers == n_layers_of_27b else sizes.head_dim
+    scalar = config.number("query_pre_attn_scalar", 256.0)
+    if scalar != wanted:
+        raise UnsupportedModel(
+            f"{config.source}: 'query_pre_attn_scalar' is {scalar}, which is not implemented (accepted: {wanted})"
+        )

@@ -1,0 +1,50 @@
+"""gemma3_text: Gemma 3. A gemma2 without caps, norms of heads; five layers of six slide, with their own RoPE."""
+
+from __future__ import annotations
+
+from slm_core.checkpoints.changes import OneAdded
+from slm_core.checkpoints.config import Config
+from slm_core.checkpoints.decoder import ATTENTION, GATED, HEAD_NORMS, decoder, read_sizes
+from slm_core.checkpoints.families.gemma import NORM_ADDED
+from slm_core.checkpoints.families.gemma2 import SANDWICH, check_gemma
+from slm_core.checkpoints.recipe import Recipe, changed
+from slm_core.checkpoints.rope import read_rope, sliding_layers, stated_rope
+from slm_core.gguf import PlainValue
+
+_LAYERS_OF_27B = 62
+_FREQ_BASE, _LOCAL_FREQ_BASE = 1e6, 1e4
+
+
+def recipe(config: Config) -> Recipe:
+    """Read a gemma3; those that see images, too, leave sizes out."""
+    sizes = read_sizes(
+        config,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        max_position_embeddings=131_072,
+    )
+    check_gemma(config, sizes, _LAYERS_OF_27B)
+    config.only("attn_logit_softcapping")
+    period = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 6))
+    metadata: dict[str, PlainValue] = {
+        "attention.sliding_window": config.size("sliding_window", 4096),
+        "attention.sliding_window_pattern": sliding_layers(config, sizes.n_layers, lambda i: (i + 1) % period > 0),
+        "rope.freq_base_swa": _local_base(config),
+        "final_logit_softcapping": config.number("final_logit_softcapping", 0.0),
+    }
+    positions = read_rope(config, sizes.head_dim, sizes.n_ctx, _FREQ_BASE, layers="full_attention")
+    block = ATTENTION | changed(HEAD_NORMS, OneAdded(), "attn_q_norm", "attn_k_norm") | GATED | SANDWICH
+    return decoder(config, "gemma3", sizes, block, positions, tied=True, model=NORM_ADDED, metadata=metadata)
+
+
+def _local_base(config: Config) -> float:
+    if "rope_parameters" not in config:
+        return config.number("rope_local_base_freq", _LOCAL_FREQ_BASE)
+    config.neutral("rope_local_base_freq")
+    local = stated_rope(config, _LOCAL_FREQ_BASE, "sliding_attention")
+    local.where.only("rope_type", "default")
+    return local.freq_base

@@ -1,0 +1,28 @@
+"""phi3: Phi 3, 3.5 and 4. A llama with fused matrices; LongRoPE in those for long contexts."""
+
+from __future__ import annotations
+
+from slm_core.checkpoints.config import Config
+from slm_core.checkpoints.decoder import NORMS, SILU, decoder, read_sizes, window_of
+from slm_core.checkpoints.recipe import Recipe, weights
+from slm_core.checkpoints.rope import read_rope
+
+_BLOCK = NORMS | weights(
+    {
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_up": "mlp.gate_up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+)
+
+
+def recipe(config: Config) -> Recipe:
+    """Read a phi3."""
+    sizes = read_sizes(config, eps=1e-5)
+    config.only("hidden_act", *SILU)
+    config.only("attention_bias", False)
+    config.neutral("original_max_position_embeddings")  # without scaling
+    positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
+    metadata = {"attention.sliding_window": window_of(config, sizes.n_ctx)}
+    return decoder(config, "phi3", sizes, _BLOCK, positions, tied=False, metadata=metadata)

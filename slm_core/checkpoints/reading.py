@@ -1,0 +1,124 @@
+"""From a directory's JSON files to a recipe: which family it is, and what else its files say."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from slm_core.checkpoints import families
+from slm_core.checkpoints.config import Config
+from slm_core.checkpoints.recipe import Recipe
+from slm_core.checkpoints.store import INDEX, SINGLE
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.jsonfile import read_json
+
+CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+_GENERATES = re.compile("ForCausalLM$|LMHeadModel$|ForConditionalGeneration$")
+_FP8_METHODS = ("fp8", "compressed-tensors")
+_BLOCK = [128, 128]
+
+
+def family_names() -> list[str]:
+    """The ``model_type`` of every configuration that there is a file for."""
+    return sorted(module.name for module in pkgutil.iter_modules(families.__path__))
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """Read what a directory's ``config.json`` says; of the weights, nothing.
+
+    Raises:
+        InvalidModelFile: it is damaged, or a value cannot be.
+        UnsupportedModel: it is no directory of this kind, or says something that is not implemented.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UnsupportedModel(f"{folder}: there is no {CONFIG}, so it is not a directory of a Hugging Face model")
+    if not (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
+        raise UnsupportedModel(f"{folder}: there is no {SINGLE}{_instead(folder)}")
+    if not (folder / TOKENIZER).is_file():
+        raise UnsupportedModel(
+            f"{folder}: there is no {TOKENIZER}; make one:"
+            " transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    return recipe_of(Config(folder / CONFIG, read_json(folder / CONFIG)))
+
+
+def recipe_of(config: Config) -> Recipe:
+    """What a configuration says of its model.
+
+    Raises:
+        InvalidModelFile, UnsupportedModel: see ``read_recipe``.
+    """
+    kind = config.text("model_type")
+    if kind not in family_names():
+        raise UnsupportedModel(
+            f"{config.source}: 'model_type' is {kind[:80]!r}, of which no directories are read here (accepted:"
+            f" {', '.join(family_names())}); a GGUF file of it may be"
+        )
+    _check_task(config)
+    _check_quantization(config)
+    for name in ("is_encoder_decoder", "add_cross_attention"):
+        config.only(name, False)
+    module = importlib.import_module(f"{families.__name__}.{kind}")
+    found = cast("Callable[[Config], Recipe]", module.recipe)(config)
+    config.refuse_others()
+    return found
+
+
+def answer_ends(folder: Path) -> tuple[int, ...]:
+    """The tokens that end an answer, as configurations name them.
+
+    Raises:
+        InvalidModelFile: one is no token.
+    """
+    found: list[int] = []
+    for path in (folder / CONFIG, folder / GENERATION):
+        stated = read_json(path).get("eos_token_id") if path.exists() else None
+        ends = stated if isinstance(stated, list) else [] if stated is None else [stated]
+        if not all(type(end) is int and end >= 0 for end in ends):
+            raise InvalidModelFile(f"{path}: 'eos_token_id' is {str(stated)[:80]} (accepted: tokens)")
+        found += ends
+    return tuple(dict.fromkeys(found))
+
+
+def _check_task(config: Config) -> None:
+    names = config.strings("architectures")
+    if names and not any(map(_GENERATES.search, names)):
+        raise UnsupportedModel(
+            f"{config.source}: 'architectures' is {str(names)[:80]}, which does not generate text"
+            " (accepted: ...ForCausalLM)"
+        )
+
+
+def _check_quantization(config: Config) -> None:
+    """Refuse weights in other formats than FP8 with scales, which the files' types tell."""
+    if "quantization_config" not in config:
+        return
+    about = config.part("quantization_config")
+    method = about.text("quant_method")
+    if method not in _FP8_METHODS:
+        raise UnsupportedModel(
+            f"{config.source}: 'quantization_config.quant_method' is {method[:80]!r}, which is not implemented"
+            f" (accepted: {', '.join(_FP8_METHODS)} with FP8 weights); take a GGUF file, or the original weights"
+        )
+    if method == "fp8":
+        about.only("weight_block_size", _BLOCK)
+        about.only("fmt", "e4m3")
+        about.neutral("activation_scheme", "modules_to_not_convert", "scale_fmt", "dequantize")
+    else:
+        about.only("format", "float-quantized", "naive-quantized")
+        about.only("quantization_status", "compressed", "frozen")
+        about.neutral("config_groups", "global_compression_ratio", "ignore", "kv_cache_scheme", "version")
+        about.neutral("sparsity_config", "transform_config")
+
+
+def _instead(folder: Path) -> str:
+    """What to do about a directory without the weights that are read."""
+    if found := sorted(folder.glob("*.gguf")):
+        return f", but {len(found)} GGUF files: give the path of one, such as {found[0].name}"
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+        return ", and pickled weights are never read: save it anew by transformers' save_pretrained"
+    return ""

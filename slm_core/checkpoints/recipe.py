@@ -1,0 +1,99 @@
+"""How a directory's weights become those that GGUF files of its architecture hold: what families declare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.checkpoints.changes import Change
+from slm_core.gguf import PlainValue
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a tensor comes from.
+
+    Attributes:
+        name: in the directory. "{x}" in it stands for 0 to ``n_stacked``: their tensors become one, (n_stacked, ...).
+        change: of its numbers or their order; None where they are the same.
+        n_stacked: how many.
+    """
+
+    name: str
+    change: Change | None = None
+    n_stacked: int = 0
+
+    def names(self) -> list[str]:
+        """The tensors of the directory."""
+        return [self.name.replace("{x}", str(i)) for i in range(self.n_stacked)] if self.n_stacked else [self.name]
+
+
+Parts: TypeAlias = Mapping[str, Part]
+"""By the name in GGUF files: in full, or after "blk.N."; names in the directory are in full, or after its prefix."""
+
+FREQUENCIES = r"rotary_emb\.inv_freq$"
+"""Expression for tensors of old checkpoints that the configuration stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What one directory holds. Every tensor that is named must be there; others are refused, or told to be unused.
+
+    Attributes:
+        architecture: as GGUF files name it.
+        metadata: below that name.
+        model: the tensors outside the blocks.
+        blocks: those of each block [L].
+        prefix: of the names of a block's tensors; "{i}" is its index.
+        tables: tensors that the directory has in another form.
+        plain: metadata that is not below the architecture's name.
+        unused: expression for tensors that belong to the model and change nothing here.
+        renamed: expressions for how names begin in some directories, and how they begin here.
+    """
+
+    architecture: str
+    metadata: Mapping[str, PlainValue]
+    model: Parts
+    blocks: Sequence[Parts]
+    prefix: str = "model.layers.{i}."
+    tables: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    plain: Mapping[str, PlainValue] = field(default_factory=dict)
+    unused: str = FREQUENCIES
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def parts(self) -> dict[str, Part]:
+        """Every tensor by the name in GGUF files, with its full name in the directory."""
+        found = dict(self.model)
+        for i, block in enumerate(self.blocks):
+            prefix = self.prefix.format(i=i)
+            for name, part in block.items():
+                found[f"blk.{i}.{name}"] = Part(prefix + part.name, part.change, part.n_stacked)
+        return found
+
+
+def weights(names: Mapping[str, str], change: Change | None = None) -> dict[str, Part]:
+    """Weights, by their name in GGUF files, of what the directory names so; both without ``.weight``."""
+    return {f"{name}.weight": Part(f"{theirs}.weight", change) for name, theirs in names.items()}
+
+
+def biases(parts: Parts, *names: str) -> dict[str, Part]:
+    """The biases of the named weights of ``parts``, changed as they are; of all where none is named."""
+    chosen = names or [name.removesuffix(".weight") for name in parts if name.endswith(".weight")]
+    found = {}
+    for name in chosen:
+        part = parts[f"{name}.weight"]
+        found[f"{name}.bias"] = Part(f"{part.name.removesuffix('.weight')}.bias", part.change, part.n_stacked)
+    return found
+
+
+def changed(parts: Parts, change: Change, *names: str) -> dict[str, Part]:
+    """``parts``, the weights that are named changed."""
+    found = dict(parts)
+    for name in names:
+        part = found[f"{name}.weight"]
+        found[f"{name}.weight"] = Part(part.name, change, part.n_stacked)
+    return found

@@ -1,0 +1,146 @@
+"""The weights of a directory: all its safetensors files as one, and FP8 as the numbers it stands for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.checkpoints import fp8
+from slm_core.checkpoints.safetensors import SafetensorsFile, StoredTensor
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf import GgmlType
+from slm_core.gguf.cursor import shown
+from slm_core.jsonfile import read_json
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_TYPES: Mapping[str, GgmlType] = {
+    "F32": GgmlType.F32,
+    "F16": GgmlType.F16,
+    "BF16": GgmlType.BF16,
+    fp8.DTYPE: GgmlType.BF16,
+}
+_DTYPES: Mapping[str, np.dtype[np.generic]] = {
+    "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "U8": np.dtype("u1"),
+}  # fmt: skip
+_SAMPLES, _SAMPLE_BYTES = 8, 4096
+_log = logging.getLogger(__name__)
+
+
+class TensorStore:
+    """Every tensor of a directory, by the name that its files give it.
+
+    Args:
+        folder: holds ``model.safetensors``, or several files and their index.
+
+    Attributes:
+        tensors: by name, those that go with an FP8 matrix left out.
+        size_bytes: of all tensors as stored.
+
+    Raises:
+        InvalidModelFile: a file is missing or damaged.
+        UnsupportedModel: the directory has no weights of this format.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: list[SafetensorsFile] = []
+        self._homes: dict[str, SafetensorsFile] = {}
+        try:
+            for path in _paths(folder):
+                self._add(SafetensorsFile(path))
+            self._check_index()
+            self._scales = fp8.find_scales(folder, self._all())
+        except BaseException:
+            self.close()
+            raise
+        beside = fp8.beside(self._all(), self._scales)
+        if unused := sorted(beside - set(self._scales.values())):
+            _log.info("%s: %d tensors scale activations or caches, which changes nothing here", folder, len(unused))
+        self.tensors = {name: tensor for name, tensor in self._all().items() if name not in beside}
+        self.size_bytes = sum(tensor.n_bytes for tensor in self._all().values())
+
+    def ggml_type(self, name: str) -> GgmlType:
+        """The format that a tensor is read in.
+
+        Raises:
+            UnsupportedModel: there is none for what is stored.
+        """
+        dtype = self.tensors[name].dtype
+        if dtype not in _TYPES:
+            raise UnsupportedModel(
+                f"{self.folder}: tensor {shown(name)} is of type {dtype} (accepted: {', '.join(_TYPES)})"
+            )
+        return _TYPES[dtype]
+
+    def array(self, name: str) -> NDArray[np.generic]:
+        """A tensor as numbers; BF16 as the uint16 of its bits. Shared with the file where it can be."""
+        tensor = self.tensors[name]
+        data = self._homes[name].data(name)
+        if tensor.dtype == fp8.DTYPE:
+            scale = self._homes[self._scales[name]]
+            return fp8.expand(data.reshape(tensor.shape), scale.data(self._scales[name]), self._scale_of(name))
+        array = data.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
+        return array if array.flags.aligned else array.copy()
+
+    def digest(self) -> bytes:
+        """A name for all weights, from names, shapes, types and samples of each, however they are shared out."""
+        digest = blake2b(digest_size=32)
+        for name, tensor in sorted(self._all().items()):
+            digest.update(repr((name, tensor.dtype, tensor.shape)).encode())
+            data = self._homes[name].data(name)
+            last = max(0, tensor.n_bytes - _SAMPLE_BYTES)
+            for start in sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
+                digest.update(data[start : start + _SAMPLE_BYTES].data)
+        return digest.digest()
+
+    def close(self) -> None:
+        """Let go of the files. Twice is fine."""
+        for file in self._files:
+            file.close()
+
+    def _all(self) -> dict[str, StoredTensor]:
+        return {name: file.tensors[name] for name, file in self._homes.items()}
+
+    def _scale_of(self, name: str) -> StoredTensor:
+        scale = self._scales[name]
+        return self._homes[scale].tensors[scale]
+
+    def _add(self, file: SafetensorsFile) -> None:
+        self._files.append(file)
+        for name in file.tensors:
+            if name in self._homes:
+                raise InvalidModelFile(f"{file.path}: tensor {shown(name)} is in {self._homes[name].path.name}, too")
+            self._homes[name] = file
+
+    def _check_index(self) -> None:
+        for name, file in _index(self.folder).items():
+            if name not in self._homes or self._homes[name].path.name != file:
+                raise InvalidModelFile(f"{self.folder / INDEX}: tensor {shown(name)} is not in {shown(file)}")
+
+
+def _paths(folder: Path) -> list[Path]:
+    index = _index(folder)
+    if index:
+        return [folder / name for name in sorted(set(index.values()))]
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    raise UnsupportedModel(f"{folder}: there is no {SINGLE}")
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """The file of each tensor; {} where there is no index."""
+    path = folder / INDEX
+    if not path.exists():
+        return {}
+    found = read_json(path).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise InvalidModelFile(f"{path}: there is no 'weight_map'")
+    for name in found.values():
+        if not isinstance(name, str) or "\0" in name or Path(name).name != name:
+            raise InvalidModelFile(f"{path}: {shown(str(name))} is not the name of a file beside it")
+    return found

@@ -1,0 +1,62 @@
+"""What the readers of models ask of a source: a GGUF file, or what presents itself as one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from slm_core.gguf.metadata import Metadata
+    from slm_core.gguf.tensors import TensorInfo
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class WeightSource(Protocol):
+    """Metadata and tensors by the names that GGUF gives them; see ``GgufFile`` for each."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is, for messages."""
+        ...
+
+    @property
+    def metadata(self) -> Metadata:
+        """The key-value pairs."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Shape and type of each tensor, by name."""
+        ...
+
+    def require(self, key: str, type_: type[T]) -> T:
+        """The metadata value of ``key``, strictly typed."""
+        ...
+
+    def get(self, key: str, type_: type[T], default: D) -> T | D:
+        """The metadata value of ``key``, strictly typed, or ``default`` where there is none."""
+        ...
+
+    def tensor_data(self, name: str) -> NDArray[np.uint8]:
+        """A tensor's packed blocks, uint8 ``[n_bytes]``, read-only; shared with the file where it holds them so.
+
+        Raises:
+            UnsupportedModel: there is no such tensor.
+            ModelClosed: after ``close()``.
+        """
+        ...
+
+    def fingerprint(self) -> str:
+        """A name for the content, whatever the path and date: 64 hexadecimal digits."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the files. Twice is fine."""
+        ...

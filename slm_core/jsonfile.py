@@ -1,0 +1,30 @@
+"""JSON files of model directories, read with bounds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from slm_core.errors import InvalidModelFile
+
+_MAX_BYTES = 256 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+        InvalidModelFile: it is missing, too large, or holds something else.
+    """
+    try:
+        if not path.is_file():
+            raise InvalidModelFile(f"{path}: no such file")
+        if path.stat().st_size > _MAX_BYTES:
+            raise InvalidModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidModelFile(f"{path}: cannot be read as JSON: {str(error)[:200]}") from None
+    if not isinstance(found, dict):
+        raise InvalidModelFile(f"{path}: not a JSON object")
+    return found

@@ -1,0 +1,44 @@
+"""Directories as transformers saves them, of the models that the families' files are made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers.utils.logging import disable_progress_bar
+
+from slm_conformance.factories import n_vocab
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def save_directory(model: Any, folder: Path, **how: Any) -> Path:
+    """Save a model; its configuration holds what its class knows, and a tokenizer of as many tokens lies beside it."""
+    disable_progress_bar()
+    model.save_pretrained(folder, **how)
+    known = type(model.config)().to_dict().keys() | {"architectures", "dtype", "head_dim", "rope_parameters"}
+    known -= {"eos_token_id"}
+    change_config(folder, lambda stated: {key: value for key, value in stated.items() if key in known})
+    tokens = {chr(0x4E00 + i): i for i in range(n_vocab())}
+    Tokenizer(BPE(tokens, [])).save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder
+
+
+def change_config(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write another ``config.json``."""
+    path = folder / CONFIG
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    """Write other weights."""
+    save_file(
+        {name: tensor.contiguous() for name, tensor in change(load_file(folder / WEIGHTS)).items()}, folder / WEIGHTS
+    )

@@ -1,0 +1,280 @@
+"""Directories of transformers models, against transformers, and against GGUF files of the same weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from native.architectures.cases import CASES, TEXT_ALONE
+from native.architectures.checkpoints import change_config, change_tensors, save_directory
+from native.architectures.engines import Subject, make_subject, native_logits, transformers_logits
+from slm_core.architectures import read_spec
+from slm_core.checkpoints import Checkpoint, family_names
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.types import ContextOptions
+
+N_TOKENS = 60  # more than the windows of the families
+BOUND = 1e-4  # clause 9 of the contract: float32, relative
+OPTIONS = ContextOptions(n_ctx=N_TOKENS, n_batch=N_TOKENS)
+COMPUTED = {"rope_freqs.weight": 2**-22}
+"""Tables that both sides compute in their own way, in float32: an error of a half and one rounding."""
+READ = [
+    name
+    for name, case in CASES.items()
+    if not isinstance(case, str)
+    and case.note != TEXT_ALONE
+    and getattr(transformers, case.config).model_type in family_names()
+]
+"""Families that are read from directories, too."""
+
+
+class Saved(NamedTuple):
+    """A family's file, its model, and the same as a directory."""
+
+    family: str
+    subject: Subject
+    folder: Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokens(random_tokens) -> list[int]:
+    return random_tokens(N_TOKENS)
+
+
+@pytest.fixture(scope="module", params=READ)
+def saved(request, tmp_path_factory) -> Saved:
+    folder = tmp_path_factory.mktemp("family")
+    subject = make_subject(folder, request.param)
+    return Saved(request.param, subject, save_directory(subject.model, folder / "hf"))
+
+
+@pytest.fixture
+def llama(tmp_path) -> Saved:
+    subject = make_subject(tmp_path, "llama")
+    return Saved("llama", subject, save_directory(subject.model, tmp_path / "hf"))
+
+
+def test_a_directory_holds_what_the_gguf_file_holds(saved):
+    """The same model, number by number, so that the same forward pass gives the same logits."""
+    with Checkpoint(saved.folder) as directory, GgufFile.open(saved.subject.path) as file:
+        assert directory.tensors.keys() == file.tensors.keys()
+        for name in file.tensors:
+            found, wanted = directory.tensor_data(name), file.tensor_data(name)
+            if name in COMPUTED:
+                np.testing.assert_allclose(found.view(np.float32), wanted.view(np.float32), rtol=COMPUTED[name])
+            else:
+                assert directory.tensors[name].shape == file.tensors[name].shape
+                assert found.tobytes() == wanted.tobytes(), f"{name} differs"
+        assert read_spec(directory) == read_spec(file)
+
+
+def test_a_directory_gives_the_logits_of_transformers(saved, load, tokens, assert_close):
+    wanted = transformers_logits(saved.subject.model, tokens)
+    with load(saved.folder).new_context(OPTIONS) as context:
+        assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
+
+
+def test_every_kind_of_directory_is_tested():
+    """But for the one that wraps another, which has a test of its own."""
+    kinds = {getattr(transformers, CASES[name].config).model_type for name in READ}
+    assert set(family_names()) - kinds == {"gemma3"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_read_as_it_lies(tmp_path, llama, tier, load, tokens, assert_close, dtype):
+    """Weights of 16 bits are float32 numbers, too, and products with them are in float32 in every tier."""
+    model = llama.subject.model
+    for parameter in model.parameters():  # not the buffers: rotations stay in float32
+        parameter.data = parameter.data.to(dtype)
+    folder = save_directory(model, tmp_path / "half")
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    with Checkpoint(folder) as directory:
+        kind = "BF16" if dtype == torch.bfloat16 else "F16"
+        assert directory.tensors["blk.0.ffn_up.weight"].ggml_type.name == kind
+    with load(folder, tier).new_context(OPTIONS) as context:
+        found = native_logits(context, tokens, [N_TOKENS])
+    assert_close(found, transformers_logits(model, tokens), BOUND)
+
+
+@pytest.mark.parametrize("per", ["matrix", "row", "block"])
+def test_fp8_is_read_with_its_scales(tmp_path, llama, load, tokens, assert_close, per):
+    """The oracle is torch's type; a product of code and scale is read as the nearest BF16, and so is it here."""
+    model, folder = llama.subject.model, llama.folder
+    packed: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        packed[name] = tensor.clone()
+        if "proj" in name:
+            codes, scales = _fp8(tensor, per)
+            wide = scales
+            if per == "block":
+                wide = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[: len(tensor), : tensor.shape[1]]
+            tensor.copy_((codes.float() * wide).bfloat16().float())
+            packed[name], packed[f"{name}_scale{'_inv' * (per == 'block')}"] = codes, scales
+            packed[name.replace("weight", "input_scale")] = torch.ones(1)
+    change_tensors(folder, lambda _: packed)
+    change_config(folder, lambda stated: {**stated, "quantization_config": _about(per)})
+    wanted = transformers_logits(model, tokens)
+    with load(folder).new_context(OPTIONS) as context:
+        assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
+
+
+def _fp8(tensor: torch.Tensor, per: str) -> tuple[torch.Tensor, torch.Tensor]:
+    if per == "matrix":
+        scales = tensor.abs().max().reshape(1) / 448
+        wide = scales
+    elif per == "row":
+        wide = scales = tensor.abs().amax(1, keepdim=True) / 448
+    else:
+        rows, columns = -(-tensor.shape[0] // 128), -(-tensor.shape[1] // 128)
+        scales = torch.rand(rows, columns) / 100 + 0.005
+        wide = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[: len(tensor), : tensor.shape[1]]
+    return (tensor / wide).to(torch.float8_e4m3fn), scales
+
+
+def _about(per: str) -> dict[str, object]:
+    if per == "block":
+        return {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {},
+        "ignore": ["lm_head"],
+    }
+
+
+def test_the_first_mistral_slides(tmp_path, load, tokens, assert_close):
+    """GGUF files of it do not say so; directories do."""
+    subject = make_subject(tmp_path, "mistral")
+    subject.model.config.sliding_window = 16
+    folder = save_directory(subject.model, tmp_path / "hf")
+    with load(folder).new_context(OPTIONS) as context:
+        found = native_logits(context, tokens, [N_TOKENS])
+    assert_close(found, transformers_logits(subject.model, tokens), BOUND)
+
+
+def test_shards_are_one_model(llama, tmp_path, load, tokens):
+    sharded = save_directory(llama.subject.model, tmp_path / "shards", max_shard_size="1MB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    rows = []
+    for folder in (llama.folder, sharded):
+        with load(folder).new_context(OPTIONS) as context:
+            rows.append(native_logits(context, tokens, [N_TOKENS]))
+    assert (rows[0] == rows[1]).all()
+    with Checkpoint(llama.folder) as one, Checkpoint(sharded) as several:
+        assert one.fingerprint() == several.fingerprint(), "how files are cut is no content"
+    change_tensors(llama.folder, lambda found: {**found, "model.norm.weight": found["model.norm.weight"] + 1})
+    with Checkpoint(llama.folder) as one, Checkpoint(sharded) as several:
+        assert one.fingerprint() != several.fingerprint()
+
+
+def test_a_model_that_sees_images_is_read_as_its_text_model(tmp_path, load, tokens, assert_close, caplog):
+    """As it is stored by transformers before version 5: its text model and its head below ``language_model``."""
+    subject = make_subject(tmp_path, "gemma3")
+    folder = save_directory(subject.model, tmp_path / "hf")
+    image = {"vision_tower.vision_model.embeddings.weight": torch.ones(2, 3), "multi_modal_projector.x": torch.ones(2)}
+    change_tensors(folder, lambda found: {f"language_model.{name}": each for name, each in found.items()} | image)
+    change_config(
+        folder,
+        lambda stated: {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "mm_tokens_per_image": 256,
+            "text_config": {key: value for key, value in stated.items() if key != "architectures"},
+            "vision_config": {"model_type": "siglip_vision_model"},
+        },
+    )
+    with caplog.at_level(logging.INFO), load(folder).new_context(OPTIONS) as context:
+        found = native_logits(context, tokens, [N_TOKENS])
+    assert_close(found, transformers_logits(subject.model, tokens), BOUND)
+    assert "2 tensors change nothing here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 1e4}, {}),
+        ({"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        ),
+    ],
+)
+def test_old_and_new_configurations_of_positions_mean_the_same(llama, old, new):
+    specs = []
+    for stated_rope in (old, new):
+        change_config(
+            llama.folder,
+            lambda stated, rope=stated_rope: {k: v for k, v in stated.items() if not k.startswith("rope")} | rope,
+        )
+        with Checkpoint(llama.folder) as directory:
+            specs.append(read_spec(directory))
+    assert specs[0] == specs[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "message"),
+    [
+        ("hidden_act", "gelu", UnsupportedModel, "'hidden_act' is 'gelu'.*accepted: 'silu'"),
+        ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}, UnsupportedModel, "'dynamic'"),
+        ("abacus", 7, UnsupportedModel, "'abacus' is 7.*unknown"),
+        ("model_type", "abacus", UnsupportedModel, "'abacus'.*llama"),
+        ("architectures", ["LlamaForSequenceClassification"], UnsupportedModel, "does not generate"),
+        ("quantization_config", {"quant_method": "gptq"}, UnsupportedModel, "gptq.*GGUF"),
+        ("num_hidden_layers", 2, UnsupportedModel, r"layers\.2.*not one that llama models have"),
+        ("num_hidden_layers", 4, InvalidModelFile, r"layers\.3.*is missing"),
+        ("num_hidden_layers", 2**31 - 1, InvalidModelFile, "block_count|num_hidden_layers"),
+        ("num_hidden_layers", True, InvalidModelFile, "integer"),
+        ("num_attention_heads", 7, InvalidModelFile, "q_proj|head"),
+        ("hidden_size", 287, InvalidModelFile, "shape"),
+        ("rms_norm_eps", "x", InvalidModelFile, "a number"),
+        ("rms_norm_eps", 1e300, InvalidModelFile, "a number up to"),
+        ("tie_word_embeddings", 1, InvalidModelFile, "true or false"),
+        ("attention_bias", True, InvalidModelFile, "proj.bias.*is missing"),
+        ("rope_scaling", 3, InvalidModelFile, "an object"),
+        ("eos_token_id", "x", InvalidModelFile, "accepted: tokens"),
+    ],
+)
+def test_what_is_not_implemented_or_cannot_be_is_refused(llama, key, value, error, message, load):
+    def change(stated):
+        without = {k: v for k, v in stated.items() if not (key == "rope_scaling" and k == "rope_parameters")}
+        return {**without, key: value}
+
+    change_config(llama.folder, change)
+    with pytest.raises(error, match=message) as raised:
+        load(llama.folder)
+    assert "\n" not in str(raised.value)
+
+
+def test_tensors_that_are_too_many_or_missing_are_named(llama, load):
+    change_tensors(llama.folder, lambda found: {**found, "model.layers.0.abacus.weight": torch.ones(3)})
+    with pytest.raises(UnsupportedModel, match="abacus"):
+        load(llama.folder)
+    change_tensors(
+        llama.folder, lambda found: {k: v for k, v in found.items() if "abacus" not in k and "lm_head" not in k}
+    )
+    with pytest.raises(InvalidModelFile, match=r"lm_head\.weight"):
+        load(llama.folder)
+
+
+def test_a_tied_matrix_that_is_stored_all_the_same_is_not_used(llama, load):
+    change_config(llama.folder, lambda stated: {**stated, "tie_word_embeddings": True})
+    with Checkpoint(llama.folder) as directory:
+        assert "output.weight" not in directory.tensors
