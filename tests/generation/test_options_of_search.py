@@ -233,7 +233,9 @@ OF_COMPLETIONS = {
 
 
 @pytest.mark.parametrize(
-    ("method", "checks"), [(Session.beam_search, OF_SEARCH), (Session.completions, OF_COMPLETIONS)], ids=str
+    ("method", "checks"),
+    [(Session.beam_search, OF_SEARCH), (Session.completions, OF_COMPLETIONS)],
+    ids=["beam_search", "completions"],
 )
 def test_every_parameter_is_here(method: Callable[..., object], checks: Mapping[str, object]) -> None:
     assert [name for name in inspect.signature(method).parameters if name != "self"] == list(checks)
