@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from slm_core.errors import BackendUnavailable, InvalidOption, SlmError, Unknown
 from slm_core.types import BackendStatus, DeviceStatus, ModelOptions, Support
 from slm_native import torch_devices
 from slm_native.context import BACKEND
-from slm_native.kernels import HOST_DEVICES, TIERS, KernelChoice, select_kernels
+from slm_native.kernels import HOST_DEVICES, TIERS, KernelChoice, select_kernels, uses_torch
 from slm_native.model import NativeModel
 from slm_native.paging import Paging
+from slm_native.profile import Profile, find_profile
 
 # Below engines whose speed has been measured on more machines than this one's.
 _RANK = 10
@@ -28,6 +29,7 @@ _OPTIONS = MappingProxyType(
         "expanded_bytes": "memory that weights expanded to floats may take; beyond it they are expanded at each use",
         "dtype": "number format of products in the torch tier: auto (the device's best), float32, bfloat16 or float16",
         "resident_bytes": "memory that the layers' weights may take; layers beyond it are read again in every pass",
+        "profile": "TOML file for the torch tier: dtype, buckets, graphs (default: SLM_PROFILE, or MODEL.profile.toml)",
         "pinned_layers": "list of layers that always stay, where resident_bytes is given (default: as many as fit)",
     }
 )
@@ -86,7 +88,7 @@ class NativeBackend:
         """Load a model; see ``protocols.Backend.load``."""
         _check_options(options.backend_options)
         paging = _paging(options.backend_options)
-        choice = _kernels(options, paging)
+        choice = _kernels(options, paging, _profile(source, options))
         progress = options.progress or (lambda share: None)
         progress(0.0)
         gguf = open_model(source)
@@ -100,7 +102,14 @@ class NativeBackend:
 def _check_options(given: Mapping[str, object]) -> None:
     if unknown := [name for name in given if name not in _OPTIONS]:
         raise UnknownOption(f"unknown option {unknown[0]!r} of the native backend (accepted: {', '.join(_OPTIONS)})")
-    kinds = {"tier": str, "expanded_bytes": int, "dtype": str, "resident_bytes": int, "pinned_layers": Sequence}
+    kinds = {
+        "tier": str,
+        "expanded_bytes": int,
+        "dtype": str,
+        "resident_bytes": int,
+        "pinned_layers": Sequence,
+        "profile": str,
+    }
     for name, value in given.items():
         if not isinstance(value, kinds[name]) or isinstance(value, bool):
             raise InvalidOption(f"{name}={value!r} (accepted: {_OPTIONS[name]})")
@@ -119,12 +128,20 @@ def _paging(given: Mapping[str, object]) -> Paging | None:
     return Paging(cast(int, budget), cast("Sequence[int] | None", pinned))
 
 
-def _kernels(options: ModelOptions, paging: Paging | None = None) -> KernelChoice:
-    given = {name: options.backend_options.get(name) for name in ("tier", "expanded_bytes", "dtype")}
+def _profile(source: Path, options: ModelOptions) -> Profile | None:
+    """What the torch tier is told by a file; one that is named is for no other tier."""
+    named = cast("str | None", options.backend_options.get("profile"))
+    is_torch = uses_torch(str(options.backend_options.get("tier", "auto")), options.device)
+    return find_profile(source, named) if is_torch or named is not None else None
+
+
+def _kernels(options: ModelOptions, paging: Paging | None, profile: Profile | None) -> KernelChoice:
+    given: dict[str, Any] = {name: options.backend_options.get(name) for name in ("tier", "expanded_bytes", "dtype")}
     if paging is not None:
         given["expanded_bytes"] = 0
+    given["profile"] = profile
     named = {name: value for name, value in given.items() if value is not None}
-    return select_kernels(device=options.device, n_threads=options.n_threads, **named)  # type: ignore[arg-type]  # checked
+    return select_kernels(device=options.device, n_threads=options.n_threads, **named)
 
 
 def _torch_devices() -> tuple[tuple[DeviceStatus, ...], str]:

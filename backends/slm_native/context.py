@@ -45,6 +45,7 @@ class NativeContext(ContextBase):
         self._memory = transformer.new_memory(layout, options.n_ctx, options.n_seq_max)
         self._transformer = transformer
         self._positions = transformer.positions(options.n_ctx)
+        transformer.warm(self._memory.layers, self._positions)
         super().__init__(
             options,
             backend=BACKEND,

@@ -7,17 +7,19 @@ width, V vocabulary, L layers, X experts.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import AnyActivation, LayerSpec, ModelSpec
+from slm_core.errors import InvalidOption
 from slm_core.gguf import WeightSource
 from slm_core.types import KvType, Logits, States
 from slm_native.experts import route, run_routed
-from slm_native.kernels import FusedBlocks, KernelSet, Linear, Norm, PlainBlock
+from slm_native.kernels import FixedShape, FusedBlocks, KernelSet, Linear, Norm, PlainBlock
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, in_chunks
 from slm_native.latent import latent_queries_and_keys, latent_results
 from slm_native.memory import ContextMemory, MemoryPlan
@@ -38,6 +40,27 @@ class _Turn(NamedTuple):
     state: int | None  # which of the recurrent layers it has
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inputs:
+    """What the device is told of a batch.
+
+    Attributes:
+        tokens: ids [T], in NumPy or where the kernels compute.
+        positions: of each token [T], likewise.
+        plans: where keys and values go, placed, for each kind of chunks that layers attend in.
+        states: of the recurrent layers, where they are and go.
+        places: what each layer does with the positions [L].
+        wanted: which tokens' rows are wanted [T], None for all.
+    """
+
+    tokens: Array
+    positions: Array
+    plans: Mapping[int | None, BatchPlan]
+    states: Sequence[StateGroup]
+    places: Sequence[LayerPositions]
+    wanted: NDArray[np.bool_] | None
+
+
 class Transformer:
     """Weights and the way through them. Nothing changes after creation, so threads may share it.
 
@@ -49,7 +72,7 @@ class Transformer:
         paging: how much memory the blocks may take; None for as much as they need.
 
     Raises:
-        InvalidOption: ``paging`` leaves too little.
+        InvalidOption: ``paging`` leaves too little, or steps are to be captured that cannot be.
     """
 
     def __init__(
@@ -63,6 +86,7 @@ class Transformer:
         self._reader = WeightReader(gguf, spec, kernels)
         self.spec = spec
         self._kernels = kernels
+        self._check_capture(paging)
         sizes = self._reader.block_bytes()
         absent = 0 if paging is None else max(0, sum(sizes) - paging.budget)
         kernels.reserve(sum(info.n_bytes for info in gguf.tensors.values()) - absent)
@@ -71,6 +95,15 @@ class Transformer:
         self._fused: FusedBlocks | None = None
         self._blocks = self._resident(progress) if paging is None else self._paged(gguf, sizes, paging, progress)
         self.positions(1)  # refuses bad factors now
+
+    def _check_capture(self, paging: Paging | None) -> None:
+        whys = {
+            "layers are streamed": paging is not None,
+            "experts are chosen on the host": any(layer.experts is not None for layer in self.spec.layers),
+            "layers have states, or attend in chunks": not self._has_one_plan,
+        }
+        if self._kernels.captures and (why := next((why for why, holds in whys.items() if holds), None)):
+            raise InvalidOption(f"decode.capture cannot be had where {why} (accepted: false)")
 
     def close(self) -> None:
         """Let go of the blocks; no pass may run."""
@@ -116,9 +149,41 @@ class Transformer:
             float32 [rows wanted, V], or [rows wanted, E].
         """
         kernels = self._kernels
-        x = self._embed(tokens, positions)  # [T, E]
-        turns = self._turns(plan, layers, embedded.at(positions))
-        wanted = [None] * (self.spec.n_layers - 1) + [wants_rows]
+        fits = self._has_one_plan and not hidden and wants_rows.all()
+        if fits and (shape := kernels.fixed(plan.pages, layers)) is not None:
+            return kernels.to_host(self._step(shape, tokens, positions, layers, embedded))[: len(tokens)]
+        plans, places = self._plans(plan.pages), embedded.at(positions)
+        inputs = _Inputs(tokens, positions, plans, plan.states, places, wants_rows)
+        rows = self._run(inputs, layers, hidden=hidden)
+        width = self.spec.n_embd if hidden else self.spec.n_vocab
+        return kernels.to_host(rows) if len(rows) else np.empty((0, width), np.float32)
+
+    def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
+        """Run a new context's steps of fixed shapes once, where they are to be warm."""
+        for shape in self._kernels.warm_shapes(layers) if self._has_one_plan else ():
+            nothing = np.zeros(0, np.int32)
+            self._step(shape, nothing, nothing, layers, embedded)
+
+    def _step(
+        self,
+        shape: FixedShape,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        layers: Sequence[KvLayer],
+        embedded: Positions,
+    ) -> Array:
+        """The logits of a batch that is filled up to a shape, [n_tokens, V]; valid until the next step."""
+        n_added = shape.n_tokens - len(tokens)
+        tokens, positions = (np.concatenate([ids, np.zeros(n_added, np.int32)]) for ids in (tokens, positions))
+        put, places = self._kernels.from_host, embedded.at(positions)
+        inputs = _Inputs(put(tokens), put(positions), {None: shape.plan}, [], places, None)
+        return shape.run(lambda given: self._run(given, layers), inputs)
+
+    def _run(self, inputs: _Inputs, layers: Sequence[KvLayer], *, hidden: bool = False) -> Array:
+        """The rows that are wanted: logits [rows, V], or hidden states [rows, E]; of none, [0, E]."""
+        x = self._embed(inputs.tokens, inputs.positions)  # [T, E]
+        turns = self._turns(inputs, layers)
+        wanted = [None] * (self.spec.n_layers - 1) + [inputs.wanted]
         first = 0
         if self._fused is not None:
             x = self._fused.run(x, [turn.place.rotation for turn in turns], turns[0].pages, layers)
@@ -126,9 +191,9 @@ class Transformer:
         with self._blocks.walk() as block_at:
             for i in range(first, self.spec.n_layers):
                 x = self._through(block_at(i), self.spec.layers[i], x, turns[i], wanted[i])
-        if len(x) == 0:
-            return np.empty((0, self.spec.n_embd if hidden else self.spec.n_vocab), np.float32)
-        return kernels.to_host(kernels.normed(x, self._weights.output_norm) if hidden else self._logits(x))
+        if hidden and len(x):
+            return self._kernels.normed(x, self._weights.output_norm)
+        return self._logits(x) if len(x) else x
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
@@ -195,18 +260,23 @@ class Transformer:
         progress(1.0)
         return pager
 
-    def _turns(self, plan: MemoryPlan, layers: Sequence[KvLayer], places: Sequence[LayerPositions]) -> list[_Turn]:
-        pages, caches, recurrent = self._plans(plan.pages), iter(layers), itertools.count()
+    def _turns(self, inputs: _Inputs, layers: Sequence[KvLayer]) -> list[_Turn]:
+        caches, recurrent = iter(layers), itertools.count()
         return [
             _Turn(
                 place,
-                pages[layer.chunk],
+                inputs.plans[layer.chunk],
                 next(caches) if layer.attends else None,
-                plan.states,
+                inputs.states,
                 None if layer.recurrent is None else next(recurrent),
             )
-            for layer, place in zip(self.spec.layers, places, strict=True)
+            for layer, place in zip(self.spec.layers, inputs.places, strict=True)
         ]
+
+    @property
+    def _has_one_plan(self) -> bool:
+        """Whether a batch is to all layers the same: tokens and the pages that they see."""
+        return all(layer.recurrent is None and layer.chunk is None for layer in self.spec.layers)
 
     def _through(
         self, block: Block, layer: LayerSpec, x: Array, turn: _Turn, wanted: NDArray[np.bool_] | None
@@ -234,7 +304,7 @@ class Transformer:
             found.append((mixed, block.recurrent.output))
         return found
 
-    def _embed(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Array:
+    def _embed(self, tokens: Array, positions: Array) -> Array:
         weights = self._weights
         x = self._kernels.embed(weights.token_embd, tokens)
         if self.spec.embedding_scale != 1:

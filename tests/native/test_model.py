@@ -131,7 +131,8 @@ def test_wrong_options_are_refused(backend, path, options, error, message):
 
 
 def test_every_load_option_is_described_and_works(backend, path):
-    assert set(backend.load_options) == {"tier", "expanded_bytes", "dtype", "resident_bytes", "pinned_layers"}
+    named = {"tier", "expanded_bytes", "dtype", "resident_bytes", "pinned_layers", "profile"}
+    assert set(backend.load_options) == named
     given = {"tier": "reference", "expanded_bytes": 4096, "dtype": "float32"}
     options = ModelOptions(device="cpu", backend_options=given)
     with backend.load(path, options) as model:

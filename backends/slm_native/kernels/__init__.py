@@ -1,13 +1,14 @@
 """Kernel sets: the arithmetic of a transformer in tiers, one of which is chosen when a model is loaded."""
 
-from slm_native.kernels.kernelset import FloatArray, FusedBlocks, KernelSet
+from slm_native.kernels.kernelset import FixedShape, FloatArray, FusedBlocks, KernelSet
 from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
-from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels
+from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, uses_torch
 
 __all__ = [
     "HOST_DEVICES",
     "PLAIN",
     "TIERS",
+    "FixedShape",
     "FloatArray",
     "FusedBlocks",
     "KernelChoice",
@@ -19,4 +20,5 @@ __all__ = [
     "Scoring",
     "Weight",
     "select_kernels",
+    "uses_torch",
 ]

@@ -9,8 +9,8 @@ and that tier overrides it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,20 @@ class FusedBlocks(ABC):
         """
 
 
+class FixedShape(NamedTuple):
+    """A batch that was filled up to a shape of a few.
+
+    Attributes:
+        plan: what ``place`` gives, for so many tokens; those behind the batch's own are anybody's.
+        n_tokens: those of the batch and those behind them.
+        run: does a step that depends on shapes and numbers of its argument alone; what it gives lasts until the next.
+    """
+
+    plan: BatchPlan
+    n_tokens: int
+    run: Callable[[Callable[[Any], Array], Any], Array]
+
+
 class KernelSet(ABC):
     """The arithmetic of a transformer. Holds no state that a step changes visibly, so threads may share it.
 
@@ -61,6 +75,8 @@ class KernelSet(ABC):
     device: str
     """Where it computes: "cpu", "cuda:0"."""
 
+    captures: bool = False
+    """Whether steps of fixed shapes are captured: then they wait for nothing, and no weight moves."""
     failures: tuple[type[Exception], ...] = ()
     """What steps raise where the device fails them, as for want of memory."""
     reads_file: bool
@@ -87,6 +103,19 @@ class KernelSet(ABC):
     def place(self, plan: BatchPlan) -> BatchPlan:
         """Where the tokens of a batch go, in indices that this tier's KV layers take; once for each batch."""
         return plan
+
+    def fixed(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
+        """A batch of which each sequence brings one token, filled up; None where it is computed as it is.
+
+        Args:
+            plan: as the cache made it.
+            layers: the KV cache of each layer.
+        """
+        return None
+
+    def warm_shapes(self, layers: Sequence[KvLayer]) -> Iterator[FixedShape]:
+        """Shapes to run once when a context is made, filled with nothing but what is behind a batch's tokens."""
+        return iter(())
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
         """Room for a context's keys and values.
@@ -134,11 +163,11 @@ class KernelSet(ABC):
         """
 
     @abstractmethod
-    def embed(self, weight: Weight, token_ids: NDArray[np.int32]) -> Array:
-        """Rows ``token_ids`` [T] of an embedding matrix: [T, in].
+    def embed(self, weight: Weight, token_ids: NDArray[np.int32] | Array) -> Array:
+        """Rows ``token_ids`` [T], in NumPy or where ``from_host`` has put them, of an embedding matrix: [T, in].
 
         Raises:
-            IndexError: an id outside 0 .. n_out - 1.
+            IndexError: an id in NumPy outside 0 .. n_out - 1.
         """
 
     @abstractmethod

@@ -10,6 +10,7 @@ from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_native import _extension, torch_devices
 from slm_native.kernels.kernelset import KernelSet
 from slm_native.kernels.reference import DEFAULT_EXPANDED_BYTES, ReferenceKernels
+from slm_native.profile import Profile
 
 TIERS = ("auto", "reference", "cpu", "torch")
 HOST_DEVICES = ("auto", "cpu")
@@ -31,6 +32,7 @@ def select_kernels(
     n_threads: int | None = None,
     expanded_bytes: int | None = None,
     dtype: str = "auto",
+    profile: Profile | None = None,
 ) -> KernelChoice:
     """Choose the kernels of a model.
 
@@ -44,6 +46,7 @@ def select_kernels(
         expanded_bytes: how much memory weights expanded to floats may take; None for the tier's own measure.
         dtype: number format of the torch tier's products: "float32", "bfloat16", "float16", or "auto" for the device's
             best. The other tiers have it from the weights.
+        profile: of the torch tier; its dtype holds where none is asked for.
 
     Raises:
         InvalidOption: an unknown tier or dtype, one that the tier has not, a negative size, no thread, threads where
@@ -54,15 +57,25 @@ def select_kernels(
         raise InvalidOption(f"unknown tier {tier!r} (accepted: {', '.join(TIERS)})")
     if expanded_bytes is not None and expanded_bytes < 0:
         raise InvalidOption(f"expanded_bytes is {expanded_bytes}, and must not be negative")
-    if tier == "torch" or (tier == "auto" and device not in HOST_DEVICES):
+    if uses_torch(tier, device):
         if n_threads is not None:
             raise InvalidOption(f"n_threads={n_threads!r}: torch has threads of its own (accepted: None)")
-        return _torch(tier, device, dtype, expanded_bytes or 0)
+        profile = Profile() if profile is None else profile
+        return _torch(tier, device, profile.dtype if dtype == "auto" else dtype, expanded_bytes or 0, profile)
+    if profile is not None:
+        raise InvalidOption(
+            f"a profile is for the torch tier, and tier {tier!r} was asked for (accepted: tier='torch')"
+        )
     if device not in HOST_DEVICES:
         raise InvalidOption(f"tier {tier!r} computes on the CPU, not on {device!r} (accepted: tier='torch')")
     if dtype not in ("auto", "float32"):
         raise InvalidOption(f"tier {tier!r} does not compute in {dtype!r} as asked (accepted: tier='torch')")
     return _host(tier, n_threads, DEFAULT_EXPANDED_BYTES if expanded_bytes is None else expanded_bytes)
+
+
+def uses_torch(tier: str, device: str) -> bool:
+    """Whether the torch tier computes."""
+    return tier == "torch" or (tier == "auto" and device not in HOST_DEVICES)
 
 
 def _host(tier: str, n_threads: int | None, expanded_bytes: int) -> KernelChoice:
@@ -95,7 +108,7 @@ def _cpu(isa: str | None, n_threads: int | None, expanded_bytes: int) -> KernelC
     return KernelChoice(kernels, f"the C++ extension is built; instruction set {kernels.isa}, {how}")
 
 
-def _torch(tier: str, device: str, dtype: str, expanded_bytes: int) -> KernelChoice:
+def _torch(tier: str, device: str, dtype: str, expanded_bytes: int, profile: Profile) -> KernelChoice:
     asked = "the torch tier was asked for" if tier == "torch" else f"device {device!r} is torch's"
     if (missing := torch_devices.why_missing()) is not None:
         raise BackendUnavailable(f"{asked}: {missing}")
@@ -103,11 +116,11 @@ def _torch(tier: str, device: str, dtype: str, expanded_bytes: int) -> KernelCho
         from slm_native.kernels.torch.kernels import TorchKernels
     except (ImportError, OSError) as error:
         raise BackendUnavailable(f"{asked}, and torch is there but does not load: {error}") from error
-    kernels = TorchKernels(device, dtype, expanded_bytes)
+    kernels = TorchKernels(device, dtype, expanded_bytes, profile)
     if not kernels.device.startswith("cuda"):
         return KernelChoice(kernels, f"{asked}; Triton kernels are for CUDA")
     if importlib.util.find_spec("triton") is None:
         return KernelChoice(kernels, f"{asked}; triton is not installed (to get it: pip install triton)")
     from slm_native.kernels.torch.triton.kernels import TritonKernels
 
-    return KernelChoice(TritonKernels(kernels.device, dtype, expanded_bytes), f"{asked}; triton is installed")
+    return KernelChoice(TritonKernels(kernels.device, dtype, expanded_bytes, profile), f"{asked}; triton is installed")

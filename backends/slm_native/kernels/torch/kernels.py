@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,20 +15,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slm_core.architectures import AnyActivation, RopeStyle
-from slm_core.errors import InvalidModelFile, ModelError, UnsupportedModel
+from slm_core.errors import InvalidModelFile, InvalidOption, ModelError, UnsupportedModel
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize
 from slm_core.types import KvType
-from slm_native.kernels.kernelset import FloatArray, FusedBlocks, KernelSet
+from slm_native.kernels.kernelset import FixedShape, FloatArray, FusedBlocks, KernelSet
 from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight
 from slm_native.kernels.torch.activations import activate, gated
 from slm_native.kernels.torch.attention import attend, attend_one_token_each
 from slm_native.kernels.torch.devices import choose_device, choose_dtype, memory, spelled
+from slm_native.kernels.torch.graphs import Captured, CapturedInCuda, StepGraphs, filled, filled_alone
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer, TorchPageStore, TorchPlan, place
 from slm_native.kernels.torch.scan import selective_scan
 from slm_native.kernels.torch.unpack import unpack
 from slm_native.kernels.torch.upload import Uploader
-from slm_native.kv import BatchPlan, KvLayer, PageLayout, PageStore
+from slm_native.kv import PAGE_TOKENS, BatchPlan, KvLayer, PageLayout, PageStore
+from slm_native.profile import Profile
 
 _CPU_PANEL_WEIGHTS = 1 << 20  # 4 MiB of float32: an expansion stays in the cache
 _DEVICE_PANEL_WEIGHTS = 1 << 26  # enough to keep a GPU busy, 256 MiB of float32
@@ -57,18 +60,29 @@ class TorchKernels(KernelSet):
         device: as torch names it, or "auto".
         dtype: number format of products, or "auto" for the device's best.
         expanded_bytes: how much of the device's memory expanded weights may take.
+        profile: shapes of decode steps, and what is done with them.
 
     Raises:
         BackendUnavailable: no such device.
-        InvalidOption: no such number format.
+        InvalidOption: no such number format, or graphs of a device that has none.
     """
 
     name = "torch"
     failures = (torch.OutOfMemoryError,)
 
-    def __init__(self, device: str = "auto", dtype: str = "auto", expanded_bytes: int = 0) -> None:
+    def __init__(
+        self, device: str = "auto", dtype: str = "auto", expanded_bytes: int = 0, profile: Profile | None = None
+    ) -> None:
         self._device = choose_device(device)
         self.device = str(self._device)
+        self._profile = Profile() if profile is None else profile
+        self.captures = self._profile.capture
+        self._captured: Callable[[Callable[[Any], Tensor], Any], Captured] | None = None
+        if self.captures:
+            if self._device.type != "cuda":
+                raise InvalidOption(f"decode.capture is for CUDA graphs, and {self.device} has none (accepted: false)")
+            self._captured = CapturedInCuda
+        self._graphs: WeakKeyDictionary[TorchKvLayer, StepGraphs] = WeakKeyDictionary()
         self.dtype = choose_dtype(dtype, self._device)
         self._expanded_bytes = self._free_bytes = expanded_bytes
         self.kv_type = KvType.F32 if self._device.type == "cpu" else KvType.F16
@@ -116,13 +130,39 @@ class TorchKernels(KernelSet):
         ids = np.flatnonzero(which) if which.dtype == np.bool_ else which
         return x[torch.from_numpy(np.array(ids, np.int64)).to(self._device)]
 
+    def fixed(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
+        """To the next bucket."""
+        n_rows = self._profile.bucket(len(plan.pages))
+        if n_rows is None or len(plan.runs) != len(plan.pages):
+            return None
+        cache = layers[0]
+        assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
+        placed = filled(plan, n_rows, cache.n_pages - 1, self._device)
+        return FixedShape(placed, n_rows, self._runner(cache))
+
+    def warm_shapes(self, layers: Sequence[KvLayer]) -> Iterator[FixedShape]:
+        """Each bucket, at the depth that the profile names."""
+        cache = layers[0]
+        assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
+        n_pages = -(-self._profile.warm // PAGE_TOKENS)
+        for n_rows in self._profile.buckets if n_pages else ():
+            placed = filled_alone(n_rows, n_pages, cache.n_pages - 1, self._device)
+            yield FixedShape(placed, n_rows, self._runner(cache))
+
+    def _runner(self, cache: TorchKvLayer) -> Callable[[Callable[[Any], Tensor], Any], Tensor]:
+        """What runs steps of fixed shapes: a context's graphs, which go when its pages go."""
+        if self._captured is None:
+            return lambda step, inputs: step(inputs)
+        with self._lock:
+            return self._graphs.setdefault(cache, StepGraphs(self._captured, self._profile.graphs)).run
+
     def place(self, plan: BatchPlan) -> BatchPlan:
         """Bring the indices to the device, once for all layers."""
         return place(plan, self._device)
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
-        """Pages on the device."""
-        return TorchPageStore(layout, n_pages, self._device)
+        """Pages on the device; one more, where batches are filled up with tokens of no sequence."""
+        return TorchPageStore(layout, n_pages + bool(self._profile.buckets), self._device)
 
     def prepare(self, tensor: QuantizedTensor) -> TorchWeight:
         """Upload the matrix, packed."""
@@ -141,9 +181,11 @@ class TorchKernels(KernelSet):
         """None: steps are queued on the device one by one."""
         return None
 
-    def embed(self, weight: Weight, token_ids: NDArray[np.int32]) -> Tensor:
+    def embed(self, weight: Weight, token_ids: NDArray[np.int32] | Tensor) -> Tensor:
         """Expand the rows asked for, on the device."""
         assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
+        if isinstance(token_ids, Tensor):
+            return unpack(weight.packed[token_ids.long()], weight.tensor.ggml_type)
         if token_ids.size and not 0 <= token_ids.min() <= token_ids.max() < weight.n_out:
             raise IndexError(f"row ids span {token_ids.min()} to {token_ids.max()}, there are {weight.n_out} rows")
         return unpack(self.rows(weight.packed, token_ids), weight.tensor.ggml_type)

@@ -27,13 +27,18 @@ class TorchKvLayer(KvLayer):
         planes: the layer's part of each plane, [n_pages, K, 64, W], those of the keys first.
     """
 
-    __slots__ = ("_key_codec", "_value_codec", "key_planes", "key_type", "value_planes", "value_type")
+    __slots__ = ("__weakref__", "_key_codec", "_value_codec", "key_planes", "key_type", "value_planes", "value_type")
 
     def __init__(self, key_codec: KvCodec, value_codec: KvCodec, planes: Sequence[Tensor]) -> None:
         n = len(key_codec.planes)
         self._key_codec, self._value_codec = key_codec, value_codec
         self.key_type, self.value_type = key_codec.kv_type, value_codec.kv_type
         self.key_planes, self.value_planes = planes[:n], planes[n:]
+
+    @property
+    def n_pages(self) -> int:
+        """All that there are."""
+        return len(self.key_planes[0])
 
     @property
     def is_float32(self) -> bool:
@@ -131,7 +136,7 @@ class DecodeGroup:
         rows: int64 [B], where their tokens are in the batch.
         tables: int64 [B, P], the pages of each; those past its last are page 0.
         n_held: int64 [B], tokens that each holds.
-        longest: the largest of these.
+        longest: the largest of these, or more.
     """
 
     rows: Tensor
@@ -168,12 +173,13 @@ class TorchPlan(BatchPlan):
     prefills: Sequence[Prefill]
 
 
-def place(plan: BatchPlan, device: torch.device) -> TorchPlan:
+def place(plan: BatchPlan, device: torch.device, *, in_powers: bool = False) -> TorchPlan:
     """Bring a plan's indices to the device.
 
     Args:
         plan: as the cache made it.
         device: where.
+        in_powers: whether the tables of sequences that bring one token are a power of two of pages wide.
     """
 
     def index(ids: Any) -> Tensor:
@@ -188,17 +194,23 @@ def place(plan: BatchPlan, device: torch.device) -> TorchPlan:
             singles.append((int(rows[0]), pages, run.n_held))
         else:
             prefills.append(Prefill(index(rows), index(pages), run.n_held))
-    return TorchPlan(plan.runs, index(plan.pages), index(plan.slots), plan.tables, _group(singles, index), prefills)
+    return TorchPlan(
+        plan.runs, index(plan.pages), index(plan.slots), plan.tables, _group(singles, index, in_powers), prefills
+    )
 
 
-def _group(singles: list[tuple[int, NDArray[np.intp], int]], index: Any) -> DecodeGroup | None:
+def _group(singles: list[tuple[int, NDArray[np.intp], int]], index: Any, in_powers: bool) -> DecodeGroup | None:
     if not singles:
         return None
-    tables = np.zeros((len(singles), max(len(pages) for _, pages, _ in singles)), np.int64)
+    width = max(len(pages) for _, pages, _ in singles)
+    if in_powers:
+        width = 1 << (width - 1).bit_length()
+    tables = np.zeros((len(singles), width), np.int64)
     for i, (_, pages, _) in enumerate(singles):
         tables[i, : len(pages)] = pages
     held = [n_held for _, _, n_held in singles]
-    return DecodeGroup(index([row for row, _, _ in singles]), index(tables), index(held), max(held))
+    longest = width * PAGE_TOKENS if in_powers else max(held)
+    return DecodeGroup(index([row for row, _, _ in singles]), index(tables), index(held), longest)
 
 
 def _reserve(layout: PageLayout, n_pages: int, device: torch.device) -> Tensor:

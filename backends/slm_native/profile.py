@@ -1,0 +1,107 @@
+"""How the torch tier runs a model on one machine: a TOML file beside the model, or one that is named."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slm_core.errors import InvalidOption, UnknownOption
+
+PROFILE_VARIABLE = "SLM_PROFILE"
+_SUFFIX = ".profile.toml"
+_MOST_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a profile may say; a key that it has not is an error.
+
+    Attributes:
+        dtype: number format of products, as the option.
+        buckets: sizes, ascending, to which batches of one token a sequence are filled up; none where they are not.
+        capture: whether a step of each shape is captured in a CUDA graph, and replayed from then on.
+        graphs: how many of a context's are kept; the one used longest ago goes.
+        warm: tokens of a sequence for which every bucket is captured when a context is made; 0 for none.
+    """
+
+    dtype: str = "auto"
+    buckets: tuple[int, ...] = ()
+    capture: bool = False
+    graphs: int = 16
+    warm: int = 0
+
+    def bucket(self, n_rows: int) -> int | None:
+        """The smallest bucket that holds so many rows; None where there is none."""
+        return next((bucket for bucket in self.buckets if bucket >= n_rows), None)
+
+
+def find_profile(model: Path, named: str | None) -> Profile | None:
+    """The profile of a model: the one that is named, else by ``SLM_PROFILE``, else ``MODEL.profile.toml`` beside it.
+
+    Raises:
+        InvalidOption: a file that is named and not there, that is no TOML, or a value that does not fit.
+        UnknownOption: a key that there is not.
+    """
+    name = named or os.environ.get(PROFILE_VARIABLE)
+    path = Path(name).expanduser() if name else model.with_name(model.stem + _SUFFIX)
+    if not name and not path.is_file():
+        return None
+    return read_profile(path)
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile; see ``find_profile`` for errors."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        given = tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise InvalidOption(f"profile {path}: {error}") from error
+    decode = given.pop("decode", {})
+    try:
+        _check(given, _TOP, "")
+        if not isinstance(decode, dict):
+            raise InvalidOption(f"decode={decode!r} (accepted: a table)")
+        _check(decode, _DECODE, "decode.")
+        decode["buckets"] = tuple(sorted(set(decode.get("buckets", ()))))
+        profile = Profile(**given, **decode)
+        if profile.capture and not profile.buckets:
+            raise InvalidOption("decode.capture needs decode.buckets, as a graph has one shape")
+        return profile
+    except (InvalidOption, UnknownOption) as error:
+        raise type(error)(f"profile {path}: {error}") from None
+
+
+def _check(given: Mapping[str, Any], known: Mapping[str, str], prefix: str) -> None:
+    for name, value in given.items():
+        if name not in known:
+            accepted = ", ".join(prefix + each for each in known)
+            raise UnknownOption(f"unknown key {prefix + name!r} (accepted: {accepted})")
+        if not _fits(name, value):
+            raise InvalidOption(f"{prefix}{name}={value!r} (accepted: {known[name]})")
+
+
+def _fits(name: str, value: object) -> bool:
+    if name == "buckets":
+        return isinstance(value, list) and bool(value) and all(_is_count(each, 1, _MOST_ROWS) for each in value)
+    if name == "graphs":
+        return _is_count(value, 1, _MOST_ROWS)
+    if name == "warm":
+        return _is_count(value, 0, 1 << 31)
+    return isinstance(value, str if name == "dtype" else bool)
+
+
+def _is_count(value: object, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+_TOP = {"dtype": "auto, float32, bfloat16 or float16", "decode": "a table"}
+_DECODE = {
+    "buckets": f"sizes of batches from 1 to {_MOST_ROWS}, as [1, 2, 4, 8]",
+    "capture": "true or false",
+    "graphs": f"1 to {_MOST_ROWS}",
+    "warm": "tokens, 0 for none",
+}
