@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from slm_core.architectures import Activation, AnyActivation, Xielu
-from slm_onnx.graphwriter import GraphWriter
+
+if TYPE_CHECKING:
+    from slm_onnx.graphwriter import GraphWriter
 
 
 def activated(graph: GraphWriter, x: str, activation: AnyActivation, dtype: str) -> str:

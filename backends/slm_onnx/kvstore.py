@@ -39,9 +39,8 @@ class KvStore:
         names = [(layer, plane) for layer in range(spec.n_layers) for plane in PLANES]
         try:
             # Zeroed: what happens to lie in memory may be no number, and would spoil what it is masked out of.
-            arrays = [np.zeros(self._shape, self._dtype) for _ in names]
-            self._tensors = {name: device.place(array) for name, array in zip(names, arrays, strict=True)}
-        except (MemoryError, ValueError) as error:  # ValueError: more than an address can count
+            self._tensors = {name: device.zeros(self._shape, self._dtype) for name in names}
+        except MemoryError as error:
             n_bytes = len(names) * math.prod(self._shape) * self._dtype.itemsize
             raise InvalidOption(
                 f"a KV cache of {n_bytes} bytes is more than this machine can reserve: use a smaller n_ctx"

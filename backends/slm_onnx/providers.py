@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
+import mmap
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from slm_core import inquiry
@@ -77,6 +81,25 @@ class Device:
         if self.on_host:
             return ort_value.ortvalue_from_numpy(array)
         return ort_value.ortvalue_from_numpy(array, self.provider.memory, self.device_id)
+
+    def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """An ``OrtValue`` of zeros.
+
+        On the host it takes memory as it is written, in ordinary pages. NumPy would ask for huge ones: the cells of a
+        head, a layer and a plane lie apart from all others, so that the first token had the whole of a cache cleared.
+
+        Raises:
+            MemoryError: more than the system gives.
+        """
+        n_bytes = math.prod(shape) * dtype.itemsize
+        try:
+            if sys.platform == "win32":
+                memory = mmap.mmap(-1, n_bytes)
+            else:
+                memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, ValueError) as error:  # the latter: more than an address can count
+            raise MemoryError(f"{n_bytes} bytes") from error
+        return self.place(np.frombuffer(memory, dtype).reshape(shape))
 
     def session_providers(self, options: Mapping[str, str]) -> list[tuple[str, Mapping[str, str]]]:
         """What a session is given: this provider, and the CPU for operators that it lacks."""

@@ -66,7 +66,7 @@ class RowsEngine:
     def empty(self, n_cells: int) -> Caches:
         """Caches with room, zeroed: what happens to lie in memory may be no number."""
         n_planes, n_heads, width = self.shape
-        return [self.device.place(np.zeros((1, n_heads, n_cells, width), self.dtype)) for _ in range(n_planes)]
+        return [self.device.zeros((1, n_heads, n_cells, width), self.dtype) for _ in range(n_planes)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,3 +142,31 @@ def test_a_long_history_that_is_cut_and_compacted_stays_right(tiny, load, feed, 
                     context.cut(slm_core.Pos(0, 5), slm_core.Pos(0, 45))
             rows = [feed(context, tokens) for context in (roomy, tight)]
             assert np.abs(rows[0] - rows[1]).max() < 1e-4 * np.abs(rows[0]).max()
+
+
+def test_asking_what_it_supports_imports_no_engine(tiny) -> None:
+    code = (
+        "import sys, pathlib; from slm_onnx.backend import OnnxBackend;"
+        f"assert OnnxBackend().supports(pathlib.Path({str(tiny)!r})).supported;"
+        "print(sorted({'onnx', 'onnxruntime'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the system does not tell what is resident")
+def test_a_cache_takes_memory_as_it_is_written(tmp_path) -> None:
+    """One token writes a page for each head, layer and plane; where those are huge, that is an eighth of this cache."""
+    make_tiny_model("llama", "f32").write(tmp_path / "m.gguf")
+    code = (
+        "import re, pathlib; from slm_core.types import *; from slm_onnx.backend import OnnxBackend;"
+        "anonymous = lambda: int(re.search(r'Anonymous: +(\\d+)', open('/proc/self/smaps_rollup').read())[1]);"
+        f"model = OnnxBackend().load(pathlib.Path({str(tmp_path / 'm.gguf')!r}), ModelOptions('cpu', 1));"
+        "context = model.new_context(ContextOptions(n_ctx=65536)); before = anonymous();"
+        "batch = context.new_batch(); batch.extend([5], Pos(0, 0)); context.decode(batch);"
+        "cache = sum(tensor.numpy().nbytes for tensor in context._store._tensors.values()) >> 10;"
+        "print(anonymous() - before, cache)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    taken, cache = map(int, done.stdout.split())
+    assert taken < cache / 32, f"{taken} KiB of {cache} are resident after one token"
