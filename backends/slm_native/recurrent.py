@@ -5,19 +5,15 @@ Shapes: B sequences of T tokens each, E embedding width, D channels of a state, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
-
-import numpy as np
 
 from slm_core.architectures import Activation, Mamba2Spec, MambaSpec
 from slm_native.kernels import KernelSet, Linear, Norm
 from slm_native.kv import Array
-from slm_native.states import StateGroup
-
-Parts: TypeAlias = tuple[Array, ...]
-Step: TypeAlias = Callable[[Array, Parts], tuple[Array, Parts]]
+from slm_native.rwkv import Rwkv7, time_mixed
+from slm_native.states import Parts, StateGroup, in_order
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +56,7 @@ class Mamba2:
     output: Linear  # (E, D)
 
 
-Recurrent: TypeAlias = ShortConv | Mamba | Mamba2
+Recurrent: TypeAlias = ShortConv | Mamba | Mamba2 | Rwkv7
 
 
 def mixed_by_state(
@@ -79,29 +75,34 @@ def mixed_by_state(
     Returns:
         What its output matrix takes, [T of the batch, width].
     """
-    (projected,) = kernels.project(x, norm, [weights.project])
+    entered = _entered(kernels, weights, x, norm)
     made = []
     for group in groups:
-        rows = kernels.rows(projected, group.rows)
+        rows = kernels.rows(entered, group.rows)
         y, after = _step(kernels, weights, rows.reshape(len(group.before), -1, rows.shape[-1]), group, layer)
         group.after.append(after)
         made.append(y.reshape(len(rows), -1))
-    if len(groups) == 1 and isinstance(groups[0].rows, slice):
-        return made[0]
-    places = np.concatenate([np.arange(len(x))[group.rows] for group in groups])
-    return kernels.rows(kernels.concatenated(made), np.argsort(places))
+    return in_order(kernels, groups, made)
 
 
-def _step(
-    kernels: KernelSet, weights: Recurrent, projected: Array, group: StateGroup, layer: int
-) -> tuple[Array, Parts]:
+def _entered(kernels: KernelSet, weights: Recurrent, x: Array, norm: Norm | None) -> Array:
+    """``x`` [T of the batch, E] as far as one product serves all sequences."""
+    if isinstance(weights, Rwkv7):
+        return kernels.normed(x, norm)
+    (projected,) = kernels.project(x, norm, [weights.project])
+    return projected
+
+
+def _step(kernels: KernelSet, weights: Recurrent, entered: Array, group: StateGroup, layer: int) -> tuple[Array, Parts]:
     """One layer on sequences of equal length, [B, T, ...]."""
     before = group.parts(layer, kernels)
+    if isinstance(weights, Rwkv7):
+        return time_mixed(kernels, weights, entered, before, group)
     if isinstance(weights, ShortConv):
-        return _short_conv(kernels, weights, projected, before)
+        return _short_conv(kernels, weights, entered, before)
     if isinstance(weights, Mamba):
-        return _mamba(kernels, weights, projected, before)
-    return _mamba2(kernels, weights, projected, before)
+        return _mamba(kernels, weights, entered, before)
+    return _mamba2(kernels, weights, entered, before)
 
 
 def _short_conv(kernels: KernelSet, weights: ShortConv, projected: Array, before: Parts) -> tuple[Array, Parts]:

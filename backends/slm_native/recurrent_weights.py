@@ -7,10 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slm_core.architectures import MambaSpec, NormKind, RecurrentSpec, ShortConvSpec
+from slm_core.architectures import MambaSpec, NormKind, RecurrentSpec, Rwkv7Spec, ShortConvSpec
 from slm_native.kernels import KernelSet, Linear, Norm
 from slm_native.kv import Array
 from slm_native.recurrent import Mamba, Mamba2, Recurrent, ShortConv
+from slm_native.rwkv import ChannelMix, LowRank, Rwkv7
+
+_HEAD_EPS = 64e-5  # RWKV-7's, whatever the epsilon of its other norms
+_NO_LENGTH = 1e-24  # of the mean square of a key: what is shorter than 1e-12 stays short
 
 
 class Tensors(NamedTuple):
@@ -37,6 +41,8 @@ def read_recurrent(tensors: Tensors, prefix: str, spec: RecurrentSpec, eps: floa
             taps=_taps(tensors, f"{prefix}shortconv.conv.weight"),
             output=tensors.linear(f"{prefix}shortconv.out_proj"),
         )
+    if isinstance(spec, Rwkv7Spec):
+        return _rwkv7(tensors, prefix, spec)
     if isinstance(spec, MambaSpec):
         return _mamba(tensors, prefix, spec, eps)
     return Mamba2(
@@ -70,6 +76,47 @@ def _mamba(tensors: Tensors, prefix: str, spec: MambaSpec, eps: float) -> Mamba:
         a=tensors.vector(f"{prefix}ssm_a"),
         d=tensors.vector(f"{prefix}ssm_d"),
         output=tensors.linear(f"{prefix}ssm_out"),
+    )
+
+
+def read_channel_mix(tensors: Tensors, prefix: str) -> ChannelMix:
+    """Read RWKV's feed-forward layer."""
+    share = tensors.vector(f"{prefix}channel_mix_lerp_k.weight")
+    assert share is not None, "every such layer has one"
+    up, down = (tensors.linear(f"{prefix}channel_mix_{name}") for name in ("key", "value"))
+    return ChannelMix(share.reshape(-1), up, down)
+
+
+def _rwkv7(tensors: Tensors, prefix: str, spec: Rwkv7Spec) -> Rwkv7:
+    def vector(name: str, *shape: int) -> Array:
+        found = tensors.vector(f"{prefix}time_mix_{name}")
+        return found if found is None else found.reshape(*shape)
+
+    def linear(name: str) -> Linear:
+        return tensors.linear(f"{prefix}time_mix_{name}")
+
+    def low_rank(name: str) -> LowRank:
+        return LowRank(linear(f"{name}1"), linear(f"{name}2"), vector(f"{name}0.weight", -1))
+
+    heads = (spec.n_embd // spec.head_dim, spec.head_dim)
+    to_unit = tensors.kernels.from_host(np.full(spec.head_dim, spec.head_dim**-0.5, np.float32))
+    shares = vector("lerp_fused.weight", 6, -1)
+    return Rwkv7(
+        spec=spec,
+        shares=[shares[i] for i in range(6)],
+        receptance=linear("receptance"),
+        key=linear("key"),
+        value=linear("value"),
+        decay=low_rank("w"),
+        rate=low_rank("a"),
+        first_value=None if spec.is_first else low_rank("v"),
+        gate=LowRank(linear("g1"), linear("g2"), None),
+        key_removed=vector("k_k.weight", -1),
+        key_rate=vector("k_a.weight", -1),
+        bonus=vector("r_k.weight", *heads),
+        unit_norm=Norm(to_unit, None, NormKind.RMS, _NO_LENGTH),
+        head_norm=Norm(vector("ln.weight", *heads), vector("ln.bias", *heads), NormKind.LAYER, _HEAD_EPS),
+        output=linear("output"),
     )
 
 

@@ -24,7 +24,9 @@ N_CHECKPOINTS = 6
 """Earlier states that a sequence keeps, about as far apart as they lie behind: to forget n tokens takes decoding a few
 times n again at most."""
 
-State: TypeAlias = tuple[tuple[Array, ...], ...]
+Parts: TypeAlias = tuple[Array, ...]
+"""What a layer remembers of B sequences, [B, ...] each."""
+State: TypeAlias = tuple[Parts, ...]
 """Of each recurrent layer its parts, [1, ...] each."""
 
 
@@ -44,14 +46,16 @@ class StateGroup:
         rows: their tokens in the batch [B * T], sequence by sequence; a slice where they lie like that.
         before: the states before the batch [B].
         after: the states after it, of each layer its parts [B, ...]; the forward pass fills them in.
+        carried: what the first layer leaves for later ones, in this batch.
     """
 
     seq_ids: Sequence[int]
     rows: slice | NDArray[np.intp]
     before: Sequence[State]
-    after: list[tuple[Array, ...]] = field(default_factory=list)
+    after: list[Parts] = field(default_factory=list)
+    carried: list[Array] = field(default_factory=list)
 
-    def parts(self, layer: int, kernels: KernelSet) -> tuple[Array, ...]:
+    def parts(self, layer: int, kernels: KernelSet) -> Parts:
         """The state of a layer before the batch, [B, ...] each."""
         if len(self.before) == 1:
             return self.before[0][layer]
@@ -64,6 +68,15 @@ class StateGroup:
             return [tuple(self.after)]
         n = range(len(self.before))
         return [tuple(tuple(part[i : i + 1] * 1 for part in parts) for parts in self.after) for i in n]
+
+
+def in_order(kernels: KernelSet, groups: Sequence[StateGroup], made: Sequence[Array]) -> Array:
+    """What was made of each group's rows, [B * T, width], in the order of the batch."""
+    if len(groups) == 1 and isinstance(groups[0].rows, slice):
+        return made[0]
+    n_tokens = sum(len(part) for part in made)
+    places = np.concatenate([np.arange(n_tokens)[group.rows] for group in groups])
+    return kernels.rows(kernels.concatenated(made), np.argsort(places))
 
 
 class StatePool:

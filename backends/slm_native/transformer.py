@@ -26,6 +26,7 @@ from slm_native.memory import ContextMemory, MemoryPlan
 from slm_native.paging import LayerPager, Paging, PagingStats, ResidentBlocks
 from slm_native.positions import LayerPositions, Positions
 from slm_native.recurrent import mixed_by_state
+from slm_native.rwkv import ChannelMix, channel_mixed
 from slm_native.states import StateGroup
 from slm_native.weights import Attention, Block, Experts, FeedForward, LatentAttention, WeightReader
 
@@ -283,15 +284,27 @@ class Transformer:
     ) -> Array:
         """What leaves a block [T, E]; after the last, of the rows that are wanted [rows, E]."""
         branches = self._mixed(block, layer, x, turn)
+        if isinstance(block.feed_forward, ChannelMix):
+            x = self._channel_mixed(block, block.feed_forward, self._all_added(block, x, branches), turn)
+            return x if wanted is None else self._kernels.rows(x, wanted)
         if wanted is not None:  # what follows is done token by token: only the rows asked for matter
             x = self._kernels.rows(x, wanted)
             branches = [(self._kernels.rows(mixed, wanted), output) for mixed, output in branches]
             if len(x) == 0:
                 return x
-        after = x
-        for mixed, output in branches:
-            after = self._added(after, mixed, output, block.attn_post_norm)
+        after = self._all_added(block, x, branches)
         return self._fed(block, layer, x if self.spec.parallel else after, after)
+
+    def _all_added(self, block: Block, x: Array, branches: Sequence[tuple[Array, Linear]]) -> Array:
+        for mixed, output in branches:
+            x = self._added(x, mixed, output, block.attn_post_norm)
+        return x
+
+    def _channel_mixed(self, block: Block, weights: ChannelMix, x: Array, turn: _Turn) -> Array:
+        assert turn.state is not None, "the weights were read by it"
+        return x + channel_mixed(
+            self._kernels, weights, self._kernels.normed(x, block.ffn_norm), turn.groups, turn.state
+        )
 
     def _mixed(self, block: Block, layer: LayerSpec, x: Array, turn: _Turn) -> list[tuple[Array, Linear]]:
         """What each layer makes that mixes tokens, [T, width], and its output matrix."""
@@ -364,7 +377,7 @@ class Transformer:
     def _fed(self, block: Block, layer: LayerSpec, x: Array, residual: Array) -> Array:
         """What leaves the block: ``residual``, and what the feed-forward layer makes of ``x``."""
         weights, post_norm = block.feed_forward, block.ffn_post_norm
-        if weights is None:
+        if weights is None or isinstance(weights, ChannelMix):
             return residual
         if isinstance(weights, FeedForward):
             inner = self._kernels.gate_up(x, block.ffn_norm, weights.gate, weights.up, layer.activation)

@@ -14,7 +14,8 @@ from slm_core.quant import QuantizedTensor, check_tensor
 from slm_native.kernels import KernelSet, Linear, Norm, Scoring, Weight
 from slm_native.kv import Array
 from slm_native.recurrent import Recurrent
-from slm_native.recurrent_weights import Tensors, read_recurrent
+from slm_native.recurrent_weights import Tensors, read_channel_mix, read_recurrent
+from slm_native.rwkv import ChannelMix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +76,7 @@ class Block:
     recurrent: Recurrent | None
     attn_post_norm: Norm | None  # [E]
     ffn_norm: Norm | None  # [E]
-    feed_forward: FeedForward | Experts | None
+    feed_forward: FeedForward | Experts | ChannelMix | None
     ffn_post_norm: Norm | None  # [E]
     scoring: Scoring
 
@@ -130,7 +131,7 @@ class WeightReader:
             ffn_norm = attn_norm
         attention = self._any_attention(prefix, layer)
         return Block(
-            attn_norm=self._norm(f"{prefix}attn_norm_2") or attn_norm,
+            attn_norm=(self._norm(f"{prefix}attn_norm_2") if layer.ffn_norm != "attn_norm_2" else None) or attn_norm,
             attention=attention,
             recurrent=self._recurrent(prefix, layer),
             attn_post_norm=self._norm(f"{prefix}{post_norm}") if layer.ffn_norm != post_norm else None,
@@ -174,16 +175,20 @@ class WeightReader:
             return None
         return self._latent_attention(prefix) if layer.latent else self._attention(prefix, layer)
 
-    def _any_feed_forward(self, prefix: str, layer: LayerSpec) -> FeedForward | Experts | None:
+    def _any_feed_forward(self, prefix: str, layer: LayerSpec) -> FeedForward | Experts | ChannelMix | None:
         if layer.experts:
             return self._experts(prefix)
+        if self._has(f"{prefix}channel_mix_key.weight"):
+            return read_channel_mix(self._tensors(), prefix)
         return self._feed_forward(prefix) if self._has(f"{prefix}ffn_up.weight") else None
 
     def _recurrent(self, prefix: str, layer: LayerSpec) -> Recurrent | None:
         if layer.recurrent is None:
             return None
-        tensors = Tensors(self._linear, self._vector, self._norm, self._kernels)
-        return read_recurrent(tensors, prefix, layer.recurrent, self._spec.norm_eps)
+        return read_recurrent(self._tensors(), prefix, layer.recurrent, self._spec.norm_eps)
+
+    def _tensors(self) -> Tensors:
+        return Tensors(self._linear, self._vector, self._norm, self._kernels)
 
     def _attention(self, prefix: str, layer: LayerSpec) -> Attention:
         q, k, v = self._qkv(prefix)

@@ -317,6 +317,23 @@ FAMILIES: dict[str, Family] = {
         | {"attention.head_count_kv": [0, 0, 3, 0]},
         ("blk.1.ffn_gate_inp.weight", "blk.3.ffn_gate_inp.weight"),
     ),
+    "rwkv7": Family(
+        "rwkv7",
+        {
+            "block_count": 3,
+            "context_length": N_CTX,
+            "embedding_length": 192,  # heads of 64: llama.cpp's kernel has no others
+            "feed_forward_length": 160,
+            "attention.head_count": 0,
+            LAYER: 1e-5,
+            "wkv.head_size": 64,
+            "attention.decay_lora_rank": 32,
+            "attention.iclr_lora_rank": 24,
+            "attention.value_residual_mix_lora_rank": 16,
+            "attention.gate_lora_rank": 40,
+        },
+        tuple(f"time_mix_v{i}.weight" for i in range(3)),
+    ),
     "lfm2": Family(
         "lfm2",
         _sizes(layers=5, embd=144) | {"attention.head_count_kv": [0, 3, 0, 0, 3], "shortconv.l_cache": 3},

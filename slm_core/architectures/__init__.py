@@ -8,7 +8,7 @@ from slm_core.architectures import _tables as tables
 from slm_core.architectures._decoder import decoder_spec, read_rope, rope_factors
 from slm_core.architectures._keys import Keys
 from slm_core.architectures._positions import ReadFactors, alibi_slopes, rope_kind, ropes_of, temperatures
-from slm_core.architectures._recurrent import Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec
+from slm_core.architectures._recurrent import Mamba2Spec, MambaSpec, RecurrentSpec, Rwkv7Spec, ShortConvSpec
 from slm_core.architectures._registry import architecture_names, read_spec
 from slm_core.architectures._rope import Rope, yarn_ramp
 from slm_core.architectures._sizes import Sizes, read_sizes
@@ -53,6 +53,7 @@ __all__ = [
     "Rope",
     "RopeSpec",
     "RopeStyle",
+    "Rwkv7Spec",
     "ShortConvSpec",
     "Sizes",
     "TemperatureSpec",

@@ -78,4 +78,25 @@ class Mamba2Spec:
         return ((self.n_taps - 1, self.n_convolved), heads)
 
 
-RecurrentSpec: TypeAlias = ShortConvSpec | MambaSpec | Mamba2Spec
+@dataclass(frozen=True, slots=True)
+class Rwkv7Spec:
+    """RWKV-7 (Peng et al. 2025, https://arxiv.org/abs/2503.14456): time mixing, and channel mixing behind it.
+
+    Attributes:
+        n_embd: embedding width E.
+        head_dim: width of a head P, a divisor of E.
+        is_first: whether it is the first of its model, whose values later ones mix in.
+    """
+
+    n_embd: int
+    head_dim: int
+    is_first: bool
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The token before, of time mixing [1, E]; the state [H, P, P]; the token before, of channel mixing [1, E]."""
+        heads = (self.n_embd // self.head_dim, self.head_dim, self.head_dim)
+        return ((1, self.n_embd), heads, (1, self.n_embd))
+
+
+RecurrentSpec: TypeAlias = ShortConvSpec | MambaSpec | Mamba2Spec | Rwkv7Spec

@@ -18,7 +18,7 @@ from slm_native.kernels import select_kernels
 from slm_native.states import N_CHECKPOINTS
 
 BOUND = 1e-5  # float32 sums in another order: a chunk's products are made by other paths of BLAS
-FAMILIES = ("mamba", "lfm2")
+FAMILIES = ("mamba", "lfm2", "rwkv7")
 N = 150  # tokens: two whole pages and a part
 
 
@@ -153,7 +153,7 @@ def test_the_sizes_of_dumps_are_those_that_info_names(model, open_context, feed,
         sizes.append(len(SequenceSnapshot.from_bytes(context.dump(0)).payload))
     assert sizes[1] - sizes[0] == 30 * model.info.state_bytes_per_token
     assert sizes[0] == 30 * model.info.state_bytes_per_token + model.info.state_bytes_per_sequence > 0
-    is_pure = model.info.architecture == "mamba"
+    is_pure = model.info.architecture != "lfm2"
     assert (model.info.state_bytes_per_token == 0) is is_pure, "a state does not grow with depth"
 
 
@@ -210,3 +210,21 @@ def test_a_scan_equals_its_formula_on_every_tier(tier):
         y, held = kernels.selective_scan(*arguments)
         np.testing.assert_allclose(kernels.to_host(y), wanted, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(kernels.to_host(held), after, rtol=1e-4, atol=1e-5)
+
+
+def test_the_delta_rule_equals_its_formula_on_every_tier(tier):
+    """In float64, a head at a time."""
+    kernels, rng = select_kernels(tier).kernels, np.random.default_rng(6)
+    n_seqs, n_tokens, n_heads, width = 2, 7, 3, 5
+    r, log_decay, k, v, a, b = rng.standard_normal((6, n_seqs, n_tokens, n_heads, width))
+    log_decay, state = -np.abs(log_decay), rng.standard_normal((n_seqs, n_heads, width, width))
+    a, b = a / 3, b / 3
+    wanted, after = np.empty_like(v), state.copy()
+    for s, t, h in np.ndindex(n_seqs, n_tokens, n_heads):
+        at, held = (s, t, h), after[s, h]
+        held = held @ (np.diag(np.exp(log_decay[at])) + np.outer(a[at], b[at])) + np.outer(v[at], k[at])
+        after[s, h], wanted[at] = held, held @ r[at]
+    arguments = (kernels.from_host(array.astype(np.float32)) for array in (r, log_decay, k, v, a, b, state))
+    y, held = kernels.delta_scan(*arguments)
+    np.testing.assert_allclose(kernels.to_host(y), wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(kernels.to_host(held), after, rtol=1e-4, atol=1e-4)

@@ -262,6 +262,31 @@ class KernelSet(ABC):
             y [B, T, H, P], and the state after the last token.
         """
 
+    @abstractmethod
+    def delta_scan(
+        self, r: Array, log_decay: Array, k: Array, v: Array, a: Array, b: Array, state: Array
+    ) -> tuple[Array, Array]:
+        """The generalized delta rule (RWKV-7, https://arxiv.org/abs/2503.14456, equation 17), token by token.
+
+        ``state = state * exp(log_decay) + (state a) bᵀ + v kᵀ; y = state r`` for each head.
+
+        Args:
+            r: [B, T, H, P], as are all but the last.
+            log_decay: of the columns of the state, at most 0.
+            k: keys.
+            v: values.
+            a: what is taken out of the state, with its sign.
+            b: where that goes.
+            state: before the first token, [B, H, P, P], a row for each number of a value.
+
+        Returns:
+            y [B, T, H, P], and the state after the last token.
+        """
+
+    @abstractmethod
+    def inner(self, x: Array, y: Array) -> Array:
+        """The sum of ``x * y`` over the last axis, which stays, with one number."""
+
     def short_convolution(
         self, x: Array, before: Array, taps: Sequence[Array], bias: Array | None = None
     ) -> tuple[Array, Array]:

@@ -201,6 +201,30 @@ class ReferenceKernels(KernelSet):
             np.sum(held * c[:, t], axis=-1, out=y[:, t])
         return y.reshape(x.shape), held.reshape(state.shape)
 
+    def delta_scan(
+        self,
+        r: FloatArray,
+        log_decay: FloatArray,
+        k: FloatArray,
+        v: FloatArray,
+        a: FloatArray,
+        b: FloatArray,
+        state: FloatArray,
+    ) -> tuple[FloatArray, FloatArray]:
+        """A loop over tokens, all heads at once."""
+        decay, y = np.exp(log_decay), np.empty_like(v)
+        r, decay, k, a, b = (rows[..., None, :] for rows in (r, decay, k, a, b))  # [B, T, H, 1, P]
+        for t in range(v.shape[1]):
+            taken = np.sum(state * a[:, t], axis=-1, keepdims=True)
+            state = state * decay[:, t] + taken * b[:, t] + v[:, t, :, :, None] * k[:, t]
+            np.sum(state * r[:, t], axis=-1, out=y[:, t])
+        return y, state
+
+    def inner(self, x: FloatArray, y: FloatArray) -> FloatArray:
+        """NumPy's."""
+        total: FloatArray = np.sum(x * y, axis=-1, keepdims=True)
+        return total
+
     def _expanded(self, weight: ReferenceWeight) -> FloatArray | None:
         n_bytes = 4 * weight.n_out * weight.n_in
         with self._lock:

@@ -427,6 +427,7 @@ CASES: dict[str, Case | str] = {
         expert_layer_period=2,
         expert_layer_offset=1,
     ),
+    "rwkv7": _WITHOUT_TRANSFORMERS,
     "lfm2": _case(
         "Lfm2",
         TIED,

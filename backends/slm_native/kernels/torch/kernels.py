@@ -26,7 +26,7 @@ from slm_native.kernels.torch.attention import attend, attend_one_token_each
 from slm_native.kernels.torch.devices import choose_device, choose_dtype, memory, spelled
 from slm_native.kernels.torch.graphs import Captured, CapturedInCuda, StepGraphs, filled, filled_alone
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer, TorchPageStore, TorchPlan, place
-from slm_native.kernels.torch.scan import selective_scan
+from slm_native.kernels.torch.scan import delta_scan, selective_scan
 from slm_native.kernels.torch.unpack import unpack
 from slm_native.kernels.torch.upload import Uploader
 from slm_native.kv import PAGE_TOKENS, BatchPlan, KvLayer, PageLayout, PageStore
@@ -259,6 +259,16 @@ class TorchKernels(KernelSet):
     ) -> tuple[Tensor, Tensor]:
         """A loop over tokens, all channels at once."""
         return selective_scan(x, steps, a, b, c, state)
+
+    def delta_scan(
+        self, r: Tensor, log_decay: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A loop over tokens, all heads at once."""
+        return delta_scan(r, log_decay, k, v, a, b, state)
+
+    def inner(self, x: Tensor, y: Tensor) -> Tensor:
+        """Torch's."""
+        return (x * y).sum(-1, keepdim=True)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
         """Through scaled_dot_product_attention where scores are not changed."""

@@ -1,4 +1,4 @@
-"""Selective state spaces in torch."""
+"""Layers with a state in torch: what they do token by token."""
 
 from __future__ import annotations
 
@@ -21,3 +21,15 @@ def selective_scan(x: Tensor, steps: Tensor, a: Tensor, b: Tensor, c: Tensor, st
         held = torch.exp(steps[:, t] * decay) * held + driven[:, t] * b[:, t]
         y.append((held * c[:, t]).sum(-1))
     return torch.stack(y, dim=1).reshape(x.shape), held.reshape(state.shape)
+
+
+def delta_scan(
+    r: Tensor, log_decay: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See ``KernelSet.delta_scan``."""
+    decay, y = log_decay.exp(), []
+    for t in range(v.shape[1]):
+        taken = state @ a[:, t, :, :, None]
+        state = state * decay[:, t, :, None] + taken * b[:, t, :, None] + v[:, t, :, :, None] * k[:, t, :, None]
+        y.append((state @ r[:, t, :, :, None])[..., 0])
+    return torch.stack(y, dim=1), state
