@@ -91,7 +91,8 @@ class Device:
         Raises:
             MemoryError: more than the system gives.
         """
-        n_bytes = math.prod(shape) * dtype.itemsize
+        n = math.prod(shape)
+        n_bytes = max(1, n * dtype.itemsize)  # nothing cannot be mapped
         try:
             if sys.platform == "win32":
                 memory = mmap.mmap(-1, n_bytes)
@@ -99,7 +100,7 @@ class Device:
                 memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError, ValueError) as error:  # the latter: more than an address can count
             raise MemoryError(f"{n_bytes} bytes") from error
-        return self.place(np.frombuffer(memory, dtype).reshape(shape))
+        return self.place(np.frombuffer(memory, dtype, n).reshape(shape))
 
     def session_providers(self, options: Mapping[str, str]) -> list[tuple[str, Mapping[str, str]]]:
         """What a session is given: this provider, and the CPU for operators that it lacks."""
