@@ -64,6 +64,10 @@ def _encoder(gguf: GgufFile, spec: VocabSpec) -> Encoder:
         from slm_core.tokenization.spm import SentencePieceBpe
 
         return SentencePieceBpe(spec, _normalizer(gguf, spec))
+    if spec.model == "rwkv":
+        from slm_core.tokenization.rwkv import LongestBytes
+
+        return LongestBytes(spec)
     if "unknown" not in spec.special:
         raise InvalidModelFile(f"{spec.source}: tokenizer.ggml.unknown_token_id is missing")
     if spec.model == "bert":

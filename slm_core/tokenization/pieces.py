@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slm_core.tokenization.kinds import TokenKind
+from slm_core.tokenization.rwkv import unescaped
 from slm_core.tokenization.sentencepiece import METASPACE
 from slm_core.tokenization.spec import VocabSpec
 
@@ -33,7 +34,8 @@ class Pieces:
         self._spec = spec
         byte_level = spec.pre is not None and spec.pre.byte_level
         plain = spec.pre is not None and spec.pre.normalizer != "metaspace"
-        self._normal: Callable[[str], bytes] = from_byte_level if byte_level else stored if plain else from_metaspace
+        spelled = from_byte_level if byte_level else stored if plain else from_metaspace
+        self._normal: Callable[[str], bytes] = unescaped if spec.model == "rwkv" else spelled
 
     def text_of(self, token: int, *, special: bool) -> bytes:
         """Bytes of a token that is in the vocabulary."""

@@ -26,7 +26,7 @@ logger = logging.getLogger("slm_core.tokenization")
 _PREFIX = "tokenizer.ggml."
 _NOT_TEXT = re.compile("[\ud800-\udfff]")  # how the reader of GGUF files marks bytes that are not UTF-8
 _BPE_MODELS = ("gpt2", "gemma4", "whitespace")
-_MODELS = (*_BPE_MODELS, "llama", "bert", "t5")
+_MODELS = (*_BPE_MODELS, "llama", "bert", "t5", "rwkv")
 
 # llama.cpp's ids where the file names none. It also assumes 11 for BOS and EOS of any byte-pair vocabulary, which is
 # Falcon's; elsewhere that would end an answer at whatever token 11 is, so such a file has none here.
