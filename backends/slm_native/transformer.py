@@ -28,6 +28,7 @@ from slm_native.positions import LayerPositions, Positions
 from slm_native.recurrent import mixed_by_state
 from slm_native.rwkv import ChannelMix, channel_mixed
 from slm_native.states import StateGroup
+from slm_native.streams import corrected, layer_embeddings, learned_residual, let_in, merged, predicted, spread
 from slm_native.weights import Attention, Block, Experts, FeedForward, LatentAttention, WeightReader
 
 
@@ -189,9 +190,11 @@ class Transformer:
         if self._fused is not None:
             x = self._fused.run(x, [turn.place.rotation for turn in turns], turns[0].pages, layers)
             first = self._fused.n_blocks
+        streams, own = self._streams(x), self._layer_embeddings(inputs.tokens, x)
         with self._blocks.walk() as block_at:
             for i in range(first, self.spec.n_layers):
-                x = self._through(block_at(i), self.spec.layers[i], x, turns[i], wanted[i])
+                streams = self._around(block_at(i), self.spec.layers[i], streams, turns[i], own[i], wanted[i])
+        x = self._merged(streams)
         if hidden and len(x):
             return self._kernels.normed(x, self._weights.output_norm)
         return self._logits(x) if len(x) else x
@@ -240,7 +243,9 @@ class Transformer:
             return None
         if block.attn_post_norm is not None or block.ffn_post_norm is not None or layer.temperature is not None:
             return None
-        if layer.chunk is not None or attention.v_norm is not None:
+        if layer.chunk is not None or attention.v_norm is not None or attention.k is None or attention.v is None:
+            return None
+        if layer.gate_threshold is not None or block.laurel is not None or block.embedding is not None:
             return None
         if spec.parallel or spec.residual_scale != 1 or spec.qkv_limit is not None:
             return None
@@ -262,22 +267,62 @@ class Transformer:
         return pager
 
     def _turns(self, inputs: _Inputs, layers: Sequence[KvLayer]) -> list[_Turn]:
-        caches, recurrent = iter(layers), itertools.count()
+        caches: dict[int | None, KvLayer] = dict(zip(self.spec.attention_layers, layers, strict=True))
+        recurrent = itertools.count()
         return [
             _Turn(
                 place,
                 inputs.plans[layer.chunk],
-                next(caches) if layer.attends else None,
+                caches.get(i if layer.kv_layer is None else layer.kv_layer),
                 inputs.states,
                 None if layer.recurrent is None else next(recurrent),
             )
-            for layer, place in zip(self.spec.layers, inputs.places, strict=True)
+            for i, (layer, place) in enumerate(zip(self.spec.layers, inputs.places, strict=True))
         ]
 
     @property
     def _has_one_plan(self) -> bool:
         """Whether a batch is to all layers the same: tokens and the pages that they see."""
         return all(layer.recurrent is None and layer.chunk is None for layer in self.spec.layers)
+
+    def _streams(self, x: Array) -> list[Array]:
+        """The residual streams that the embedding becomes: one, where there is no AltUp."""
+        weights = self._weights.streams
+        return [x] if weights is None else spread(self._kernels, weights, x)
+
+    def _merged(self, streams: list[Array]) -> Array:
+        weights = self._weights.streams
+        return streams[0] if weights is None or len(streams) == 1 else merged(self._kernels, weights, streams)
+
+    def _layer_embeddings(self, tokens: Array, x: Array) -> Sequence[Array | None]:
+        """Each block's own embedding of a batch [L], None where it has none."""
+        weights, width = self._weights.layer_embeddings, self.spec.layer_embedding_width
+        if weights is None or width is None:
+            return [None] * self.spec.n_layers
+        return layer_embeddings(self._kernels, weights, tokens, x, width)
+
+    def _around(
+        self,
+        block: Block,
+        layer: LayerSpec,
+        streams: list[Array],
+        turn: _Turn,
+        own: Array | None,
+        wanted: NDArray[np.bool_] | None,
+    ) -> list[Array]:
+        """What leaves a block in each stream; one stream without rows, where none are wanted."""
+        kernels, active = self._kernels, self.spec.active_stream or 0
+        guessed = streams if block.altup is None else predicted(kernels, block.altup, streams, active)
+        x = self._through(block, layer, guessed[active], turn, wanted)
+        if block.embedding is None or own is None or len(x) == 0:
+            return [x]
+        if wanted is not None:
+            own, guessed = kernels.rows(own, wanted), [kernels.rows(stream, wanted) for stream in guessed]
+        if block.altup is None:
+            return [x + let_in(kernels, block.embedding, x, own, layer.activation)]
+        streams = corrected(kernels, block.altup, guessed, x, active)
+        news = let_in(kernels, block.embedding, streams[active] * block.altup.scale, own, layer.activation)
+        return [streams[0], *(stream + news for stream in streams[1:])]
 
     def _through(
         self, block: Block, layer: LayerSpec, x: Array, turn: _Turn, wanted: NDArray[np.bool_] | None
@@ -296,9 +341,13 @@ class Transformer:
         return self._fed(block, layer, x if self.spec.parallel else after, after)
 
     def _all_added(self, block: Block, x: Array, branches: Sequence[tuple[Array, Linear]]) -> Array:
+        after = x
         for mixed, output in branches:
-            x = self._added(x, mixed, output, block.attn_post_norm)
-        return x
+            after = self._added(after, mixed, output, block.attn_post_norm)
+        if block.laurel is None:
+            return after
+        residual = learned_residual(self._kernels, block.laurel, self._kernels.normed(x, block.attn_norm))
+        return (after + residual) * 2**-0.5
 
     def _channel_mixed(self, block: Block, weights: ChannelMix, x: Array, turn: _Turn) -> Array:
         assert turn.state is not None, "the weights were read by it"
@@ -356,6 +405,9 @@ class Transformer:
             q, both = latent_queries_and_keys(kernels, weights, layer.latent, x, block.attn_norm)
             kernels.store(cache, plan, both, both, width, None, place.rotation)
             return kernels.heads(q, width, None, place.rotation)
+        if weights.k is None or weights.v is None:
+            (q,) = kernels.project(x, block.attn_norm, (weights.q,))
+            return kernels.heads(q, width, weights.q_norm, place.rotation)
         q, k, v = kernels.project(x, block.attn_norm, (weights.q, weights.k, weights.v))
         if self.spec.qkv_limit is not None:
             q, k, v = (kernels.clip(flat, self.spec.qkv_limit) for flat in (q, k, v))
@@ -379,12 +431,21 @@ class Transformer:
         weights, post_norm = block.feed_forward, block.ffn_post_norm
         if weights is None or isinstance(weights, ChannelMix):
             return residual
+        if isinstance(weights, FeedForward) and layer.gate_threshold is not None:
+            inner = self._sparsely_gated(weights, layer, layer.gate_threshold, self._kernels.normed(x, block.ffn_norm))
+            return self._added(residual, inner, weights.down, post_norm)
         if isinstance(weights, FeedForward):
             inner = self._kernels.gate_up(x, block.ffn_norm, weights.gate, weights.up, layer.activation)
             return self._added(residual, inner, weights.down, post_norm)
         return self._scaled_sum(
             residual, self._routed(weights, layer, self._kernels.normed(x, block.ffn_norm)), post_norm
         )
+
+    def _sparsely_gated(self, weights: FeedForward, layer: LayerSpec, threshold: float, x: Array) -> Array:
+        assert weights.gate is not None, "the architecture has one"
+        kernels = self._kernels
+        gate = kernels.above_threshold(kernels.linear(x, weights.gate), threshold)
+        return kernels.gated(gate, kernels.linear(x, weights.up), layer.activation)
 
     def _routed(self, weights: Experts, layer: LayerSpec, x: Array) -> Array:
         assert layer.experts is not None, "the weights were read by it"

@@ -16,6 +16,17 @@ from slm_native.kv import Array
 from slm_native.recurrent import Recurrent
 from slm_native.recurrent_weights import Tensors, read_channel_mix, read_recurrent
 from slm_native.rwkv import ChannelMix
+from slm_native.stream_weights import (
+    Tensors as StreamTensors,
+)
+from slm_native.stream_weights import (
+    read_altup,
+    read_laurel,
+    read_layer_embedding,
+    read_layer_embeddings,
+    read_streams,
+)
+from slm_native.streams import AltUp, Laurel, LayerEmbedding, LayerEmbeddings, Streams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +34,8 @@ class Attention:
     """The weights of an attention layer."""
 
     q: Linear  # (H*D, E)
-    k: Linear  # (K*D, E)
-    v: Linear  # (K*D, E)
+    k: Linear | None  # (K*D, E), None where another layer's are read
+    v: Linear | None  # (K*D, E)
     q_norm: Norm | None  # [D], [H, D] or [H*D]
     k_norm: Norm | None  # [D], [K, D] or [K*D]
     v_norm: Norm | None  # [D]
@@ -79,6 +90,9 @@ class Block:
     feed_forward: FeedForward | Experts | ChannelMix | None
     ffn_post_norm: Norm | None  # [E]
     scoring: Scoring
+    altup: AltUp | None
+    laurel: Laurel | None
+    embedding: LayerEmbedding | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +104,8 @@ class Weights:
     embd_norm: Norm | None  # [E]
     output_norm: Norm  # [E]
     output: Linear  # (V, E)
+    streams: Streams | None
+    layer_embeddings: LayerEmbeddings | None
 
 
 class WeightReader:
@@ -120,6 +136,8 @@ class WeightReader:
             embd_norm=self._norm("token_embd_norm") if self._spec.output_norm != "token_embd_norm" else None,
             output_norm=norm,
             output=self._linear("output") if self._has("output.weight") else self._tied_output(token_embd),
+            streams=None if self._spec.active_stream is None else read_streams(self._around, self._spec.active_stream),
+            layer_embeddings=read_layer_embeddings(self._around),
         )
 
     def block(self, index: int) -> Block:
@@ -139,6 +157,9 @@ class WeightReader:
             feed_forward=self._any_feed_forward(prefix, layer),
             ffn_post_norm=self._norm(f"{prefix}post_ffw_norm"),
             scoring=Scoring(layer.window, self._spec.attention_softcap, self._slopes, attention and attention.sinks),
+            altup=read_altup(self._around, prefix),
+            laurel=read_laurel(self._around, prefix),
+            embedding=read_layer_embedding(self._around, prefix),
         )
 
     def block_bytes(self) -> list[int]:
@@ -163,6 +184,13 @@ class WeightReader:
         """A table of divisors [R/2] on the host."""
         values = self._vector(name)
         return None if values is None else self._kernels.to_host(values)
+
+    @property
+    def _around(self) -> StreamTensors:
+        return StreamTensors(self._linear, self._each, self._prepared, self._vector, self._norm, self._has)
+
+    def _prepared(self, name: str) -> Weight:
+        return self._kernels.prepare(self._tensor(name))
 
     @cached_property
     def _slopes(self) -> Array | None:
@@ -191,7 +219,7 @@ class WeightReader:
         return Tensors(self._linear, self._vector, self._norm, self._kernels)
 
     def _attention(self, prefix: str, layer: LayerSpec) -> Attention:
-        q, k, v = self._qkv(prefix)
+        q, k, v = self._qkv(prefix) if layer.kv_layer is None else (self._linear(f"{prefix}attn_q"), None, None)
         return Attention(
             *(q, k, v),
             q_norm=self._head_norm(prefix, "attn_q_norm", layer),

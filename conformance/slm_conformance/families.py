@@ -35,7 +35,9 @@ def family_model(directory: Path, name: str, weight_type: WeightType = "f32", se
     """
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     tensors = {
-        tensor: StoredTensor.pack(_random(rng, tensor, shape), _stored(tensor, shape, weight_type))
+        tensor: StoredTensor.pack(
+            _random(rng, tensor, shape, FAMILIES[name].quiet), _stored(tensor, shape, weight_type)
+        )
         for tensor, shape in family_tensors(name).items()
     }
     return write_family(directory / f"{name}-{weight_type}-{seed}.gguf", name, tensors, weight_type)
@@ -87,7 +89,7 @@ def _stored(name: str, shape: tuple[int, ...], weight_type: WeightType) -> Weigh
     return weight_type if is_matrix else "f32"
 
 
-def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], quiet: tuple[str, ...]) -> NDArray[np.float32]:
     """Weights with which every part matters: attention that picks, norms and biases that are not 1 and 0."""
     if name.startswith("rope_f"):
         return rng.uniform(1, 4, shape).astype(np.float32)
@@ -95,7 +97,7 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDAr
     if name.endswith("ssm_a"):  # rates of decay, which a state does not survive with another sign
         return -np.exp(values)
     if "norm" in name and name.endswith("weight"):
-        return 1 + np.float32(0.2) * values
+        return (1 + np.float32(0.2) * values) * np.float32(0.25 if name.split(".")[-2] in quiet else 1)
     if len(shape) == 1:
         return np.float32(0.5) * values
     larger = 2.5 if name in (EMBEDDING, "output.weight") else 1.6 if "attn_q" in name or "attn_k" in name else 1.0

@@ -23,6 +23,7 @@ class Family:
             "blk.N.".
         tied: whether the token embeddings are the output matrix, too.
         plain: keys that are not below the architecture's name.
+        quiet: norms a quarter as large as others, so that many layers do not pass on rounding a hundredfold.
     """
 
     architecture: str
@@ -30,6 +31,7 @@ class Family:
     optional: tuple[str, ...] = ()
     tied: bool = False
     plain: Mapping[str, Value] = field(default_factory=dict)
+    quiet: tuple[str, ...] = ()
 
 
 def _sizes(
@@ -267,6 +269,25 @@ FAMILIES: dict[str, Family] = {
         | {"embedding_scale": 12.0, "residual_scale": 0.5, "logit_scale": 0.7}
         | {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 64},
         _LONG,
+    ),
+    # llama.cpp fixes more than files say: 20 layers with keys of their own, 10 with sparse gates, and these widths.
+    "gemma3n": Family(
+        "gemma3n",
+        _sizes(layers=25, embd=96, heads=3, kv_heads=1)
+        | {
+            "attention.sliding_window": 48,
+            "attention.sliding_window_pattern": [i % 5 < 4 for i in range(25)],
+            "attention.shared_kv_layers": 5,
+            "altup.num_inputs": 4,
+            "altup.active_idx": 0,
+            "embedding_length_per_layer_input": 256,
+            "activation_sparsity_scale": [1.6448536] * 10 + [float("-inf")] * 15,
+            "final_logit_softcapping": 30.0,
+            "rope.freq_base": 1e6,
+        },
+        ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"),
+        tied=True,
+        quiet=("attn_q_norm", "post_attention_norm", "post_ffw_norm", "post_norm"),
     ),
     "phimoe": Family(
         "phimoe",

@@ -42,6 +42,8 @@ class Features(TypedDict, total=False):
     logit_scale: float
     logit_softcap: float | None
     output_norm: str
+    active_stream: int | None
+    layer_embedding_width: int | None
 
 
 def read_rope(keys: Keys, head_dim: int, style: RopeStyle, default_freq_base: float | None = None) -> RopeSpec:

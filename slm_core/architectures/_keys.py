@@ -118,6 +118,19 @@ class Keys:
             raise InvalidModelFile(f"{self.gguf.path}: metadata {key!r} must hold {n} numbers, one for each layer")
         return [float(value) for value in values]
 
+    def thresholds(self, name: str, n: int) -> list[float | None]:
+        """A number for each of ``n`` layers, None where it is below all others: minus infinity.
+
+        Raises:
+            UnsupportedModel: it is missing.
+            InvalidModelFile: it is something else, or of another length.
+        """
+        values = self.gguf.require(self._key(name), np.ndarray)
+        if values.dtype.kind != "f" or values.shape != (n,) or not (values < _LARGEST).all():
+            key = f"{self.architecture}.{name}"
+            raise InvalidModelFile(f"{self.gguf.path}: metadata {key!r} must hold {n} numbers, one for each layer")
+        return [None if np.isneginf(value) else float(value) for value in values]
+
     def flags(self, name: str, n: int) -> list[bool] | int | None:
         """A truth value for each of ``n`` layers, a number that stands for a pattern, or None where it is missing.
 

@@ -216,6 +216,9 @@ class LayerSpec:
         attends: whether it has an attention layer.
         recurrent: a layer with a state, in place of attention or beside it: both read what enters the block.
         plain_norms: norms of heads that have no weight, by name.
+        kv_layer: an earlier block, whose keys and values it reads in place of its own.
+        gate_threshold: gates of the feed-forward layer count by what they are above their mean and this many of their
+            standard deviations; None where they count as they are.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -230,6 +233,8 @@ class LayerSpec:
     attends: bool = True
     recurrent: RecurrentSpec | None = None
     plain_norms: tuple[str, ...] = ()
+    kv_layer: int | None = None
+    gate_threshold: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +270,8 @@ class ModelSpec:
         logit_scale: factor on logits.
         logit_softcap: c, for ``c tanh(logit / c)``.
         output_norm: name of the norm before the output matrix.
+        active_stream: of several residual streams (AltUp), the one that blocks run on; None where there is one.
+        layer_embedding_width: width of an embedding that each block has of its own, None where there is none.
     """
 
     architecture: str
@@ -288,6 +295,8 @@ class ModelSpec:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     output_norm: str = "output_norm"
+    active_stream: int | None = None
+    layer_embedding_width: int | None = None
 
     @property
     def is_shiftable(self) -> bool:
@@ -297,7 +306,7 @@ class ModelSpec:
     @property
     def attention_layers(self) -> list[int]:
         """The blocks that keep keys and values."""
-        return [index for index, layer in enumerate(self.layers) if layer.attends]
+        return [index for index, layer in enumerate(self.layers) if layer.attends and layer.kv_layer is None]
 
     @property
     def recurrent_layers(self) -> list[int]:

@@ -20,7 +20,7 @@ N = 90  # tokens; beyond every window
 BACKENDS = ("native", "llamacpp") if find_spec("llama_cpp") else ("native",)
 STATES = ("mamba", "falcon_mamba", "lfm2", "granitehybrid", "falcon_h1", "jamba", "rwkv7")
 # float32 on both sides; where llama.cpp looks GELU up in a table, twice the steps of half precision.
-COMPUTES_OTHERWISE = ("phi3_window", "phimoe")  # llama.cpp: see docs/architectures.md
+COMPUTES_OTHERWISE = ("phi3_window", "phimoe", "gemma3n")  # llama.cpp: see docs/architectures.md
 BOUND, BOUND_ACROSS = 1e-4, 1e-3
 
 

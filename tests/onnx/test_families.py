@@ -13,7 +13,8 @@ from slm_core.types import ContextOptions, EditLevel, ModelOptions, Pos
 from slm_native.backend import NativeBackend
 from slm_onnx.backend import OnnxBackend
 
-REFUSED = {name for name, family in FAMILIES.items() if "expert_count" in family.metadata}
+LACKING = {"expert_count", "altup.num_inputs", "ssm.state_size", "shortconv.l_cache"}
+REFUSED = {name for name, family in FAMILIES.items() if LACKING & family.metadata.keys()}
 FLOAT32 = 1e-4  # clause 9 of the contract, relative
 SIZES = ContextOptions(n_ctx=256)
 WIDTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")

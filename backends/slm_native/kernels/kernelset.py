@@ -221,6 +221,20 @@ class KernelSet(ABC):
         """``cap * tanh(x / cap)``."""
 
     @abstractmethod
+    def above_threshold(self, x: Array, n_deviations: float) -> Array:
+        """By how much numbers of a row are above its mean and so many of its standard deviations; 0 where they are not.
+
+        The deviation is the root of the mean square: ``max(0, x - mean(x) - n_deviations * std(x))``, for x [T, width].
+        """
+
+    @abstractmethod
+    def as_large(self, x: Array, like: Array) -> Array:
+        """``x`` times what gives its rows the root mean square of those of ``like``; both [T, width].
+
+        The mean square of ``x`` is taken to be 1e-5 at least, as in gemma3n.
+        """
+
+    @abstractmethod
     def clip(self, x: Array, limit: float) -> Array:
         """``x``, but no further from 0 than ``limit``."""
 

@@ -158,6 +158,20 @@ class ReferenceKernels(KernelSet):
         capped: FloatArray = np.tanh(x / np.float32(cap)) * np.float32(cap)
         return capped
 
+    def above_threshold(self, x: FloatArray, n_deviations: float) -> FloatArray:
+        """By its formula."""
+        cutoff = x.mean(axis=1, keepdims=True) + x.std(axis=1, keepdims=True) * np.float32(n_deviations)
+        above: FloatArray = np.maximum(x - cutoff, np.float32(0))
+        return above
+
+    def as_large(self, x: FloatArray, like: FloatArray) -> FloatArray:
+        """By its formula."""
+        wanted = np.sqrt(np.square(like).mean(axis=1, keepdims=True))
+        scaled: FloatArray = (
+            x * wanted / np.sqrt(np.maximum(np.square(x).mean(axis=1, keepdims=True), np.float32(1e-5)))
+        )
+        return scaled
+
     def clip(self, x: FloatArray, limit: float) -> FloatArray:
         """NumPy's."""
         return np.clip(x, np.float32(-limit), np.float32(limit))

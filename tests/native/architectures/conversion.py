@@ -46,12 +46,12 @@ def converted(
 
 
 def _stacked(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
-    """The checkpoint's tensors; the norms of single heads in one, [heads, D]."""
+    """The checkpoint's tensors; the norms of single heads in one, [heads, D], and AltUp's matrices."""
     found: dict[str, Array] = {}
     for name, tensor in tensors.items():
-        array, whole = tensor.float().numpy(), re.sub(r"\.norms\.\d+\.", ".", name)
+        array, whole = tensor.float().numpy(), re.sub(r"\.norms\.\d+\.|(?<=_projections)\.\d+\.", ".", name)
         if whole != name:
-            array = np.concatenate([found.get(whole, array[:0].reshape(0, len(array))), array[None]])
+            array = np.concatenate([found.get(whole, array[None][:0]), array[None]])
         found[whole] = array
     return found
 

@@ -62,8 +62,9 @@ def transformers_logits(model: Any, tokens: Sequence[int]) -> Rows:
 
 def transformers_states(model: Any, tokens: Sequence[int]) -> Rows:
     """Hidden states behind the last norm, float32 [T, E], of one forward pass."""
+    body = model.model if model.base_model is model else model.base_model  # llama4 has a prefix for images
     with torch.inference_mode():
-        rows: Rows = model.base_model(torch.tensor([list(tokens)])).last_hidden_state[0].float().numpy()
+        rows: Rows = body(torch.tensor([list(tokens)])).last_hidden_state[0].float().numpy()
     return rows
 
 

@@ -246,6 +246,16 @@ class TorchKernels(KernelSet):
         """By its formula."""
         return (x / cap).tanh() * cap
 
+    def above_threshold(self, x: Tensor, n_deviations: float) -> Tensor:
+        """By its formula."""
+        deviation, mean = torch.std_mean(x, dim=1, keepdim=True, correction=0)
+        return (x - mean - deviation * n_deviations).relu()
+
+    def as_large(self, x: Tensor, like: Tensor) -> Tensor:
+        """By its formula."""
+        wanted = like.square().mean(1, keepdim=True).sqrt()
+        return x * wanted / x.square().mean(1, keepdim=True).clamp(min=1e-5).sqrt()
+
     def clip(self, x: Tensor, limit: float) -> Tensor:
         """Torch's."""
         return x.clamp(-limit, limit)

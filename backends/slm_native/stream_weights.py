@@ -1,0 +1,81 @@
+"""The tensors around blocks with several streams and embeddings of their own: prepared for a kernel set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from slm_native.kernels import Linear, Norm, Weight
+from slm_native.kv import Array
+from slm_native.streams import AltUp, Laurel, LayerEmbedding, LayerEmbeddings, Streams
+
+
+class Tensors(NamedTuple):
+    """How tensors are read, by name; of matrices and norms without ".weight".
+
+    Attributes:
+        linear: a matrix.
+        each: the matrices of one tensor.
+        table: a matrix whose rows are looked up.
+        vector: a tensor as float32.
+        norm: a norm.
+        has: whether the file has a tensor.
+    """
+
+    linear: Callable[[str], Linear]
+    each: Callable[[str], Sequence[Linear]]
+    table: Callable[[str], Weight]
+    vector: Callable[[str], Array | None]
+    norm: Callable[[str], Norm | None]
+    has: Callable[[str], bool]
+
+
+def read_streams(tensors: Tensors, active: int) -> Streams:
+    """The matrices outside the blocks."""
+    return Streams(active, tensors.each("altup_proj"), tensors.each("altup_unembd_proj"))
+
+
+def read_layer_embeddings(tensors: Tensors) -> LayerEmbeddings | None:
+    """The table and what goes with it, None where the model has none."""
+    if not tensors.has("per_layer_token_embd.weight"):
+        return None
+    return LayerEmbeddings(
+        table=tensors.table("per_layer_token_embd.weight"),
+        project=tensors.linear("per_layer_model_proj"),
+        norm=_norm(tensors, "per_layer_proj_norm"),
+    )
+
+
+def read_altup(tensors: Tensors, prefix: str) -> AltUp | None:
+    """A block's, None where it has none."""
+    if not tensors.has(f"{prefix}altup_router.weight"):
+        return None
+    return AltUp(
+        router=tensors.linear(f"{prefix}altup_router"),
+        router_norm=_norm(tensors, f"{prefix}altup_router_norm"),
+        predict=tensors.linear(f"{prefix}altup_predict_coef"),
+        correct=tensors.linear(f"{prefix}altup_correct_coef"),
+        scale=tensors.vector(f"{prefix}altup_correct_scale.weight"),
+    )
+
+
+def read_laurel(tensors: Tensors, prefix: str) -> Laurel | None:
+    """A block's, None where it has none."""
+    if not tensors.has(f"{prefix}laurel_l.weight"):
+        return None
+    left, right = tensors.linear(f"{prefix}laurel_l"), tensors.linear(f"{prefix}laurel_r")
+    return Laurel(left, right, _norm(tensors, f"{prefix}laurel_post_norm"))
+
+
+def read_layer_embedding(tensors: Tensors, prefix: str) -> LayerEmbedding | None:
+    """A block's, None where it has none."""
+    if not tensors.has(f"{prefix}inp_gate.weight"):
+        return None
+    gate, project = tensors.linear(f"{prefix}inp_gate"), tensors.linear(f"{prefix}proj")
+    return LayerEmbedding(gate, project, _norm(tensors, f"{prefix}post_norm"))
+
+
+def _norm(tensors: Tensors, name: str) -> Norm:
+    norm = tensors.norm(name)
+    assert norm is not None, "the architecture declares it"
+    return norm

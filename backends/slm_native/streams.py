@@ -1,0 +1,119 @@
+"""What gemma3n has around its blocks: several residual streams (AltUp), LAuReL, and embeddings for each layer.
+
+Shapes: T tokens, E embedding width, N streams, P width of a layer's own embedding, R rank of LAuReL, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slm_core.architectures import AnyActivation
+from slm_native.kernels import KernelSet, Linear, Norm, Weight
+from slm_native.kv import Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AltUp:
+    """Alternating updates (Baykal et al. 2023, https://arxiv.org/abs/2301.13310) of one block.
+
+    The block runs on one stream; the others are predicted before it, and corrected by what it made.
+    """
+
+    router: Linear  # (N, E)
+    router_norm: Norm  # [E]
+    predict: Linear  # (N*N, N)
+    correct: Linear  # (N, N)
+    scale: Array  # [E], on the block's stream before its own embedding is let in
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Laurel:
+    """A learned augmented residual layer (Menghani et al. 2024, https://arxiv.org/abs/2411.07501)."""
+
+    left: Linear  # (R, E)
+    right: Linear  # (E, R)
+    norm: Norm  # [E]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerEmbedding:
+    """How a block lets its own embedding of a token in."""
+
+    gate: Linear  # (P, E)
+    project: Linear  # (E, P)
+    norm: Norm  # [E]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerEmbeddings:
+    """Where the blocks' own embeddings come from: a table, and the model's embedding."""
+
+    table: Weight  # (V, L*P)
+    project: Linear  # (L*P, E)
+    norm: Norm  # [P]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Streams:
+    """How one stream becomes several, and one again."""
+
+    active: int
+    spread: Sequence[Linear]  # [N-1] of (E, E)
+    merge: Sequence[Linear]  # [N-1] of (E, E)
+
+
+def spread(kernels: KernelSet, weights: Streams, x: Array) -> list[Array]:
+    """The streams [N] of ``x`` [T, E], all of its magnitude."""
+    return [x, *(kernels.as_large(kernels.linear(x, linear), x) for linear in weights.spread)]
+
+
+def merged(kernels: KernelSet, weights: Streams, streams: Sequence[Array]) -> Array:
+    """The mean of the streams, brought to the magnitude of the first."""
+    total = streams[0]
+    for stream, linear in zip(streams[1:], weights.merge, strict=True):
+        total = total + kernels.as_large(kernels.linear(stream, linear), streams[0])
+    return total * (1 / len(streams))
+
+
+def predicted(kernels: KernelSet, weights: AltUp, streams: Sequence[Array], active: int) -> list[Array]:
+    """The streams as they are expected behind the block: each, and a mixture of all that the active one chooses."""
+    n, mixture = len(streams), kernels.linear(_modalities(kernels, weights, streams[active]), weights.predict)
+    found = []
+    for i, stream in enumerate(streams):
+        for j, other in enumerate(streams):
+            stream = stream + other * mixture[:, i * n + j : i * n + j + 1]
+        found.append(stream)
+    return found
+
+
+def corrected(kernels: KernelSet, weights: AltUp, guessed: Sequence[Array], made: Array, active: int) -> list[Array]:
+    """The streams, corrected by how far what the block made is from what was expected."""
+    shares = kernels.linear(_modalities(kernels, weights, made), weights.correct)  # [T, N]
+    news = made + guessed[active] * -1
+    return [stream + news * (shares[:, i : i + 1] + 1) for i, stream in enumerate(guessed)]
+
+
+def learned_residual(kernels: KernelSet, weights: Laurel, x: Array) -> Array:
+    """``x`` [T, E] and its projection of low rank."""
+    return x + kernels.normed(kernels.linear(kernels.linear(x, weights.left), weights.right), weights.norm)
+
+
+def layer_embeddings(kernels: KernelSet, weights: LayerEmbeddings, tokens: Array, x: Array, width: int) -> list[Array]:
+    """Each block's own embedding [T, P] of ``tokens`` [T], whose embedding in the model is ``x`` [T, E]."""
+    looked_up = kernels.embed(weights.table, tokens) * width**0.5  # [T, L*P]
+    made = kernels.linear(x, weights.project) * x.shape[1] ** -0.5
+    both = kernels.normed(made.reshape(-1, width), weights.norm).reshape(looked_up.shape) + looked_up
+    both = both * 2**-0.5
+    return [both[:, start : start + width] * 1 for start in range(0, both.shape[1], width)]
+
+
+def let_in(kernels: KernelSet, weights: LayerEmbedding, x: Array, embedding: Array, activation: AnyActivation) -> Array:
+    """What a block's own embedding [T, P] adds to ``x`` [T, E]."""
+    gated = kernels.gated(kernels.linear(x, weights.gate), embedding, activation)
+    return kernels.normed(kernels.linear(gated, weights.project), weights.norm)
+
+
+def _modalities(kernels: KernelSet, weights: AltUp, x: Array) -> Array:
+    """What the router makes of a stream, from -1 to 1, [T, N]."""
+    return kernels.softcap(kernels.linear(kernels.normed(x, weights.router_norm) * (1 / x.shape[1]), weights.router), 1)

@@ -1,0 +1,41 @@
+"""gemma3n against llama.cpp, which takes the deviation of gates from one number less than there are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from native.architectures.engines import make_subject, native_logits
+from native.architectures.test_families import BOUND, GELU, OPTIONS, TABLE_BOUND, gelu_by_table
+from slm_core.architectures import read_spec
+from slm_core.gguf import GgufFile
+from slm_native.kernels import reference
+from slm_native.kernels.reference import ReferenceKernels
+
+
+def sample_threshold(self, x, n_deviations):
+    cutoff = x.mean(axis=1, keepdims=True) + x.std(axis=1, keepdims=True, ddof=1) * np.float32(n_deviations)
+    return np.maximum(x - cutoff, np.float32(0))
+
+
+def test_it_equals_llama_cpp_but_for_the_deviation_of_gates(
+    tmp_path, load, random_tokens, llama_cpp_logits, assert_close, monkeypatch
+):
+    tokens, path = random_tokens(240), make_subject(tmp_path, "gemma3n").path
+    wanted = llama_cpp_logits(path, tokens)
+    monkeypatch.setattr(ReferenceKernels, "above_threshold", sample_threshold)
+    with load(path).new_context(OPTIONS) as context:
+        assert_close(native_logits(context, tokens, [200, 40]), wanted, TABLE_BOUND)
+    for activation in GELU:
+        monkeypatch.setitem(reference._ACTIVATIONS, activation, gelu_by_table)
+    with load(path).new_context(OPTIONS) as context:
+        found = native_logits(context, tokens, [200, 40])
+    errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert np.median(errors) <= BOUND, f"median error {np.median(errors):.1e}, with the same table"
+
+
+def test_layers_that_share_keys_keep_none(tmp_path):
+    with GgufFile.open(make_subject(tmp_path, "gemma3n").path) as file:
+        spec = read_spec(file)
+    assert spec.attention_layers == list(range(20))
+    assert [spec.layers[i].kv_layer for i in range(20, 25)] == [18, 18, 18, 18, 19]
+    assert spec.kv_values_per_token == 20 * 2 * 16
