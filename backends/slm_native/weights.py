@@ -90,9 +90,9 @@ class Block:
     feed_forward: FeedForward | Experts | ChannelMix | None
     ffn_post_norm: Norm | None  # [E]
     scoring: Scoring
-    altup: AltUp | None
-    laurel: Laurel | None
-    embedding: LayerEmbedding | None
+    altup: AltUp | None = None
+    laurel: Laurel | None = None
+    embedding: LayerEmbedding | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
