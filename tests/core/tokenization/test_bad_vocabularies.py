@@ -23,8 +23,8 @@ BAD = {
     "model of another type": (GOOD, {"model": 7}, r"'tokenizer\.ggml\.model' is uint32, but str is wanted"),
     "unknown model": (
         GOOD,
-        {"model": "rwkv"},
-        r"unsupported tokenizer\.ggml\.model 'rwkv' \(accepted: bert, gemma4, gpt2",
+        {"model": "plamo2"},
+        r"unsupported tokenizer\.ggml\.model 'plamo2' \(accepted: bert, gemma4, gpt2",
     ),
     "no vocabulary": (GOOD, {"model": "no_vocab"}, "the file has no vocabulary"),
     "no tokens": (GOOD, {"tokens": None}, r"'tokenizer\.ggml\.tokens' is missing"),
