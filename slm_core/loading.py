@@ -29,6 +29,7 @@ from slm_core.types import (
     Message,
     ModelInfo,
     ModelOptions,
+    ModelSource,
     Pooling,
     Progress,
     States,
@@ -222,7 +223,7 @@ class LoadedModel:
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | bytes,
     *,
     backend: str | None = None,
     device: str = "auto",
@@ -235,7 +236,7 @@ def load(
     """Load a model file, or a directory of a model.
 
     Args:
-        path: the file; of a sharded model, any shard.
+        path: the file; of a sharded model, any shard. Bytes are the content of a GGUF file, not its name.
         backend: by name; else the one that ``SLM_BACKEND`` names; else the best that supports file and device.
         device: "auto", "cpu", "cuda", ...; a device that is missing is an error.
         n_threads: CPU threads; None for one per physical core that this process may use.
@@ -253,7 +254,7 @@ def load(
     """
     if formatter is not None and chat_template is not None:
         raise InvalidOption("give a chat_template or a formatter, not both")
-    source = Path(path).expanduser()
+    source = path if isinstance(path, bytes) else Path(path).expanduser()
     known = registry()
     engine, reason = _choose(known, source, backend, device)
     options = ModelOptions(device, n_threads, progress, backend_options)
@@ -271,7 +272,7 @@ def backends() -> list[BackendStatus]:
     return registry().statuses()
 
 
-def support_of(engine: Backend, source: Path, device: str = "auto") -> Support:
+def support_of(engine: Backend, source: ModelSource, device: str = "auto") -> Support:
     """Say whether a backend can run a file, or a directory, which is no damaged file to those that read none.
 
     Raises:
@@ -280,21 +281,24 @@ def support_of(engine: Backend, source: Path, device: str = "auto") -> Support:
     try:
         return engine.supports(source, device)
     except InvalidModelFile as error:
-        if not source.is_dir():
+        if isinstance(source, bytes) or not source.is_dir():
             raise
         return Support(False, str(error))
 
 
-def load_vocab(path: str | os.PathLike[str]) -> Vocab:
+def load_vocab(path: str | os.PathLike[str] | bytes) -> Vocab:
     """The vocabulary of a model file alone, also of one that holds nothing else, or of a model's directory.
+
+    Args:
+        path: as for ``load``.
 
     Raises:
         InvalidModelFile, UnsupportedModel: the file is damaged, or its vocabulary is of an unknown kind.
     """
     from slm_core.tokenization import build_vocab, directory_vocab
 
-    source = Path(path).expanduser()
-    if source.is_dir():
+    source = path if isinstance(path, bytes) else Path(path).expanduser()
+    if isinstance(source, Path) and source.is_dir():
         return directory_vocab(source)
     with GgufFile.open(source) as file:
         return build_vocab(file)
@@ -312,7 +316,7 @@ def _kv_type(name: KvType | str) -> KvType:
         raise InvalidOption(f"unknown KV type {name!r} (accepted: {', '.join(KvType)})") from error
 
 
-def _choose(known: Registry, source: Path, name: str | None, device: str) -> tuple[Backend, str]:
+def _choose(known: Registry, source: ModelSource, name: str | None, device: str) -> tuple[Backend, str]:
     """The backend to use, and why."""
     chosen = name or os.environ.get(BACKEND_VARIABLE)
     if chosen:
@@ -332,7 +336,8 @@ def _choose(known: Registry, source: Path, name: str | None, device: str) -> tup
             refusals.append(f"{candidate}: {support.reason}")
     if not able:
         why = "; ".join(refusals) or "none is registered"
-        raise UnsupportedModel(f"no backend can run {source} on device {device!r} ({why})")
+        what = f"these {len(source)} bytes" if isinstance(source, bytes) else source
+        raise UnsupportedModel(f"no backend can run {what} on device {device!r} ({why})")
     rank, best, engine = max(able, key=lambda found: found[0])
     others = ", ".join(f"{other} {r}" for r, other, _ in able if other != best)
     why = f"ranked {rank} for this file and device" + (f" (others: {others})" if others else ", the only one that can")

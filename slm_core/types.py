@@ -219,6 +219,9 @@ class CallEnd:
     call: ToolCall | MalformedCall
 
 
+ModelSource: TypeAlias = Path | bytes
+"""Where a model is: a file, a directory, or the content of a file in memory."""
+
 AnswerDelta: TypeAlias = Delta | CallStart | CallArguments | CallEnd
 """What a stream parser yields."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from slm_core.cpu import usable_cores
 from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
-from slm_core.types import BackendStatus, ModelOptions, Support
+from slm_core.types import BackendStatus, ModelOptions, ModelSource, Support
 from slm_llamacpp import BACKEND, INSTALL_HINT, devices, inquiry, library, probe
 from slm_llamacpp.model import LlamaCppModel
 from slm_llamacpp.options import DESCRIPTIONS, LoadOptions, Settings
@@ -40,14 +40,14 @@ class LlamaCppBackend:
         except Exception as error:  # whatever is wrong with the installation is its status
             return BackendStatus(BACKEND, installed=False, reason=_one_line(error), hint=INSTALL_HINT)
 
-    def supports(self, source: Path, device: str = "auto") -> Support:
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Say whether llama.cpp can run ``source`` on ``device``, reading headers only.
 
         Raises:
             InvalidModelFile: the file is missing or damaged.
         """
         try:
-            with GgufFile.open(source) as gguf:
+            with GgufFile.open(_path(source)) as gguf:
                 check_source(gguf)
             if not library.is_installed():
                 raise BackendUnavailable(f"llama-cpp-python is not installed (to get it: {INSTALL_HINT})")
@@ -57,11 +57,11 @@ class LlamaCppBackend:
             return Support(False, str(error))
         return Support(True, "an architecture that llama.cpp runs", _RANK)
 
-    def load(self, source: Path, options: ModelOptions) -> LlamaCppModel:
+    def load(self, source: ModelSource, options: ModelOptions) -> LlamaCppModel:
         """Load a model; see ``protocols.Backend.load``."""
         asked = LoadOptions.parse(options.backend_options)
         n_threads = _n_threads(options.n_threads)
-        with GgufFile.open(source) as gguf:
+        with GgufFile.open(_path(source)) as gguf:
             check_source(gguf)
             library.version()  # before the probe, which would be inconclusive
             repack = probe.may_repack() if asked.repack is None else asked.repack
@@ -69,6 +69,12 @@ class LlamaCppBackend:
             choice = devices.choose(options.device, devices.all_devices())
             asked.check_gpus(len(choice.gpus), api.llama_max_devices())
             return LlamaCppModel(api, gguf, Settings(choice, n_threads, repack, asked), options.progress)
+
+
+def _path(source: ModelSource) -> Path:
+    if isinstance(source, bytes):
+        raise UnsupportedModel(f"{len(source)} bytes in memory: llama.cpp reads models from files alone")
+    return source
 
 
 def _n_threads(asked: int | None) -> int:

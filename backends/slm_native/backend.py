@@ -13,7 +13,7 @@ import numpy as np
 from slm_core.architectures import check_tensors, read_spec
 from slm_core.checkpoints import open_model
 from slm_core.errors import BackendUnavailable, InvalidOption, SlmError, UnknownOption, UnsupportedModel
-from slm_core.types import BackendStatus, DeviceStatus, ModelOptions, Support
+from slm_core.types import BackendStatus, DeviceStatus, ModelOptions, ModelSource, Support
 from slm_native import torch_devices
 from slm_native.context import BACKEND
 from slm_native.kernels import HOST_DEVICES, TIERS, KernelChoice, select_kernels, uses_torch
@@ -65,7 +65,7 @@ class NativeBackend:
             BACKEND, installed=True, version=_version(), devices=(host, *devices), reason=reason, hint=hint
         )
 
-    def supports(self, source: Path, device: str = "auto") -> Support:
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Say whether it can run ``source`` on ``device``, reading headers only.
 
         Raises:
@@ -84,7 +84,7 @@ class NativeBackend:
             return Support(False, str(error))
         return Support(True, f"a decoder of architecture {spec.architecture}", _RANK)
 
-    def load(self, source: Path, options: ModelOptions) -> NativeModel:
+    def load(self, source: ModelSource, options: ModelOptions) -> NativeModel:
         """Load a model; see ``protocols.Backend.load``."""
         _check_options(options.backend_options)
         paging = _paging(options.backend_options)
@@ -128,11 +128,11 @@ def _paging(given: Mapping[str, object]) -> Paging | None:
     return Paging(cast(int, budget), cast("Sequence[int] | None", pinned))
 
 
-def _profile(source: Path, options: ModelOptions) -> Profile | None:
+def _profile(source: ModelSource, options: ModelOptions) -> Profile | None:
     """What the torch tier is told by a file; one that is named is for no other tier."""
     named = cast("str | None", options.backend_options.get("profile"))
     is_torch = uses_torch(str(options.backend_options.get("tier", "auto")), options.device)
-    return find_profile(source, named) if is_torch or named is not None else None
+    return find_profile(source if isinstance(source, Path) else None, named) if is_torch or named is not None else None
 
 
 def _kernels(options: ModelOptions, paging: Paging | None, profile: Profile | None) -> KernelChoice:

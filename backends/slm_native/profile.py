@@ -39,7 +39,7 @@ class Profile:
         return next((bucket for bucket in self.buckets if bucket >= n_rows), None)
 
 
-def find_profile(model: Path, named: str | None) -> Profile | None:
+def find_profile(model: Path | None, named: str | None) -> Profile | None:
     """The profile of a model: the one that is named, else by ``SLM_PROFILE``, else ``MODEL.profile.toml`` beside it.
 
     Raises:
@@ -47,10 +47,10 @@ def find_profile(model: Path, named: str | None) -> Profile | None:
         UnknownOption: a key that there is not.
     """
     name = named or os.environ.get(PROFILE_VARIABLE)
-    path = Path(name).expanduser() if name else model.with_name(model.stem + _SUFFIX)
-    if not name and not path.is_file():
-        return None
-    return read_profile(path)
+    if name:
+        return read_profile(Path(name).expanduser())
+    beside = model.with_name(model.stem + _SUFFIX) if model is not None else None
+    return read_profile(beside) if beside is not None and beside.is_file() else None
 
 
 def read_profile(path: Path) -> Profile:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from slm_core.cpu import usable_cores
 from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
-from slm_core.types import BackendStatus, ModelOptions, Progress, Support
+from slm_core.types import BackendStatus, ModelOptions, ModelSource, Progress, Support
 from slm_onnx import BACKEND, INSTALL_HINT, providers, runtime
 from slm_onnx.coverage import read_supported
 from slm_onnx.layouts import find_layout
@@ -42,7 +42,7 @@ class OnnxBackend:
             return BackendStatus(BACKEND, installed=False, reason=runtime.one_line(error), hint=INSTALL_HINT)
         return BackendStatus(BACKEND, True, runtime.version(), devices, reason=providers.choose("auto").reason)
 
-    def supports(self, source: Path, device: str = "auto") -> Support:
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Say whether it can run ``source`` on ``device``, reading headers only.
 
         Raises:
@@ -58,7 +58,7 @@ class OnnxBackend:
             return Support(False, str(error))
         return Support(True, what, _RANK)
 
-    def load(self, source: Path, options: ModelOptions) -> OnnxModel:
+    def load(self, source: ModelSource, options: ModelOptions) -> OnnxModel:
         """Load a model; see ``protocols.Backend.load``."""
         asked = LoadOptions.parse(options.backend_options)
         runtime.load()
@@ -66,7 +66,7 @@ class OnnxBackend:
         device = providers.choose(options.device)
         progress = options.progress or (lambda share: None)
         progress(0.0)
-        if source.is_dir():
+        if isinstance(source, Path) and source.is_dir():
             return _load_directory(source, options.backend_options, device, threads, asked, progress)
         from slm_onnx.fromgguf import gguf_model  # imports onnx
 
@@ -94,9 +94,9 @@ def _load_directory(
     return directory_model(source, device, place, progress)
 
 
-def _described(source: Path) -> str:
+def _described(source: ModelSource) -> str:
     """What a source holds, by its headers."""
-    if source.is_dir():
+    if isinstance(source, Path) and source.is_dir():
         return f"a directory of ONNX models ({find_layout(source).name})"
     with GgufFile.open(source) as gguf:
         return f"a decoder of architecture {read_supported(gguf).architecture}"

@@ -7,7 +7,6 @@ context from ``ContextBase``.
 from __future__ import annotations
 
 import weakref
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
@@ -34,6 +33,7 @@ from slm_core.types import (
     KvType,
     ModelInfo,
     ModelOptions,
+    ModelSource,
     Support,
 )
 
@@ -41,7 +41,7 @@ from slm_core.types import (
 class ToyModel:
     """Weights, vocabulary and a way to make contexts."""
 
-    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         self.engine = ToyEngine(Weights.read(source))
         with GgufFile.open(source) as file:
             self.info: ModelInfo = model_info(file, backend="toy", device="cpu", kv_type=KvType.F32)
@@ -94,7 +94,7 @@ class ToyBackend:
         """Always installed."""
         return BackendStatus(self.name, installed=True, version="1", devices=(DeviceStatus("cpu", available=True),))
 
-    def supports(self, source: Path, device: str = "auto") -> Support:
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Whether the architecture and every tensor's type are known."""
         if device not in ("auto", "cpu"):
             return Support(supported=False, reason=f"no device {device!r} (accepted: auto, cpu)")
@@ -105,7 +105,7 @@ class ToyBackend:
             return Support(supported=False, reason=str(error))
         return Support(supported=True, reason="slow, for tests")
 
-    def load(self, source: Path, options: ModelOptions) -> ToyModel:
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Read the whole file into memory."""
         unknown = set(options.backend_options) - set(self.load_options)
         if unknown:

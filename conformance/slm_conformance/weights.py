@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self, cast
 
 import numpy as np
@@ -15,6 +14,7 @@ from slm_conformance.gguf_writer import StoredTensor
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile, TensorInfo
 from slm_core.modelinfo import main_weight_type
+from slm_core.types import ModelSource
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class Weights:
         return cls(model.shape, values, model.tensors["token_embd.weight"].weight_type)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: ModelSource) -> Self:
         """The weights of a file.
 
         Raises:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from slm_core.checkpoints.checkpoint import Checkpoint
 from slm_core.checkpoints.reading import family_names
+from slm_core.checkpoints.store import INDEX, SINGLE
 from slm_core.gguf import GgufFile
 
-__all__ = ["Checkpoint", "family_names", "open_model"]
+__all__ = ["INDEX", "SINGLE", "Checkpoint", "family_names", "open_model"]
 
 
 def open_model(source: Path | bytes) -> GgufFile | Checkpoint:

@@ -31,11 +31,11 @@ def read_recipe(folder: Path) -> Recipe:
     """Read what a directory's ``config.json`` says; of the weights, nothing.
 
     Raises:
-        InvalidModelFile: it is damaged, or a value cannot be.
-        UnsupportedModel: it is no directory of this kind, or says something that is not implemented.
+        InvalidModelFile: it is no directory of a model, or damaged, or a value cannot be.
+        UnsupportedModel: its files are of another kind, or say something that is not implemented.
     """
     if not (folder / CONFIG).is_file():
-        raise UnsupportedModel(f"{folder}: there is no {CONFIG}, so it is not a directory of a Hugging Face model")
+        raise InvalidModelFile(f"{folder}: a directory without a {CONFIG}{_instead(folder)}")
     if not (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
         raise UnsupportedModel(f"{folder}: there is no {SINGLE}{_instead(folder)}")
     if not (folder / TOKENIZER).is_file():

@@ -13,10 +13,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from slm_core.checkpoints import INDEX, SINGLE, open_model
 from slm_core.cli import options as o
 from slm_core.cli.answering import print_json
 from slm_core.cli.terminal import out, write
-from slm_core.gguf import GgufFile
 from slm_core.loading import backends as list_backends
 from slm_core.loading import demo_model_path, load_vocab, support_of
 from slm_core.modelinfo import model_info
@@ -99,10 +99,10 @@ def _quoted(piece: bytes) -> str:
 
 
 def _facts(path: Path) -> dict[str, object]:
-    """What a file says of itself; of a directory, what its vocabulary is."""
-    if path.is_dir():
+    """What a file or a directory says of itself; of a directory that is run as it is, what its vocabulary is."""
+    if path.is_dir() and not (path / SINGLE).exists() and not (path / INDEX).exists():
         return {"directory": str(path), "vocabulary": load_vocab(path).size}
-    with GgufFile.open(path) as file:
+    with open_model(path) as file:
         found = model_info(file, backend="", device="", kv_type=KvType.F16)
     template = found.chat_template
     return {

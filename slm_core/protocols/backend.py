@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol
 
 from slm_core.protocols.model import Model
-from slm_core.types import BackendStatus, ModelOptions, Support
+from slm_core.types import BackendStatus, ModelOptions, ModelSource, Support
 
 
 class Backend(Protocol):
@@ -27,17 +26,18 @@ class Backend(Protocol):
         """Report whether the engine is installed, its version and devices, and why not. Never raises."""
         ...
 
-    def supports(self, source: Path, device: str = "auto") -> Support:
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Say whether this backend can run ``source`` on ``device`` here, reading headers only.
 
-        No where the engine is not installed, and where the device is missing.
+        A source is a file, a directory, or the content of a file as bytes. No where this backend takes none of that
+        kind, where the engine is not installed, and where the device is missing.
 
         Raises:
             InvalidModelFile: the file is missing or damaged.
         """
         ...
 
-    def load(self, source: Path, options: ModelOptions) -> Model:
+    def load(self, source: ModelSource, options: ModelOptions) -> Model:
         """Load a model.
 
         Raises:

@@ -23,7 +23,7 @@ from slm_conformance.toy_engine import Array, Cell, ToyEngine
 from slm_conformance.weights import Weights
 from slm_core.errors import ContextBusy, InvalidModelFile, SlmError
 from slm_core.protocols import Batch, Context
-from slm_core.types import BackendStatus, ContextOptions, EditLevel, KvType, Logits, ModelOptions, Support
+from slm_core.types import BackendStatus, ContextOptions, EditLevel, KvType, Logits, ModelOptions, ModelSource, Support
 
 
 @fault("TestThreads::test_a_busy_context_refuses")
@@ -71,7 +71,7 @@ class KvTypeIgnored(ToyModel):
 class FingerprintOfThePath(ToyModel):
     """The fingerprint is of the path."""
 
-    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
         digest = hashlib.blake2b(str(source).encode(), digest_size=32).hexdigest()
         self.info = dataclasses.replace(self.info, fingerprint=digest)
@@ -84,7 +84,7 @@ _FINGERPRINTS: dict[tuple[str, int], str] = {}
 class FingerprintOfTheHeader(ToyModel):
     """Files with the same header have the same fingerprint."""
 
-    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
         header = self.info.architecture, self.info.n_params
         self.info = dataclasses.replace(self.info, fingerprint=_FINGERPRINTS.setdefault(header, self.info.fingerprint))
@@ -99,7 +99,7 @@ class _HalfEngine(ToyEngine):
 class SixteenBits(ToyModel):
     """It declares float32 and computes in 16 bits."""
 
-    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
         self.engine = _HalfEngine(Weights.read(source))
 
@@ -127,7 +127,7 @@ _UNUSED = 203  # a token that no random prompt holds
 class OneTokenIsBroken(ToyModel):
     """After one token, which is not often used, logits are not numbers."""
 
-    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
         self.engine = _NoSuchRow(Weights.read(source))
 
@@ -136,7 +136,7 @@ class OneTokenIsBroken(ToyModel):
 class OptionIgnored(ToyBackend):
     """An option that does not exist is ignored."""
 
-    def load(self, source: Path, options: ModelOptions) -> ToyModel:
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Leave it out."""
         known = {name: value for name, value in options.backend_options.items() if name in self.load_options}
         return super().load(source, dataclasses.replace(options, backend_options=known))
@@ -146,12 +146,12 @@ class OptionIgnored(ToyBackend):
 class RawErrors(ToyBackend):
     """What the operating system raises is let through."""
 
-    def load(self, source: Path, options: ModelOptions) -> ToyModel:
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Raise it."""
         try:
             return super().load(source, options)
         except SlmError as error:
-            if source.is_file():
+            if isinstance(source, Path) and source.is_file():
                 raise
             raise FileNotFoundError(str(source)) from error
 
@@ -160,7 +160,7 @@ class RawErrors(ToyBackend):
 class AnyDevice(ToyBackend):
     """A device that does not exist is taken for the CPU."""
 
-    def load(self, source: Path, options: ModelOptions) -> ToyModel:
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Take it."""
         return super().load(source, dataclasses.replace(options, device="cpu"))
 
@@ -187,7 +187,7 @@ class NoVersion(ToyBackend):
 class SupportsLies(ToyBackend):
     """``supports`` says no to what loads."""
 
-    def supports(self, source: Path, device: str = "auto") -> Support:
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Say no."""
         return dataclasses.replace(super().supports(source, device), supported=False, reason="no such kernel")
 
@@ -196,7 +196,7 @@ class SupportsLies(ToyBackend):
 class SupportsAnything(ToyBackend):
     """``supports`` says yes to any file that can be opened."""
 
-    def supports(self, source: Path, device: str = "auto") -> Support:
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Say yes."""
         support = super().supports(source, device)
         return dataclasses.replace(support, supported=device in ("auto", "cpu"))
@@ -206,7 +206,7 @@ class SupportsAnything(ToyBackend):
 class ParametersUncounted(ToyModel):
     """``info`` counts no parameters."""
 
-    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
         self.info = dataclasses.replace(self.info, n_params=0)
 
@@ -215,12 +215,12 @@ class ParametersUncounted(ToyModel):
 class RawParseErrors(ToyBackend):
     """What the parser of a damaged file raises is let through."""
 
-    def load(self, source: Path, options: ModelOptions) -> ToyModel:
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Raise it."""
         try:
             return super().load(source, options)
         except InvalidModelFile as error:
-            if source.is_file():
+            if isinstance(source, Path) and source.is_file():
                 raise IndexError("index out of range") from error
             raise
 
@@ -236,7 +236,7 @@ class OptionUndescribed(ToyBackend):
 class ProgressNeverCalled(ToyBackend):
     """``progress`` is taken, and never called."""
 
-    def load(self, source: Path, options: ModelOptions) -> ToyModel:
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Leave it out."""
         return super().load(source, dataclasses.replace(options, progress=None))
 
@@ -372,7 +372,7 @@ class _Scratch(ToyEngine):
 class ContextsShareScratch(ToyModel):
     """Contexts of one model compute in the same scratch space."""
 
-    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
         self.engine = _Scratch(Weights.read(source))
 

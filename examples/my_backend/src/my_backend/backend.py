@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 from weakref import WeakSet
@@ -14,13 +13,13 @@ from slm_core.errors import BackendUnavailable, InvalidOption, ModelClosed, Unkn
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.tokenization import build_vocab
-from slm_core.types import BackendStatus, ContextOptions, DeviceStatus, KvType, ModelOptions, Support
+from slm_core.types import BackendStatus, ContextOptions, DeviceStatus, KvType, ModelOptions, ModelSource, Support
 
 
 class MyModel:
     """Weights and vocabulary; makes contexts."""
 
-    def __init__(self, source: Path) -> None:
+    def __init__(self, source: ModelSource) -> None:
         with GgufFile.open(source) as file:
             self._engine: Qwen3 | None = Qwen3(file)
             self.info = model_info(file, backend="mine", device="cpu")
@@ -61,7 +60,7 @@ class MyBackend:
         """NumPy is always there."""
         return BackendStatus(self.name, installed=True, version="1.0", devices=(DeviceStatus("cpu", available=True),))
 
-    def supports(self, source: Path, device: str = "auto") -> Support:
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Whether the file's header names nothing unknown."""
         if device not in ("auto", "cpu"):
             return Support(supported=False, reason=f"no device {device!r} (accepted: auto, cpu)")
@@ -72,7 +71,7 @@ class MyBackend:
                 return Support(supported=False, reason=str(error))
         return Support(supported=True, reason="an example, in NumPy", rank=0)
 
-    def load(self, source: Path, options: ModelOptions) -> MyModel:
+    def load(self, source: ModelSource, options: ModelOptions) -> MyModel:
         """Read the whole file into memory."""
         if options.backend_options:
             raise UnknownOption(f"unknown option {min(options.backend_options)!r} (accepted: none)")
