@@ -30,6 +30,7 @@ _OPTIONS = MappingProxyType(
         "dtype": "number format of products in the torch tier: auto (the device's best), float32, bfloat16 or float16",
         "resident_bytes": "memory that the layers' weights may take; layers beyond it are read again in every pass",
         "profile": "TOML file for the torch tier: dtype, buckets, graphs (default: SLM_PROFILE, or MODEL.profile.toml)",
+        "device_map": "layers on each of torch's devices in order, as {'cuda:0': 20, 'cuda:1': 16}, or auto",
         "pinned_layers": "list of layers that always stay, where resident_bytes is given (default: as many as fit)",
     }
 )
@@ -110,9 +111,17 @@ def _check_options(given: Mapping[str, object]) -> None:
         "pinned_layers": Sequence,
         "profile": str,
     }
+    if (device_map := given.get("device_map")) is not None and not _is_device_map(device_map):
+        raise InvalidOption(f"device_map={device_map!r} (accepted: {_OPTIONS['device_map']})")
     for name, value in given.items():
-        if not isinstance(value, kinds[name]) or isinstance(value, bool):
+        if not isinstance(value, kinds.get(name, object)) or isinstance(value, bool):
             raise InvalidOption(f"{name}={value!r} (accepted: {_OPTIONS[name]})")
+
+
+def _is_device_map(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(isinstance(name, str) and type(n) is int for name, n in value.items())
+    return value == "auto"
 
 
 def _paging(given: Mapping[str, object]) -> Paging | None:
@@ -136,7 +145,9 @@ def _profile(source: ModelSource, options: ModelOptions) -> Profile | None:
 
 
 def _kernels(options: ModelOptions, paging: Paging | None, profile: Profile | None) -> KernelChoice:
-    given: dict[str, Any] = {name: options.backend_options.get(name) for name in ("tier", "expanded_bytes", "dtype")}
+    given: dict[str, Any] = {
+        name: options.backend_options.get(name) for name in ("tier", "expanded_bytes", "dtype", "device_map")
+    }
     if paging is not None:
         given["expanded_bytes"] = 0
     given["profile"] = profile

@@ -69,7 +69,7 @@ def run_routed(
     order = np.argsort(flat, kind="stable")  # (token, choice) pairs, those of one expert side by side
     grouped = kernels.rows(x, order // n_used)
     if scales_input:
-        grouped = grouped * kernels.from_host(routes.weights.reshape(-1)[order, None])
+        grouped = grouped * kernels.beside(grouped, routes.weights.reshape(-1)[order, None])
     bounds = np.flatnonzero(np.diff(flat[order], prepend=-1, append=-1))
     parts = [
         expert(int(flat[order[start]]), kernels.rows(grouped, slice(int(start), int(stop))))
@@ -82,7 +82,7 @@ def run_routed(
     for choice in range(n_used):
         part = kernels.rows(made, place[choice::n_used])
         if not scales_input:
-            part = part * kernels.from_host(routes.weights[:, choice : choice + 1])
+            part = part * kernels.beside(part, routes.weights[:, choice : choice + 1])
         mixed = part if mixed is None else mixed + part
     return mixed
 

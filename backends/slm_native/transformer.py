@@ -88,17 +88,17 @@ class Transformer:
         self._reader = WeightReader(gguf, spec, kernels)
         self.spec = spec
         self._kernels = kernels
-        self._check_capture(paging)
-        sizes = self._reader.block_bytes()
-        absent = 0 if paging is None else max(0, sum(sizes) - paging.budget)
-        kernels.reserve(sum(info.n_bytes for info in gguf.tensors.values()) - absent)
+        self._check_kernels(paging)
+        sizes = self._reader.sizes()
+        absent = 0 if paging is None else max(0, sum(sizes.blocks) - paging.budget)
+        kernels.reserve(sizes._replace(absent=absent))
         self._weights = self._reader.model()
         self._attention_scale = (spec.head_dim or 1) ** -0.5 if spec.attention_scale is None else spec.attention_scale
         self._fused: FusedBlocks | None = None
-        self._blocks = self._resident(progress) if paging is None else self._paged(gguf, sizes, paging, progress)
+        self._blocks = self._resident(progress) if paging is None else self._paged(gguf, sizes.blocks, paging, progress)
         self.positions(1)  # refuses bad factors now
 
-    def _check_capture(self, paging: Paging | None) -> None:
+    def _check_kernels(self, paging: Paging | None) -> None:
         whys = {
             "layers are streamed": paging is not None,
             "experts are chosen on the host": any(layer.experts is not None for layer in self.spec.layers),
@@ -106,6 +106,14 @@ class Transformer:
         }
         if self._kernels.captures and (why := next((why for why, holds in whys.items() if holds), None)):
             raise InvalidOption(f"decode.capture cannot be had where {why} (accepted: false)")
+        whys = {
+            "layers are streamed": paging is not None,
+            "layers have states": any(layer.recurrent is not None for layer in self.spec.layers),
+            "layers read keys of other layers": any(layer.kv_layer is not None for layer in self.spec.layers),
+            "layers have embeddings of their own": self.spec.layer_embedding_width is not None,
+        }
+        if self._kernels.splits and (why := next((why for why, holds in whys.items() if holds), None)):
+            raise InvalidOption(f"device_map cannot be had where {why} (accepted: one device)")
 
     def close(self) -> None:
         """Let go of the blocks; no pass may run."""
@@ -193,8 +201,9 @@ class Transformer:
         streams, own = self._streams(x), self._layer_embeddings(inputs.tokens, x)
         with self._blocks.walk() as block_at:
             for i in range(first, self.spec.n_layers):
+                streams = [self._kernels.entering(x, i) for x in streams]
                 streams = self._around(block_at(i), self.spec.layers[i], streams, turns[i], own[i], wanted[i])
-        x = self._merged(streams)
+        x = self._kernels.entering(self._merged(streams), self.spec.n_layers)
         if hidden and len(x):
             return self._kernels.normed(x, self._weights.output_norm)
         return self._logits(x) if len(x) else x
@@ -269,15 +278,17 @@ class Transformer:
     def _turns(self, inputs: _Inputs, layers: Sequence[KvLayer]) -> list[_Turn]:
         caches: dict[int | None, KvLayer] = dict(zip(self.spec.attention_layers, layers, strict=True))
         recurrent = itertools.count()
+        places = self._kernels.spread(inputs.places)
+        plans = self._kernels.spread([inputs.plans[layer.chunk] for layer in self.spec.layers])
         return [
             _Turn(
-                place,
-                inputs.plans[layer.chunk],
+                places[i],
+                plans[i],
                 caches.get(i if layer.kv_layer is None else layer.kv_layer),
                 inputs.states,
                 None if layer.recurrent is None else next(recurrent),
             )
-            for i, (layer, place) in enumerate(zip(self.spec.layers, inputs.places, strict=True))
+            for i, layer in enumerate(self.spec.layers)
         ]
 
     @property

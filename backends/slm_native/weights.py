@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from slm_core.architectures import LayerSpec, ModelSpec, alibi_slopes
-from slm_core.gguf import WeightSource
+from slm_core.gguf import GgmlType, WeightSource
 from slm_core.quant import QuantizedTensor, check_tensor
-from slm_native.kernels import KernelSet, Linear, Norm, Scoring, Weight
+from slm_native.kernels import KernelSet, Linear, Norm, Scoring, Weight, WeightBytes
 from slm_native.kv import Array
 from slm_native.recurrent import Recurrent
 from slm_native.recurrent_weights import Tensors, read_channel_mix, read_recurrent
@@ -156,19 +155,25 @@ class WeightReader:
             ffn_norm=ffn_norm,
             feed_forward=self._any_feed_forward(prefix, layer),
             ffn_post_norm=self._norm(f"{prefix}post_ffw_norm"),
-            scoring=Scoring(layer.window, self._spec.attention_softcap, self._slopes, attention and attention.sinks),
+            scoring=Scoring(
+                layer.window, self._spec.attention_softcap, self._slopes(prefix), attention and attention.sinks
+            ),
             altup=read_altup(self._around, prefix),
             laurel=read_laurel(self._around, prefix),
             embedding=read_layer_embedding(self._around, prefix),
         )
 
-    def block_bytes(self) -> list[int]:
-        """Bytes of each block's tensors, packed [L]."""
-        sizes = [0] * self._spec.n_layers
+    def sizes(self) -> WeightBytes:
+        """What the tensors take."""
+        embedding, output, blocks = 0, 0, [0] * self._spec.n_layers
         for name, info in self._gguf.tensors.items():
             if name.startswith("blk."):
-                sizes[int(name.split(".")[1])] += info.n_bytes
-        return sizes
+                blocks[int(name.split(".")[1])] += info.n_bytes
+            elif name.startswith("output"):
+                output += info.n_bytes
+            else:
+                embedding += info.n_bytes
+        return WeightBytes(embedding, blocks, output, tied=not self._has("output.weight"))
 
     def check_blocks(self) -> None:
         """Refuse tensors of blocks that could not be prepared later.
@@ -192,11 +197,13 @@ class WeightReader:
     def _prepared(self, name: str) -> Weight:
         return self._kernels.prepare(self._tensor(name))
 
-    @cached_property
-    def _slopes(self) -> Array | None:
+    def _slopes(self, prefix: str) -> Array | None:
         """ALiBi's, [H]."""
-        max_bias = self._spec.alibi_max_bias
-        return None if max_bias is None else self._kernels.from_host(alibi_slopes(self._spec.n_heads, max_bias))
+        if self._spec.alibi_max_bias is None:
+            return None
+        slopes = alibi_slopes(self._spec.n_heads, self._spec.alibi_max_bias)
+        name = f"{prefix}attn_slopes"  # no tensor of the file, and where the layer is like those
+        return self._kernels.vector(QuantizedTensor(name, slopes.shape, GgmlType.F32, slopes.view(np.uint8)))
 
     def _any_attention(self, prefix: str, layer: LayerSpec) -> Attention | LatentAttention | None:
         if not layer.attends:

@@ -131,7 +131,7 @@ def test_wrong_options_are_refused(backend, path, options, error, message):
 
 
 def test_every_load_option_is_described_and_works(backend, path):
-    named = {"tier", "expanded_bytes", "dtype", "resident_bytes", "pinned_layers", "profile"}
+    named = {"tier", "expanded_bytes", "dtype", "resident_bytes", "pinned_layers", "profile", "device_map"}
     assert set(backend.load_options) == named
     given = {"tier": "reference", "expanded_bytes": 4096, "dtype": "float32"}
     options = ModelOptions(device="cpu", backend_options=given)

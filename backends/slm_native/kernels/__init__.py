@@ -1,7 +1,7 @@
 """Kernel sets: the arithmetic of a transformer in tiers, one of which is chosen when a model is loaded."""
 
 from slm_native.kernels.kernelset import FixedShape, FloatArray, FusedBlocks, KernelSet
-from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
+from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight, WeightBytes
 from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, uses_torch
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Rotation",
     "Scoring",
     "Weight",
+    "WeightBytes",
     "select_kernels",
     "uses_torch",
 ]

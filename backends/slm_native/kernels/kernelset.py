@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
-from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
+from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight, WeightBytes
 from slm_native.kv import Array, BatchPlan, HostPageStore, KvLayer, PageLayout, PageStore
 
 FloatArray: TypeAlias = NDArray[np.float32]
+T = TypeVar("T")
 
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the prompt
 
@@ -75,6 +76,8 @@ class KernelSet(ABC):
     device: str
     """Where it computes: "cpu", "cuda:0"."""
 
+    splits: bool = False
+    """Whether layers are on several devices."""
     captures: bool = False
     """Whether steps of fixed shapes are captured: then they wait for nothing, and no weight moves."""
     failures: tuple[type[Exception], ...] = ()
@@ -99,6 +102,18 @@ class KernelSet(ABC):
     @abstractmethod
     def rows(self, x: Array, which: slice | NDArray[Any]) -> Array:
         """Some rows of ``x``: a slice, ids in NumPy, or a NumPy mask [T]."""
+
+    def beside(self, x: Array, values: NDArray[Any]) -> Array:
+        """NumPy's numbers where ``x`` is."""
+        return self.from_host(values)
+
+    def entering(self, x: Array, layer: int) -> Array:
+        """``x`` where that layer computes; the one behind the last stands for the output matrix."""
+        return x
+
+    def spread(self, items: Sequence[T]) -> Sequence[T]:
+        """What each layer is given [L], where it computes."""
+        return items
 
     def place(self, plan: BatchPlan) -> BatchPlan:
         """Where the tokens of a batch go, in indices that this tier's KV layers take; once for each batch."""
@@ -126,8 +141,8 @@ class KernelSet(ABC):
         return HostPageStore(layout, n_pages)
 
     @abstractmethod
-    def reserve(self, n_bytes: int) -> None:
-        """Called with the bytes of all weights, packed, before the first of them is prepared.
+    def reserve(self, sizes: WeightBytes) -> None:
+        """Called with the bytes of all weights before the first of them is prepared.
 
         Raises:
             UnsupportedModel: the device has no room for them; the message has the sizes.

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_native.kv import Array
+
+
+class WeightBytes(NamedTuple):
+    """What the weights of a model take, packed.
+
+    Attributes:
+        embedding: those before the first block.
+        blocks: those of each block [L].
+        output: those behind the last.
+        tied: whether the embedding is the output matrix, too.
+        absent: what of the blocks is not there at any time, where they are streamed.
+    """
+
+    embedding: int
+    blocks: Sequence[int]
+    output: int
+    tied: bool = False
+    absent: int = 0
+
+    @property
+    def total(self) -> int:
+        """What is there at a time."""
+        return self.embedding + sum(self.blocks) + self.output - self.absent
 
 
 @dataclass(slots=True, eq=False)

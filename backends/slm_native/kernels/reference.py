@@ -15,7 +15,7 @@ from slm_core.architectures import Activation, AnyActivation, RopeStyle, Xielu
 from slm_core.errors import InvalidModelFile, ModelError
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize, dequantize_rows
 from slm_native.kernels.kernelset import FloatArray, FusedBlocks, KernelSet
-from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight
+from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight, WeightBytes
 
 DEFAULT_EXPANDED_BYTES = 2 << 30
 _PANEL_WEIGHTS = 1 << 22  # 16 MiB of float32: enough for BLAS to be busy, little enough not to matter
@@ -64,7 +64,7 @@ class ReferenceKernels(KernelSet):
         """NumPy's indexing."""
         return x[which]
 
-    def reserve(self, n_bytes: int) -> None:
+    def reserve(self, sizes: WeightBytes) -> None:
         """Weights stay in the mapped file: they take nothing."""
 
     def ready(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_native import _extension, torch_devices
@@ -33,6 +34,7 @@ def select_kernels(
     expanded_bytes: int | None = None,
     dtype: str = "auto",
     profile: Profile | None = None,
+    device_map: Literal["auto"] | Mapping[str, int] | None = None,
 ) -> KernelChoice:
     """Choose the kernels of a model.
 
@@ -47,6 +49,7 @@ def select_kernels(
         dtype: number format of the torch tier's products: "float32", "bfloat16", "float16", or "auto" for the device's
             best. The other tiers have it from the weights.
         profile: of the torch tier; its dtype holds where none is asked for.
+        device_map: how many layers each of the torch tier's devices gets, in order, or "auto" for by memory.
 
     Raises:
         InvalidOption: an unknown tier or dtype, one that the tier has not, a negative size, no thread, threads where
@@ -61,7 +64,12 @@ def select_kernels(
         if n_threads is not None:
             raise InvalidOption(f"n_threads={n_threads!r}: torch has threads of its own (accepted: None)")
         profile = Profile() if profile is None else profile
-        return _torch(tier, device, profile.dtype if dtype == "auto" else dtype, expanded_bytes or 0, profile)
+        dtype = profile.dtype if dtype == "auto" else dtype
+        return _torch(tier, device, (dtype, expanded_bytes or 0, profile, device_map))
+    if device_map is not None:
+        raise InvalidOption(
+            f"device_map is for the torch tier, and tier {tier!r} was asked for (accepted: tier='torch')"
+        )
     if profile is not None:
         raise InvalidOption(
             f"a profile is for the torch tier, and tier {tier!r} was asked for (accepted: tier='torch')"
@@ -108,7 +116,7 @@ def _cpu(isa: str | None, n_threads: int | None, expanded_bytes: int) -> KernelC
     return KernelChoice(kernels, f"the C++ extension is built; instruction set {kernels.isa}, {how}")
 
 
-def _torch(tier: str, device: str, dtype: str, expanded_bytes: int, profile: Profile) -> KernelChoice:
+def _torch(tier: str, device: str, options: tuple[str, int, Profile, Any]) -> KernelChoice:
     asked = "the torch tier was asked for" if tier == "torch" else f"device {device!r} is torch's"
     if (missing := torch_devices.why_missing()) is not None:
         raise BackendUnavailable(f"{asked}: {missing}")
@@ -116,11 +124,11 @@ def _torch(tier: str, device: str, dtype: str, expanded_bytes: int, profile: Pro
         from slm_native.kernels.torch.kernels import TorchKernels
     except (ImportError, OSError) as error:
         raise BackendUnavailable(f"{asked}, and torch is there but does not load: {error}") from error
-    kernels = TorchKernels(device, dtype, expanded_bytes, profile)
+    kernels = TorchKernels(device, *options)
     if not kernels.device.startswith("cuda"):
         return KernelChoice(kernels, f"{asked}; Triton kernels are for CUDA")
     if importlib.util.find_spec("triton") is None:
         return KernelChoice(kernels, f"{asked}; triton is not installed (to get it: pip install triton)")
     from slm_native.kernels.torch.triton.kernels import TritonKernels
 
-    return KernelChoice(TritonKernels(kernels.device, dtype, expanded_bytes, profile), f"{asked}; triton is installed")
+    return KernelChoice(TritonKernels(device, *options), f"{asked}; triton is installed")

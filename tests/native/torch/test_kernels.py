@@ -10,7 +10,7 @@ from slm_core.architectures import Activation, RopeStyle, Xielu
 from slm_core.errors import BackendUnavailable, InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, dequantize
-from slm_native.kernels import Scoring, select_kernels
+from slm_native.kernels import Scoring, WeightBytes, select_kernels
 from slm_native.kernels.reference import ReferenceKernels
 
 torch = pytest.importorskip("torch", reason="the torch tier needs torch: pip install 'slm-core[torch]'")
@@ -215,11 +215,11 @@ def test_prepare_refuses_what_the_reference_refuses():
 
 def test_weights_that_do_not_fit_are_refused_with_sizes(monkeypatch):
     kernels = TorchKernels("cpu")
-    kernels.reserve(1 << 60)  # the file is mapped: nothing is taken
+    kernels.reserve(WeightBytes(1 << 60, [], 0))  # the file is mapped: nothing is taken
     monkeypatch.setattr(torch_kernels, "memory", lambda device: (3 << 30, 8 << 30))
-    kernels.reserve(3 << 30)
+    kernels.reserve(WeightBytes(1 << 30, [1 << 30], 1 << 30))
     with pytest.raises(UnsupportedModel, match=r"weights take 3073 MiB, and 3072 of the 8192 MiB of cpu are free"):
-        kernels.reserve((3 << 30) + (1 << 20))
+        kernels.reserve(WeightBytes(1 << 30, [2 << 30, 3 << 30], 1 << 20, absent=3 << 30))
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 999, 1000, 1001, 4321])

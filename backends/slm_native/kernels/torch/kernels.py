@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,18 +20,28 @@ from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize
 from slm_core.types import KvType
 from slm_native.kernels.kernelset import FixedShape, FloatArray, FusedBlocks, KernelSet
-from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight
+from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight, WeightBytes
 from slm_native.kernels.torch.activations import activate, gated
 from slm_native.kernels.torch.attention import attend, attend_one_token_each
-from slm_native.kernels.torch.devices import choose_device, choose_dtype, memory, spelled
+from slm_native.kernels.torch.devices import choose_dtype, memory, spelled
 from slm_native.kernels.torch.graphs import Captured, CapturedInCuda, StepGraphs, filled, filled_alone
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer, TorchPageStore, TorchPlan, place
 from slm_native.kernels.torch.scan import delta_scan, selective_scan
+from slm_native.kernels.torch.splitting import (
+    DeviceMap,
+    Placement,
+    SplitPageStore,
+    devices_of,
+    moved,
+    placement_of,
+    to_device,
+)
 from slm_native.kernels.torch.unpack import unpack
 from slm_native.kernels.torch.upload import Uploader
 from slm_native.kv import PAGE_TOKENS, BatchPlan, KvLayer, PageLayout, PageStore
 from slm_native.profile import Profile
 
+T = TypeVar("T")
 _CPU_PANEL_WEIGHTS = 1 << 20  # 4 MiB of float32: an expansion stays in the cache
 _DEVICE_PANEL_WEIGHTS = 1 << 26  # enough to keep a GPU busy, 256 MiB of float32
 
@@ -61,25 +71,36 @@ class TorchKernels(KernelSet):
         dtype: number format of products, or "auto" for the device's best.
         expanded_bytes: how much of the device's memory expanded weights may take.
         profile: shapes of decode steps, and what is done with them.
+        device_map: how many layers each device gets, in order, or "auto" for all of the kind of ``device``, by memory.
 
     Raises:
         BackendUnavailable: no such device.
-        InvalidOption: no such number format, or graphs of a device that has none.
+        InvalidOption: no such number format, graphs of a device that has none or of several, or a map that begins with
+            another device.
     """
 
     name = "torch"
     failures = (torch.OutOfMemoryError,)
 
     def __init__(
-        self, device: str = "auto", dtype: str = "auto", expanded_bytes: int = 0, profile: Profile | None = None
+        self,
+        device: str = "auto",
+        dtype: str = "auto",
+        expanded_bytes: int = 0,
+        profile: Profile | None = None,
+        device_map: DeviceMap | None = None,
     ) -> None:
-        self._device = choose_device(device)
-        self.device = str(self._device)
+        self._devices = devices_of(device, device_map)
+        self._device = self._devices[0]
+        self.device = ", ".join(str(each) for each in self._devices)
+        self._device_map = device_map
+        self.splits = device_map is not None
+        self._placement: Placement | None = None
         self._profile = Profile() if profile is None else profile
         self.captures = self._profile.capture
         self._captured: Callable[[Callable[[Any], Tensor], Any], Captured] | None = None
         if self.captures:
-            if self._device.type != "cuda":
+            if self._device.type != "cuda" or self.splits:
                 raise InvalidOption(f"decode.capture is for CUDA graphs, and {self.device} has none (accepted: false)")
             self._captured = CapturedInCuda
         self._graphs: WeakKeyDictionary[TorchKvLayer, StepGraphs] = WeakKeyDictionary()
@@ -87,7 +108,7 @@ class TorchKernels(KernelSet):
         self._expanded_bytes = self._free_bytes = expanded_bytes
         self.kv_type = KvType.F32 if self._device.type == "cpu" else KvType.F16
         self._lock = threading.Lock()
-        self._uploader = Uploader(self._device)
+        self._uploaders = {each: Uploader(each) for each in self._devices}
         self.reads_file = self._device.type == "cpu"
         self._panel_weights = _CPU_PANEL_WEIGHTS if self._device.type == "cpu" else _DEVICE_PANEL_WEIGHTS
 
@@ -96,23 +117,49 @@ class TorchKernels(KernelSet):
         kept = f", at most {self._expanded_bytes >> 20} MiB expanded" if self._expanded_bytes else ""
         return f"torch {torch.__version__} on {self.device}, products in {spelled(self.dtype)}, weights packed{kept}"
 
-    def reserve(self, n_bytes: int) -> None:
-        """Refuse weights that the device has no memory for."""
+    def reserve(self, sizes: WeightBytes) -> None:
+        """Refuse weights that the device has no memory for; with several, decide which goes where."""
+        if self._device_map is not None:
+            self._placement = placement_of(self._devices, self._device_map, sizes)
+            return
         free, total = memory(self._device)
-        if free is not None and total is not None and n_bytes > free:
+        if free is not None and total is not None and sizes.total > free:
             raise UnsupportedModel(
-                f"the weights take {n_bytes >> 20} MiB, and {free >> 20} of the {total >> 20} MiB of {self.device} are"
-                " free: use a smaller quantization, another device, or resident_bytes, which streams layers"
+                f"the weights take {sizes.total >> 20} MiB, and {free >> 20} of the {total >> 20} MiB of {self.device}"
+                " are free: use a smaller quantization, another device, resident_bytes, which streams layers, or"
+                " device_map, which shares them out"
             )
 
     def ready(self) -> None:
         """Let go of the buffers of the upload."""
-        self._uploader.close()
+        for uploader in self._uploaders.values():
+            uploader.close()
 
     def settle(self) -> None:
-        """Wait for the device."""
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
+        """Wait for the devices."""
+        for device in self._devices:
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
+
+    def beside(self, x: Tensor, values: NDArray[Any]) -> Tensor:
+        """Copied to where ``x`` is."""
+        return torch.from_numpy(np.array(values)).to(x.device)
+
+    def entering(self, x: Tensor, layer: int) -> Tensor:
+        """Copied where the layer before is on another device."""
+        if self._placement is None:
+            return x
+        return to_device(x, [*self._placement.layers, self._placement.head][layer])
+
+    def spread(self, items: Sequence[T]) -> Sequence[T]:
+        """Each once to each device."""
+        if self._placement is None:
+            return items
+        done: dict[tuple[int, torch.device], Any] = {}
+        return [moved(item, device, done) for item, device in zip(items, self._placement.layers, strict=True)]
+
+    def _uploader(self, tensor: QuantizedTensor) -> Uploader:
+        return self._uploaders[self._device if self._placement is None else self._placement.of(tensor.name)]
 
     def from_host(self, values: NDArray[Any]) -> Tensor:
         """Copied to the device."""
@@ -128,7 +175,7 @@ class TorchKernels(KernelSet):
         if isinstance(which, slice):
             return x[which]
         ids = np.flatnonzero(which) if which.dtype == np.bool_ else which
-        return x[torch.from_numpy(np.array(ids, np.int64)).to(self._device)]
+        return x[torch.from_numpy(np.array(ids, np.int64)).to(x.device)]
 
     def fixed(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
         """To the next bucket."""
@@ -162,20 +209,23 @@ class TorchKernels(KernelSet):
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
         """Pages on the device; one more, where batches are filled up with tokens of no sequence."""
-        return TorchPageStore(layout, n_pages + bool(self._profile.buckets), self._device)
+        n_pages += bool(self._profile.buckets)
+        if self._placement is not None:
+            return SplitPageStore(layout, n_pages, self._placement)
+        return TorchPageStore(layout, n_pages, self._device)
 
     def prepare(self, tensor: QuantizedTensor) -> TorchWeight:
         """Upload the matrix, packed."""
         if len(tensor.shape) != 2:
             raise InvalidModelFile(f"tensor {tensor.name!r} has the shape {tensor.shape}, a matrix (out, in) is needed")
         _check(tensor)
-        return TorchWeight(tensor, self._uploader.upload(tensor.data).view(tensor.shape[0], -1))
+        return TorchWeight(tensor, self._uploader(tensor).upload(tensor.data).view(tensor.shape[0], -1))
 
     def vector(self, tensor: QuantizedTensor) -> Tensor:
         """Expand the tensor and upload it, as other weights."""
         _check(tensor)
         values = np.ascontiguousarray(dequantize(tensor.data, tensor.ggml_type, tensor.shape))
-        return self._uploader.upload(values.reshape(-1).view(np.uint8)).view(torch.float32).view(tensor.shape)
+        return self._uploader(tensor).upload(values.reshape(-1).view(np.uint8)).view(torch.float32).view(tensor.shape)
 
     def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:
         """None: steps are queued on the device one by one."""

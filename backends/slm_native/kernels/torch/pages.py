@@ -78,7 +78,7 @@ class TorchPageStore(PageStore):
     def __init__(self, layout: PageLayout, n_pages: int, device: torch.device) -> None:
         self.layout = layout
         self.keys, values = device_codec(layout.keys), device_codec(layout.values)
-        self._device = device
+        self.device = device
         self._pages = _reserve(layout, n_pages, device)
         self._views = self._planes_of(self._pages)
         self.layers = [
@@ -97,7 +97,7 @@ class TorchPageStore(PageStore):
 
     def write(self, pages: Sequence[int], tokens: Planes) -> None:
         """Packed aside, then assigned in one step."""
-        packed = torch.zeros((len(pages), self.layout.page_bytes), dtype=torch.uint8, device=self._device)
+        packed = torch.zeros((len(pages), self.layout.page_bytes), dtype=torch.uint8, device=self.device)
         positions = np.arange(len(tokens[0]))
         page_of, slots = self._index(positions // PAGE_TOKENS), self._index(positions % PAGE_TOKENS)
         for view, plane in zip(self._planes_of(packed), tokens, strict=True):
@@ -111,7 +111,7 @@ class TorchPageStore(PageStore):
 
     def from_host(self, plane: NDArray[Any]) -> Tensor:
         """Copied to the device."""
-        return torch.from_numpy(plane.copy()).view(plane_type(plane.dtype)).to(self._device)
+        return torch.from_numpy(plane.copy()).view(plane_type(plane.dtype)).to(self.device)
 
     def _planes_of(self, pages: Tensor) -> list[Tensor]:
         """The planes [n_pages, L, K, 64, W] of pages, as views."""
@@ -125,7 +125,7 @@ class TorchPageStore(PageStore):
         return found
 
     def _index(self, ids: Sequence[int] | NDArray[np.intp]) -> Tensor:
-        return torch.as_tensor(np.asarray(ids, np.int64)).to(self._device)
+        return torch.as_tensor(np.asarray(ids, np.int64)).to(self.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,242 @@
+"""Layers of one model on several devices: which goes where, and what moves with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slm_core.errors import InvalidOption, UnsupportedModel
+from slm_native.kernels.parameters import WeightBytes
+from slm_native.kernels.torch.devices import choose_device, devices, memory
+from slm_native.kernels.torch.pages import TorchPageStore
+from slm_native.kv import PageLayout, PageStore, Planes
+
+T = TypeVar("T")
+DeviceMap: TypeAlias = Literal["auto"] | Mapping[str, int]
+"""How many layers each device gets, in order; "auto" for by memory."""
+_STEPS = 50  # of a bisection over the share of memory that is taken: to 1e-15
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the weights of a model are.
+
+    Attributes:
+        layers: the device of each layer [L], in runs.
+        home: the embedding's; what comes from the host comes here.
+        head: the output matrix's.
+    """
+
+    layers: tuple[torch.device, ...]
+    home: torch.device
+    head: torch.device
+
+    def of(self, name: str) -> torch.device:
+        """The device of a tensor."""
+        if name.startswith("blk."):
+            return self.layers[int(name.split(".")[1])]
+        return self.head if name.startswith("output") else self.home
+
+
+def devices_of(device: str, device_map: DeviceMap | None) -> list[torch.device]:
+    """The devices that a model may use, the first of its layers' first.
+
+    Raises:
+        BackendUnavailable: one is missing.
+        InvalidOption: ``device`` is another than the map's first.
+    """
+    if device_map is None:
+        return [choose_device(device)]
+    if isinstance(device_map, str):
+        first = choose_device(device)
+        alike = [other for each in devices() if (other := torch.device(each.name)).type == first.type]
+        return [first, *(other for other in alike if other != first)]
+    found = [choose_device(name) for name in device_map]
+    if device != "auto" and choose_device(device) != found[0]:
+        raise InvalidOption(
+            f"device_map begins with {found[0]}, and device is {device!r} (accepted: 'auto', {found[0]})"
+        )
+    return found
+
+
+def placement_of(devices: Sequence[torch.device], device_map: DeviceMap, sizes: WeightBytes) -> Placement:
+    """Where the weights go.
+
+    Raises:
+        InvalidOption: the map is not for so many layers.
+        UnsupportedModel: the devices have no room.
+    """
+    known = {str(device): memory(device)[0] for device in devices}
+    free = {name: sys.maxsize if n is None else n for name, n in known.items()}
+    if isinstance(device_map, str):
+        counts = counts_by_memory(sizes, free)
+    else:
+        counts = counts_as_told(device_map, len(sizes.blocks))
+    layers = tuple(device for device, n in zip(devices, counts, strict=True) for _ in range(n))
+    placement = Placement(layers, layers[0], layers[0] if sizes.tied else layers[-1])
+    _check_room(placement, sizes, free)
+    return placement
+
+
+def _check_room(placement: Placement, sizes: WeightBytes, free: Mapping[str, int]) -> None:
+    taken = dict.fromkeys(free, 0)
+    for device, n_bytes in zip(placement.layers, sizes.blocks, strict=True):
+        taken[str(device)] += n_bytes
+    taken[str(placement.home)] += sizes.embedding
+    taken[str(placement.head)] += sizes.output
+    for name, n_bytes in taken.items():
+        if n_bytes > free[name]:
+            raise UnsupportedModel(
+                f"device_map gives {name} weights of {n_bytes >> 20} MiB, and {free[name] >> 20} MiB are free there"
+            )
+
+
+def counts_by_memory(sizes: WeightBytes, free: Mapping[str, int]) -> list[int]:
+    """How many layers each device gets, so that the fullest is filled as little as can be.
+
+    Args:
+        sizes: bytes of the weights; the embedding is with the first layer, the output matrix with the last.
+        free: bytes that each device has, in order.
+
+    Raises:
+        UnsupportedModel: they have no room for all.
+    """
+    room = list(free.values())
+    if (best := _filled(sizes, room)) is None:
+        told = ", ".join(f"{name} {n >> 20}" for name, n in free.items())
+        raise UnsupportedModel(
+            f"the weights take {sizes.total >> 20} MiB, layer by layer more than the MiB that are free ({told}): use a"
+            " smaller quantization, other devices, or free some memory"
+        )
+    low, high = 0.0, 1.0
+    for _ in range(_STEPS):
+        share = (low + high) / 2
+        found = _filled(sizes, [int(n * share) for n in room])
+        low, high, best = (low, share, found) if found is not None else (share, high, best)
+    return best
+
+
+def _filled(sizes: WeightBytes, room: Sequence[int]) -> list[int] | None:
+    """Layers in order into devices in order; None where they do not fit."""
+    counts, left = [0] * len(room), list(room)
+    at, n_layers = 0, len(sizes.blocks)
+    for i, n_bytes in enumerate(sizes.blocks):
+        needed = n_bytes + (sizes.embedding if i == 0 else 0) + (sizes.output if i == n_layers - 1 else 0)
+        while at < len(room) and left[at] < needed:
+            if i == 0:
+                left[at] = 0
+            at += 1
+        if at == len(room):
+            return None
+        left[at] -= needed
+        counts[at] += 1
+    return counts
+
+
+def counts_as_told(told: Mapping[str, int], n_layers: int) -> list[int]:
+    """Check counts of layers for each device.
+
+    Raises:
+        InvalidOption: they are not those of this model.
+    """
+    if sum(told.values()) != n_layers or min(told.values()) < 1:
+        raise InvalidOption(f"device_map={dict(told)!r}: the model has {n_layers} layers, and each device gets some")
+    return list(told.values())
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor where it is wanted."""
+    return tensor.to(device)
+
+
+def moved(value: T, device: torch.device, done: dict[tuple[int, torch.device], Any]) -> T:
+    """A value with its tensors on a device.
+
+    Args:
+        value: a tensor, or a dataclass or tuple that holds some.
+        device: where to.
+        done: what was moved before, by identity; the values live as long as it does.
+    """
+    key = (id(value), device)
+    if key not in done:
+        done[key] = _moved(value, device, done)
+    found: T = done[key]
+    return found
+
+
+def _moved(value: Any, device: torch.device, done: dict[tuple[int, torch.device], Any]) -> Any:
+    if isinstance(value, Tensor):
+        return to_device(value, device)
+    if isinstance(value, tuple):
+        parts = [moved(each, device, done) for each in value]
+        return tuple(parts) if type(value) is tuple else type(value)(*parts)  # a named one
+    if isinstance(value, list):
+        return [moved(each, device, done) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        changed = {name: moved(each, device, done) for name, each in named.items()}
+        return dataclasses.replace(value, **changed)
+    return value
+
+
+class SplitPageStore(PageStore):
+    """Pages whose layers lie on several devices, each with those of its own.
+
+    Args:
+        layout: of a page, all layers.
+        n_pages: how many there are.
+        placement: of the layers.
+
+    Raises:
+        InvalidOption: more than a device has free.
+    """
+
+    def __init__(self, layout: PageLayout, n_pages: int, placement: Placement) -> None:
+        self.layout = layout
+        self._home = placement.home
+        changes = [i for i, (a, b) in enumerate(pairwise(placement.layers), 1) if a != b]
+        self._bounds = [0, *changes, layout.n_layers]
+        self._stores = [
+            TorchPageStore(dataclasses.replace(layout, n_layers=stop - start), n_pages, placement.layers[start])
+            for start, stop in pairwise(self._bounds)
+        ]
+        self.keys = self._stores[0].keys
+        self.layers = [layer for store in self._stores for layer in store.layers]
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """On each device."""
+        for store in self._stores:
+            store.copy(sources, targets)
+
+    def read(self, pages: Sequence[int], positions: NDArray[np.intp]) -> list[Tensor]:
+        """Gathered on the first device."""
+        parts = [store.read(pages, positions) for store in self._stores]
+        return [
+            torch.cat([to_device(plane, self._home) for plane in planes], dim=1) for planes in zip(*parts, strict=True)
+        ]
+
+    def write(self, pages: Sequence[int], tokens: Planes) -> None:
+        """Each device gets its layers; what can fail, for want of memory, has been done before the first is written."""
+        shares = [
+            [to_device(plane[:, start:stop], store.device) for plane in tokens]
+            for store, (start, stop) in zip(self._stores, pairwise(self._bounds), strict=True)
+        ]
+        for store, planes in zip(self._stores, shares, strict=True):
+            store.write(pages, planes)
+
+    def to_host(self, plane: Tensor) -> NDArray[Any]:
+        """Copied from the first device."""
+        return self._stores[0].to_host(plane)
+
+    def from_host(self, plane: NDArray[Any]) -> Tensor:
+        """Copied to the first device."""
+        return self._stores[0].from_host(plane)
