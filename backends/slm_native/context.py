@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.contextbase import ContextBase, check_context_options
-from slm_core.errors import DecodeFailed, InvalidPosition
+from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, States
 from slm_native.kv import PageLayout, codec_of
@@ -40,7 +40,13 @@ class NativeContext(ContextBase):
             codec_of(transformer.kv_type if kv_type is None else kv_type, spec.head_dim)
             for kv_type in (options.kv_type_k, options.kv_type_v)
         )
-        layout = PageLayout(len(spec.attention_layers), spec.n_kv_heads, spec.head_dim, keys, values)
+        if spec.values_in_keys and keys.kv_type != values.kv_type:
+            raise InvalidOption(
+                f"kv_type_k={keys.kv_type}, kv_type_v={values.kv_type}: this model's values are its keys"
+                " (accepted: equal types)"
+            )
+        sizes = len(spec.attention_layers), spec.n_kv_heads, spec.head_dim
+        layout = PageLayout(*sizes, keys, values, spec.values_in_keys)
         # Refuses what no memory could hold.
         self._memory = transformer.new_memory(layout, options.n_ctx, options.n_seq_max)
         self._transformer = transformer
@@ -55,6 +61,7 @@ class NativeContext(ContextBase):
             capabilities=frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDINGS}),
             payload_format=f"{_PAYLOAD_VERSION};k={keys.kv_type};v={values.kv_type};"
             f"L={layout.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
+            + (";values in keys" if spec.values_in_keys else "")
             + (f";rope={self._positions.kind}" if self._positions.kind else ""),
             n_embd=spec.n_embd,
         )

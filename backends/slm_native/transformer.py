@@ -414,7 +414,8 @@ class Transformer:
         if isinstance(weights, LatentAttention):
             assert layer.latent is not None, "the weights were read by it"
             q, both = latent_queries_and_keys(kernels, weights, layer.latent, x, block.attn_norm)
-            kernels.store(cache, plan, both, both, width, None, place.rotation)
+            keys = kernels.heads(both, width, None, place.rotation)
+            cache.write(plan.pages, plan.slots, keys, keys)  # one place: what is turned of them is in no result
             return kernels.heads(q, width, None, place.rotation)
         if weights.k is None or weights.v is None:
             (q,) = kernels.project(x, block.attn_norm, (weights.q,))

@@ -319,9 +319,14 @@ class ModelSpec:
         return self.model_tensors[POSITIONS].shape[0] if POSITIONS in self.model_tensors else None
 
     @property
+    def values_in_keys(self) -> bool:
+        """Whether keys are the values, too: where all layers attend to latents."""
+        return bool(self.attention_layers) and all(self.layers[i].latent for i in self.attention_layers)
+
+    @property
     def kv_values_per_token(self) -> int:
-        """Numbers that the KV cache holds for a token: a key and a value of each head of each layer."""
-        return 2 * len(self.attention_layers) * self.n_kv_heads * self.head_dim
+        """Numbers that the KV cache holds for a token: keys and values of all heads and layers; each latent once."""
+        return (1 if self.values_in_keys else 2) * len(self.attention_layers) * self.n_kv_heads * self.head_dim
 
     @property
     def state_values_per_sequence(self) -> int:

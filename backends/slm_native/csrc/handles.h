@@ -41,10 +41,15 @@ inline CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, c
     if (pages.ndim() != 2 || !is_contiguous(Array(pages)))
         throw nb::value_error("pages must be C-contiguous [n_pages, page_bytes]");
     if (layer >= n_layers || n_kv_heads < 1 || head_dim < 1) throw nb::value_error("no such layer, or no heads");
-    KvLayer made{{find_kv_type(keys), {}, {}}, {find_kv_type(values), {}, {}}, pages.shape(0), pages.shape(1), n_kv_heads,
+    const bool in_keys = values.empty();  // keys are the values, too
+    KvLayer made{{find_kv_type(keys), {}, {}}, {find_kv_type(in_keys ? keys : values), {}, {}}, pages.shape(0), pages.shape(1), n_kv_heads,
                       head_dim};
     std::size_t offset = 0;
     for (KvPlanes* planes : {&made.keys, &made.values}) {
+        if (in_keys && planes == &made.values) {
+            made.values = made.keys;
+            break;
+        }
         std::size_t bytes[most_planes];
         token_bytes(planes->type, head_dim, bytes);
         if (planes->type >= KvType::q8_0 && head_dim % 32)

@@ -279,7 +279,7 @@ NB_MODULE(_native, module) {
                     "Args:\n"
                     "    pages: uint8 [n_pages, page_bytes], writable.\n"
                     "    keys: KV type of the keys.\n"
-                    "    values: KV type of the values.\n"
+                    "    values: KV type of the values; \"\" where keys are the values, too, and lie in one place.\n"
                     "    n_layers: layers of a page.\n"
                     "    layer: which of them.\n"
                     "    n_kv_heads: K.\n"

@@ -72,7 +72,7 @@ class CpuPageStore(HostPageStore):
 
     def _layer(self, i: int, planes: Planes) -> KvLayer:
         layout = self.layout
-        types = str(layout.keys.kv_type), str(layout.values.kv_type)
+        types = str(layout.keys.kv_type), "" if layout.values_in_keys else str(layout.values.kv_type)
         sizes = layout.n_layers, i, layout.n_kv_heads, layout.head_dim
         native = _extension.load().CacheLayer.of(self._pages, *types, *sizes)
         return CpuKvLayer(layout, planes, self._kernels, native)

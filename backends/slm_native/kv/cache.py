@@ -198,7 +198,7 @@ class PagedKvCache:
             planes.append(flat.reshape(length, layout.n_layers, layout.n_kv_heads, width))
             offset += size
         n_keys = len(layout.keys.planes)
-        if not (layout.keys.is_finite(planes[:n_keys]) and layout.values.is_finite(planes[n_keys:])):
+        if not (layout.keys.is_finite(planes[:n_keys]) and layout.values.is_finite(planes[n_keys:] or planes)):
             raise InvalidSnapshot("the KV payload holds numbers that are infinite or not numbers")
         pages = self._tables.free(_n_pages(length))
         self._store.write(pages, [self._store.from_host(plane) for plane in planes])

@@ -20,14 +20,15 @@ PageIndex: TypeAlias = slice | NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """What a page holds: for each plane of keys, then of values, an array [L, K, 64, W].
+    """What a page holds: for each plane of keys, then of values where those are not the keys, an array [L, K, 64, W].
 
     Attributes:
         n_layers: L.
         n_kv_heads: K.
         head_dim: D.
         keys: codec of the keys.
-        values: codec of the values.
+        values: codec of the values; where these are the keys, the same.
+        values_in_keys: whether keys are the values, too, and nothing is stored twice.
     """
 
     n_layers: int
@@ -35,11 +36,12 @@ class PageLayout:
     head_dim: int
     keys: KvCodec
     values: KvCodec
+    values_in_keys: bool = False
 
     def plane_types(self) -> list[tuple[np.dtype[Any], int]]:
         """The dtype and the width W of each plane, those of the keys first."""
-        both = (*self.keys.planes, *self.values.planes)
-        return [(dtype, self.head_dim // span) for dtype, span in both]
+        planes = self.keys.planes if self.values_in_keys else (*self.keys.planes, *self.values.planes)
+        return [(dtype, self.head_dim // span) for dtype, span in planes]
 
     def token_bytes(self, dtype: np.dtype[Any], width: int) -> int:
         """Bytes of one token in a plane."""
@@ -130,7 +132,7 @@ class HostKvLayer(KvLayer):
     def __init__(self, layout: PageLayout, planes: Planes) -> None:
         n = len(layout.keys.planes)
         self._layout = layout
-        self._key_planes, self._value_planes = planes[:n], planes[n:]
+        self._key_planes, self._value_planes = planes[:n], planes[n:] or planes
 
     def write(self, pages: Array, slots: Array, k: Array, v: Array) -> None:
         """Encode, then assign."""

@@ -24,7 +24,7 @@ class TorchKvLayer(KvLayer):
     Args:
         key_codec: of the keys.
         value_codec: of the values.
-        planes: the layer's part of each plane, [n_pages, K, 64, W], those of the keys first.
+        planes: the layer's part of each plane, [n_pages, K, 64, W], those of the keys first; they may be the values.
     """
 
     __slots__ = ("__weakref__", "_key_codec", "_value_codec", "key_planes", "key_type", "value_planes", "value_type")
@@ -33,7 +33,7 @@ class TorchKvLayer(KvLayer):
         n = len(key_codec.planes)
         self._key_codec, self._value_codec = key_codec, value_codec
         self.key_type, self.value_type = key_codec.kv_type, value_codec.kv_type
-        self.key_planes, self.value_planes = planes[:n], planes[n:]
+        self.key_planes, self.value_planes = planes[:n], planes[n:] or planes
 
     @property
     def n_pages(self) -> int:
