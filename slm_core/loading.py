@@ -18,6 +18,7 @@ from slm_core.formatting import choose, source_of
 from slm_core.generation.scoring import Score, checked_top, score_windows
 from slm_core.generation.speculation import DraftModel, TranslatedDraftModel, draft_model
 from slm_core.gguf import GgufFile
+from slm_core.hub import fetch, is_reference
 from slm_core.plugins import Registry, registry
 from slm_core.protocols import Backend, Context, Formatter, Model, Vocab
 from slm_core.sampling import Sampling
@@ -236,7 +237,8 @@ def load(
     """Load a model file, or a directory of a model.
 
     Args:
-        path: the file; of a sharded model, any shard. Bytes are the content of a GGUF file, not its name.
+        path: the file; of a sharded model, any shard; or a directory; or a model of the Hugging Face Hub, as in
+            "hf://user/repo:Q4_K_M". Bytes are the content of a GGUF file, not its name.
         backend: by name; else the one that ``SLM_BACKEND`` names; else the best that supports file and device.
         device: "auto", "cpu", "cuda", ...; a device that is missing is an error.
         n_threads: CPU threads; None for one per physical core that this process may use.
@@ -254,7 +256,7 @@ def load(
     """
     if formatter is not None and chat_template is not None:
         raise InvalidOption("give a chat_template or a formatter, not both")
-    source = path if isinstance(path, bytes) else Path(path).expanduser()
+    source = path if isinstance(path, bytes) else local(path)
     known = registry()
     engine, reason = _choose(known, source, backend, device)
     options = ModelOptions(device, n_threads, progress, backend_options)
@@ -297,11 +299,22 @@ def load_vocab(path: str | os.PathLike[str] | bytes) -> Vocab:
     """
     from slm_core.tokenization import build_vocab, directory_vocab
 
-    source = path if isinstance(path, bytes) else Path(path).expanduser()
+    source = path if isinstance(path, bytes) else local(path)
     if isinstance(source, Path) and source.is_dir():
         return directory_vocab(source)
     with GgufFile.open(source) as file:
         return build_vocab(file)
+
+
+def local(path: str | os.PathLike[str]) -> Path:
+    """Where a model is on this machine: a reference of the Hub (``hf://user/repo:Q4_K_M``) is fetched, see ``hub``.
+
+    Raises:
+        InvalidModelFile, UnsupportedModel: it cannot be had.
+    """
+    if is_reference(os.fspath(path)):
+        return fetch(os.fspath(path))
+    return Path(path).expanduser()
 
 
 def demo_model_path() -> Path:

@@ -18,7 +18,7 @@ from slm_core.cli import options as o
 from slm_core.cli.answering import print_json
 from slm_core.cli.terminal import out, write
 from slm_core.loading import backends as list_backends
-from slm_core.loading import demo_model_path, load_vocab, support_of
+from slm_core.loading import demo_model_path, load_vocab, local, support_of
 from slm_core.modelinfo import model_info
 from slm_core.plugins import registry
 from slm_core.types import BackendStatus, KvType
@@ -26,7 +26,7 @@ from slm_core.types import BackendStatus, KvType
 
 def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
     """Tell what a model file is, and which engines can run it; reads its header only."""
-    path = demo_model_path() if model is None else model.expanduser()
+    path = demo_model_path() if model is None else local(model)
     facts = _facts(path)
     support = {name: _support(name, path) for name in registry().backends}
     if as_json:

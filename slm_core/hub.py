@@ -1,0 +1,174 @@
+"""Models of the Hugging Face Hub by reference: fetched into its cache, or found there, by ``huggingface_hub``.
+
+``hf://user/repo:Q4_K_M`` is the GGUF file of that type, ``hf://user/repo/folder/file.gguf`` a file by its name, and
+``hf://user/repo`` the only GGUF file, the one of type Q4_K_M among several, or the directory of a repository without
+any. ``hf://user/repo@revision`` names a branch, tag or commit. ``HF_HOME``, ``HF_HUB_CACHE``, ``HF_TOKEN`` and
+``HF_HUB_OFFLINE`` are that library's, and mean what they mean there.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+
+INSTALL_HINT = 'pip install "slm-core[hub]"'
+_REFERENCE = re.compile(
+    r"hf:/{1,2}(?P<repo>[\w.-]+/[\w.-]+?)(@(?P<revision>[^:/]+))?(:(?P<kind>[\w.-]+)|/(?P<file>.+\.gguf))?", re.ASCII
+)
+_SHARD = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)")
+_OTHER_PARTS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+_DIRECTORY = ("*.json", "*.jinja", "*.safetensors")
+_DEFAULT = "Q4_K_M"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A model of the Hub.
+
+    Attributes:
+        text: as it was given.
+        repo: "user/name".
+        revision: a branch, tag or commit, None for the main one.
+        kind: the weight type that the file's name ends with, or None.
+        file: the file, or None.
+    """
+
+    text: str
+    repo: str
+    revision: str | None
+    kind: str | None
+    file: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """Read a reference.
+
+        Raises:
+            InvalidModelFile: it is none.
+        """
+        found = _REFERENCE.fullmatch(text)
+        if found is None or ".." in text:
+            raise InvalidModelFile(
+                f"{text[:200]!r} is no reference (accepted: hf://user/repo, hf://user/repo:TYPE,"
+                " hf://user/repo/file.gguf, each with @revision behind the repository)"
+            )
+        return cls(text, found["repo"], found["revision"], found["kind"], found["file"])
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text names a model of the Hub; a path object has made one slash of two."""
+    return text.startswith("hf:/")
+
+
+def fetch(text: str) -> Path:
+    """The local file, or directory, of a reference; what is not there yet is downloaded.
+
+    Raises:
+        InvalidModelFile: it is no reference, or cannot be had.
+        UnsupportedModel: ``huggingface_hub`` is not installed, or the repository has no such model.
+    """
+    asked = Reference.parse(text)
+    try:
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+    except ImportError as error:
+        raise UnsupportedModel(
+            f"{text}: huggingface_hub, which fetches models, is not installed: {INSTALL_HINT}"
+        ) from error
+    try:
+        wanted = choose(asked, _listed(huggingface_hub, asked))
+        patterns = list(wanted) if wanted else list(_DIRECTORY)
+        folder = Path(huggingface_hub.snapshot_download(asked.repo, revision=asked.revision, allow_patterns=patterns))
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise InvalidModelFile(f"{text}: cannot be had: {_one_line(error)}") from error
+    found = folder / wanted[0] if wanted else folder
+    if not found.exists():
+        raise InvalidModelFile(f"{text}: {found.name} is not in the cache ({folder}), and the Hub is not asked offline")
+    return found
+
+
+def choose(asked: Reference, files: Sequence[str]) -> list[str]:
+    """The files that a reference means, the first shard first; [] for the directory.
+
+    Args:
+        asked: the reference.
+        files: names of all files of the repository.
+
+    Raises:
+        UnsupportedModel: there is no such model, or there are several.
+    """
+    models = _models(files)
+    if asked.file is not None:
+        name = _SHARD.sub("", asked.file)
+        if name not in models or asked.file not in models[name]:
+            raise UnsupportedModel(f"{asked.text}: there is no such file ({_told(models)})")
+        return models[name]
+    if asked.kind is None and not models:
+        if "config.json" not in files:
+            raise UnsupportedModel(f"{asked.text}: the repository has neither GGUF files nor a config.json")
+        return []
+    if asked.kind is None and len(models) == 1:
+        return next(iter(models.values()))
+    kind = asked.kind or _DEFAULT
+    fitting = [name for name in models if _is_of_kind(name, kind)]
+    if len(fitting) != 1:
+        what = f"no GGUF file of type {kind}" if not fitting else f"{len(fitting)} GGUF files of type {kind}"
+        raise UnsupportedModel(f"{asked.text}: the repository has {what} ({_told(models)})")
+    return models[fitting[0]]
+
+
+def _models(files: Sequence[str]) -> dict[str, list[str]]:
+    """The GGUF files of each model, by the name without the shard's number."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(files):
+        if file.endswith(".gguf") and not _OTHER_PARTS.search(file):
+            found.setdefault(_SHARD.sub("", file), []).append(file)
+    return found
+
+
+def _is_of_kind(name: str, kind: str) -> bool:
+    """Whether a file, or the folder that it is in, is named by a weight type."""
+    return re.search(rf"(^|[-./]){re.escape(kind)}(\.gguf$|/[^/]+$)", name, re.IGNORECASE) is not None
+
+
+def _told(models: dict[str, list[str]]) -> str:
+    names = list(models)
+    more = f", and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"there are: {', '.join(names[:20])}{more}" if names else "there are none"
+
+
+def _listed(hub: Any, asked: Reference) -> list[str]:
+    """Names of the repository's files; of those in the cache where the Hub cannot be asked."""
+    if not hub.constants.HF_HUB_OFFLINE:
+        try:
+            return list(hub.HfApi().list_repo_files(asked.repo, revision=asked.revision))
+        except hub.errors.HfHubHTTPError:  # it answered: there is no such repository, or no leave to read it
+            raise
+        except OSError as error:
+            _log.warning("%s: the Hub cannot be reached (%s): looking in the cache", asked.text, _one_line(error))
+    folder = _cached(hub, asked)
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+
+def _cached(hub: Any, asked: Reference) -> Path:
+    """The folder of the cache that holds a revision, laid out as the library documents it."""
+    home = Path(hub.constants.HF_HUB_CACHE) / f"models--{asked.repo.replace('/', '--')}"
+    revision = asked.revision or "main"
+    named = home / "refs" / revision
+    commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
+    folder = home / "snapshots" / commit
+    if not folder.is_dir():
+        raise InvalidModelFile(f"{asked.text}: not in the cache ({home}), and the Hub is not asked offline")
+    return folder
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

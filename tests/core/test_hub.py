@@ -1,0 +1,134 @@
+"""Models of the Hub by reference: which files are meant, and where they are found without a network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import huggingface_hub.constants
+import pytest
+
+import slm_core as slm
+from slm_conformance.factories import make_tiny_model
+from slm_core import hub
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = [
+    "README.md",
+    "model-Q4_K_M.gguf",
+    "model-Q8_0.gguf",
+    "model.Q6_K-00001-of-00002.gguf",
+    "model.Q6_K-00002-of-00002.gguf",
+    "BF16/model-00001-of-00002.gguf",
+    "BF16/model-00002-of-00002.gguf",
+    "mmproj-model-F16.gguf",
+    "sub/other-f32.gguf",
+]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """A cache with a repository of two models, where nothing is downloaded."""
+    home = tmp_path / "models--somebody--tiny"
+    folder = home / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(COMMIT)
+    for name in ("tiny-Q8_0.gguf", "tiny-f32.gguf"):
+        make_tiny_model("qwen3", name.removeprefix("tiny-").removesuffix(".gguf").lower()).write(folder / name)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("hf://a/b", ["model-Q4_K_M.gguf"]),
+        ("hf:/a/b", ["model-Q4_K_M.gguf"]),
+        ("hf://a/b:q8_0", ["model-Q8_0.gguf"]),
+        ("hf://a/b@main:Q8_0", ["model-Q8_0.gguf"]),
+        ("hf://a/b:Q6_K", ["model.Q6_K-00001-of-00002.gguf", "model.Q6_K-00002-of-00002.gguf"]),
+        ("hf://a/b:bf16", ["BF16/model-00001-of-00002.gguf", "BF16/model-00002-of-00002.gguf"]),
+        ("hf://a/b/sub/other-f32.gguf", ["sub/other-f32.gguf"]),
+        (
+            "hf://a/b/BF16/model-00002-of-00002.gguf",
+            ["BF16/model-00001-of-00002.gguf", "BF16/model-00002-of-00002.gguf"],
+        ),
+    ],
+)
+def test_a_reference_means_files(text, wanted):
+    assert hub.choose(hub.Reference.parse(text), FILES) == wanted
+
+
+def test_a_repository_without_gguf_files_is_a_directory():
+    assert hub.choose(hub.Reference.parse("hf://a/b"), ["config.json", "model.safetensors"]) == []
+    assert hub.choose(hub.Reference.parse("hf://a/b"), ["only.gguf", "config.json"]) == ["only.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "message"),
+    [
+        ("hf://a/b:Q2_K", FILES, "no GGUF file of type Q2_K.*model-Q8_0"),
+        ("hf://a/b:K_M", FILES, "no GGUF file of type K_M"),
+        ("hf://a/b:F16", FILES, "no GGUF file of type F16"),
+        ("hf://a/b", ["x-Q8_0.gguf", "x-Q6_K.gguf"], "no GGUF file of type Q4_K_M"),
+        ("hf://a/b", ["x-Q4_K_M.gguf", "y-Q4_K_M.gguf"], "2 GGUF files of type Q4_K_M"),
+        ("hf://a/b/none.gguf", FILES, "there is no such file"),
+        ("hf://a/b", ["README.md"], "neither GGUF files nor a config.json"),
+    ],
+)
+def test_what_is_not_there_is_named(text, files, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        hub.choose(hub.Reference.parse(text), files)
+
+
+@pytest.mark.parametrize(
+    "text", ["hf://", "hf://a", "hf://a/b/c", "hf://a/../b", "hf://a/b:", "hf://a/b@/x.gguf", "hf:///b"]
+)
+def test_other_texts_are_refused(text):
+    with pytest.raises(InvalidModelFile, match="no reference"):
+        slm.load(text)
+
+
+@pytest.mark.parametrize("reference", ["hf://somebody/tiny:Q8_0", Path("hf://somebody/tiny/tiny-Q8_0.gguf")])
+def test_a_model_in_the_cache_loads_offline(cache, reference):
+    with slm.load(reference, backend="native") as model:
+        assert model.info.path == cache / "tiny-Q8_0.gguf"
+        assert model.info.quantization == "Q8_0"
+    assert slm.load_vocab(reference).size == model.info.n_vocab
+
+
+@pytest.mark.parametrize("reference", ["hf://somebody/else:Q8_0", "hf://somebody/tiny@v2:Q8_0"])
+def test_what_is_not_in_the_cache_is_an_error_offline(cache, reference):
+    with pytest.raises(InvalidModelFile, match="not in the cache"):
+        slm.load(reference)
+
+
+def test_a_hub_that_is_out_of_reach_leaves_the_cache(cache, monkeypatch, caplog):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+    def refuse(*args, **kwargs):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", refuse)
+    asked = hub.Reference.parse("hf://somebody/tiny:Q8_0")
+    assert hub.choose(asked, hub._listed(huggingface_hub, asked)) == ["tiny-Q8_0.gguf"]
+    assert "cannot be reached (no route)" in caplog.text
+
+
+def test_the_librarys_variables_are_respected(cache):
+    """In a process of its own, as the library reads them when it is imported."""
+    code = "from slm_core import hub; print(hub.fetch('hf://somebody/tiny:f32'))"
+    variables = {"HF_HUB_CACHE": str(cache.parents[2]), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(cache / "tiny-f32.gguf")
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UnsupportedModel, match=r'pip install "slm-core\[hub\]"'):
+        slm.load("hf://somebody/tiny")
