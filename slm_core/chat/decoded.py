@@ -128,7 +128,8 @@ class DecodedSequence:
             batch.clear()
             batch.extend(chunk, Pos(self.seq_id, held), logits="last" if last else "none")
             ahead = expected[: self._room_beside(len(chunk), batch)] if last and expected else ()
-            batch.extend(ahead, Pos(self.seq_id, length), logits="all")
+            if ahead:
+                batch.extend(ahead, Pos(self.seq_id, length), logits="all")
             rows = self.context.decode(batch)
             self._ahead.extend(ahead)
             if progress is not None:
