@@ -39,9 +39,9 @@ def count_tokens(monkeypatch):
     def count(context):
         taken, forward = [], context._transformer.forward
 
-        def counted(tokens, *rest):
+        def counted(tokens, *rest, **named):
             taken.append(len(tokens))
-            return forward(tokens, *rest)
+            return forward(tokens, *rest, **named)
 
         monkeypatch.setattr(context._transformer, "forward", counted)
         return lambda: sum(taken)
@@ -130,7 +130,7 @@ def test_a_device_that_fails_while_a_state_is_computed_again_changes_nothing(
     feed(fresh, tokens)
     with monkeypatch.context() as patch:
         patch.setattr(type(context._transformer), "failures", (ZeroDivisionError,))
-        patch.setattr(context._transformer, "forward", lambda *_: 1 // 0)
+        patch.setattr(context._transformer, "forward", lambda *_, **__: 1 // 0)
         with pytest.raises(DecodeFailed):
             edit(context)
     assert (context.length(0), context.length(1)) == (N, 0)
