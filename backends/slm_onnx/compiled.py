@@ -21,7 +21,7 @@ from slm_onnx.decoder import DecoderGraph
 from slm_onnx.editor import edit_graph
 from slm_onnx.products import GraphOptions
 
-BUILDER_VERSION = 4
+BUILDER_VERSION = 5
 """Raised with every change of the graph."""
 
 _NUMBERS = {

@@ -21,7 +21,13 @@ _HANDLED = {
     "norm", "parallel", "embedding_scale", "residual_scale", "attention_scale", "attention_softcap", "alibi_max_bias",
     "qkv_limit", "logit_scale", "logit_softcap", "window", "temperature", "activation", "ffn_norm",
 }  # fmt: skip
-_WORDS = {"experts": "a layer of experts", "latent": "attention to a latent", "chunk": "attention in chunks"}
+_WORDS = {
+    "experts": "a layer of experts",
+    "latent": "attention to a latent",
+    "chunk": "attention in chunks",
+    "attends": "a layer without attention",
+    "recurrent": "a layer with a state",
+}
 _HEAD_WIDTHS = 8  # GroupQueryAttention takes heads of a multiple of this
 
 

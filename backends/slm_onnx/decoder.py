@@ -186,7 +186,7 @@ class DecoderGraph:
             fused = self._products.linear(x, f"{prefix}attn_qkv", f"{prefix}qkv")
             flat = self._products.split(fused, sizes, outputs)
         else:
-            flat = self._products.linears(x, [f"{prefix}attn_{name}" for name in "qkv"], outputs)
+            flat = [self._products.linear(x, f"{prefix}attn_{name}", f"{prefix}{name}") for name in "qkv"]
         if spec.qkv_limit is None:
             return flat
         limits = [self._graph.number(limit, self._dtype) for limit in (-spec.qkv_limit, spec.qkv_limit)]
@@ -240,7 +240,7 @@ class DecoderGraph:
         if self._gguf.tensors[f"{up}.weight"].shape[0] == 2 * n_ff:
             gates = self._products.split(self._products.linear(x, up, f"{prefix}gate_up"), [n_ff, n_ff], outputs)
         elif self._has(f"{gate}.weight"):
-            gates = self._products.linears(x, [gate, up], outputs)
+            gates = [self._products.linear(x, gate, outputs[0]), self._products.linear(x, up, outputs[1])]
         else:
             gates = [self._products.linear(x, up, f"{prefix}up")]
         inner = activated(self._graph, gates[0], activation, self._dtype)

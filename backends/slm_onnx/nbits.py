@@ -6,7 +6,6 @@ format defines.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,21 +61,6 @@ def pack(tensor: QuantizedTensor) -> PackedMatrix | None:
         # same for a block's weights, so that it multiplies the sum of their activations.
         correction = np.ascontiguousarray((parts.scale * np.float32(zero - parts.zero) - parts.minus).T)
     return PackedMatrix(codes, parts.scale, bits, group, correction)
-
-
-def beside(matrices: Sequence[PackedMatrix]) -> PackedMatrix:
-    """The rows of several matrices that are packed alike, as those of one."""
-    first = matrices[0]
-    if len(matrices) == 1:
-        return first
-    corrections = [matrix.correction for matrix in matrices if matrix.correction is not None]
-    return PackedMatrix(
-        np.concatenate([matrix.codes for matrix in matrices]),
-        np.concatenate([matrix.scales for matrix in matrices]),
-        first.bits,
-        first.block,
-        np.concatenate(corrections, axis=1) if corrections else None,
-    )
 
 
 def _pack_codes(q: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

@@ -1,17 +1,14 @@
-"""Products with a file's matrices, as nodes: quantized where ``MatMulNBits`` can, several at once where they fit."""
+"""Products with a file's matrices, as nodes: quantized where ``MatMulNBits`` can."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-
-import numpy as np
 
 from slm_core.gguf import GgufFile
 from slm_core.quant import dequantize
 from slm_onnx.graphwriter import MICROSOFT, GraphWriter
-from slm_onnx.nbits import PackedMatrix, beside, pack
+from slm_onnx.nbits import PackedMatrix, pack
 from slm_onnx.tensors import read_tensor, read_values
 
 
@@ -58,20 +55,7 @@ class Products:
 
     def linear(self, x: str, name: str, output: str) -> str:
         """``x @ weight.T``, with the factor and the bias that the file has for it: [1, n, in] to [1, n, out]."""
-        return self._finished(self._product(x, [name], output), name, output)
-
-    def linears(self, x: str, names: Sequence[str], outputs: Sequence[str]) -> list[str]:
-        """Several of one input: neighbours that are packed alike are multiplied in one go."""
-        found: list[str] = []
-        for _, group in groupby(zip(names, outputs, strict=True), key=lambda both: self._layout(both[0])):
-            inside, named = zip(*group, strict=True)
-            if len(inside) == 1:
-                products = [self._product(x, inside, named[0])]
-            else:
-                sizes = [self._gguf.tensors[f"{name}.weight"].shape[0] for name in inside]
-                products = self.split(self._product(x, inside, "+".join(named)), sizes, named)
-            found += [self._finished(*each) for each in zip(products, inside, named, strict=True)]
-        return found
+        return self._finished(self._product(x, name, output), name, output)
 
     def split(self, x: str, sizes: Sequence[int], outputs: Sequence[str]) -> list[str]:
         """The parts of the last axis."""
@@ -80,29 +64,18 @@ class Products:
         graph.node("Split", [x, parts], list(outputs), axis=-1)
         return list(outputs)
 
-    def _layout(self, name: str) -> tuple[int, int, bool] | None:
-        packed = self.packed(name)
-        return None if packed is None else (packed.bits, packed.block, packed.correction is not None)
-
     def _finished(self, y: str, name: str, output: str) -> str:
         for part, operator in (("scale", "Mul"), ("bias", "Add")):
             if f"{name}.{part}" in self._gguf.tensors:
                 y = self._graph.node(operator, [y, self.vector(f"{name}.{part}")], f"{output}.with_{part}")
         return y
 
-    def _product(self, x: str, names: Sequence[str], output: str) -> str:
-        """With the rows of all the matrices, one below the other; they have one layout."""
-        joined, n_in = "+".join(names), self._gguf.tensors[f"{names[0]}.weight"].shape[1]
-        packed = [found for name in names if (found := self.packed(name)) is not None]
-        if packed:
-            if len(packed) > 1:  # the whole replaces its parts
-                for name in names:
-                    del self._packed[name]
-            return self._packed_product(x, joined, output, n_in, beside(packed))
-        tensors = [read_tensor(self._gguf, f"{name}.weight") for name in names]
-        dense = np.concatenate([dequantize(tensor.data, tensor.ggml_type, tensor.shape) for tensor in tensors]).T
-        weight = self._graph.weight(f"{joined}.dense", dense.astype(self._options.dtype))
-        return self._graph.node("MatMul", [x, weight], output)
+    def _product(self, x: str, name: str, output: str) -> str:
+        tensor, packed = read_tensor(self._gguf, f"{name}.weight"), self.packed(name)
+        if packed is not None:
+            return self._packed_product(x, name, output, tensor.shape[1], packed)
+        dense = dequantize(tensor.data, tensor.ggml_type, tensor.shape).T.astype(self._options.dtype)
+        return self._graph.node("MatMul", [x, self._graph.weight(f"{name}.dense", dense)], output)
 
     def _packed_product(self, x: str, name: str, output: str, n_in: int, packed: PackedMatrix) -> str:
         graph, dtype = self._graph, self._options.dtype
