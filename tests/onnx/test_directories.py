@@ -191,7 +191,7 @@ def test_others_say_that_a_directory_is_not_for_them(tmp_path) -> None:
     with slm.load(folder, n_threads=1) as model:
         assert model.info.backend.startswith("onnx ")
         assert "native: " in model.info.reason
-    with pytest.raises(UnsupportedModel, match=r"there is no config\.json"):
+    with pytest.raises(InvalidModelFile, match="a directory without a config"):
         slm.load(folder, backend="native")
 
 
