@@ -22,7 +22,9 @@ def save_directory(model: Any, folder: Path, **how: Any) -> Path:
     """Save a model; its configuration holds what its class knows, and a tokenizer of as many tokens lies beside it."""
     disable_progress_bar()
     model.save_pretrained(folder, **how)
-    known = type(model.config)().to_dict().keys() | {"architectures", "dtype", "head_dim", "rope_parameters"}
+    known = type(model.config)().to_dict().keys() | {"architectures", "dtype"}
+    if model.config.model_type not in ("bloom", "gpt2"):  # which have no use for them
+        known |= {"head_dim", "rope_parameters"}
     known -= {"eos_token_id"}
     change_config(folder, lambda stated: {key: value for key, value in stated.items() if key in known})
     tokens = {chr(0x4E00 + i): i for i in range(n_vocab())}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+import slm_core as slm
 from native.architectures.cases import CASES, TEXT_ALONE
 from native.architectures.checkpoints import change_config, change_tensors, save_directory
 from native.architectures.engines import Subject, make_subject, native_logits, transformers_logits
@@ -278,3 +281,29 @@ def test_a_tied_matrix_that_is_stored_all_the_same_is_not_used(llama, load):
     change_config(llama.folder, lambda stated: {**stated, "tie_word_embeddings": True})
     with Checkpoint(llama.folder) as directory:
         assert "output.weight" not in directory.tensors
+
+
+def test_the_page_lists_every_kind():
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    listed = re.search(r"- `model_type`: (.*?)\. Of", page, re.DOTALL)
+    assert listed is not None
+    assert re.findall(r"`(\w+)`", listed[1]) == family_names()
+
+
+def test_a_directorys_template_is_the_chats(llama):
+    (llama.folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    (llama.folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "another"}))
+    with slm.load(llama.folder) as model:
+        assert model.info.backend.startswith("native")
+        assert "chat_template.jinja" in model.info.formatter
+        segments = model.formatter.render([slm.Message("user", "hi")], tools=(), add_generation_prompt=False)
+        assert "".join(segment.text for segment in segments) == "<user>hi"
+
+
+def test_tokens_that_end_answers_are_those_of_both_configurations(llama):
+    change_config(llama.folder, lambda stated: {**stated, "eos_token_id": 7})
+    (llama.folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    with slm.load(llama.folder, backend="native") as model:
+        assert {7, 9} <= model.vocab.eog_ids
