@@ -209,6 +209,20 @@ def test_what_cannot_be_had_is_refused(tmp_path, options, error, message):
         NativeBackend().load(path, ModelOptions(backend_options={"tier": "torch", **options}))
 
 
+@pytest.mark.parametrize("told", [{"cuda:0": 2, "cpu": 1}, {"cuda": 2, "cuda:0": 1}])
+def test_devices_are_of_one_kind_and_named_once(monkeypatch, told):
+    known = {"cuda": "cuda:0"}
+    monkeypatch.setattr(splitting, "choose_device", lambda name: torch.device(known.get(name, name)))
+    with pytest.raises(InvalidOption, match="devices of one kind, each once"):
+        splitting.devices_of("auto", told)
+
+
+def test_a_map_begins_with_the_device_that_is_named(monkeypatch):
+    monkeypatch.setattr(splitting, "choose_device", torch.device)
+    with pytest.raises(InvalidOption, match="device_map begins with cuda:1, and device is 'cuda:0'"):
+        splitting.devices_of("cuda:0", {"cuda:1": 2, "cuda:0": 1})
+
+
 def test_more_than_a_device_has_is_refused_with_sizes(tmp_path, monkeypatch):
     path = make_tiny_model("llama").write(tmp_path / "m.gguf")
     monkeypatch.setattr(splitting, "memory", lambda device: (MIB, 2 * MIB))

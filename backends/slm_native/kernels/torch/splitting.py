@@ -52,7 +52,7 @@ def devices_of(device: str, device_map: DeviceMap | None) -> list[torch.device]:
 
     Raises:
         BackendUnavailable: one is missing.
-        InvalidOption: ``device`` is another than the map's first.
+        InvalidOption: ``device`` is another than the map's first, or devices are of several kinds.
     """
     if device_map is None:
         return [choose_device(device)]
@@ -61,6 +61,8 @@ def devices_of(device: str, device_map: DeviceMap | None) -> list[torch.device]:
         alike = [other for each in devices() if (other := torch.device(each.name)).type == first.type]
         return [first, *(other for other in alike if other != first)]
     found = [choose_device(name) for name in device_map]
+    if len({each.type for each in found}) > 1 or len(set(found)) < len(found):
+        raise InvalidOption(f"device_map={dict(device_map)!r} (accepted: devices of one kind, each once)")
     if device != "auto" and choose_device(device) != found[0]:
         raise InvalidOption(
             f"device_map begins with {found[0]}, and device is {device!r} (accepted: 'auto', {found[0]})"
