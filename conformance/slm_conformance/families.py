@@ -30,7 +30,7 @@ def family_model(directory: Path, name: str, weight_type: WeightType = "f32", se
     Args:
         directory: where to; it must exist.
         name: of the family, a key of ``FAMILIES``.
-        weight_type: of the matrices; norms, biases and routers are float32.
+        weight_type: of the matrices; norms, biases, routers and rows that are no whole blocks are float32.
         seed: of the weights; equal arguments give equal bytes.
     """
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -86,7 +86,8 @@ def _metadata(family: Family, weight_type: WeightType) -> dict[str, Value]:
 
 def _stored(name: str, shape: tuple[int, ...], weight_type: WeightType) -> WeightType:
     is_matrix = len(shape) > 1 and "norm" not in name and "ffn_gate_inp" not in name and not name.endswith("bias")
-    return weight_type if is_matrix else "f32"
+    has_odd_rows = weight_type == "q8_0" and shape[-1] % 32 != 0  # rows are whole blocks, or stay numbers
+    return weight_type if is_matrix and not has_odd_rows else "f32"
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], quiet: tuple[str, ...]) -> NDArray[np.float32]:

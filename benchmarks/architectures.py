@@ -1,0 +1,226 @@
+"""What each family's forward costs beside llama's, what depth costs a model with a state, and what a mixture reads.
+
+    python benchmarks/architectures.py
+    python benchmarks/architectures.py --families gemma3n,qwen3moe --tier reference --rounds 3
+
+The models are random, in Q8_0, four times as wide as those of the tests. In the first table each family takes turns
+with a llama of the same widths, heads and layers, and both are divided by the bytes of weights that a token passes
+through, as a family without a gate, or with experts, has others than llama. Its ratios are times for a byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slm_conformance.families import family_model
+from slm_conformance.family_table import FAMILIES, RMS, Family
+from slm_core.architectures import ModelSpec, read_spec
+from slm_core.cpu import usable_cores
+from slm_core.errors import SlmError
+from slm_core.gguf import GgufFile
+from slm_core.protocols import Context
+from slm_core.types import ContextOptions, ModelOptions, Pos
+from slm_native.backend import NativeBackend
+from slm_native.kernels.reference import ReferenceKernels
+
+WIDER = 4
+WIDTHS = (
+    "embedding_length", "feed_forward_length", "expert_feed_forward_length", "expert_shared_feed_forward_length",
+    "attention.key_length", "attention.value_length", "attention.key_length_mla", "attention.value_length_mla",
+    "attention.kv_lora_rank", "attention.q_lora_rank", "rope.dimension_count", "rope.dimension_sections",
+    "ssm.inner_size", "ssm.time_step_rank",
+)  # fmt: skip
+PROMPT, DECODED = 128, 8
+DEPTHS = (0, 512, 2048)
+LARGEST_RATIO = 1.15
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", default=",".join(FAMILIES), help="names of slm_conformance.family_table")
+    parser.add_argument("--tier", default="auto")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    names = arguments.families.split(",")
+    print(f"{platform.processor() or platform.machine()}, {usable_cores()} cores, tier {arguments.tier}\n")
+    with tempfile.TemporaryDirectory() as folder:
+        costs(Path(folder), names, arguments.tier, arguments.rounds)
+        depths(Path(folder), names, arguments.tier)
+        mixtures(Path(folder), names)
+
+
+def costs(folder: Path, names: list[str], tier: str, rounds: int) -> None:
+    """A table of ratios to llama; those above the bound are marked."""
+    print(
+        f"| family | decode | prefill of {PROMPT} | (times for a byte, in relation to llama's; at most {LARGEST_RATIO})"
+    )
+    print("|---|---|---|")
+    for name in names:
+        try:
+            path = wide_model(folder, name, FAMILIES[name])
+            twin = wide_model(folder, f"llama beside {name}", Family("llama", like_llama(FAMILIES[name].metadata)))
+            with pair(path, twin, tier) as contexts:
+                ratios = measured(contexts, [bytes_a_token(path), bytes_a_token(twin)], rounds)
+        except SlmError as error:
+            print(f"| {name} | {error} |")
+            continue
+        print(f"| {name} | {' | '.join(f'{r:.2f}' + ' (!)' * (r > LARGEST_RATIO) for r in ratios)} |", flush=True)
+
+
+def depths(folder: Path, names: list[str], tier: str) -> None:
+    """A table of how long a token takes at some depths, of families without attention."""
+    print(f"\n| family | {' | '.join(f'decode at {depth}' for depth in DEPTHS)} | (ms)")
+    print("|---|" + "---|" * len(DEPTHS))
+    for name in names:
+        path = wide_model(folder, name, FAMILIES[name])
+        spec = spec_of(path)
+        if spec.attention_layers or not spec.recurrent_layers:
+            continue
+        with loaded(path, tier, max(DEPTHS) + DECODED) as context:
+            times = [decode_time(context, depth) for depth in DEPTHS]
+        print(f"| {name} | {' | '.join(f'{1e3 * seconds:.2f}' for seconds in times)} |", flush=True)
+
+
+def mixtures(folder: Path, names: list[str]) -> None:
+    """A table of what decoding one token reads of the experts, as products of the reference kernels count it."""
+    print(
+        "\n| family | experts | used | bytes of experts | bytes read for a token | share |\n|---|---|---|---|---|---|"
+    )
+    for name in names:
+        path = wide_model(folder, name, FAMILIES[name])
+        experts = next((layer.experts for layer in spec_of(path).layers if layer.experts is not None), None)
+        if experts is None:
+            continue
+        with GgufFile.open(path) as file:
+            whole = sum(info.n_bytes for tensor, info in file.tensors.items() if "_exps.weight" in tensor)
+        with counted() as read, loaded(path, "reference", 64) as context:
+            feed(context, 1)
+        found = sum(n for tensor, n in read.items() if "_exps" in tensor)
+        print(f"| {name} | {experts.n_experts} | {experts.n_used} | {whole} | {found} | {found / whole:.2f} |")
+
+
+def wide_model(folder: Path, name: str, family: Family) -> Path:
+    """The file of a family with wider matrices."""
+    wide = {key: widened(value) if key in WIDTHS else value for key, value in family.metadata.items()}
+    label = f"wide {name}"
+    FAMILIES[label] = replace(family, metadata=wide)
+    try:
+        return family_model(folder, label, "q8_0")
+    finally:
+        del FAMILIES[label]
+
+
+def widened(value: Any) -> Any:
+    return [WIDER * each for each in value] if isinstance(value, list) else WIDER * value
+
+
+def like_llama(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A llama with the widths, heads and layers of a family; heads of models without attention are 16 wide."""
+    heads = metadata.get("attention.head_count") or metadata["embedding_length"] // 16
+    kept = {key: metadata[key] for key in ("block_count", "context_length", "embedding_length")}
+    n_ff = metadata.get("feed_forward_length") or 2 * metadata["embedding_length"]
+    n_kv = metadata.get("attention.head_count_kv") or heads
+    width = metadata.get("attention.key_length_mla") or metadata.get("attention.key_length", 16)
+    return kept | {
+        "feed_forward_length": max(n_ff) if isinstance(n_ff, list) else n_ff,
+        "attention.head_count": heads,
+        "attention.head_count_kv": max(n_kv) if isinstance(n_kv, list) else n_kv,
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "rope.dimension_count": width,
+        "rope.freq_base": 1e4,
+        RMS: 1e-5,
+    }
+
+
+def bytes_a_token(path: Path) -> float:
+    """Bytes of the blocks' tensors that a token passes through: of experts, as many as it uses."""
+    total, spec = 0.0, spec_of(path)
+    with GgufFile.open(path) as file:
+        for name, info in file.tensors.items():
+            if not name.startswith("blk."):
+                continue
+            layer = spec.layers[int(name.split(".")[1])]
+            shared = layer.experts is not None and "_exps." in name
+            total += info.n_bytes * (layer.experts.n_used / layer.experts.n_experts if shared and layer.experts else 1)
+    return total
+
+
+def measured(contexts: list[Context], n_bytes: list[float], rounds: int) -> list[float]:
+    """Ratios of times for a byte, of decode and of prefill: medians of rounds in which both take turns."""
+    decodes: list[list[float]] = [[], []]
+    prefills: list[list[float]] = [[], []]
+    for _ in range(rounds):
+        for which, context in enumerate(contexts):
+            context.clear()
+            prefills[which].append(feed(context, PROMPT) / n_bytes[which])
+            decodes[which].append(statistics.median(feed(context, 1) for _ in range(DECODED)) / n_bytes[which])
+    return [statistics.median(times[0]) / statistics.median(times[1]) for times in (decodes, prefills)]
+
+
+def decode_time(context: Context, depth: int) -> float:
+    context.clear()
+    for start in range(0, depth, PROMPT):
+        feed(context, min(PROMPT, depth - start))
+    return statistics.median(feed(context, 1) for _ in range(DECODED))
+
+
+def feed(context: Context, n: int) -> float:
+    """Seconds that ``n`` more tokens take."""
+    batch, start = context.new_batch(), context.length(0)
+    batch.extend(np.random.default_rng(start).integers(0, 300, n).astype(np.int32), Pos(0, start), logits="last")
+    begun = time.perf_counter()
+    context.decode(batch)
+    return time.perf_counter() - begun
+
+
+def spec_of(path: Path) -> ModelSpec:
+    with GgufFile.open(path) as file:
+        return read_spec(file)
+
+
+@contextmanager
+def loaded(path: Path, tier: str, n_ctx: int) -> Iterator[Context]:
+    with NativeBackend().load(path, ModelOptions(backend_options={"tier": tier})) as model:
+        context = model.new_context(ContextOptions(n_ctx=n_ctx, n_batch=PROMPT))
+        with context:
+            yield context
+
+
+@contextmanager
+def pair(path: Path, twin: Path, tier: str) -> Iterator[list[Context]]:
+    n_ctx = PROMPT + DECODED
+    with loaded(path, tier, n_ctx) as one, loaded(twin, tier, n_ctx) as other:
+        yield [one, other]
+
+
+@contextmanager
+def counted() -> Iterator[dict[str, int]]:
+    """Bytes of each weight that the reference kernels multiply with, by name."""
+    read: dict[str, int] = {}
+    matmul = ReferenceKernels.matmul
+
+    def spy(self: ReferenceKernels, x: Any, weight: Any, bias: Any = None) -> Any:
+        read[weight.tensor.name] = weight.tensor.data.nbytes
+        return matmul(self, x, weight, bias)
+
+    ReferenceKernels.matmul = spy  # type: ignore[method-assign]
+    try:
+        yield read
+    finally:
+        ReferenceKernels.matmul = matmul  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()
