@@ -46,6 +46,8 @@ struct Panel {
     std::size_t n_rows, n_in;  // n_in is a multiple of 256
     std::uint8_t* codes;       // [n_rows][n_in]
     float* factors;            // [n_rows][n_in / 256][groups, or 2 * groups where there are minimums]
+    const std::uint8_t* next;  // rows that will be taken apart after these, asked for while these are multiplied
+    std::size_t next_bytes;
 };
 
 struct FormatKernels {

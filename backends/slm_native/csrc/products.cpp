@@ -74,12 +74,6 @@ void multiply_few(const IsaKernels& kernels, Pool& pool, const float* x, std::si
     });
 }
 
-template <class Task>
-void in_panels(Pool& pool, const Product& product, const Task& task) {
-    const std::size_t n = product.matrix->n_out;
-    pool.run(div_up(n, panel_rows), [&](std::size_t i) { task(i * panel_rows, std::min((i + 1) * panel_rows, n)); });
-}
-
 std::size_t padded(std::size_t n_in) { return div_up(n_in, span_weights) * span_weights; }
 
 void multiply_many_floats(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Product& product) {
@@ -89,7 +83,8 @@ void multiply_many_floats(const IsaKernels& kernels, Pool& pool, const float* x,
     pool.run(n_vectors, [&](std::size_t v) {
         kernels.pack_floats(x + v * lanes * m.n_in, std::min(lanes, n_tokens - v * lanes), m.n_in, packed + v * m.n_in * lanes);
     });
-    in_panels(pool, product, [&](std::size_t begin, std::size_t end) {
+    pool.run(div_up(m.n_out, panel_rows), [&](std::size_t i) {
+        const std::size_t begin = i * panel_rows, end = std::min(begin + panel_rows, m.n_out);
         float* panel = panel_scratch.room<float>(panel_rows * (m.n_in + 4 * lanes));
         float* work = panel + panel_rows * m.n_in;
         m.floats->expand(m.data + begin * m.row_bytes, (end - begin) * m.n_in, panel);
@@ -112,31 +107,43 @@ PackedRows pack_rows(const IsaKernels& kernels, Pool& pool, const float* x, std:
     return packed;
 }
 
-// The tokens that a product finds packed by the one before it.
+// Whether two products take their tokens packed alike.
 bool packed_alike(const Matrix& a, const Matrix& b) {
     return a.format && b.format && a.format->groups == b.format->groups && a.format->start_zero == b.format->start_zero;
 }
 
-void multiply_many(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens,
-                   std::span<const Product> products) {
-    PackedRows packed{};
-    for (std::size_t i = 0; i < products.size(); ++i) {
+// Products of the same packed rows, a panel at a time.
+void multiply_packed(Pool& pool, const PackedRows& x, std::size_t n_tokens, std::size_t lanes, std::span<const Product> products) {
+    std::vector<Share> panels;
+    for (std::size_t i = 0; i < products.size(); ++i)
+        for (std::size_t begin = 0; begin < products[i].matrix->n_out; begin += panel_rows)
+            panels.push_back({i, begin, std::min(begin + panel_rows, products[i].matrix->n_out)});
+    pool.run(panels.size(), [&](std::size_t number) {
+        const Share& share = panels[number];
+        const Matrix& m = *products[share.product].matrix;
+        const std::size_t n_factors = x.n_in / span_weights * std::size_t(m.format->groups * (m.format->has_min ? 2 : 1));
+        auto* memory = panel_scratch.room<std::uint8_t>(panel_rows * (x.n_in + 4 * n_factors + 16 * lanes));
+        Panel panel{share.end - share.begin, x.n_in, memory, reinterpret_cast<float*>(memory + panel_rows * x.n_in), nullptr, 0};
+        if (const std::size_t later = number + std::size_t(pool.n_threads()); later < panels.size()) {
+            const Matrix& next = *products[panels[later].product].matrix;
+            panel.next = next.data + panels[later].begin * next.row_bytes;
+            panel.next_bytes = (panels[later].end - panels[later].begin) * next.row_bytes;
+        }
+        m.format->expand(rows_of(m), share.begin, share.end, panel);
+        m.format->tiles(panel, x, n_tokens, panel.factors + panel_rows * n_factors, products[share.product].y + share.begin, m.n_out);
+    });
+}
+
+void multiply_many(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::span<const Product> products) {
+    for (std::size_t i = 0, n = 1; i < products.size(); i += n, n = 1) {
         const Matrix& m = *products[i].matrix;
         if (m.floats) {
             multiply_many_floats(kernels, pool, x, n_tokens, products[i]);
             continue;
         }
-        if (i == 0 || !packed_alike(m, *products[i - 1].matrix)) packed = pack_rows(kernels, pool, x, n_tokens, m);
-        const Rows rows = rows_of(m);
-        const std::size_t lanes = std::size_t(kernels.lanes);
-        const std::size_t n_factors = packed.n_in / span_weights * std::size_t(m.format->groups * (m.format->has_min ? 2 : 1));
-        in_panels(pool, products[i], [&](std::size_t begin, std::size_t end) {
-            auto* memory = panel_scratch.room<std::uint8_t>(panel_rows * (packed.n_in + 4 * n_factors + 16 * lanes));
-            Panel panel{end - begin, packed.n_in, memory, reinterpret_cast<float*>(memory + panel_rows * packed.n_in)};
-            float* work = panel.factors + panel_rows * n_factors;
-            m.format->expand(rows, begin, end, panel);
-            m.format->tiles(panel, packed, n_tokens, work, products[i].y + begin, m.n_out);
-        });
+        while (i + n < products.size() && packed_alike(m, *products[i + n].matrix)) ++n;
+        const PackedRows packed = pack_rows(kernels, pool, x, n_tokens, m);
+        multiply_packed(pool, packed, n_tokens, std::size_t(kernels.lanes), products.subspan(i, n));
     }
 }
 
