@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,36 +74,52 @@ def synth_gguf(shared_dir: Path) -> ModuleType:
 def llama_cpp_logits() -> LlamaCppLogits:
     """What llama.cpp makes of some tokens: the logits after each. Keys and values are float32, without flash attention,
     whose kernel rounds queries to float16."""
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama.cpp is the oracle: pip install llama-cpp-python")
+    llama_cpp = _oracle()
+    return lambda path, tokens: _llama_cpp_rows(llama_cpp, path, tokens, hidden=False)
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_states() -> LlamaCppLogits:
+    """Likewise, the hidden states of the tokens."""
+    llama_cpp = _oracle()
+    return lambda path, tokens: _llama_cpp_rows(llama_cpp, path, tokens, hidden=True)
+
+
+def _oracle() -> ModuleType:
+    llama_cpp: ModuleType = pytest.importorskip("llama_cpp", reason="the oracle: pip install llama-cpp-python")
     library.load()  # its log goes where the backend's tests look for it, not to standard error
+    return llama_cpp
 
-    def logits(path: Path, tokens: Sequence[int]) -> Rows:
-        params = llama_cpp.llama_model_default_params()
-        params.use_extra_bufts = False  # repacked weights crash on some AMX machines, and compute otherwise
-        model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-        assert model, f"llama.cpp cannot load {path}"
-        settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx = settings.n_batch = settings.n_ubatch = max(64, len(tokens))
-        settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
-        settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        settings.n_threads = settings.n_threads_batch = 1
-        context = llama_cpp.llama_init_from_model(model, settings)
-        assert context, f"llama.cpp cannot make a context for {path}"
-        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, i, 1, 0
-            batch.logits[i] = 1
-        assert llama_cpp.llama_decode(context, batch) == 0
-        n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+
+def _llama_cpp_rows(llama_cpp: Any, path: Path, tokens: Sequence[int], *, hidden: bool) -> Rows:
+    params = llama_cpp.llama_model_default_params()
+    params.use_extra_bufts = False  # repacked weights crash on some AMX machines, and compute otherwise
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+    assert model, f"llama.cpp cannot load {path}"
+    settings = llama_cpp.llama_context_default_params()
+    settings.n_ctx = settings.n_batch = settings.n_ubatch = max(64, len(tokens))
+    settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
+    settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    settings.n_threads = settings.n_threads_batch = 1
+    settings.embeddings, settings.pooling_type = hidden, llama_cpp.LLAMA_POOLING_TYPE_NONE
+    context = llama_cpp.llama_init_from_model(model, settings)
+    assert context, f"llama.cpp cannot make a context for {path}"
+    batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+    batch.n_tokens = len(tokens)
+    for i, token in enumerate(tokens):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, i, 1, 0
+        batch.logits[i] = 1
+    assert llama_cpp.llama_decode(context, batch) == 0
+    if hidden:
+        width, flat = llama_cpp.llama_model_n_embd_out(model), llama_cpp.llama_get_embeddings(context)
+    else:
+        width = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         flat = llama_cpp.llama_get_logits(context)
-        rows = np.ctypeslib.as_array(flat, shape=(len(tokens), n_vocab)).copy()
-        llama_cpp.llama_batch_free(batch)
-        llama_cpp.llama_free(context)
-        llama_cpp.llama_model_free(model)
-        return rows
-
-    return logits
+    rows = np.ctypeslib.as_array(flat, shape=(len(tokens), width)).copy()
+    llama_cpp.llama_batch_free(batch)
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(model)
+    return rows
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,9 @@ class NativeBackend:
                 check_tensors(gguf, spec)
         except UnsupportedModel as error:
             return Support(False, str(error))
-        return Support(True, f"a decoder of architecture {spec.architecture}", _RANK)
+        return Support(
+            True, f"{'a decoder' if spec.causal else 'an encoder'} of architecture {spec.architecture}", _RANK
+        )
 
     def load(self, source: ModelSource, options: ModelOptions) -> NativeModel:
         """Load a model; see ``protocols.Backend.load``."""

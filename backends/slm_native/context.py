@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.architectures import ModelSpec
 from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
 from slm_core.protocols import Batch
@@ -16,13 +17,15 @@ from slm_native.transformer import Transformer
 
 BACKEND = "native"
 _PAYLOAD_VERSION = 1
+_DECODER = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDINGS})
+_ENCODER = frozenset({Capability.EMBEDDINGS, Capability.ENCODER})
 
 
 class NativeContext(ContextBase):
     """Several token histories in one paged KV cache.
 
     A fork shares pages until one side writes on them. A cut keeps values bit for bit; keys are rotated in float32, so
-    those in f16 and q8_0 are rounded once more by each cut that moves them.
+    those in f16 and q8_0 are rounded once more by each cut that moves them. An encoder keeps neither.
 
     Args:
         transformer: the model.
@@ -57,8 +60,8 @@ class NativeContext(ContextBase):
             backend=BACKEND,
             fingerprint=fingerprint,
             n_vocab=spec.n_vocab,
-            edit_level=EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE,
-            capabilities=frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDINGS}),
+            edit_level=_edit_level(spec),
+            capabilities=_DECODER if spec.causal else _ENCODER,
             payload_format=f"{_PAYLOAD_VERSION};k={keys.kv_type};v={values.kv_type};"
             f"L={layout.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
             + (";values in keys" if spec.values_in_keys else "")
@@ -78,7 +81,8 @@ class NativeContext(ContextBase):
             raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
         plan = self._memory.plan(batch.seq_ids, batch.positions)
         rows = self._forward(batch.tokens, batch.positions, batch.wants_logits, plan, hidden=hidden)
-        self._memory.commit(plan)
+        if self._transformer.spec.causal:
+            self._memory.commit(plan)
         return rows
 
     def _forward(
@@ -134,3 +138,9 @@ class NativeContext(ContextBase):
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: pages, states and weights are freed here and now.
         del self._memory, self._transformer, self._positions
+
+
+def _edit_level(spec: ModelSpec) -> EditLevel:
+    if not spec.causal:
+        return EditLevel.REPLAY  # there is nothing to edit
+    return EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE

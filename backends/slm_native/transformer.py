@@ -18,6 +18,7 @@ from slm_core.architectures import AnyActivation, LayerSpec, ModelSpec
 from slm_core.errors import InvalidOption
 from slm_core.gguf import WeightSource
 from slm_core.types import KvType, Logits, States
+from slm_native.encoding import attended_both_ways
 from slm_native.experts import route, run_routed
 from slm_native.kernels import FixedShape, FusedBlocks, KernelSet, Linear, Norm, PlainBlock
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, in_chunks
@@ -102,12 +103,14 @@ class Transformer:
         whys = {
             "layers are streamed": paging is not None,
             "experts are chosen on the host": any(layer.experts is not None for layer in self.spec.layers),
+            "the model is an encoder": not self.spec.causal,
             "layers have states, or attend in chunks": not self._has_one_plan,
         }
         if self._kernels.captures and (why := next((why for why, holds in whys.items() if holds), None)):
             raise InvalidOption(f"decode.capture cannot be had where {why} (accepted: false)")
         whys = {
             "layers are streamed": paging is not None,
+            "the model is an encoder": not self.spec.causal,
             "layers have states": any(layer.recurrent is not None for layer in self.spec.layers),
             "layers read keys of other layers": any(layer.kv_layer is not None for layer in self.spec.layers),
             "layers have embeddings of their own": self.spec.layer_embedding_width is not None,
@@ -204,9 +207,9 @@ class Transformer:
                 streams = [self._kernels.entering(x, i) for x in streams]
                 streams = self._around(block_at(i), self.spec.layers[i], streams, turns[i], own[i], wanted[i])
         x = self._kernels.entering(self._merged(streams), self.spec.n_layers)
-        if hidden and len(x):
-            return self._kernels.normed(x, self._weights.output_norm)
-        return self._logits(x) if len(x) else x
+        if len(x) == 0:
+            return x
+        return self._hidden(x) if hidden else self._logits(x)
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
@@ -256,7 +259,7 @@ class Transformer:
             return None
         if layer.gate_threshold is not None or block.laurel is not None or block.embedding is not None:
             return None
-        if spec.parallel or spec.residual_scale != 1 or spec.qkv_limit is not None:
+        if spec.parallel or spec.residual_scale != 1 or spec.qkv_limit is not None or not spec.causal:
             return None
         return PlainBlock(
             block.attn_norm,
@@ -294,7 +297,7 @@ class Transformer:
     @property
     def _has_one_plan(self) -> bool:
         """Whether a batch is to all layers the same: tokens and the pages that they see."""
-        return all(layer.recurrent is None and layer.chunk is None for layer in self.spec.layers)
+        return self.spec.causal and all(layer.recurrent is None and layer.chunk is None for layer in self.spec.layers)
 
     def _streams(self, x: Array) -> list[Array]:
         """The residual streams that the embedding becomes: one, where there is no AltUp."""
@@ -348,8 +351,9 @@ class Transformer:
             branches = [(self._kernels.rows(mixed, wanted), output) for mixed, output in branches]
             if len(x) == 0:
                 return x
-        after = self._all_added(block, x, branches)
-        return self._fed(block, layer, x if self.spec.parallel else after, after)
+        after = self._kernels.normed(self._all_added(block, x, branches), block.attn_sum_norm)
+        made = self._fed(block, layer, x if self.spec.parallel else after, after)
+        return self._kernels.normed(made, block.ffn_sum_norm)
 
     def _all_added(self, block: Block, x: Array, branches: Sequence[tuple[Array, Linear]]) -> Array:
         after = x
@@ -382,6 +386,8 @@ class Transformer:
         x = self._kernels.embed(weights.token_embd, tokens)
         if self.spec.embedding_scale != 1:
             x = x * self.spec.embedding_scale
+        if weights.token_type is not None:
+            x = x + weights.token_type
         if weights.position_embd is not None:
             x = x + self._kernels.embed(weights.position_embd, positions)
         return self._kernels.normed(x, weights.embd_norm)
@@ -389,7 +395,8 @@ class Transformer:
     def _attend(
         self, block: Block, weights: Attention | LatentAttention, layer: LayerSpec, x: Array, turn: _Turn
     ) -> Array:
-        assert turn.cache is not None, "the weights were read by it"
+        if turn.cache is None:
+            return self._attend_both_ways(block, weights, x, turn)
         q = self._queries(block, weights, layer, x, turn.place, turn.pages, turn.cache)
         if turn.place.temperature is not None:
             q = q * turn.place.temperature
@@ -397,6 +404,13 @@ class Transformer:
         if isinstance(weights, LatentAttention):
             assert layer.latent is not None, "the weights were read by it"
             mixed = latent_results(self._kernels, weights, layer.latent, mixed)
+        return mixed.reshape(len(x), -1)
+
+    def _attend_both_ways(self, block: Block, weights: Attention | LatentAttention, x: Array, turn: _Turn) -> Array:
+        assert isinstance(weights, Attention), "no encoder attends to a latent"
+        rotation, width, scale = turn.place.rotation, self.spec.head_dim, self._attention_scale
+        runs, norm = turn.pages.runs, block.attn_norm
+        mixed = attended_both_ways(self._kernels, weights, x, norm, rotation, width, runs, scale, block.scoring)
         return mixed.reshape(len(x), -1)
 
     def _queries(
@@ -481,6 +495,12 @@ class Transformer:
     def _dense(self, weights: FeedForward, activation: AnyActivation, x: Array) -> Array:
         inner = self._kernels.gate_up(x, None, weights.gate, weights.up, activation)  # [T, F]
         return self._kernels.linear(inner, weights.down)
+
+    def _hidden(self, x: Array) -> Array:
+        x = self._kernels.normed(x, self._weights.output_norm)
+        for dense in self._weights.dense:
+            x = self._kernels.linear(x, dense)
+        return x
 
     def _logits(self, x: Array) -> Array:
         (logits,) = self._kernels.project(x, self._weights.output_norm, [self._weights.output])  # [rows, V]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slm_core.architectures import LayerSpec, ModelSpec, alibi_slopes
+from slm_core.architectures import DENSE, TEXT_TYPES, LayerSpec, ModelSpec, alibi_slopes
 from slm_core.gguf import GgmlType, WeightSource
 from slm_core.quant import QuantizedTensor, check_tensor
 from slm_native.kernels import KernelSet, Linear, Norm, Scoring, Weight, WeightBytes
@@ -84,10 +84,12 @@ class Block:
     attn_norm: Norm | None  # [E]
     attention: Attention | LatentAttention | None
     recurrent: Recurrent | None
-    attn_post_norm: Norm | None  # [E]
+    attn_post_norm: Norm | None  # [E], of what attention makes
+    attn_sum_norm: Norm | None  # [E], of the sum of that and what entered
     ffn_norm: Norm | None  # [E]
     feed_forward: FeedForward | Experts | ChannelMix | None
     ffn_post_norm: Norm | None  # [E]
+    ffn_sum_norm: Norm | None  # [E]
     scoring: Scoring
     altup: AltUp | None = None
     laurel: Laurel | None = None
@@ -101,10 +103,12 @@ class Weights:
     token_embd: Weight  # (V, E)
     position_embd: Weight | None  # (positions, E)
     embd_norm: Norm | None  # [E]
-    output_norm: Norm  # [E]
+    token_type: Array | None  # [E], that of texts
+    output_norm: Norm | None  # [E]
     output: Linear  # (V, E)
     streams: Streams | None
     layer_embeddings: LayerEmbeddings | None
+    dense: Sequence[Linear]  # behind the last norm of an encoder
 
 
 class WeightReader:
@@ -127,16 +131,16 @@ class WeightReader:
         """The weights outside the blocks."""
         token_embd = self._kernels.prepare(self._tensor("token_embd.weight"))
         positions = "position_embd.weight"
-        norm = self._norm(self._spec.output_norm)
-        assert norm is not None, "every architecture has one"
         return Weights(
             token_embd=token_embd,
             position_embd=self._kernels.prepare(self._tensor(positions)) if self._has(positions) else None,
             embd_norm=self._norm("token_embd_norm") if self._spec.output_norm != "token_embd_norm" else None,
-            output_norm=norm,
+            token_type=self._first_row(TEXT_TYPES) if self._has(TEXT_TYPES) else None,
+            output_norm=self._norm(self._spec.output_norm),
             output=self._linear("output") if self._has("output.weight") else self._tied_output(token_embd),
             streams=None if self._spec.active_stream is None else read_streams(self._around, self._spec.active_stream),
             layer_embeddings=read_layer_embeddings(self._around),
+            dense=[self._linear(name) for name in DENSE if self._has(f"{name}.weight")],
         )
 
     def block(self, index: int) -> Block:
@@ -152,9 +156,11 @@ class WeightReader:
             attention=attention,
             recurrent=self._recurrent(prefix, layer),
             attn_post_norm=self._norm(f"{prefix}{post_norm}") if layer.ffn_norm != post_norm else None,
+            attn_sum_norm=self._norm(f"{prefix}attn_output_norm"),
             ffn_norm=ffn_norm,
             feed_forward=self._any_feed_forward(prefix, layer),
             ffn_post_norm=self._norm(f"{prefix}post_ffw_norm"),
+            ffn_sum_norm=self._norm(f"{prefix}layer_output_norm"),
             scoring=Scoring(
                 layer.window, self._spec.attention_softcap, self._slopes(prefix), attention and attention.sinks
             ),
@@ -327,6 +333,11 @@ class WeightReader:
         if weight is None:
             return None
         return Norm(weight, self._vector(f"{name}.bias"), self._spec.norm, self._spec.norm_eps)
+
+    def _first_row(self, name: str) -> Array:
+        whole = self._checked(name)
+        row = whole.data.reshape(whole.shape[0], -1)[0]
+        return self._kernels.vector(QuantizedTensor(f"{name}[0]", whole.shape[1:], whole.ggml_type, row))
 
     def _vector(self, name: str) -> Array | None:
         return self._kernels.vector(self._tensor(name)) if self._has(name) else None

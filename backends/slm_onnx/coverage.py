@@ -27,6 +27,7 @@ _WORDS = {
     "chunk": "attention in chunks",
     "attends": "a layer without attention",
     "recurrent": "a layer with a state",
+    "causal": "attention to both sides",
 }
 _HEAD_WIDTHS = 8  # GroupQueryAttention takes heads of a multiple of this
 

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.factories import WeightType, n_vocab, tokenizer_metadata
-from slm_conformance.family_table import FAMILIES, Family
+from slm_conformance.family_table import ENCODERS, FAMILIES, Family
 from slm_conformance.gguf_writer import StoredTensor, Value, write_gguf
 from slm_core.architectures import EMBEDDING, TensorSpec, read_spec
 from slm_core.gguf import GgufFile
 
 OUTPUT = "output.weight"
+_OUTSIDE = ("rope", "dense", "token_types")  # what the names of tensors that are in no block begin with
 _FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}
 
 
@@ -29,7 +30,7 @@ def family_model(directory: Path, name: str, weight_type: WeightType = "f32", se
 
     Args:
         directory: where to; it must exist.
-        name: of the family, a key of ``FAMILIES``.
+        name: of the family, a key of ``FAMILIES`` or ``ENCODERS``.
         weight_type: of the matrices; norms, biases, routers and rows that are no whole blocks are float32.
         seed: of the weights; equal arguments give equal bytes.
     """
@@ -45,20 +46,26 @@ def family_model(directory: Path, name: str, weight_type: WeightType = "f32", se
 
 def write_family(path: Path, name: str, tensors: Mapping[str, StoredTensor], weight_type: WeightType = "f32") -> Path:
     """Write the file of a family's model with these tensors; returns ``path``."""
-    return write_gguf(path, _metadata(FAMILIES[name], weight_type), tensors)
+    return write_gguf(path, _metadata(family_of(name), weight_type), tensors)
 
 
 def family_tensors(name: str) -> dict[str, tuple[int, ...]]:
     """The tensors of a family's file and their shapes, rows first."""
-    family = FAMILIES[name]
+    family = family_of(name)
     return {tensor: spec.shape for tensor, spec in _declared(family) if _is_there(tensor, spec, family)}
+
+
+def family_of(name: str) -> Family:
+    """What a family's file says."""
+    return ENCODERS[name] if name in ENCODERS else FAMILIES[name]
 
 
 def _declared(family: Family) -> Iterator[tuple[str, TensorSpec]]:
     """All tensors of the architecture, read from a file that holds next to nothing but the metadata."""
     embedding = (n_vocab(), int(str(family.metadata["embedding_length"])))
     hints = {
-        hint if "." in hint.split("_", 1)[0] or "rope" in hint else f"blk.0.{hint}": (1,) for hint in family.optional
+        hint if hint.startswith(_OUTSIDE) or "." in hint.split("_", 1)[0] else f"blk.0.{hint}": (1,)
+        for hint in family.optional
     }
     stubs = {tensor: StoredTensor.pack(np.zeros(shape, np.float32), "f32") for tensor, shape in hints.items()}
     stubs[EMBEDDING] = StoredTensor.pack(np.zeros(embedding, np.float32), "f32")

@@ -362,3 +362,34 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 """By a name of ours: most architectures once, some in several variants."""
+
+
+_TYPES: dict[str, Value] = {"tokenizer.ggml.token_type_count": 2}
+ENCODERS: dict[str, Family] = {
+    "bert": Family(
+        "bert",
+        _without_rope(_sizes(LAYER, embd=144, kv_heads=9)) | {"attention.causal": False, "pooling_type": 2},
+        ("token_types.weight",),
+        plain=_TYPES,
+    ),
+    "nomic_bert": Family(
+        "nomic-bert",
+        _sizes(LAYER, embd=144, kv_heads=9) | {"attention.causal": False, "pooling_type": 1, "rope.freq_base": 1e3},
+        ("token_types.weight",),
+        plain=_TYPES,
+    ),
+    "modern_bert": Family(
+        "modern-bert",
+        _sizes(LAYER, layers=5, embd=144, kv_heads=9)
+        | {"attention.causal": False, "attention.sliding_window": 48, "rope.freq_base": 1.6e5},
+    ),
+    "gemma_embedding": Family(
+        "gemma-embedding",
+        _sizes(layers=7)
+        | {"attention.sliding_window": 48, "rope.freq_base": 1e6, "pooling_type": 1}
+        | {"dense_2_feat_in": 288, "dense_2_feat_out": 352, "dense_3_feat_in": 352, "dense_3_feat_out": 288},
+        ("dense_2.weight", "dense_3.weight"),
+        tied=True,
+    ),
+}
+"""Likewise, of what has no logits."""

@@ -5,7 +5,7 @@ forward pass reads a file through these.
 """
 
 from slm_core.architectures import _tables as tables
-from slm_core.architectures._decoder import decoder_spec, read_rope, rope_factors
+from slm_core.architectures._decoder import decoder_spec, encoder_spec, read_rope, rope_factors
 from slm_core.architectures._keys import Keys
 from slm_core.architectures._positions import ReadFactors, alibi_slopes, rope_kind, ropes_of, temperatures
 from slm_core.architectures._recurrent import Mamba2Spec, MambaSpec, RecurrentSpec, Rwkv7Spec, ShortConvSpec
@@ -13,8 +13,10 @@ from slm_core.architectures._registry import architecture_names, read_spec
 from slm_core.architectures._rope import Rope, yarn_ramp
 from slm_core.architectures._sizes import Sizes, read_sizes
 from slm_core.architectures._spec import (
+    DENSE,
     EMBEDDING,
     POSITIONS,
+    TEXT_TYPES,
     Activation,
     AnyActivation,
     ExpertsSpec,
@@ -34,8 +36,10 @@ from slm_core.architectures._spec import (
 from slm_core.architectures._tensors import check_tensors
 
 __all__ = [
+    "DENSE",
     "EMBEDDING",
     "POSITIONS",
+    "TEXT_TYPES",
     "Activation",
     "AnyActivation",
     "ExpertsSpec",
@@ -64,6 +68,7 @@ __all__ = [
     "architecture_names",
     "check_tensors",
     "decoder_spec",
+    "encoder_spec",
     "read_rope",
     "read_sizes",
     "read_spec",

@@ -44,6 +44,7 @@ class Features(TypedDict, total=False):
     output_norm: str
     active_stream: int | None
     layer_embedding_width: int | None
+    causal: bool
 
 
 def read_rope(keys: Keys, head_dim: int, style: RopeStyle, default_freq_base: float | None = None) -> RopeSpec:
@@ -89,7 +90,9 @@ def long_rope(keys: Keys, rope: RopeSpec, tensors: dict[str, TensorSpec]) -> Rop
     return replace(rope, long=LongRopeSpec(n_ctx_original, short=SHORT_FACTORS, long=LONG_FACTORS))
 
 
-def read_windows(keys: Keys, n_layers: int, period: int, default: int | None = None) -> list[int | None]:
+def read_windows(
+    keys: Keys, n_layers: int, period: int, default: int | None = None, *, first: bool = False
+) -> list[int | None]:
     """The window of each layer: one in ``period`` sees everything, the last of each group.
 
     Args:
@@ -97,13 +100,14 @@ def read_windows(keys: Keys, n_layers: int, period: int, default: int | None = N
         n_layers: L.
         period: of files without a pattern.
         default: the window of files that do not say it; None for no windows at all.
+        first: whether the first of each group sees everything, in place of the last.
     """
     window = keys.count("attention.sliding_window", default or 0)
     slides = keys.flags("attention.sliding_window_pattern", n_layers)
     if isinstance(slides, int):
         period, slides = slides, None
     if slides is None:
-        slides = [period == 0 or (i + 1) % period != 0 for i in range(n_layers)]
+        slides = [period == 0 or (i + (not first)) % period != 0 for i in range(n_layers)]
     return [window if window and sliding else None for sliding in slides]
 
 
@@ -123,11 +127,14 @@ def decoder_spec(
         model_tensors: tensors outside the blocks, besides embedding, output and its norm.
         features: see ``ModelSpec``.
     """
-    _refuse_what_would_matter(keys)
+    causal = features.get("causal", True)
+    _refuse_what_would_matter(keys, causal=causal)
     norm = features.get("norm", NormKind.RMS)
     tensors = {EMBEDDING: TensorSpec((sizes.n_vocab, sizes.n_embd))}
-    tensors |= norms(sizes.n_embd, features.get("output_norm", "output_norm"))
-    tensors |= linear("output", (sizes.n_vocab, sizes.n_embd), required=False)
+    if output_norm := features.get("output_norm", "output_norm"):
+        tensors |= norms(sizes.n_embd, output_norm)
+    if causal:
+        tensors |= linear("output", (sizes.n_vocab, sizes.n_embd), required=False)
     return ModelSpec(
         architecture=keys.architecture,
         n_layers=sizes.n_layers,
@@ -143,9 +150,21 @@ def decoder_spec(
     )
 
 
-def _refuse_what_would_matter(keys: Keys) -> None:
+def encoder_spec(
+    keys: Keys,
+    sizes: Sizes,
+    layers: Iterable[LayerSpec],
+    model_tensors: Mapping[str, TensorSpec] | None = None,
+    **features: Unpack[Features],
+) -> ModelSpec:
+    """Declare an encoder, which has no output matrix; see ``decoder_spec``."""
+    features["causal"] = False
+    return decoder_spec(keys, sizes, layers, model_tensors, **features)
+
+
+def _refuse_what_would_matter(keys: Keys, *, causal: bool) -> None:
     keys.neutral("context_length", "vocab_size", "pooling_type", *_EPSILONS.values())
-    keys.only("attention.causal", True)
+    keys.only("attention.causal", causal)
     keys.only("use_parallel_residual", False)
     for name in ("expert_count", "expert_used_count", "attention.sliding_window", "nextn_predict_layers"):
         keys.only(name, 0)

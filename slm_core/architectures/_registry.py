@@ -14,7 +14,9 @@ from slm_core.errors import PluginError, UnsupportedModel
 from slm_core.gguf import WeightSource
 from slm_core.gguf.cursor import shown
 
-_HYPHENATED = {"command_r": "command-r", "gpt_oss": "gpt-oss", "falcon_h1": "falcon-h1"}
+_HYPHENATED = {"command_r": "command-r", "gpt_oss": "gpt-oss", "falcon_h1": "falcon-h1"} | {
+    name: name.replace("_", "-") for name in ("nomic_bert", "modern_bert", "gemma_embedding")
+}
 """Files whose architecture has a name that no module can have."""
 
 

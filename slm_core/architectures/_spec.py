@@ -12,6 +12,9 @@ from slm_core.architectures._recurrent import RecurrentSpec
 
 EMBEDDING = "token_embd.weight"
 POSITIONS = "position_embd.weight"
+TEXT_TYPES = "token_types.weight"
+DENSE = ("dense_2", "dense_3")
+"""Layers behind an encoder's last norm, by the names that files have."""
 
 
 class RopeStyle(Enum):
@@ -205,7 +208,8 @@ class LayerSpec:
     Attributes:
         tensors: by the name after "blk.N.".
         rope: its position embedding, None where positions are not in the keys.
-        window: a token sees this many, itself included; None for all before it.
+        window: a token sees this many, itself included; None for all before it. An encoder's token sees half as many
+            to each side, and all where it is None.
         chunk: positions fall into chunks of so many, a multiple of 64, and a token sees those of its own; None for all.
         temperature: of its queries.
         activation: of the feed-forward layer, which has a gate where there is a tensor "ffn_gate", or experts; a block
@@ -269,7 +273,8 @@ class ModelSpec:
         qkv_limit: queries, keys and values are clipped to plus and minus this.
         logit_scale: factor on logits.
         logit_softcap: c, for ``c tanh(logit / c)``.
-        output_norm: name of the norm before the output matrix.
+        causal: whether a token sees those before it alone. An encoder's sees all, and there are no logits.
+        output_norm: name of the norm before the output matrix; "" where an encoder has none.
         active_stream: of several residual streams (AltUp), the one that blocks run on; None where there is one.
         layer_embedding_width: width of an embedding that each block has of its own, None where there is none.
     """
@@ -294,6 +299,7 @@ class ModelSpec:
     qkv_limit: float | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    causal: bool = True
     output_norm: str = "output_norm"
     active_stream: int | None = None
     layer_embedding_width: int | None = None
@@ -306,7 +312,8 @@ class ModelSpec:
     @property
     def attention_layers(self) -> list[int]:
         """The blocks that keep keys and values."""
-        return [index for index, layer in enumerate(self.layers) if layer.attends and layer.kv_layer is None]
+        own = [index for index, layer in enumerate(self.layers) if layer.attends and layer.kv_layer is None]
+        return own if self.causal else []
 
     @property
     def recurrent_layers(self) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slm_core.architectures._keys import Keys
 from slm_core.architectures._recurrent import Mamba2Spec, MambaSpec
 from slm_core.architectures._sizes import Sizes
-from slm_core.architectures._spec import TensorSpec
+from slm_core.architectures._spec import TEXT_TYPES, TensorSpec
 
 Table = dict[str, TensorSpec]
 
@@ -67,6 +67,13 @@ def ungated(sizes: Sizes) -> Table:
 def llama_block(sizes: Sizes) -> Table:
     """A block of llama: norms before its two layers, grouped-query attention, a gated feed-forward layer."""
     return norms(sizes.n_embd, "attn_norm", "ffn_norm") | attention(sizes) | gated(sizes)
+
+
+def embedding_of_texts(keys: Keys, sizes: Sizes) -> Table:
+    """What a bert's embedding has besides: a norm, and a row for each kind of token, of which texts are the first."""
+    n_types = keys.gguf.get("tokenizer.ggml.token_type_count", int, 1)
+    norm = norms(sizes.n_embd, "token_embd_norm")
+    return norm | biases(norm) | {TEXT_TYPES: TensorSpec((n_types, sizes.n_embd), required=False)}
 
 
 def experts(sizes: Sizes, n_experts: int, n_ff: int) -> Table:

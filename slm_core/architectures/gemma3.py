@@ -16,6 +16,15 @@ _LAYERS_OF_27B = 62
 
 def spec(keys: Keys) -> ModelSpec:
     """Read a gemma3; what a file does not say of positions and caps is as in all published models."""
+    return _spec(keys, causal=True)
+
+
+def embedding_spec(keys: Keys) -> ModelSpec:
+    """Read an encoder of the same layers; its windows reach to both sides."""
+    return _spec(keys, causal=False)
+
+
+def _spec(keys: Keys, *, causal: bool) -> ModelSpec:
     sizes = read_sizes(keys)
     rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT, default_freq_base=1e6)
     local = replace(rope, freq_base=keys.number("rope.freq_base_swa", 10_000.0), factor=1.0)
@@ -32,4 +41,5 @@ def spec(keys: Keys) -> ModelSpec:
         embedding_scale=sizes.n_embd**0.5,
         attention_scale=attention_scale(sizes, _LAYERS_OF_27B),
         logit_softcap=keys.number("final_logit_softcapping", 0.0, zero=True) or None,
+        causal=causal,
     )

@@ -345,6 +345,21 @@ class KernelSet(ABC):
             blocks: at least one.
         """
 
+    @abstractmethod
+    def attention_both_ways(self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN) -> Array:
+        """Attention of all positions of one sequence to all of them, heads grouped (GQA).
+
+        Args:
+            q: [T, H, D].
+            k: [T, K, D].
+            v: [T, K, D].
+            scale: factor on ``q · k``.
+            scoring: what else is done with scores; of a window, half lies to each side of a query.
+
+        Returns:
+            [T, H, D].
+        """
+
     def normed(self, x: Array, norm: Norm | None) -> Array:
         """``x`` normalized, or as it is where there is no norm."""
         if norm is None:

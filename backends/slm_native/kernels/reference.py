@@ -18,6 +18,7 @@ from slm_native.kernels.kernelset import FloatArray, FusedBlocks, KernelSet
 from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight, WeightBytes
 
 DEFAULT_EXPANDED_BYTES = 2 << 30
+_SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the text
 _PANEL_WEIGHTS = 1 << 22  # 16 MiB of float32: enough for BLAS to be busy, little enough not to matter
 
 
@@ -184,16 +185,42 @@ class ReferenceKernels(KernelSet):
         self, q: FloatArray, k: FloatArray, v: FloatArray, scale: float, scoring: Scoring = PLAIN
     ) -> FloatArray:
         """All scores at once, [K, H/K, T, S], then a softmax with the row maximum taken off."""
+        n_tokens, n_held = len(q), len(k)
+        distance = np.arange(n_held - n_tokens, n_held)[:, None] - np.arange(n_held)  # from each query to each key
+        unseen = distance < 0 if scoring.window is None else (distance < 0) | (distance >= scoring.window)
+        return self._attend(q, k, v, scale, scoring, distance, unseen)
+
+    def attention_both_ways(
+        self, q: FloatArray, k: FloatArray, v: FloatArray, scale: float, scoring: Scoring = PLAIN
+    ) -> FloatArray:
+        """Likewise, so many queries at a time."""
+        n_tokens, n_heads, _ = q.shape
+        step, mixed = max(1, _SCORES_AT_A_TIME // (n_heads * n_tokens)), np.empty_like(q)
+        for start in range(0, n_tokens, step):
+            part = slice(start, min(start + step, n_tokens))
+            distance = np.arange(n_tokens)[part, None] - np.arange(n_tokens)
+            far = np.zeros_like(distance, bool) if scoring.window is None else abs(distance) > scoring.window // 2
+            mixed[part] = self._attend(q[part], k, v, scale, scoring, distance, far)
+        return mixed
+
+    def _attend(
+        self,
+        q: FloatArray,
+        k: FloatArray,
+        v: FloatArray,
+        scale: float,
+        scoring: Scoring,
+        distance: NDArray[np.intp],
+        unseen: NDArray[np.bool_],
+    ) -> FloatArray:
         n_tokens, n_heads, width = q.shape
-        n_held, n_kv_heads, _ = k.shape
+        n_kv_heads = k.shape[1]
         groups = q.reshape(n_tokens, n_kv_heads, -1, width).transpose(1, 2, 0, 3)  # [K, H/K, T, D]
         scores = groups @ k.transpose(1, 2, 0)[:, None] * np.float32(scale)  # [K, H/K, T, S]
         if scoring.softcap is not None:
             scores = self.softcap(scores, scoring.softcap)
-        distance = np.arange(n_held - n_tokens, n_held)[:, None] - np.arange(n_held)  # from each query to each key
         if scoring.slopes is not None:
             scores -= scoring.slopes.reshape(n_kv_heads, -1, 1, 1) * distance.astype(np.float32)
-        unseen = distance < 0 if scoring.window is None else (distance < 0) | (distance >= scoring.window)
         scores[..., unseen] = -np.inf
         mixed = _softmax(scores, scoring.sinks) @ v.transpose(1, 0, 2)[:, None]  # [K, H/K, T, D]
         return np.ascontiguousarray(mixed.transpose(2, 0, 1, 3)).reshape(n_tokens, n_heads, width)

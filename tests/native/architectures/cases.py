@@ -32,7 +32,8 @@ from native.architectures.conversion import (
     without,
 )
 from slm_conformance.factories import n_vocab
-from slm_conformance.family_table import FAMILIES, LAYER, N_CTX, RMS, Family
+from slm_conformance.families import family_of
+from slm_conformance.family_table import LAYER, N_CTX, RMS, Family
 
 _ABSENT = object()
 TIED = without(r"^lm_head\.weight")
@@ -73,7 +74,7 @@ class Case:
 
 def _sizes(family: str) -> dict[str, Any]:
     """The sizes of a family's file, as most configurations name them."""
-    about = FAMILIES[family]
+    about = family_of(family)
     keys = about.metadata
     eps = keys[RMS if RMS in keys else LAYER]
     # Of the blocks that have any; a model without attention has sizes that its configuration does not ask for.

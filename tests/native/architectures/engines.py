@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from native.architectures.cases import CASES, Case
 from native.architectures.conversion import converted, randomize
-from slm_conformance.families import family_model, family_tensors, write_family
-from slm_conformance.family_table import FAMILIES
+from slm_conformance.families import family_model, family_of, family_tensors, write_family
 from slm_conformance.gguf_writer import StoredTensor
 from slm_core.protocols import Context
 from slm_core.types import Pos
@@ -29,21 +28,21 @@ class Subject(NamedTuple):
     model: Any
 
 
-def make_subject(folder: Path, family: str) -> Subject:
+def make_subject(folder: Path, family: str, cases: Mapping[str, Case | str] = CASES) -> Subject:
     """Random weights of a family: through transformers where it has the class, else from the table alone."""
-    case = CASES[family]
+    case = cases[family]
     if isinstance(case, str):
         return Subject(family_model(folder, family), None)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = case.make(family)
     randomize(model, seed=1)
-    case.prepare(model, FAMILIES[family])
+    case.prepare(model, family_of(family))
     return Subject(write_family(folder / f"{family}.gguf", family, _tensors(family, case, model)), model)
 
 
 def _tensors(family: str, case: Case, model: Any) -> dict[str, StoredTensor]:
-    about = FAMILIES[family]
+    about = family_of(family)
     found = converted(model, about.architecture, int(str(about.metadata["block_count"])), about.metadata, case.changes)
     found |= case.extra(model)
     wanted = family_tensors(family)
@@ -61,8 +60,12 @@ def transformers_logits(model: Any, tokens: Sequence[int]) -> Rows:
 
 
 def transformers_states(model: Any, tokens: Sequence[int]) -> Rows:
-    """Hidden states behind the last norm, float32 [T, E], of one forward pass."""
-    body = model.model if model.base_model is model else model.base_model  # llama4 has a prefix for images
+    """Hidden states behind the last norm, float32 [T, E], of one forward pass of a causal language model."""
+    return encoder_states(model.model if model.base_model is model else model.base_model, tokens)  # llama4: images
+
+
+def encoder_states(body: Any, tokens: Sequence[int]) -> Rows:
+    """Likewise, of a model without logits."""
     with torch.inference_mode():
         rows: Rows = body(torch.tensor([list(tokens)])).last_hidden_state[0].float().numpy()
     return rows

@@ -39,6 +39,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLA
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def attend_both_ways(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
+    """Attention of all T positions to all of them; see ``KernelSet.attention_both_ways``.
+
+    Args:
+        q: [T, H, D].
+        k: [T, K, D].
+        v: [T, K, D].
+        scale: factor on ``q · k``.
+        scoring: what else is done with scores.
+
+    Returns:
+        [T, H, D].
+    """
+    positions = torch.arange(len(q), device=q.device)
+    distance = (positions[:, None] - positions).abs()
+    near = distance >= 0 if scoring.window is None else distance <= scoring.window // 2
+    by_head = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    return _mixed(by_head[0], by_head[1], by_head[2], distance[None], near[None], scale, scoring)[0].transpose(0, 1)
+
+
 def attend_one_token_each(
     q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring = PLAIN
 ) -> Tensor:
@@ -56,7 +76,8 @@ def attend_one_token_each(
     """
     k, v = cache.keys(group.tables, group.longest), cache.values(group.tables, group.longest)  # [B, S, K, D]
     distance = group.n_held[:, None, None] - 1 - torch.arange(group.longest, device=q.device)  # [B, 1, S]
-    return _mixed(q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), distance, scale, scoring)[:, :, 0]
+    seen = _seen(distance, scoring)
+    return _mixed(q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), distance, seen, scale, scoring)[:, :, 0]
 
 
 def _attend_to_itself(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -71,18 +92,26 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring) -> 
     n_tokens, n_held = len(q), len(k)
     by_head = [x.transpose(0, 1)[None] for x in (q, k, v)]
     positions = torch.arange(n_held, device=q.device)
-    distance = positions[n_held - n_tokens :, None] - positions  # [T, S]
-    return _mixed(by_head[0], by_head[1], by_head[2], distance[None], scale, scoring)[0].transpose(0, 1)
+    distance = (positions[n_held - n_tokens :, None] - positions)[None]  # [1, T, S]
+    seen = _seen(distance, scoring)
+    return _mixed(by_head[0], by_head[1], by_head[2], distance, seen, scale, scoring)[0].transpose(0, 1)
 
 
-def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, scale: float, scoring: Scoring) -> Tensor:
+def _seen(distance: Tensor, scoring: Scoring) -> Tensor:
+    """Which keys causal queries see."""
+    seen = distance >= 0
+    return seen if scoring.window is None else seen & (distance < scoring.window)
+
+
+def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, seen: Tensor, scale: float, scoring: Scoring) -> Tensor:
     """Values mixed by attention, computed in the queries' number format.
 
     Args:
         q: [B, H, T, D].
         k: [B, K, S, D].
         v: [B, K, S, D].
-        distance: from each query to each key, negative where it is hidden, [B or 1, T, S].
+        distance: from each query to each key, [B or 1, T, S].
+        seen: which keys a query sees, of the same shape.
         scale: factor on ``q · k``.
         scoring: what else is done with scores.
 
@@ -90,9 +119,6 @@ def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, scale: float, scor
         [B, H, T, D].
     """
     k, v = k.to(q.dtype), v.to(q.dtype)
-    seen = distance >= 0
-    if scoring.window is not None:
-        seen &= distance < scoring.window
     if scoring.softcap is None and scoring.slopes is None and scoring.sinks is None:
         grouped = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], scale=scale, enable_gqa=grouped)

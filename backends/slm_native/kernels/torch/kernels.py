@@ -22,7 +22,7 @@ from slm_core.types import KvType
 from slm_native.kernels.kernelset import FixedShape, FloatArray, FusedBlocks, KernelSet
 from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight, WeightBytes
 from slm_native.kernels.torch.activations import activate, gated
-from slm_native.kernels.torch.attention import attend, attend_one_token_each
+from slm_native.kernels.torch.attention import attend, attend_both_ways, attend_one_token_each
 from slm_native.kernels.torch.devices import choose_dtype, memory, spelled
 from slm_native.kernels.torch.graphs import Captured, CapturedInCuda, StepGraphs, filled, filled_alone
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer, TorchPageStore, TorchPlan, place
@@ -333,6 +333,10 @@ class TorchKernels(KernelSet):
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
         """Through scaled_dot_product_attention where scores are not changed."""
         return attend(q.to(self.dtype), k, v, scale, scoring).float()
+
+    def attention_both_ways(self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
+        """Likewise."""
+        return attend_both_ways(q.to(self.dtype), k, v, scale, scoring).float()
 
     def attention_over_runs(
         self, q: Tensor, cache: KvLayer, plan: BatchPlan, scale: float, scoring: Scoring = PLAIN

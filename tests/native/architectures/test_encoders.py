@@ -1,0 +1,141 @@
+"""Every encoder against two other engines on the same random weights: hidden states, and the embeddings of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from native.architectures.encoders import AFTERWARDS, CASES
+from native.architectures.engines import Rows, encoder_states, make_subject
+from native.architectures.test_families import BOUND, TABLE_BOUND, gelu_by_table, uses_gelu
+from slm_conformance.families import family_tensors, write_family
+from slm_conformance.family_table import ENCODERS
+from slm_conformance.gguf_writer import StoredTensor
+from slm_core.architectures import Activation
+from slm_core.embedding import embed, token_states
+from slm_core.errors import InvalidPosition, UnsupportedModel, UnsupportedOutput
+from slm_core.types import Capability, ContextOptions, Pooling, Pos
+from slm_native.kernels import reference
+
+N = 200  # tokens, beyond every window
+OPTIONS = ContextOptions(n_ctx=512, n_seq_max=3, n_batch=512)
+
+
+class Expected(NamedTuple):
+    """An encoder's file, and the hidden states that transformers and llama.cpp give of the tokens."""
+
+    family: str
+    path: Path
+    transformers: Rows
+    llama_cpp: Rows
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Of torch's: to share matrices this small among several takes longer than to multiply them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokens(random_tokens) -> list[int]:
+    return random_tokens(N)
+
+
+@pytest.fixture(scope="module", params=ENCODERS)
+def expected(request, tmp_path_factory, tokens, llama_cpp_states) -> Expected:
+    family = request.param
+    subject = make_subject(tmp_path_factory.mktemp("encoder"), family, CASES)
+    states = AFTERWARDS.get(family, lambda rows: rows)(encoder_states(subject.model, tokens))
+    return Expected(family, subject.path, states, llama_cpp_states(subject.path, tokens))
+
+
+def states_of(model: Any, *texts: Sequence[int]) -> list[Rows]:
+    with model.new_context(OPTIONS) as context:
+        return list(token_states(context, texts))
+
+
+def test_every_encoder_has_a_case():
+    assert ENCODERS.keys() == CASES.keys()
+
+
+def test_hidden_states_equal_the_other_engines(expected, tier, load, tokens, assert_close, record_property):
+    """What is recorded goes into docs/architectures.md, by tools/architectures_page.py."""
+    (found,) = states_of(load(expected.path, tier), tokens)
+    # llama.cpp looks GELU up in a table; errors of layers are independent of each other, so their squares add up.
+    n_layers = int(str(ENCODERS[expected.family].metadata["block_count"]))
+    bound = TABLE_BOUND * n_layers**0.5 if uses_gelu(expected.path) else BOUND
+    about = {"family": expected.family, "architecture": ENCODERS[expected.family].architecture}
+    about |= {"edit level": "none", "note": "an encoder: hidden states"}
+    about["transformers"] = assert_close(found, expected.transformers, BOUND)
+    about["llama.cpp"] = assert_close(found, expected.llama_cpp, bound)
+    for name, value in about.items():
+        record_property(name, value)
+
+
+def test_hidden_states_equal_llama_cpp_with_its_table_of_gelu(expected, load, tokens, monkeypatch):
+    for activation in (Activation.GELU, Activation.GELU_TANH):
+        monkeypatch.setitem(reference._ACTIVATIONS, activation, gelu_by_table)
+    (found,) = states_of(load(expected.path), tokens)
+    errors = np.linalg.norm(found - expected.llama_cpp, axis=1) / np.linalg.norm(expected.llama_cpp, axis=1)
+    assert np.median(errors) <= BOUND
+
+
+def test_texts_in_one_batch_are_what_they_are_alone(expected, tier, load, tokens, assert_close):
+    model = load(expected.path, tier)
+    texts = [tokens[:70], tokens[70:71], tokens[71:]]
+    for together, text in zip(states_of(model, *texts), texts, strict=True):
+        assert_close(together, *states_of(model, text), BOUND)
+    with model.new_context(OPTIONS) as context:
+        batch = context.new_batch()
+        for i in range(60):
+            batch.add(tokens[i], Pos(i % 2, i // 2), logits=True)
+        rows = context.embed(batch).copy()
+        assert context.n_free == context.n_ctx, "nothing is kept"
+    assert_close(rows[0::2], *states_of(model, tokens[:60:2]), BOUND)
+    assert_close(rows[1::2], *states_of(model, tokens[1:60:2]), BOUND)
+
+
+def test_what_an_encoder_declares_and_refuses(expected, tier, load, tokens):
+    model = load(expected.path, tier)
+    with model.new_context(OPTIONS) as context:
+        assert context.capabilities == {Capability.EMBEDDINGS, Capability.ENCODER}
+        batch = context.new_batch()
+        batch.extend(tokens[:5], Pos(0, 0), logits="last")
+        with pytest.raises(UnsupportedOutput, match="is an encoder"):
+            context.decode(batch)
+        batch.clear()
+        batch.extend(tokens[:5], Pos(0, 5), logits="last")
+        with pytest.raises(InvalidPosition):
+            context.embed(batch)
+        pooling = {"bert": Pooling.CLS, "modern_bert": None}.get(expected.family, Pooling.MEAN)
+        assert model.info.pooling is pooling
+        assert embed(context, [tokens[:5]], model.info.pooling).pooling is (pooling or Pooling.MEAN)
+
+
+def test_learned_positions_end(expected, load, random_tokens):
+    if expected.family != "bert":
+        return
+    model, text = load(expected.path), random_tokens(513)
+    with model.new_context(ContextOptions(n_ctx=600, n_batch=600)) as context:
+        with pytest.raises(InvalidPosition, match="learned positions 0 to 511"):
+            embed(context, [text])
+        assert embed(context, [text[:512]]).n_tokens == (512,)
+
+
+def test_a_causal_bert_is_refused(tmp_path, load, monkeypatch):
+    tensors = {
+        name: StoredTensor.pack(np.ones(shape, np.float32), "f32") for name, shape in family_tensors("bert").items()
+    }
+    bert = ENCODERS["bert"]
+    monkeypatch.setitem(ENCODERS, "bert", replace(bert, metadata={**bert.metadata, "attention.causal": True}))
+    with pytest.raises(UnsupportedModel, match=r"'bert\.attention\.causal' is True"):
+        load(write_family(tmp_path / "m.gguf", "bert", tensors))
