@@ -63,13 +63,17 @@ class Streams:
     merge: Sequence[Linear]  # [N-1] of (E, E)
 
 
-def spread(kernels: KernelSet, weights: Streams, x: Array) -> list[Array]:
-    """The streams [N] of ``x`` [T, E], all of its magnitude."""
+def spread(kernels: KernelSet, weights: Streams | None, x: Array) -> list[Array]:
+    """The streams [N] of ``x`` [T, E], all of its magnitude; ``x`` alone, where there is no AltUp."""
+    if weights is None:
+        return [x]
     return [x, *(kernels.as_large(kernels.linear(x, linear), x) for linear in weights.spread)]
 
 
-def merged(kernels: KernelSet, weights: Streams, streams: Sequence[Array]) -> Array:
-    """The mean of the streams, brought to the magnitude of the first."""
+def merged(kernels: KernelSet, weights: Streams | None, streams: Sequence[Array]) -> Array:
+    """The mean of the streams, brought to the magnitude of the first; of one alone, itself."""
+    if weights is None or len(streams) == 1:
+        return streams[0]
     total = streams[0]
     for stream, linear in zip(streams[1:], weights.merge, strict=True):
         total = total + kernels.as_large(kernels.linear(stream, linear), streams[0])
@@ -87,11 +91,33 @@ def predicted(kernels: KernelSet, weights: AltUp, streams: Sequence[Array], acti
     return found
 
 
-def corrected(kernels: KernelSet, weights: AltUp, guessed: Sequence[Array], made: Array, active: int) -> list[Array]:
-    """The streams, corrected by how far what the block made is from what was expected."""
+def corrected(
+    kernels: KernelSet,
+    weights: AltUp,
+    embedding: LayerEmbedding,
+    guessed: Sequence[Array],
+    made: Array,
+    own: Array,
+    active: int,
+    activation: AnyActivation,
+) -> list[Array]:
+    """The streams behind a block: corrected by what it made beyond what was expected, and its embedding let in.
+
+    Args:
+        kernels: the arithmetic.
+        weights: of the block.
+        embedding: how it lets its own embedding in; the first stream does without.
+        guessed: what ``predicted`` gave, [N] of [T, E].
+        made: what the block made of the active stream, [T, E].
+        own: its embedding of the tokens, [T, P].
+        active: which stream it ran on.
+        activation: of the gate of its embedding.
+    """
     shares = kernels.linear(_modalities(kernels, weights, made), weights.correct)  # [T, N]
     news = made + guessed[active] * -1
-    return [stream + news * (shares[:, i : i + 1] + 1) for i, stream in enumerate(guessed)]
+    streams = [stream + news * (shares[:, i : i + 1] + 1) for i, stream in enumerate(guessed)]
+    added = let_in(kernels, embedding, streams[active] * weights.scale, own, activation)
+    return [streams[0], *(stream + added for stream in streams[1:])]
 
 
 def learned_residual(kernels: KernelSet, weights: Laurel, x: Array) -> Array:

@@ -201,12 +201,12 @@ class Transformer:
         if self._fused is not None:
             x = self._fused.run(x, [turn.place.rotation for turn in turns], turns[0].pages, layers)
             first = self._fused.n_blocks
-        streams, own = self._streams(x), self._layer_embeddings(inputs.tokens, x)
+        streams, own = spread(self._kernels, self._weights.streams, x), self._layer_embeddings(inputs.tokens, x)
         with self._blocks.walk() as block_at:
             for i in range(first, self.spec.n_layers):
                 streams = [self._kernels.entering(x, i) for x in streams]
                 streams = self._around(block_at(i), self.spec.layers[i], streams, turns[i], own[i], wanted[i])
-        x = self._kernels.entering(self._merged(streams), self.spec.n_layers)
+        x = self._kernels.entering(merged(self._kernels, self._weights.streams, streams), self.spec.n_layers)
         if len(x) == 0:
             return x
         return self._hidden(x) if hidden else self._logits(x)
@@ -299,15 +299,6 @@ class Transformer:
         """Whether a batch is to all layers the same: tokens and the pages that they see."""
         return self.spec.causal and all(layer.recurrent is None and layer.chunk is None for layer in self.spec.layers)
 
-    def _streams(self, x: Array) -> list[Array]:
-        """The residual streams that the embedding becomes: one, where there is no AltUp."""
-        weights = self._weights.streams
-        return [x] if weights is None else spread(self._kernels, weights, x)
-
-    def _merged(self, streams: list[Array]) -> Array:
-        weights = self._weights.streams
-        return streams[0] if weights is None or len(streams) == 1 else merged(self._kernels, weights, streams)
-
     def _layer_embeddings(self, tokens: Array, x: Array) -> Sequence[Array | None]:
         """Each block's own embedding of a batch [L], None where it has none."""
         weights, width = self._weights.layer_embeddings, self.spec.layer_embedding_width
@@ -334,9 +325,7 @@ class Transformer:
             own, guessed = kernels.rows(own, wanted), [kernels.rows(stream, wanted) for stream in guessed]
         if block.altup is None:
             return [x + let_in(kernels, block.embedding, x, own, layer.activation)]
-        streams = corrected(kernels, block.altup, guessed, x, active)
-        news = let_in(kernels, block.embedding, streams[active] * block.altup.scale, own, layer.activation)
-        return [streams[0], *(stream + news for stream in streams[1:])]
+        return corrected(kernels, block.altup, block.embedding, guessed, x, own, active, layer.activation)
 
     def _through(
         self, block: Block, layer: LayerSpec, x: Array, turn: _Turn, wanted: NDArray[np.bool_] | None

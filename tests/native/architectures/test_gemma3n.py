@@ -6,6 +6,7 @@ import numpy as np
 
 from native.architectures.engines import make_subject, native_logits
 from native.architectures.test_families import BOUND, GELU, OPTIONS, TABLE_BOUND, gelu_by_table
+from slm_conformance.families import family_model
 from slm_core.architectures import read_spec
 from slm_core.gguf import GgufFile
 from slm_native.kernels import reference
@@ -34,7 +35,7 @@ def test_it_equals_llama_cpp_but_for_the_deviation_of_gates(
 
 
 def test_layers_that_share_keys_keep_none(tmp_path):
-    with GgufFile.open(make_subject(tmp_path, "gemma3n").path) as file:
+    with GgufFile.open(family_model(tmp_path, "gemma3n")) as file:
         spec = read_spec(file)
     assert spec.attention_layers == list(range(20))
     assert [spec.layers[i].kv_layer for i in range(20, 25)] == [18, 18, 18, 18, 19]
