@@ -36,8 +36,11 @@ def spelled_out(kind: str, **settings: Any) -> dict[str, Any]:
     """A configuration with every key that its class knows."""
     size = {"num_hidden_layers": 5, "hidden_size": 288, "num_attention_heads": 9, "num_key_value_heads": 3}
     further = {"head_dim": 16, "query_pre_attn_scalar": 16, "norm_topk_prob": True, "intermediate_size": 96}
+    further |= {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 3}
     known = CLASSES[kind]().to_dict().keys() | CLASSES[kind].attribute_map.keys()
-    if kind == "olmoe" or kind == "qwen2_moe":
+    if kind.startswith("deepseek"):
+        size["num_key_value_heads"] = 9
+    if kind in ("deepseek_v2", "olmoe", "qwen2_moe"):
         further.pop("norm_topk_prob")
     chosen = {key: value for key, value in {**size, **further, **settings}.items() if key in known}
     return dict(CLASSES[kind](**chosen).to_dict())
