@@ -37,7 +37,7 @@ def family_model(directory: Path, name: str, weight_type: WeightType = "f32", se
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     tensors = {
         tensor: StoredTensor.pack(
-            _random(rng, tensor, shape, FAMILIES[name].quiet), _stored(tensor, shape, weight_type)
+            _random(rng, tensor, shape, family_of(name).quiet), _stored(tensor, shape, weight_type)
         )
         for tensor, shape in family_tensors(name).items()
     }
