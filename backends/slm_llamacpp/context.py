@@ -98,11 +98,7 @@ class LlamaCppContext(ContextBase):
         params.pooling_type = api.LLAMA_POOLING_TYPE_NONE
         params.offload_kqv = settings.options.offload_kv is not False
         params.kv_unified = params.swa_full = params.no_perf = True
-        with logs.collected() as complaints:
-            pointer: int | None = api.llama_init_from_model(model_pointer, params)
-        if not pointer:
-            raise InvalidOption(f"llama.cpp cannot create this context: {logs.reason_in(complaints)} ({options})")
-        return pointer
+        return created(api, model_pointer, params, options)
 
     def _check_memory(self, model_pointer: int, options: ContextOptions, settings: Settings) -> None:
         """llama.cpp fills the cache with zeros at once: where memory does not suffice, the system ends the process."""
@@ -199,10 +195,10 @@ class LlamaCppContext(ContextBase):
         self._keys_lag = False
 
     def _rows(self, n_rows: int) -> Logits:
-        return _copied(self._api.llama_get_logits(self._pointer) if n_rows else None, n_rows, self._n_vocab)
+        return copied(self._api.llama_get_logits(self._pointer) if n_rows else None, n_rows, self._n_vocab)
 
     def _states(self, n_rows: int) -> States:
-        return _copied(self._api.llama_get_embeddings(self._pointer), n_rows, self._n_embd)
+        return copied(self._api.llama_get_embeddings(self._pointer), n_rows, self._n_embd)
 
     def _sync(self, seq_id: int) -> None:
         """Make llama.cpp's sequence what the ledger says: a failure or an interrupt may have left it otherwise."""
@@ -274,7 +270,20 @@ class LlamaCppContext(ContextBase):
         self._keys_lag = False
 
 
-def _copied(source: Any, n_rows: int, width: int) -> Rows:
+def created(api: Any, model_pointer: int, params: Any, options: ContextOptions) -> int:
+    """llama.cpp's context.
+
+    Raises:
+        InvalidOption: it cannot create it.
+    """
+    with logs.collected() as complaints:
+        pointer: int | None = api.llama_init_from_model(model_pointer, params)
+    if not pointer:
+        raise InvalidOption(f"llama.cpp cannot create this context: {logs.reason_in(complaints)} ({options})")
+    return pointer
+
+
+def copied(source: Any, n_rows: int, width: int) -> Rows:
     """Rows that llama.cpp keeps until its next call; ``source`` is a pointer to them."""
     rows = np.empty((n_rows, width), np.float32)
     if n_rows:

@@ -15,12 +15,15 @@ from slm_core.modelinfo import model_info
 from slm_core.types import ContextOptions, ModelInfo, Progress
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.context import LlamaCppContext
+from slm_llamacpp.encoder import LlamaCppEncoder
 from slm_llamacpp.handle import Handle
 from slm_llamacpp.options import SPLIT_MODES, LoadOptions, Settings
 from slm_llamacpp.shifts import moves_keys
+from slm_llamacpp.source import is_encoder
 from slm_llamacpp.vocab import LlamaCppVocab
 
 _ALL_LAYERS = -1
+_POSITIONS = "position_embd.weight"
 _UNSUPPORTED = (
     "unknown model architecture",
     "unsupported",
@@ -45,6 +48,7 @@ class LlamaCppModel:
     Attributes:
         head_dim: width of a head's key, None where layers differ or the file does not say.
         moves_keys: whether keys can move to other positions.
+        n_positions: how many positions were learned, None where they are not.
     """
 
     def __init__(self, api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> None:
@@ -55,7 +59,9 @@ class LlamaCppModel:
         self._info = model_info(gguf, backend=f"{BACKEND} {library.version()}", device=settings.device.label)
         self._handle = Handle(_load(api, gguf, settings, progress), api.llama_model_free, gguf.path.name)
         weakref.finalize(self, self._handle.free).atexit = False  # at exit the system takes the memory back
-        self._contexts: weakref.WeakSet[LlamaCppContext] = weakref.WeakSet()
+        self._is_encoder = is_encoder(gguf)
+        self.n_positions = gguf.tensors[_POSITIONS].shape[0] if _POSITIONS in gguf.tensors else None
+        self._contexts: weakref.WeakSet[LlamaCppContext | LlamaCppEncoder] = weakref.WeakSet()
         self._closing = threading.Lock()
         try:
             self._vocab = LlamaCppVocab(api, self._handle, gguf)
@@ -74,10 +80,11 @@ class LlamaCppModel:
         """The model's vocabulary."""
         return self._vocab
 
-    def new_context(self, options: ContextOptions) -> LlamaCppContext:
+    def new_context(self, options: ContextOptions) -> LlamaCppContext | LlamaCppEncoder:
         """Create an empty KV cache; see ``protocols.Model.new_context``."""
         with self._handle.use() as pointer:
-            context = LlamaCppContext(self, self._api, pointer, options, self._settings)
+            kind = LlamaCppEncoder if self._is_encoder else LlamaCppContext
+            context = kind(self, self._api, pointer, options, self._settings)
             self._contexts.add(context)
             return context
 

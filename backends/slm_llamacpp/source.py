@@ -1,4 +1,4 @@
-"""Whether llama.cpp can generate text with a file, told from its header."""
+"""Whether llama.cpp can generate text with a file, or embed texts, told from its header."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ starcoder starcoder2 step35 talkie xverse
 """
 _RUNS = frozenset(_NAMES.split())
 _NO_GENERATION = {
-    "an encoder": "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert"
-    " nomic-bert-moe t5encoder",
+    "an encoder": "eurobert jina-bert-v2 jina-bert-v3 llama-embed neo-bert nomic-bert-moe t5encoder",
     "an encoder with a decoder": "t5",
     "a diffusion model": "dream llada llada-moe rnd1",
     "part of another model": "clip dflash eagle3 gemma4-assistant",
     "a speech model": "pockettts qwen3tts wavtokenizer-dec",
 }
 _REASONS = {name: reason for reason, names in _NO_GENERATION.items() for name in names.split()}
+_ENCODERS = frozenset({"bert", "gemma-embedding", "modern-bert", "nomic-bert"})
 _NO_VOCABULARY = ("none", "no_vocab")
+
+
+def is_encoder(gguf: GgufFile) -> bool:
+    """Whether it is one of the encoders whose hidden states this backend gives."""
+    return gguf.require("general.architecture", str) in _ENCODERS
 
 
 def check_source(gguf: GgufFile) -> None:
@@ -45,9 +50,9 @@ def check_source(gguf: GgufFile) -> None:
     architecture = gguf.require("general.architecture", str)
     if architecture in _REASONS:
         raise UnsupportedModel(f"{path}: architecture {architecture!r} is {_REASONS[architecture]}")
-    if architecture not in _RUNS:
+    if architecture not in _RUNS | _ENCODERS:
         raise UnsupportedModel(f"{path}: architecture {architecture[:80]!r} is not among those that llama.cpp runs")
-    if not gguf.get(f"{architecture}.attention.causal", bool, True):
+    if architecture not in _ENCODERS and not gguf.get(f"{architecture}.attention.causal", bool, True):
         raise UnsupportedModel(f"{path}: metadata '{architecture}.attention.causal' is false: the model is an encoder")
     tokenizer = gguf.require("tokenizer.ggml.model", str)
     if tokenizer in _NO_VOCABULARY:

@@ -105,7 +105,7 @@ class TestSupports:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"general__architecture": "bert"}, "'bert' is an encoder"),
+            ({"general__architecture": "neo-bert"}, "'neo-bert' is an encoder"),
             ({"general__architecture": "t5"}, "an encoder with a decoder"),
             ({"general__architecture": "dream"}, "a diffusion model"),
             ({"general__architecture": "llama9"}, "'llama9' is not among those"),
