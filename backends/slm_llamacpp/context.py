@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.contextbase import ContextBase, check_context_options
-from slm_core.errors import DecodeFailed, InvalidOption, InvalidSnapshot, UnsupportedEdit
+from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedEdit
 from slm_core.ledger import replay_plan
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, States
@@ -132,6 +132,7 @@ class LlamaCppContext(ContextBase):
             self._api.llama_set_embeddings(self._pointer, False)
 
     def _ran(self, batch: Batch, wants_rows: NDArray[np.bool_], read: Callable[[], Rows]) -> Rows:
+        check_positions(batch, self._model.n_positions)
         sequences = np.unique(batch.seq_ids).tolist()
         for seq_id in sequences:
             self._sync(seq_id)
@@ -268,6 +269,17 @@ class LlamaCppContext(ContextBase):
         if failure not in (0, _NO_ROOM):
             raise DecodeFailed(f"llama.cpp could not re-rotate keys (code {failure})")
         self._keys_lag = False
+
+
+def check_positions(batch: Batch, n_positions: int | None) -> None:
+    """Refuse positions that a model has not learned: llama.cpp would end the process.
+
+    Raises:
+        InvalidPosition: there is one; the message has the number.
+    """
+    last = int(batch.positions.max(initial=0))
+    if n_positions is not None and last >= n_positions:
+        raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
 
 
 def created(api: Any, model_pointer: int, params: Any, options: ContextOptions) -> int:
