@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the C++ kernels for 64-bit Arm and checks their products under qemu, where no Arm machine is at hand.
+# Builds the C++ kernels for 64-bit Arm and checks their products and layers under qemu, where no Arm machine is at hand.
 # Needs g++-aarch64-linux-gnu, qemu-user-static (or qemu-user), cmake, ninja, and a Python that has numpy and gguf.
 #
 # usage: tools/check_aarch64.sh [BUILD_FOLDER]

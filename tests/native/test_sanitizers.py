@@ -1,4 +1,4 @@
-"""The C++ products in builds with sanitizers: addresses, undefined behaviour, races."""
+"""The C++ products and layers in builds with sanitizers: addresses, undefined behaviour, races."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(900)  # a minute or two of compiling, where the cores are busy with more than this
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
-def test_products_of_a_sanitized_build(tmp_path: Path, cases: Path, sanitizers: str) -> None:
+def test_kernels_of_a_sanitized_build(tmp_path: Path, cases: Path, sanitizers: str) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("the kernels are not tested with sanitizers: no cmake (pip install cmake ninja)")
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")) and "CXX" not in os.environ:

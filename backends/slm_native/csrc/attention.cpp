@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
+#include <string>
 
 #include "products.h"
 
@@ -113,6 +115,29 @@ void token_bytes(KvType type, std::size_t head_dim, std::size_t (&bytes)[most_pl
     if (type == KvType::q5_0 || type == KvType::q4_0) bytes[0] = head_dim / 2;
     bytes[1] = in_blocks ? head_dim / 32 * 2 : 0;
     bytes[2] = type == KvType::q5_0 ? head_dim / 32 * 4 : 0;
+}
+
+KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_bytes, KvType keys, KvType values, std::size_t n_layers,
+                 std::size_t layer, std::size_t n_kv_heads, std::size_t head_dim) {
+    if (layer >= n_layers || n_kv_heads < 1 || head_dim < 1) throw std::invalid_argument("no such layer, or no heads");
+    KvLayer made{{keys, {}, {}}, {values, {}, {}}, n_pages, page_bytes, n_kv_heads, head_dim};
+    std::size_t offset = 0;
+    for (KvPlanes* planes : {&made.keys, &made.values}) {
+        std::size_t bytes[most_planes];
+        token_bytes(planes->type, head_dim, bytes);
+        if (planes->type >= KvType::q8_0 && head_dim % 32)
+            throw std::invalid_argument("heads of this width are no whole number of blocks of 32");
+        for (std::size_t i = 0; i < most_planes; ++i) {
+            if (!bytes[i]) continue;
+            planes->head_bytes[i] = page_tokens * bytes[i];
+            planes->at[i] = pages + offset + layer * n_kv_heads * planes->head_bytes[i];
+            offset += n_layers * n_kv_heads * planes->head_bytes[i];
+        }
+    }
+    if (offset != page_bytes)
+        throw std::invalid_argument("a page of these types and sizes has " + std::to_string(offset) + " bytes, not " +
+                                    std::to_string(page_bytes));
+    return made;
 }
 
 void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const std::vector<Run>& runs, const Scoring& scoring,

@@ -1,5 +1,5 @@
-// Products of every instruction set and several numbers of threads against expected ones, without Python: for builds
-// with sanitizers and for emulated machines.
+// Products and layers of every instruction set and several numbers of threads against expected ones, without Python: for
+// builds with sanitizers and for emulated machines.
 //
 // usage: check_products CASES, a file that tests/kernel_cases.py writes.
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "check_layers.h"
 #include "isa.h"
 #include "products.h"
 
@@ -125,7 +126,7 @@ int main(int n_arguments, char** arguments) {
         bool all_right = !cases.empty();
         for (slm::Isa isa : slm::all_isas) {
             if (!slm::is_available(isa)) continue;
-            for (int n_threads : {1, 3}) all_right &= check(cases, isa, n_threads);
+            for (int n_threads : {1, 3}) all_right &= check(cases, isa, n_threads) && slm::check_layers(isa, n_threads);
             all_right &= check_callers(cases, isa);
             std::printf("%s: %zu cases checked\n", slm::name_of(isa), cases.size());
         }

@@ -40,31 +40,9 @@ inline CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, c
                            std::size_t layer, std::size_t n_kv_heads, std::size_t head_dim) {
     if (pages.ndim() != 2 || !is_contiguous(Array(pages)))
         throw nb::value_error("pages must be C-contiguous [n_pages, page_bytes]");
-    if (layer >= n_layers || n_kv_heads < 1 || head_dim < 1) throw nb::value_error("no such layer, or no heads");
-    const bool in_keys = values.empty();  // keys are the values, too
-    KvLayer made{{find_kv_type(keys), {}, {}}, {find_kv_type(in_keys ? keys : values), {}, {}}, pages.shape(0), pages.shape(1), n_kv_heads,
-                      head_dim};
-    std::size_t offset = 0;
-    for (KvPlanes* planes : {&made.keys, &made.values}) {
-        if (in_keys && planes == &made.values) {
-            made.values = made.keys;
-            break;
-        }
-        std::size_t bytes[most_planes];
-        token_bytes(planes->type, head_dim, bytes);
-        if (planes->type >= KvType::q8_0 && head_dim % 32)
-            throw nb::value_error("heads of this width are no whole number of blocks of 32");
-        for (std::size_t i = 0; i < most_planes; ++i) {
-            if (!bytes[i]) continue;
-            planes->head_bytes[i] = page_tokens * bytes[i];
-            planes->at[i] = pages.data() + offset + layer * n_kv_heads * planes->head_bytes[i];
-            offset += n_layers * n_kv_heads * planes->head_bytes[i];
-        }
-    }
-    if (offset != made.page_bytes)
-        throw nb::value_error(("a page of these types and sizes has " + std::to_string(offset) + " bytes, not " +
-                               std::to_string(made.page_bytes)).c_str());
-    return {made, pages};
+    return {layer_of(pages.data(), pages.shape(0), pages.shape(1), find_kv_type(keys), find_kv_type(values), n_layers, layer, n_kv_heads,
+                     head_dim),
+            pages};
 }
 
 // Which tokens of a batch belong to which sequence, and which pages those hold.
