@@ -19,7 +19,8 @@ from slm_llamacpp.handle import Handle
 
 T = TypeVar("T")
 
-_SPM, _BPE, _WORDPIECE = 1, 2, 3  # llama_vocab_type
+_SPM, _BPE, _WORDPIECE, _RWKV = 1, 2, 3, 5  # llama_vocab_type
+_CONTROL = 3  # of tokenizer.ggml.token_type
 _FALCON_ID = 11
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece spells a space
 _MAX_TEXT_BYTES = 2**30
@@ -69,6 +70,7 @@ class LlamaCppVocab:
         self._is_wordpiece = kind == _WORDPIECE
         self._composes = composes(gguf)  # llama.cpp leaves Unicode normalization out
         self._spelling = _Spelling(gguf) if kind == _SPM else None
+        self._never_content = _control_texts(gguf) if kind == _RWKV else []
 
     @functools.cached_property
     def eog_ids(self) -> frozenset[int]:
@@ -83,9 +85,12 @@ class LlamaCppVocab:
         """Turn text into token ids; see ``protocols.Vocab.encode``.
 
         Raises:
-            VocabError: a text of a gigabyte, or one with a character that this vocabulary has no tokens for.
+            VocabError: a text of a gigabyte, one with a character that this vocabulary has no tokens for, or content
+                that llama.cpp would take for a control token, as it does with RWKV's vocabulary.
         """
         text = _well_formed(text)
+        if not parse_special and (spelled := next((found for found in self._never_content if found in text), None)):
+            raise VocabError(f"llama.cpp takes {spelled!r} for a control token wherever it stands in this vocabulary")
         data = (unicodedata.normalize("NFC", text) if self._composes else text).encode()
         if self._spelling is not None:
             self._spelling.check(data.decode())
@@ -154,6 +159,14 @@ class LlamaCppVocab:
                     found: list[int] = ids[:n].tolist()
                     return found
                 room = -n
+
+
+def _control_texts(gguf: GgufFile) -> list[str]:
+    tokens, kinds = gguf.require("tokenizer.ggml.tokens", list[str]), gguf.metadata.get("tokenizer.ggml.token_type")
+    if kinds is None:
+        return []
+    stored = gguf.require("tokenizer.ggml.token_type", np.ndarray)
+    return [tokens[i] for i in np.flatnonzero(stored[: len(tokens)] == _CONTROL) if tokens[i]]
 
 
 class _Spelling:

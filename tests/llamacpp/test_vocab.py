@@ -153,6 +153,29 @@ class TestSentencePiece:
             vocab.encode("hezo", add_special=False, parse_special=False)
 
 
+def test_control_tokens_are_never_content_of_an_rwkv_vocabulary(load: LoadModel, tmp_path: Path) -> None:
+    tokens = ["<s>", *(repr(bytes([i]))[2:-1] for i in range(256)), *(f"piece {i}" for i in range(48))]
+    path = changed_model(
+        tmp_path / "rwkv.gguf",
+        tokenizer__ggml__model="rwkv",
+        tokenizer__ggml__pre=None,
+        tokenizer__ggml__tokens=tokens,
+        tokenizer__ggml__token_type=[3] + [1] * 304,
+        tokenizer__ggml__bos_token_id=None,
+        tokenizer__ggml__eos_token_id=0,
+        tokenizer__ggml__padding_token_id=None,
+        tokenizer__ggml__add_bos_token=False,
+    )
+    vocab = load(path).vocab
+    assert vocab.encode("a<s>b", add_special=False, parse_special=True)[1] == 0
+    with pytest.raises(VocabError, match="'<s>' for a control token"):
+        vocab.encode("a<s>b", add_special=False, parse_special=False)
+    with GgufFile.open(path) as gguf:
+        assert vocab.encode("piece 7é", add_special=False, parse_special=False) == build_vocab(gguf).encode(
+            "piece 7é", add_special=False, parse_special=False
+        )
+
+
 class TestAddedTokens:
     """llama.cpp takes Falcon's token 11 for BOS and EOS of a byte-pair vocabulary that names none."""
 
