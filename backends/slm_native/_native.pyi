@@ -99,6 +99,15 @@ class Kernels:
         slopes: NDArray[np.float32] | None,
         sinks: NDArray[np.float32] | None,
     ) -> NDArray[np.float32]: ...
+    def selective_scan(
+        self,
+        x: NDArray[np.float32],
+        steps: NDArray[np.float32],
+        a: NDArray[np.float32],
+        b: NDArray[np.float32],
+        c: NDArray[np.float32],
+        state: NDArray[np.float32],
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
     def run_layers(
         self,
         x: NDArray[np.float32],

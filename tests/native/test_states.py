@@ -14,7 +14,9 @@ from slm_conformance.families import family_model
 from slm_core.errors import DecodeFailed, InvalidSnapshot, UnsupportedEdit
 from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import ContextOptions, EditLevel, Pos
+from slm_native import _extension
 from slm_native.kernels import select_kernels
+from slm_native.kernels.cpu import CpuKernels
 from slm_native.states import N_CHECKPOINTS
 
 BOUND = 1e-5  # float32 sums in another order: a chunk's products are made by other paths of BLAS
@@ -190,10 +192,26 @@ def test_closing_frees_the_states(open_context, feed, random_tokens):
 
 
 def test_a_scan_equals_its_formula_on_every_tier(tier):
-    """In float64, a channel at a time: heads that share b and c, one rate for each head or for each number."""
-    kernels, rng = select_kernels(tier).kernels, np.random.default_rng(5)
-    for n_groups, n_rates in ((1, 5), (3, 1)):
-        n_seqs, n_tokens, n_heads, width, n_state = 2, 7, 6, 4, 5
+    check_scan(select_kernels(tier).kernels)
+
+
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "neon"])
+def test_a_scan_equals_its_formula_on_every_instruction_set(isa):
+    if (missing := _extension.why_missing()) is not None:
+        pytest.skip(f"the cpu tier is not tested, as the C++ extension is missing: {missing}")
+    if isa not in _extension.load().available_isas():
+        pytest.skip(f"this machine or this build has no {isa}")
+    check_scan(CpuKernels(isa, 2, 0))
+
+
+def check_scan(kernels):
+    """In float64, a channel at a time: heads that share b and c, one rate for each head or for each number.
+
+    21 numbers are whole vectors and a rest on every instruction set.
+    """
+    rng, n_state = np.random.default_rng(5), 21
+    for n_groups, n_rates in ((1, n_state), (3, 1)):
+        n_seqs, n_tokens, n_heads, width = 2, 7, 6, 4
         x = rng.standard_normal((n_seqs, n_tokens, n_heads, width))
         steps = 3 * rng.standard_normal((n_seqs, n_tokens, n_heads))
         a = -np.exp(rng.standard_normal((n_heads, n_rates)))
@@ -206,10 +224,39 @@ def test_a_scan_equals_its_formula_on_every_tier(tier):
                 step = np.log1p(np.exp(steps[s, t, h]))
                 after[s, h, p] = np.exp(step * a[h]) * after[s, h, p] + step * x[s, t, h, p] * b[s, t, group]
                 wanted[s, t, h, p] = after[s, h, p] @ c[s, t, group]
-        arguments = (kernels.from_host(array.astype(np.float32)) for array in (x, steps, a, b, c, state))
-        y, held = kernels.selective_scan(*arguments)
+        given = [array.astype(np.float32) for array in (x, steps, a, b, c, state)]
+        y, held = kernels.selective_scan(*map(kernels.from_host, given))
         np.testing.assert_allclose(kernels.to_host(y), wanted, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(kernels.to_host(held), after, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(given[-1], state.astype(np.float32), "a step changed its argument")
+
+
+def test_scans_that_do_not_fit_are_refused_by_the_extension():
+    if (missing := _extension.why_missing()) is not None:
+        pytest.skip(f"the cpu tier is not tested, as the C++ extension is missing: {missing}")
+    native = _extension.load().Kernels("scalar", 1)
+
+    def given(**shapes):
+        sizes = {"x": (1, 3, 6, 2), "steps": (1, 3, 6), "a": (6, 1), "b": (1, 3, 2, 5), "c": (1, 3, 2, 5)}
+        sizes |= {"state": (1, 6, 2, 5)} | shapes
+        return {name: np.zeros(shape, np.float32) for name, shape in sizes.items()}
+
+    native.selective_scan(**given())
+    for wrong in (
+        {"steps": (1, 3, 5)},
+        {"a": (6, 2)},
+        {"a": (5, 1)},
+        {"b": (1, 3, 4, 5)},
+        {"b": (1, 3, 0, 5)},
+        {"c": (1, 3, 2, 4)},
+        {"state": (1, 6, 3, 5)},
+        {"state": (6, 2, 5)},
+        {"x": (3, 6, 2)},
+    ):
+        with pytest.raises(ValueError):
+            native.selective_scan(**given(**wrong))
+    with pytest.raises(TypeError, match="float32"):
+        native.selective_scan(**(given() | {"steps": np.zeros((1, 3, 6))}))
 
 
 def test_the_delta_rule_equals_its_formula_on_every_tier(tier):

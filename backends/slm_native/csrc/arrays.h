@@ -17,6 +17,7 @@ namespace nb = nanobind;
 using Array = nb::ndarray<nb::ro, nb::device::cpu>;
 using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using HeadArray = nb::ndarray<nb::numpy, float, nb::ndim<3>>;
+using StateArray = nb::ndarray<nb::numpy, float, nb::ndim<4>>;
 
 inline std::string shape_of(const Array& array) {
     std::string text = "[";

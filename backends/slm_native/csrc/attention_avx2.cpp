@@ -1,4 +1,4 @@
-// Attention of one instruction set, in a namespace beside that of its other kernels: see simd/README.md.
+// Attention and state spaces of one instruction set, in a namespace beside that of its other kernels: see simd/README.md.
 #include "kernels.h"
 
 #define SLM_NAMESPACE slm::avx2::attending
@@ -10,3 +10,4 @@
 #include "kv_types.inc"
 #include "exponential.inc"
 #include "attention.inc"
+#include "scan.inc"

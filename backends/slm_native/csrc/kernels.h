@@ -11,6 +11,7 @@
 
 #include "attention_kernels.h"
 #include "isa.h"
+#include "scan_kernels.h"
 
 namespace slm {
 
@@ -95,11 +96,12 @@ struct IsaKernels {
     void (*rotate)(float* x, std::size_t n_heads, std::size_t width, const float* cos, const float* sin,
                    std::size_t half, bool interleaved);
     const AttentionKernels* attention;
+    const ScanKernels* scan;
 };
 
-namespace scalar { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; } }
-namespace avx2 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; } }
-namespace avx512 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; } }
-namespace neon { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; } }
+namespace scalar { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
+namespace avx2 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
+namespace avx512 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
+namespace neon { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 
 }  // namespace slm

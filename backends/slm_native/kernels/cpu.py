@@ -145,6 +145,11 @@ class CpuKernels(ReferenceKernels):
             layers.append(layer)
         return CpuBlocks(self._native, layers)
 
+    def selective_scan(self, x: Array, steps: Array, a: Array, b: Array, c: Array, state: Array) -> tuple[Array, Array]:
+        """In one call, heads shared among threads."""
+        given = (np.ascontiguousarray(array) for array in (x, steps, a, b, c, state))
+        return self._native.selective_scan(*given)
+
     def place(self, plan: BatchPlan) -> CpuPlan:
         """Hand the runs to C++."""
         return placed(plan)
