@@ -1,7 +1,7 @@
 """Files that llama.cpp does not survive: it checks much of a header with assertions, which end the process.
 
 These checks cover what its loader asserts for every model, and what its graphs assert for models with plain rotary
-attention. Whatever else is wrong with a file, llama.cpp reports.
+attention, jamba and RWKV. Whatever else is wrong with a file, llama.cpp reports.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def check_hazards(gguf: GgufFile) -> None:
     _check_layers(gguf, architecture)
     _check_experts(gguf, architecture)
     _check_numbers(gguf, architecture)
+    _check_states(gguf, architecture)
     if architecture in _PLAIN_ROTARY:
         _check_heads(gguf, architecture)
     for tensor in gguf.tensors.values():
@@ -90,6 +91,19 @@ def _check_numbers(gguf: GgufFile, architecture: str) -> None:
         epsilon = gguf.get(f"{architecture}.attention.{name}", float, 0.0)
         if not (epsilon >= 0 and math.isfinite(epsilon)):
             raise _wrong(gguf, f"{architecture}.attention.{name}", epsilon, "a finite number from 0 on")
+
+
+def _check_states(gguf: GgufFile, architecture: str) -> None:
+    """What its graphs of models with a state assert, and no tensor's shape gives away first."""
+    if architecture == "jamba":
+        key, wanted = f"{architecture}.ssm.inner_size", 2 * gguf.require(f"{architecture}.embedding_length", int)
+    elif architecture in ("rwkv6", "rwkv7"):
+        key, wanted = f"{architecture}.token_shift_count", 2
+    else:
+        return
+    found = gguf.get(key, int, wanted)
+    if found != wanted:
+        raise _wrong(gguf, key, found, str(wanted))
 
 
 def _check_heads(gguf: GgufFile, architecture: str) -> None:

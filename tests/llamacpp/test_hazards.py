@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from slm_conformance.factories import TinyModel, make_tiny_model
+from slm_conformance.families import family_tensors, write_family
+from slm_conformance.family_table import FAMILIES
 from slm_conformance.gguf_writer import StoredTensor
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_llamacpp.backend import LlamaCppBackend
@@ -78,6 +81,23 @@ def test_a_vector_in_16_bit(load: LoadModel, tmp_path: Path, name: str) -> None:
     packed = StoredTensor.pack(model.tensors[name].values(), "f16")
     path = TinyModel(model.shape, model.tensors | {name: packed}, model.metadata).write(tmp_path / "model.gguf")
     with pytest.raises(UnsupportedModel, match=f"tensor '{name}' is F16"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "accepted"),
+    [("jamba", "ssm.inner_size", 100, "288"), ("rwkv7", "token_shift_count", 1, "2")],
+)
+def test_models_with_a_state(
+    load: LoadModel, tmp_path: Path, monkeypatch: Any, family: str, key: str, value: int, accepted: str
+) -> None:
+    tensors = {
+        name: StoredTensor.pack(np.ones(shape, np.float32), "f32") for name, shape in family_tensors(family).items()
+    }
+    about = FAMILIES[family]
+    monkeypatch.setitem(FAMILIES, family, replace(about, metadata={**about.metadata, key: value}))
+    path = write_family(tmp_path / "model.gguf", family, tensors)
+    with pytest.raises(UnsupportedModel, match=rf"{key}' is {value} \(accepted by llama.cpp: {accepted}\)"):
         load(path)
 
 
