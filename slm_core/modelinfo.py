@@ -9,7 +9,7 @@ from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgmlType, WeightSource
 from slm_core.types import KvType, ModelInfo, Pooling
 
-_POOLINGS = (None, Pooling.MEAN, Pooling.CLS, Pooling.LAST)  # GGUF's numbers; 4 is a ranking, which is none
+_POOLINGS = (None, Pooling.MEAN, Pooling.CLS, Pooling.LAST, None)  # GGUF's numbers; 4 ranks, and embeds nothing
 EMBEDDING_TENSOR = "token_embd.weight"
 
 
@@ -76,12 +76,14 @@ def pooling(gguf: WeightSource) -> Pooling | None:
     """How the file wants embeddings of texts made, None where it does not say.
 
     Raises:
-        UnsupportedModel: it is a ranking model, or of a kind that is not known.
+        UnsupportedModel: in a way that is not known.
     """
     key = f"{gguf.require('general.architecture', str)}.pooling_type"
     number = gguf.get(key, int, 0)
     if not 0 <= number < len(_POOLINGS):
-        raise UnsupportedModel(f"{gguf.path}: metadata {key!r} is {number} (accepted: 0 none, 1 mean, 2 cls, 3 last)")
+        raise UnsupportedModel(
+            f"{gguf.path}: metadata {key!r} is {number} (accepted: 0 none, 1 mean, 2 cls, 3 last, 4 rank)"
+        )
     return _POOLINGS[number]
 
 

@@ -119,6 +119,7 @@ def _facts(path: Path) -> dict[str, object]:
         "state_bytes_per_token": found.state_bytes_per_token,
         "state_bytes_per_sequence": found.state_bytes_per_sequence,
         "state_kv_type": None if found.state_bytes_per_token is None else str(KvType.F16),
+        "pooling": found.pooling,
         "chat_template": None if template is None else f"{len(template)} characters",
         "fingerprint": found.fingerprint,
     }

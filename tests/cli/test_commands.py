@@ -189,6 +189,7 @@ def test_info_tells_what_the_file_says(run, model) -> None:
     assert facts["fingerprint"] == model.info.fingerprint
     assert facts["backends"]["native"] is None
     assert facts["state_kv_type"] == "f16"
+    assert facts["pooling"] is None
     assert facts["state_bytes_per_token"] * 2 == model.info.state_bytes_per_token, "native: f32 where nothing is asked"
     assert facts["state_bytes_per_sequence"] == model.info.state_bytes_per_sequence == 0
     shown = run("info").out

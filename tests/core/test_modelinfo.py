@@ -79,3 +79,19 @@ def test_what_every_model_has_is_required(tmp_path):
     tiny.metadata["llama.context_length"] = 0
     with pytest.raises(InvalidModelFile, match=r"'llama\.context_length' is 0 \(accepted: 1 or more\)"):
         described(tiny.write(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize("kind", gguf.PoolingType)
+def test_the_pooling_is_what_the_number_stands_for(tmp_path, kind):
+    tiny = make_tiny_model("qwen2")
+    tiny.metadata["qwen2.pooling_type"] = int(kind)
+    pooling = described(tiny.write(tmp_path / "m.gguf")).pooling
+    assert pooling == (kind.name.lower() if kind.name in ("MEAN", "CLS", "LAST") else None)
+
+
+@pytest.mark.parametrize("number", [5, 2**31 - 1])
+def test_a_pooling_that_nobody_knows_is_refused(tmp_path, number):
+    tiny = make_tiny_model("qwen2")
+    tiny.metadata["qwen2.pooling_type"] = number
+    with pytest.raises(UnsupportedModel, match=f"'qwen2.pooling_type' is {number} .accepted: 0 none"):
+        described(tiny.write(tmp_path / "m.gguf"))
