@@ -1,0 +1,238 @@
+"""One block of a transformer, of any kind that a ``ModelSpec`` declares, step by step on any kernel set.
+
+Shapes: T tokens of the batch, E embedding width, H query heads, K key and value heads, D head width, F feed-forward
+width, X experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from numpy import bool_
+from numpy.typing import NDArray
+
+from slm_core.architectures import AnyActivation, LayerSpec, ModelSpec
+from slm_native.encoding import attended_both_ways
+from slm_native.experts import route, run_routed
+from slm_native.kernels import KernelSet, Linear, Norm, PlainBlock
+from slm_native.kv import Array, BatchPlan, KvLayer
+from slm_native.latent import latent_queries_and_keys, latent_results
+from slm_native.positions import LayerPositions
+from slm_native.recurrent import mixed_by_state
+from slm_native.rwkv import ChannelMix, channel_mixed
+from slm_native.states import StateGroup
+from slm_native.streams import corrected, learned_residual, let_in, predicted
+from slm_native.weights import Attention, Block, Experts, FeedForward, LatentAttention
+
+
+class Turn(NamedTuple):
+    """What a block gets of a batch besides activations."""
+
+    place: LayerPositions
+    pages: BatchPlan
+    cache: KvLayer | None
+    groups: Sequence[StateGroup]
+    state: int | None  # which of the recurrent layers it has
+
+
+class BlockRunner:
+    """Runs blocks. Holds nothing that a run changes, so threads may share it.
+
+    Args:
+        spec: the model.
+        kernels: the arithmetic.
+    """
+
+    def __init__(self, spec: ModelSpec, kernels: KernelSet) -> None:
+        self._spec = spec
+        self._kernels = kernels
+        self._scale = (spec.head_dim or 1) ** -0.5 if spec.attention_scale is None else spec.attention_scale
+
+    def plain(self, block: Block, layer: LayerSpec) -> PlainBlock | None:
+        """A block that does nothing beyond what ``PlainBlock`` says, else None."""
+        spec, attention, feed_forward = self._spec, block.attention, block.feed_forward
+        if not isinstance(attention, Attention) or not isinstance(feed_forward, FeedForward) or layer.recurrent:
+            return None
+        if block.attn_post_norm is not None or block.ffn_post_norm is not None or layer.temperature is not None:
+            return None
+        if block.attn_sum_norm is not None or block.ffn_sum_norm is not None:
+            return None
+        if layer.chunk is not None or attention.v_norm is not None or attention.k is None or attention.v is None:
+            return None
+        if layer.gate_threshold is not None or block.laurel is not None or block.embedding is not None:
+            return None
+        if spec.parallel or spec.residual_scale != 1 or spec.qkv_limit is not None or not spec.causal:
+            return None
+        return PlainBlock(
+            block.attn_norm,
+            *(attention.q, attention.k, attention.v, attention.q_norm, attention.k_norm),
+            *(spec.head_dim, self._scale, block.scoring, attention.output, block.ffn_norm),
+            *(feed_forward.gate, feed_forward.up, layer.activation, feed_forward.down),
+        )
+
+    def run(
+        self,
+        block: Block,
+        layer: LayerSpec,
+        streams: list[Array],
+        turn: Turn,
+        own: Array | None,
+        wanted: NDArray[bool_] | None,
+    ) -> list[Array]:
+        """What leaves a block in each stream; one stream without rows, where none are wanted."""
+        kernels, active = self._kernels, self._spec.active_stream or 0
+        guessed = streams if block.altup is None else predicted(kernels, block.altup, streams, active)
+        x = self._through(block, layer, guessed[active], turn, wanted)
+        if block.embedding is None or own is None or len(x) == 0:
+            return [x]
+        if wanted is not None:
+            own, guessed = kernels.rows(own, wanted), [kernels.rows(stream, wanted) for stream in guessed]
+        if block.altup is None:
+            return [x + let_in(kernels, block.embedding, x, own, layer.activation)]
+        return corrected(kernels, block.altup, block.embedding, guessed, x, own, active, layer.activation)
+
+    def _through(self, block: Block, layer: LayerSpec, x: Array, turn: Turn, wanted: NDArray[bool_] | None) -> Array:
+        """What leaves a block [T, E]; after the last, of the rows that are wanted [rows, E]."""
+        branches = self._mixed(block, layer, x, turn)
+        if isinstance(block.feed_forward, ChannelMix):
+            x = self._channel_mixed(block, block.feed_forward, self._all_added(block, x, branches), turn)
+            return x if wanted is None else self._kernels.rows(x, wanted)
+        if wanted is not None:  # what follows is done token by token: only the rows asked for matter
+            x = self._kernels.rows(x, wanted)
+            branches = [(self._kernels.rows(mixed, wanted), output) for mixed, output in branches]
+            if len(x) == 0:
+                return x
+        after = self._kernels.normed(self._all_added(block, x, branches), block.attn_sum_norm)
+        made = self._fed(block, layer, x if self._spec.parallel else after, after)
+        return self._kernels.normed(made, block.ffn_sum_norm)
+
+    def _all_added(self, block: Block, x: Array, branches: Sequence[tuple[Array, Linear]]) -> Array:
+        after = x
+        for mixed, output in branches:
+            after = self._added(after, mixed, output, block.attn_post_norm)
+        if block.laurel is None:
+            return after
+        residual = learned_residual(self._kernels, block.laurel, self._kernels.normed(x, block.attn_norm))
+        return (after + residual) * 2**-0.5
+
+    def _channel_mixed(self, block: Block, weights: ChannelMix, x: Array, turn: Turn) -> Array:
+        assert turn.state is not None, "the weights were read by it"
+        return x + channel_mixed(
+            self._kernels, weights, self._kernels.normed(x, block.ffn_norm), turn.groups, turn.state
+        )
+
+    def _mixed(self, block: Block, layer: LayerSpec, x: Array, turn: Turn) -> list[tuple[Array, Linear]]:
+        """What each layer makes that mixes tokens, [T, width], and its output matrix."""
+        found = []
+        if block.attention is not None:
+            found.append((self._attend(block, block.attention, layer, x, turn), block.attention.output))
+        if block.recurrent is not None:
+            assert turn.state is not None, "the weights were read by it"
+            mixed = mixed_by_state(self._kernels, block.recurrent, x, block.attn_norm, turn.groups, turn.state)
+            found.append((mixed, block.recurrent.output))
+        return found
+
+    def _attend(
+        self, block: Block, weights: Attention | LatentAttention, layer: LayerSpec, x: Array, turn: Turn
+    ) -> Array:
+        if turn.cache is None:
+            return self._attend_both_ways(block, weights, x, turn)
+        q = self._queries(block, weights, layer, x, turn.place, turn.pages, turn.cache)
+        if turn.place.temperature is not None:
+            q = q * turn.place.temperature
+        mixed = self._kernels.attention_over_runs(q, turn.cache, turn.pages, self._scale, block.scoring)
+        if isinstance(weights, LatentAttention):
+            assert layer.latent is not None, "the weights were read by it"
+            mixed = latent_results(self._kernels, weights, layer.latent, mixed)
+        return mixed.reshape(len(x), -1)
+
+    def _attend_both_ways(self, block: Block, weights: Attention | LatentAttention, x: Array, turn: Turn) -> Array:
+        assert isinstance(weights, Attention), "no encoder attends to a latent"
+        rotation, width, scale = turn.place.rotation, self._spec.head_dim, self._scale
+        runs, norm = turn.pages.runs, block.attn_norm
+        mixed = attended_both_ways(self._kernels, weights, x, norm, rotation, width, runs, scale, block.scoring)
+        return mixed.reshape(len(x), -1)
+
+    def _queries(
+        self,
+        block: Block,
+        weights: Attention | LatentAttention,
+        layer: LayerSpec,
+        x: Array,
+        place: LayerPositions,
+        plan: BatchPlan,
+        cache: KvLayer,
+    ) -> Array:
+        """The batch's queries [T, H, D]; its keys and values go into the cache."""
+        kernels, width = self._kernels, self._spec.head_dim
+        if isinstance(weights, LatentAttention):
+            assert layer.latent is not None, "the weights were read by it"
+            q, both = latent_queries_and_keys(kernels, weights, layer.latent, x, block.attn_norm)
+            keys = kernels.heads(both, width, None, place.rotation)
+            cache.write(plan.pages, plan.slots, keys, keys)  # one place: what is turned of them is in no result
+            return kernels.heads(q, width, None, place.rotation)
+        if weights.k is None or weights.v is None:
+            (q,) = kernels.project(x, block.attn_norm, (weights.q,))
+            return kernels.heads(q, width, weights.q_norm, place.rotation)
+        q, k, v = kernels.project(x, block.attn_norm, (weights.q, weights.k, weights.v))
+        if self._spec.qkv_limit is not None:
+            q, k, v = (kernels.clip(flat, self._spec.qkv_limit) for flat in (q, k, v))
+        if weights.v_norm is not None:
+            v = kernels.heads(v, width, weights.v_norm).reshape(len(v), -1)
+        kernels.store(cache, plan, k, v, width, weights.k_norm, place.rotation)
+        return kernels.heads(q, width, weights.q_norm, place.rotation)
+
+    def _added(self, residual: Array, x: Array, linear: Linear, post_norm: Norm | None) -> Array:
+        """``residual`` and what a branch of the block makes of ``x`` at last."""
+        if post_norm is None and self._spec.residual_scale == 1:
+            return self._kernels.add_product(residual, x, linear)
+        return self._scaled_sum(residual, self._kernels.linear(x, linear), post_norm)
+
+    def _scaled_sum(self, residual: Array, made: Array, post_norm: Norm | None) -> Array:
+        made, scale = self._kernels.normed(made, post_norm), self._spec.residual_scale
+        return residual + (made if scale == 1 else made * scale)
+
+    def _fed(self, block: Block, layer: LayerSpec, x: Array, residual: Array) -> Array:
+        """What leaves the block: ``residual``, and what the feed-forward layer makes of ``x``."""
+        weights, post_norm = block.feed_forward, block.ffn_post_norm
+        if weights is None or isinstance(weights, ChannelMix):
+            return residual
+        if isinstance(weights, FeedForward) and layer.gate_threshold is not None:
+            inner = self._sparsely_gated(weights, layer, layer.gate_threshold, self._kernels.normed(x, block.ffn_norm))
+            return self._added(residual, inner, weights.down, post_norm)
+        if isinstance(weights, FeedForward):
+            inner = self._kernels.gate_up(x, block.ffn_norm, weights.gate, weights.up, layer.activation)
+            return self._added(residual, inner, weights.down, post_norm)
+        return self._scaled_sum(
+            residual, self._routed(weights, layer, self._kernels.normed(x, block.ffn_norm)), post_norm
+        )
+
+    def _sparsely_gated(self, weights: FeedForward, layer: LayerSpec, threshold: float, x: Array) -> Array:
+        assert weights.gate is not None, "the architecture has one"
+        kernels = self._kernels
+        gate = kernels.above_threshold(kernels.linear(x, weights.gate), threshold)
+        return kernels.gated(gate, kernels.linear(x, weights.up), layer.activation)
+
+    def _routed(self, weights: Experts, layer: LayerSpec, x: Array) -> Array:
+        assert layer.experts is not None, "the weights were read by it"
+        kernels, bias = self._kernels, weights.selection_bias
+        scores = kernels.to_host(kernels.linear(x, weights.router))  # [T, X]
+        routes = route(scores, layer.experts, None if bias is None else kernels.to_host(bias))
+        mixed = run_routed(
+            x,
+            routes,
+            lambda i, rows: self._dense(weights.experts[i], layer.activation, rows),
+            kernels,
+            scales_input=layer.experts.scales_input,
+        )
+        if weights.shared is None:
+            return mixed
+        shared = self._dense(weights.shared, layer.activation, x)
+        if weights.shared_gate is not None:
+            shared = shared * kernels.sigmoid(kernels.linear(x, weights.shared_gate))  # [T, 1]
+        return mixed + shared
+
+    def _dense(self, weights: FeedForward, activation: AnyActivation, x: Array) -> Array:
+        inner = self._kernels.gate_up(x, None, weights.gate, weights.up, activation)  # [T, F]
+        return self._kernels.linear(inner, weights.down)
