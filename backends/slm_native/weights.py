@@ -147,7 +147,7 @@ class WeightReader:
         """A block, prepared; any thread may ask for it."""
         layer, prefix = self._spec.layers[index], f"blk.{index}."
         attn_norm, ffn_norm = self._norm(f"{prefix}attn_norm"), self._norm(f"{prefix}{layer.ffn_norm}")
-        post_norm = "post_attention_norm"
+        post_norm, sum_norm = "post_attention_norm", "attn_output_norm"
         if self._spec.parallel and ffn_norm is None:
             ffn_norm = attn_norm
         attention = self._any_attention(prefix, layer)
@@ -156,7 +156,7 @@ class WeightReader:
             attention=attention,
             recurrent=self._recurrent(prefix, layer),
             attn_post_norm=self._norm(f"{prefix}{post_norm}") if layer.ffn_norm != post_norm else None,
-            attn_sum_norm=self._norm(f"{prefix}attn_output_norm"),
+            attn_sum_norm=self._norm(f"{prefix}{sum_norm}") if layer.ffn_norm != sum_norm else None,
             ffn_norm=ffn_norm,
             feed_forward=self._any_feed_forward(prefix, layer),
             ffn_post_norm=self._norm(f"{prefix}post_ffw_norm"),

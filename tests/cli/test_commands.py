@@ -291,7 +291,9 @@ def test_convert_makes_a_directory_that_answers_as_the_file_does(run, tmp_path) 
     ids = [run("tokenize", *named, "Hello, <|im_end|>", "--ids", "--special") for named in ((), (folder,))]
     assert ids[0].out == ids[1].out != ""
     told = json.loads(run("info", folder, "--json").out)
-    assert (told["backends"]["onnx"], "a directory" in told["backends"]["native"]) == (None, True)
+    assert told["backends"]["onnx"] is None
+    assert "a directory" in told["backends"]["llamacpp"]
+    assert "there is no model.safetensors" in told["backends"]["native"]
     assert told["vocabulary"] == slm.load_vocab(slm.demo_model_path()).size
     again = run("convert", str(slm.demo_model_path()), folder, "--to", "onnx")
     assert (again.code, "is there already" in again.err) == (1, True)

@@ -99,7 +99,7 @@ def test_an_interrupt_between_llamacpp_and_the_ledger_is_made_good(context: Any)
 def test_no_logits_is_a_failure(context: Any) -> None:
     feed(context, some_tokens(3))
     api = interpose(context, llama_get_logits=lambda pointer: None)
-    with pytest.raises(DecodeFailed, match="no logits"):
+    with pytest.raises(DecodeFailed, match="no rows"):
         feed(context, [1])
     undo(context, api)
     assert context.length(0) == 3

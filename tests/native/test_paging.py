@@ -223,7 +223,7 @@ def test_the_next_block_is_on_its_way_while_one_computes():
 
     def load(i: int):
         asked[i].set()
-        return weights.Block(*[None] * 8)
+        return weights.Block(*[None] * 10)
 
     pager = LayerPager(load, [1] * 6, Paging(2), lambda: None, lambda share: None)
     with pager.walk() as block_at:

@@ -117,12 +117,17 @@ void token_bytes(KvType type, std::size_t head_dim, std::size_t (&bytes)[most_pl
     bytes[2] = type == KvType::q5_0 ? head_dim / 32 * 4 : 0;
 }
 
-KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_bytes, KvType keys, KvType values, std::size_t n_layers,
-                 std::size_t layer, std::size_t n_kv_heads, std::size_t head_dim) {
+KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_bytes, KvType keys, KvType values, bool in_keys,
+                 const KvPlace& place) {
+    const auto [n_layers, layer, n_kv_heads, head_dim] = place;
     if (layer >= n_layers || n_kv_heads < 1 || head_dim < 1) throw std::invalid_argument("no such layer, or no heads");
     KvLayer made{{keys, {}, {}}, {values, {}, {}}, n_pages, page_bytes, n_kv_heads, head_dim};
     std::size_t offset = 0;
     for (KvPlanes* planes : {&made.keys, &made.values}) {
+        if (in_keys && planes == &made.values) {
+            made.values = made.keys;
+            break;
+        }
         std::size_t bytes[most_planes];
         token_bytes(planes->type, head_dim, bytes);
         if (planes->type >= KvType::q8_0 && head_dim % 32)

@@ -13,10 +13,15 @@ namespace slm {
 // Bytes of a token of one head in each plane, 0 where there is no such plane.
 void token_bytes(KvType type, std::size_t head_dim, std::size_t (&bytes)[most_planes]);
 
-// A layer of pages [n_pages][page_bytes] as slm_native/kv/store.py lays them out. Throws std::invalid_argument where the
-// sizes do not make a page.
-KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_bytes, KvType keys, KvType values, std::size_t n_layers,
-                 std::size_t layer, std::size_t n_kv_heads, std::size_t head_dim);
+// Which of the layers that share a page, and its sizes.
+struct KvPlace {
+    std::size_t n_layers, layer, n_kv_heads, head_dim;
+};
+
+// A layer of pages [n_pages][page_bytes] as slm_native/kv/store.py lays them out; where `in_keys`, keys are the values, too.
+// Throws std::invalid_argument where the sizes do not make a page.
+KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_bytes, KvType keys, KvType values, bool in_keys,
+                 const KvPlace& place);
 
 // The queries of one sequence; see Run in slm_native/kv/cache.py.
 struct Run {

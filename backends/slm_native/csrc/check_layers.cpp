@@ -164,7 +164,7 @@ std::vector<float> found(const Model& model, const IsaKernels& kernels, Pool& po
     std::unique_ptr<std::uint8_t[]> memory(new std::uint8_t[n_pages * page_bytes]());
     std::vector<KvLayer> caches;
     for (std::size_t i = 0; i < n_layers; ++i)
-        caches.push_back(layer_of(memory.get(), n_pages, page_bytes, type, type, n_layers, i, n_kv_heads, head_dim));
+        caches.push_back(layer_of(memory.get(), n_pages, page_bytes, type, type, false, {n_layers, i, n_kv_heads, head_dim}));
     std::size_t start = 0;
     for (std::size_t n : steps) {
         std::vector<std::int32_t> tokens(n);

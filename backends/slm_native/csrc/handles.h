@@ -40,9 +40,10 @@ inline CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, c
                            std::size_t layer, std::size_t n_kv_heads, std::size_t head_dim) {
     if (pages.ndim() != 2 || !is_contiguous(Array(pages)))
         throw nb::value_error("pages must be C-contiguous [n_pages, page_bytes]");
-    return {layer_of(pages.data(), pages.shape(0), pages.shape(1), find_kv_type(keys), find_kv_type(values), n_layers, layer, n_kv_heads,
-                     head_dim),
-            pages};
+    const bool in_keys = values.empty();  // keys are the values, too
+    const KvType key_type = find_kv_type(keys), value_type = in_keys ? key_type : find_kv_type(values);
+    const KvPlace place{n_layers, layer, n_kv_heads, head_dim};
+    return {layer_of(pages.data(), pages.shape(0), pages.shape(1), key_type, value_type, in_keys, place), pages};
 }
 
 // Which tokens of a batch belong to which sequence, and which pages those hold.
