@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
 from native.architectures.encoders import AFTERWARDS, CASES
 from native.architectures.engines import Rows, encoder_states, make_subject
@@ -34,15 +33,6 @@ class Expected(NamedTuple):
     path: Path
     transformers: Rows
     llama_cpp: Rows
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Of torch's: to share matrices this small among several takes longer than to multiply them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

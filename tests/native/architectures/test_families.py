@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
 from native.architectures.cases import CASES
 from native.architectures.engines import (
@@ -42,15 +40,6 @@ class Expected(NamedTuple):
     path: Path
     rows: dict[str, Rows]
     states: Rows | None
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Of torch's: to share matrices this small among several takes longer than to multiply them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
