@@ -4,7 +4,8 @@ All sequences share one row of cells that is written from its start to its end. 
 any more is given back at the end of the row, or when the row is compacted.
 
 A key is rotated to an angle, counted in positions. Only differences between angles matter, so a sequence need not begin
-at angle 0: a cut turns whichever side has fewer keys, those before the gap up or those behind it down.
+at angle 0: a cut turns whichever side has fewer keys, those before the gap up or those behind it down. It only notes to
+which angle they belong: they are turned when somebody is to see them (``due``), once for all cuts until then.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class Move:
         return bool((self.source == np.arange(self.to, self.to + len(self.source))).all())
 
     def pieces(self, n: int) -> Iterator[Move]:
-        """The same for ``n`` rows at a time, where every row is its own source."""
+        """The same for ``n`` rows at a time, where every row is its own source; rows that do not turn are left out."""
         for start in range(0, len(self.source), n):
             rows = slice(start, start + n)
-            yield Move(self.source[rows], self.to + start, self.delta[rows])
+            if self.delta[rows].any():
+                yield Move(self.source[rows], self.to + start, self.delta[rows])
 
 
 class CellTable:
@@ -58,7 +60,8 @@ class CellTable:
     """
 
     def __init__(self, n_cells: int, n_seq_max: int) -> None:
-        self._angles = np.zeros(n_cells, np.int32)
+        self._angles = np.zeros(n_cells, np.int32)  # that each cell's key belongs to
+        self._lies = np.zeros(n_cells, np.int32)  # that it is rotated to
         self._first_angles = np.zeros(n_seq_max, np.int32)  # of each sequence's position 0
         self._held = np.zeros((n_seq_max, n_cells), np.bool_)  # [sequence, cell]
         self.n_used = 0
@@ -109,7 +112,7 @@ class CellTable:
     def append(self, seq_ids: NDArray[np.int32], angles: NDArray[np.int32]) -> None:
         """Tokens have been written after the used cells."""
         cells = np.arange(self.n_used, self.n_used + len(seq_ids))
-        self._angles[cells] = angles
+        self._angles[cells] = self._lies[cells] = angles
         self._held[seq_ids, cells] = True
         self.n_used += len(seq_ids)
 
@@ -133,29 +136,40 @@ class CellTable:
         """Cells that ``cut`` appends: those it turns that others hold, too."""
         return int(np.count_nonzero(self._turned(seq_id, start, end)[0] & self._is_shared()))
 
-    def cut(self, seq_id: int, start: int, end: int) -> list[Move]:
+    def cut(self, seq_id: int, start: int, end: int) -> Move | None:
         """Forget [start, end) and close the gap; cells to turn that others hold, too, are copied to the end."""
         turned, delta = self._turned(seq_id, start, end)
         is_shared = self._is_shared()
-        shared, own = np.flatnonzero(turned & is_shared), np.flatnonzero(turned & ~is_shared)
-        moves = []
         self._held[seq_id] = self._before(seq_id, start) | self._from(seq_id, end)
-        if len(shared):
-            moves.append(Move(shared, self.n_used, np.full(len(shared), delta)))
-            copies = np.arange(self.n_used, self.n_used + len(shared))
-            self._angles[copies] = self._angles[shared] + delta
-            self._held[seq_id, shared], self._held[seq_id, copies] = False, True
-            self.n_used += len(shared)
-        if len(own):
-            first, last = int(own[0]), int(own[-1])
-            turns = np.zeros(last - first + 1, np.int64)  # cells of others in between turn by nothing
-            turns[own - first] = delta
-            moves.append(Move(np.arange(first, last + 1), first, turns))
-            self._angles[own] += delta
+        self._angles[turned & ~is_shared] += delta
+        copy = self._copied_apart(seq_id, np.flatnonzero(turned & is_shared), delta)
         if delta > 0:
             self._first_angles[seq_id] += delta
         self._trim()
-        return moves
+        return copy
+
+    def _copied_apart(self, seq_id: int, shared: Cells, delta: int) -> Move | None:
+        """Let a sequence have cells for itself, turned further by ``delta``."""
+        if not len(shared):
+            return None
+        copies = np.arange(self.n_used, self.n_used + len(shared))
+        self._angles[copies] = self._angles[shared] + delta
+        self._held[seq_id, shared], self._held[seq_id, copies] = False, True
+        self.n_used += len(shared)
+        return self._moved(shared, int(copies[0]))
+
+    def due(self, seq_ids: NDArray[np.int32]) -> Move | None:
+        """Turn all keys that these sequences hold to the angles they belong to; None where they lie so."""
+        used = slice(0, self.n_used)
+        own = self._held[np.unique(seq_ids), used].any(axis=0) & (self._angles[used] != self._lies[used])
+        turned = np.flatnonzero(own)
+        if not len(turned):
+            return None
+        first, last = int(turned[0]), int(turned[-1])
+        turns = np.zeros(last - first + 1, np.int64)  # cells of others in between turn by nothing
+        turns[turned - first] = (self._angles - self._lies)[turned]
+        self._lies[turned] = self._angles[turned]
+        return Move(np.arange(first, last + 1), first, turns)
 
     def compact(self) -> Move | None:
         """Move all held cells to the start of the row; None where they are there."""
@@ -168,7 +182,14 @@ class CellTable:
         self._angles[: len(held)] = self._angles[held]
         self._held[:, : len(held)] = self._held[:, held]
         self._held[:, len(held) :] = False
-        return Move(held[first:], first, np.zeros(len(held) - first, np.int64))
+        return self._moved(held[first:], first)
+
+    def _moved(self, source: Cells, to: int) -> Move:
+        """The move that copies cells, each key turned to the angle that the copy belongs to."""
+        copies = slice(to, to + len(source))
+        move = Move(source, to, self._angles[copies].astype(np.int64) - self._lies[source])
+        self._lies[copies] = self._angles[copies]
+        return move
 
     def _turned(self, seq_id: int, start: int, end: int) -> tuple[NDArray[np.bool_], int]:
         """The cells that a cut turns, and how far: the side with fewer.

@@ -17,7 +17,7 @@ from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits
 from slm_onnx import BACKEND, runtime
-from slm_onnx.cells import FARTHEST, CellTable
+from slm_onnx.cells import FARTHEST, CellTable, Move
 from slm_onnx.kvstore import CellMover, KvStore
 from slm_onnx.positions import Positions
 from slm_onnx.providers import KV_TYPES, Device
@@ -56,7 +56,8 @@ class Engine:
 class OnnxContext(ContextBase):
     """Several token histories in one row of cells.
 
-    A fork shares cells; a cut rotates the keys of the shorter side where they lie, and copies those that a fork holds.
+    A fork shares cells. A cut says where keys belong, and copies those that a fork holds; they are rotated, where they
+    lie, when their sequence is decoded or dumped next.
 
     Args:
         engine: the model.
@@ -98,6 +99,7 @@ class OnnxContext(ContextBase):
         if n_positions is not None and (last := int(batch.positions.max())) >= n_positions:
             raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
         self._make_room(len(batch.tokens))
+        self._moved(self._cells.due(batch.seq_ids))
         for name, array in self._inputs(batch):
             self._binding.bind_cpu_input(name, array)
         self._binding.bind_output("logits", "cpu")  # each time: a run leaves it bound to the tensor that it made
@@ -132,9 +134,11 @@ class OnnxContext(ContextBase):
         """Compact the cells where ``n`` do not fit behind them, or where most of them are idle."""
         idle = self._cells.n_idle
         if self._cells.n_used + n > self._cells.n_cells or idle > max(256, self._cells.n_used - idle):
-            move = self._cells.compact()
-            if move is not None:
-                self._mover.run(move)
+            self._moved(self._cells.compact())
+
+    def _moved(self, move: Move | None) -> None:
+        if move is not None:
+            self._mover.run(move)
 
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         self._cells.fork(src, dst, end)
@@ -144,13 +148,13 @@ class OnnxContext(ContextBase):
 
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
         self._make_room(self._cells.n_copied_by_cut(seq_id, start, end))
-        for move in self._cells.cut(seq_id, start, end):
-            self._mover.run(move)
+        self._moved(self._cells.cut(seq_id, start, end))
 
     def _engine_drop(self, seq_id: int) -> None:
         self._cells.drop(seq_id)
 
     def _engine_export(self, seq_id: int) -> bytes:
+        self._moved(self._cells.due(np.array([seq_id])))
         return _FIRST_ANGLE.pack(self._cells.first_angle(seq_id)) + self._store.read(self._cells.of(seq_id))
 
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:

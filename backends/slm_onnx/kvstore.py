@@ -16,7 +16,7 @@ from slm_onnx.ports import PLANES, past, present
 from slm_onnx.positions import Positions
 from slm_onnx.providers import Device
 
-_AT_ONCE = 128  # cells: what a layer's pass over them reads and writes then stays in a core's cache
+_AT_ONCE = 64  # cells: what a layer's pass over them reads and writes then stays in a core's cache
 
 
 class KvStore:

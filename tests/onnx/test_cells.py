@@ -27,7 +27,7 @@ class Memory:
 
 
 operation = st.tuples(
-    st.sampled_from(["append", "append", "append", "fork", "truncate", "cut", "drop", "compact"]),
+    st.sampled_from(["append", "append", "append", "fork", "truncate", "cut", "cut", "drop", "compact", "see"]),
     st.integers(0, N_SEQ - 1),
     st.integers(0, 8),
     st.integers(0, 8),
@@ -64,17 +64,27 @@ def test_every_sequence_reads_what_a_list_would_hold(operations) -> None:
         elif name == "compact":
             memory.run(table.compact())
             assert table.n_idle == 0, "cells that nobody holds are left after a compaction"
-        else:
+        elif name == "cut":
             start, end = sorted((min(a, len(lists[seq])), min(b, len(lists[seq]))))
             if start == end or table.n_used + table.n_copied_by_cut(seq, start, end) > N_CELLS:
                 continue
-            for move in table.cut(seq, start, end):
-                memory.run(move)
+            memory.run(table.cut(seq, start, end))
             del lists[seq][start:end]
         for i, wanted in enumerate(lists):
             found = [memory.cells[cell] for cell in table.of(i)]
-            first = table.first_angle(i)
-            assert found == [(t, first + p) for p, t in enumerate(wanted)], f"sequence {i} after {name}"
+            assert [cell and cell[0] for cell in found] == wanted, f"sequence {i} after {name}"
+        if name == "see":
+            check_angles(table, memory, lists, [seq, (seq + a) % N_SEQ])
+    check_angles(table, memory, lists, [0])
+    check_angles(table, memory, lists, range(N_SEQ))
+
+
+def check_angles(table, memory, lists, seq_ids) -> None:
+    memory.run(table.due(np.array(seq_ids, np.int32)))
+    assert table.due(np.array(seq_ids, np.int32)) is None, "keys that were turned are due again"
+    for i in seq_ids:
+        found, first = [memory.cells[cell] for cell in table.of(i)], table.first_angle(i)
+        assert found == [(t, first + p) for p, t in enumerate(lists[i])], f"sequence {i}"
 
 
 def test_a_token_sees_its_own_sequence_up_to_itself() -> None:
@@ -90,8 +100,48 @@ def test_a_token_sees_its_own_sequence_up_to_itself() -> None:
 def test_a_cut_turns_the_side_with_fewer_keys(start, end, n_turned, first) -> None:
     table = CellTable(16, 2)
     table.append(np.zeros(12, np.int32), np.arange(12, dtype=np.int32))
-    turned = [int(np.count_nonzero(move.delta)) for move in table.cut(0, start, end)]
-    assert (sum(turned), table.first_angle(0)) == (n_turned, first)
+    assert table.cut(0, start, end) is None
+    assert (n_due(table), table.first_angle(0)) == (n_turned, first)
+
+
+def n_due(table) -> int:
+    """Keys of the first sequence that are not where they belong."""
+    move = table.due(np.zeros(1, np.int32))
+    return 0 if move is None else int(np.count_nonzero(move.delta))
+
+
+def test_cuts_that_nobody_looks_between_turn_keys_once() -> None:
+    table = CellTable(16, 1)
+    table.append(np.zeros(14, np.int32), np.arange(14, dtype=np.int32))
+    for start in (8, 7, 6):
+        assert table.cut(0, start, start + 1) is None
+    move = table.due(np.zeros(1, np.int32))
+    assert move is not None
+    assert (move.to, move.delta.tolist()) == (9, [-3] * 5)
+
+
+def test_a_cut_turns_copies_of_what_a_fork_holds() -> None:
+    table = CellTable(16, 2)
+    table.append(np.zeros(8, np.int32), np.arange(8, dtype=np.int32))
+    table.cut(0, 5, 6)
+    table.fork(0, 1, 7)
+    move = table.cut(0, 1, 3)
+    assert move is not None
+    assert (move.source.tolist(), move.to) == ([3, 4, 6, 7], 8)
+    assert move.delta.tolist() == [-2, -2, -3, -3], "a copy turns by what was due of its source, too"
+    assert table.due(np.zeros(1, np.int32)) is None
+    due = table.due(np.ones(1, np.int32))
+    assert due is not None
+    assert (due.to, due.delta.tolist()) == (6, [-1, -1])
+
+
+def test_keys_of_a_sequence_that_is_dropped_are_never_turned() -> None:
+    table = CellTable(16, 2)
+    table.append(np.array([0] * 8 + [1] * 4, np.int32), np.arange(12, dtype=np.int32))
+    table.cut(0, 4, 6)
+    assert table.due(np.array([1], np.int32)) is None, "the other sequence does not see them"
+    table.drop(0)
+    assert table.due(np.array([0, 1], np.int32)) is None
 
 
 def test_a_cut_copies_nothing_that_the_ledger_does_not_reckon_with() -> None:
@@ -101,8 +151,8 @@ def test_a_cut_copies_nothing_that_the_ledger_does_not_reckon_with() -> None:
     table.fork(0, 1, 2)
     table.append(np.zeros(10, np.int32), np.arange(2, 12, dtype=np.int32))
     assert table.n_copied_by_cut(0, 2, 4) == 0
-    (move,) = table.cut(0, 2, 4)
-    assert (np.count_nonzero(move.delta), table.first_angle(0)) == (8, 0)
+    assert table.cut(0, 2, 4) is None
+    assert (n_due(table), table.first_angle(0)) == (8, 0)
 
 
 def test_angles_that_sines_are_no_longer_right_for_are_not_reached() -> None:
@@ -110,5 +160,7 @@ def test_angles_that_sines_are_no_longer_right_for_are_not_reached() -> None:
     table.begin(0, FARTHEST)
     seq_ids = np.zeros(10, np.int32)
     table.append(seq_ids, table.angles(seq_ids, np.arange(10, dtype=np.int32)))
-    (move,) = table.cut(0, 0, 3)
+    assert table.cut(0, 0, 3) is None
+    move = table.due(seq_ids)
+    assert move is not None
     assert (move.delta.tolist(), table.first_angle(0)) == ([-3] * 7, FARTHEST)

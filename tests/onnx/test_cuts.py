@@ -52,7 +52,26 @@ def test_a_cut_at_the_head_moves_no_key(tmp_path, load, feed, random_tokens, mon
     moved: list[int] = []
     monkeypatch.setattr(CellMover, "run", lambda self, move: moved.append(len(move.source)))
     context.cut(Pos(0, 0), Pos(0, 60))
+    feed(context, random_tokens(1))
     assert moved == []
+
+
+def test_a_cut_leaves_the_turning_to_who_looks_next(tmp_path, load, feed, random_tokens, monkeypatch) -> None:
+    context = load(family_model(tmp_path, "qwen3")).new_context(SIZES)
+    feed(context, random_tokens(100))
+    feed(context, random_tokens(20), 1)
+    moved: list[int] = []
+    run = CellMover.run
+    monkeypatch.setattr(CellMover, "run", lambda self, move: (moved.append(len(move.source)), run(self, move)))
+    context.cut(Pos(0, 70), Pos(0, 80))
+    context.cut(Pos(0, 60), Pos(0, 65))
+    feed(context, random_tokens(5), 1)
+    assert moved == []
+    context.dump(0)
+    assert moved == [100 - 65], "what is behind both cuts, and between them, in one go"
+    context.cut(Pos(0, 60), Pos(0, 61))
+    feed(context, random_tokens(1))
+    assert moved[1:] == [100 - 66]
 
 
 @pytest.fixture
