@@ -47,7 +47,6 @@ class BlockRunner:
     def __init__(self, spec: ModelSpec, kernels: KernelSet) -> None:
         self._spec = spec
         self._kernels = kernels
-        self._scale = (spec.head_dim or 1) ** -0.5 if spec.attention_scale is None else spec.attention_scale
 
     def plain(self, block: Block, layer: LayerSpec) -> PlainBlock | None:
         """A block that does nothing beyond what ``PlainBlock`` says, else None."""
@@ -67,7 +66,7 @@ class BlockRunner:
         return PlainBlock(
             block.attn_norm,
             *(attention.q, attention.k, attention.v, attention.q_norm, attention.k_norm),
-            *(spec.head_dim, self._scale, block.scoring, attention.output, block.ffn_norm),
+            *(spec.width_of(layer), spec.scale_of(layer), block.scoring, attention.output, block.ffn_norm),
             *(feed_forward.gate, feed_forward.up, layer.activation, feed_forward.down),
         )
 
@@ -137,19 +136,22 @@ class BlockRunner:
         self, block: Block, weights: Attention | LatentAttention, layer: LayerSpec, x: Array, turn: Turn
     ) -> Array:
         if turn.cache is None:
-            return self._attend_both_ways(block, weights, x, turn)
+            return self._attend_both_ways(block, weights, layer, x, turn)
         q = self._queries(block, weights, layer, x, turn.place, turn.pages, turn.cache)
         if turn.place.temperature is not None:
             q = q * turn.place.temperature
-        mixed = self._kernels.attention_over_runs(q, turn.cache, turn.pages, self._scale, block.scoring)
+        scale = self._spec.scale_of(layer)
+        mixed = self._kernels.attention_over_runs(q, turn.cache, turn.pages, scale, block.scoring)
         if isinstance(weights, LatentAttention):
             assert layer.latent is not None, "the weights were read by it"
             mixed = latent_results(self._kernels, weights, layer.latent, mixed)
         return mixed.reshape(len(x), -1)
 
-    def _attend_both_ways(self, block: Block, weights: Attention | LatentAttention, x: Array, turn: Turn) -> Array:
+    def _attend_both_ways(
+        self, block: Block, weights: Attention | LatentAttention, layer: LayerSpec, x: Array, turn: Turn
+    ) -> Array:
         assert isinstance(weights, Attention), "no encoder attends to a latent"
-        rotation, width, scale = turn.place.rotation, self._spec.head_dim, self._scale
+        rotation, width, scale = turn.place.rotation, self._spec.width_of(layer), self._spec.scale_of(layer)
         runs, norm = turn.pages.runs, block.attn_norm
         mixed = attended_both_ways(self._kernels, weights, x, norm, rotation, width, runs, scale, block.scoring)
         return mixed.reshape(len(x), -1)
@@ -165,7 +167,7 @@ class BlockRunner:
         cache: KvLayer,
     ) -> Array:
         """The batch's queries [T, H, D]; its keys and values go into the cache."""
-        kernels, width = self._kernels, self._spec.head_dim
+        kernels, width = self._kernels, self._spec.width_of(layer)
         if isinstance(weights, LatentAttention):
             assert layer.latent is not None, "the weights were read by it"
             q, both = latent_queries_and_keys(kernels, weights, layer.latent, x, block.attn_norm)

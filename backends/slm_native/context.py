@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.architectures import ModelSpec
+from slm_core.architectures import KvShape, ModelSpec
 from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
 from slm_core.protocols import Batch
@@ -39,19 +41,12 @@ class NativeContext(ContextBase):
     def __init__(self, transformer: Transformer, options: ContextOptions, fingerprint: str) -> None:
         check_context_options(options)
         spec = transformer.spec
-        keys, values = (
-            codec_of(transformer.kv_type if kv_type is None else kv_type, spec.head_dim)
-            for kv_type in (options.kv_type_k, options.kv_type_v)
-        )
-        if spec.values_in_keys and keys.kv_type != values.kv_type:
-            raise InvalidOption(
-                f"kv_type_k={keys.kv_type}, kv_type_v={values.kv_type}: this model's values are its keys"
-                " (accepted: equal types)"
-            )
-        sizes = len(spec.attention_layers), spec.n_kv_heads, spec.head_dim
-        layout = PageLayout(*sizes, keys, values, spec.values_in_keys)
+        types = [
+            transformer.kv_type if kv_type is None else kv_type for kv_type in (options.kv_type_k, options.kv_type_v)
+        ]
+        layouts = _layouts(spec, *types)
         # Refuses what no memory could hold.
-        self._memory = transformer.new_memory(layout, options.n_ctx, options.n_seq_max)
+        self._memory = transformer.new_memory(layouts, options.n_ctx, options.n_seq_max)
         self._transformer = transformer
         self._positions = transformer.positions(options.n_ctx)
         transformer.warm(self._memory.layers, self._positions)
@@ -62,10 +57,7 @@ class NativeContext(ContextBase):
             n_vocab=spec.n_vocab,
             edit_level=_edit_level(spec),
             capabilities=_DECODER if spec.causal else _ENCODER,
-            payload_format=f"{_PAYLOAD_VERSION};k={keys.kv_type};v={values.kv_type};"
-            f"L={layout.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
-            + (";values in keys" if spec.values_in_keys else "")
-            + (f";rope={self._positions.kind}" if self._positions.kind else ""),
+            payload_format=_payload_format(layouts, self._positions.kind),
             n_embd=spec.n_embd,
         )
 
@@ -138,6 +130,33 @@ class NativeContext(ContextBase):
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: pages, states and weights are freed here and now.
         del self._memory, self._transformer, self._positions
+
+
+def _layouts(spec: ModelSpec, kv_type_k: str, kv_type_v: str) -> list[PageLayout]:
+    """A layout for each group of layers; one of no layers where none keeps anything."""
+    groups = spec.kv_groups or {KvShape(spec.n_kv_heads, spec.head_dim, values_in_keys=False): []}
+    return [_layout(shape, blocks, kv_type_k, kv_type_v) for shape, blocks in groups.items()]
+
+
+def _layout(shape: KvShape, blocks: Sequence[int], kv_type_k: str, kv_type_v: str) -> PageLayout:
+    keys, values = codec_of(kv_type_k, shape.head_dim), codec_of(kv_type_v, shape.head_dim)
+    if shape.values_in_keys and keys.kv_type != values.kv_type:
+        raise InvalidOption(
+            f"kv_type_k={keys.kv_type}, kv_type_v={values.kv_type}: this model's values are its keys"
+            " (accepted: equal types)"
+        )
+    return PageLayout(blocks, shape.n_kv_heads, shape.head_dim, keys, values, shape.values_in_keys)
+
+
+def _payload_format(layouts: Sequence[PageLayout], rope_kind: str) -> str:
+    """What must be the same of two contexts for one to take what the other gave."""
+    first = layouts[0]
+    groups = (
+        f"L={layout.n_layers};K={layout.n_kv_heads};D={layout.head_dim}" + ";values in keys" * layout.values_in_keys
+        for layout in layouts
+    )
+    types = f"k={first.keys.kv_type};v={first.values.kv_type}"
+    return ";".join([str(_PAYLOAD_VERSION), types, *groups, *([f"rope={rope_kind}"] if rope_kind else [])])
 
 
 def _edit_level(spec: ModelSpec) -> EditLevel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidSnapshot
 from slm_native.kernels import KernelSet
-from slm_native.kv import Array, BatchPlan, HostPageStore, KvLayer, PagedKvCache, PageLayout
+from slm_native.kv import BatchPlan, HostPageStore, KvLayer, PagedKvCache, PageLayout, Rotate
 from slm_native.states import Checkpoint, StateGroup, StatePool
 
 REPLAY_TOKENS = 256
@@ -39,7 +39,7 @@ class ContextMemory:
 
     Args:
         spec: the model.
-        layout: of a page.
+        layouts: of pages, one for each group of layers whose heads are alike.
         n_ctx: tokens that all sequences together may hold.
         n_seq_max: sequences.
         kernels: the arithmetic.
@@ -48,11 +48,13 @@ class ContextMemory:
         InvalidOption: the system refuses so much memory.
     """
 
-    def __init__(self, spec: ModelSpec, layout: PageLayout, n_ctx: int, n_seq_max: int, kernels: KernelSet) -> None:
+    def __init__(
+        self, spec: ModelSpec, layouts: Sequence[PageLayout], n_ctx: int, n_seq_max: int, kernels: KernelSet
+    ) -> None:
         recurrent = [layer.recurrent for layer in spec.layers if layer.recurrent is not None]
         n_scratch = REPLAY_TOKENS if recurrent else 0
-        new_pages = kernels.new_pages if layout.n_layers else HostPageStore  # without attention they hold nothing
-        self._pages = PagedKvCache(layout, n_ctx, n_seq_max, new_pages, n_scratch)
+        new_pages = kernels.new_pages if spec.attention_layers else HostPageStore  # without, they hold nothing
+        self._pages = PagedKvCache(layouts, n_ctx, n_seq_max, new_pages, n_scratch)
         self._states = StatePool(recurrent, n_seq_max, kernels) if recurrent else None
 
     @property
@@ -103,7 +105,7 @@ class ContextMemory:
         if self._states is not None and now is not None:
             self._states.put(seq_id, now)
 
-    def cut(self, seq_id: int, start: int, end: int, length: int, rotate: Callable[[Array, int], Array]) -> None:
+    def cut(self, seq_id: int, start: int, end: int, length: int, rotate: Rotate) -> None:
         """See ``PagedKvCache.cut``; nothing can be cut out of a state."""
         assert self._states is None, "the context declares no cut"
         self._pages.cut(seq_id, start, end, length, rotate)

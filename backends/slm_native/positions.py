@@ -47,7 +47,6 @@ class Positions:
         self._kind = rope_kind(spec, n_ctx)
         ropes = ropes_of(spec, n_ctx, read_factors)
         self._ropes = [None if layer.rope is None else ropes[layer.rope] for layer in spec.layers]
-        self._kept = [self._ropes[index] for index in spec.attention_layers]
 
     @property
     def kind(self) -> str:
@@ -68,16 +67,15 @@ class Positions:
             for rope, layer in zip(self._ropes, self._layers, strict=True)
         ]
 
-    def move_keys(self, keys: Array, delta: int) -> Array:
-        """Move keys [n, L, K, D] by ``delta`` positions, as if they had been rotated there."""
-        moves = {
-            rope: self._rotation(rope, *rope.step_tables(delta, len(keys))) for rope in self._kept if rope is not None
-        }
-        if len(moves) == 1 and None not in self._kept:
+    def move_keys(self, keys: Array, delta: int, blocks: Sequence[int]) -> Array:
+        """Move keys [n, L, K, D] of some blocks [L] by ``delta`` positions, as if they had been rotated there."""
+        ropes = [self._ropes[block] for block in blocks]
+        moves = {rope: self._rotation(rope, *rope.step_tables(delta, len(keys))) for rope in ropes if rope is not None}
+        if len(moves) == 1 and None not in ropes:
             flat = keys.reshape(len(keys), -1, keys.shape[-1])
             return self._turned(flat, *moves.values()).reshape(keys.shape)
         moved = keys * 1  # a copy
-        for layer, rope in enumerate(self._kept):
+        for layer, rope in enumerate(ropes):
             if rope is not None:
                 moved[:, layer] = self._turned(keys[:, layer], moves[rope])
         return moved

@@ -206,9 +206,9 @@ class Transformer:
         """What keys and values are stored in where no type is asked for."""
         return self._kernels.kv_type
 
-    def new_memory(self, layout: PageLayout, n_ctx: int, n_seq_max: int) -> ContextMemory:
+    def new_memory(self, layouts: Sequence[PageLayout], n_ctx: int, n_seq_max: int) -> ContextMemory:
         """Room for keys, values and states where the kernels compute; see ``ContextMemory``."""
-        return ContextMemory(self.spec, layout, n_ctx, n_seq_max, self._kernels)
+        return ContextMemory(self.spec, layouts, n_ctx, n_seq_max, self._kernels)
 
     def _plans(self, plan: BatchPlan) -> dict[int | None, BatchPlan]:
         """Where a batch's tokens go, for each kind of chunks that layers attend in."""

@@ -232,7 +232,7 @@ class WeightReader:
         return Tensors(self._linear, self._vector, self._norm, self._kernels)
 
     def _attention(self, prefix: str, layer: LayerSpec) -> Attention:
-        q, k, v = self._qkv(prefix) if layer.kv_layer is None else (self._linear(f"{prefix}attn_q"), None, None)
+        q, k, v = self._qkv(prefix, layer) if layer.kv_layer is None else (self._linear(f"{prefix}attn_q"), None, None)
         return Attention(
             *(q, k, v),
             q_norm=self._head_norm(prefix, "attn_q_norm", layer),
@@ -255,11 +255,11 @@ class WeightReader:
             output=self._linear(f"{prefix}attn_output"),
         )
 
-    def _qkv(self, prefix: str) -> Sequence[Linear]:
+    def _qkv(self, prefix: str, layer: LayerSpec) -> Sequence[Linear]:
         if not self._has(f"{prefix}attn_qkv.weight"):
             return [self._linear(f"{prefix}attn_{name}") for name in "qkv"]
-        spec = self._spec
-        n_q, n_kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+        shape = self._spec.kv_shape(layer)
+        n_q, n_kv = self._spec.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
         return self._split(f"{prefix}attn_qkv", n_q, n_kv, n_kv)
 
     def _feed_forward(self, prefix: str, suffix: str = "") -> FeedForward:
@@ -325,7 +325,7 @@ class WeightReader:
     def _head_norm(self, prefix: str, name: str, layer: LayerSpec) -> Norm | None:
         if name not in layer.plain_norms:
             return self._norm(f"{prefix}{name}")
-        ones = self._kernels.from_host(np.ones(self._spec.head_dim, np.float32))
+        ones = self._kernels.from_host(np.ones(self._spec.width_of(layer), np.float32))
         return Norm(ones, None, self._spec.norm, self._spec.norm_eps)
 
     def _norm(self, name: str) -> Norm | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from slm_core.architectures._recurrent import RecurrentSpec
 
@@ -221,6 +221,8 @@ class LayerSpec:
         recurrent: a layer with a state, in place of attention or beside it: both read what enters the block.
         plain_norms: norms of heads that have no weight, by name.
         kv_layer: an earlier block, whose keys and values it reads in place of its own.
+        n_kv_heads: its key and value heads K, None for the model's.
+        head_dim: width of its heads D, likewise.
         gate_threshold: gates of the feed-forward layer count by what they are above their mean and this many of their
             standard deviations; None where they count as they are.
     """
@@ -239,6 +241,27 @@ class LayerSpec:
     plain_norms: tuple[str, ...] = ()
     kv_layer: int | None = None
     gate_threshold: float | None = None
+    n_kv_heads: int | None = None
+    head_dim: int | None = None
+
+
+class KvShape(NamedTuple):
+    """What a layer keeps of a token.
+
+    Attributes:
+        n_kv_heads: key and value heads K.
+        head_dim: width of a head D.
+        values_in_keys: whether keys are the values, too: where it attends to a latent.
+    """
+
+    n_kv_heads: int
+    head_dim: int
+    values_in_keys: bool
+
+    @property
+    def n_values(self) -> int:
+        """Numbers for a token."""
+        return (1 if self.values_in_keys else 2) * self.n_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +279,8 @@ class ModelSpec:
         n_embd: embedding width E.
         n_vocab: vocabulary size V.
         n_heads: query heads H.
-        n_kv_heads: key and value heads K.
-        head_dim: width of a head D.
+        n_kv_heads: key and value heads K, of layers that do not say otherwise.
+        head_dim: width of a head D, likewise.
         norm_eps: epsilon of the norms.
         model_tensors: tensors outside the blocks, by full name.
         layers: the blocks [L].
@@ -266,7 +289,7 @@ class ModelSpec:
             a block without ``ffn_norm`` then has one norm for both.
         embedding_scale: factor on token embeddings.
         residual_scale: factor on what a layer adds to the residual stream.
-        attention_scale: factor on ``q · k``, None for D ** -0.5.
+        attention_scale: factor on ``q · k``, None for D ** -0.5 of each layer.
         attention_softcap: c, for ``c tanh(score / c)``.
         alibi_max_bias: ALiBi (Press et al. 2021, https://arxiv.org/abs/2108.12409) in place of rotation: the
             distance of a key, times a slope that falls from head to head to 2 ** -this, is taken off its score.
@@ -325,15 +348,31 @@ class ModelSpec:
         """Positions that a sequence may have: as many as were learned, None for any number."""
         return self.model_tensors[POSITIONS].shape[0] if POSITIONS in self.model_tensors else None
 
+    def kv_shape(self, layer: LayerSpec) -> KvShape:
+        """What a layer keeps of a token, if it keeps keys and values."""
+        n_kv_heads = self.n_kv_heads if layer.n_kv_heads is None else layer.n_kv_heads
+        return KvShape(n_kv_heads, self.width_of(layer), layer.latent is not None)
+
+    def width_of(self, layer: LayerSpec) -> int:
+        """Width of a layer's heads D."""
+        return self.head_dim if layer.head_dim is None else layer.head_dim
+
+    def scale_of(self, layer: LayerSpec) -> float:
+        """Factor on a layer's ``q · k``."""
+        return (self.width_of(layer) or 1) ** -0.5 if self.attention_scale is None else self.attention_scale
+
     @property
-    def values_in_keys(self) -> bool:
-        """Whether keys are the values, too: where all layers attend to latents."""
-        return bool(self.attention_layers) and all(self.layers[i].latent for i in self.attention_layers)
+    def kv_groups(self) -> dict[KvShape, list[int]]:
+        """The blocks that keep keys and values, by what they keep of a token; in the order of their first blocks."""
+        groups: dict[KvShape, list[int]] = {}
+        for index in self.attention_layers:
+            groups.setdefault(self.kv_shape(self.layers[index]), []).append(index)
+        return groups
 
     @property
     def kv_values_per_token(self) -> int:
         """Numbers that the KV cache holds for a token: keys and values of all heads and layers; each latent once."""
-        return (1 if self.values_in_keys else 2) * len(self.attention_layers) * self.n_kv_heads * self.head_dim
+        return sum(shape.n_values * len(blocks) for shape, blocks in self.kv_groups.items())
 
     @property
     def state_values_per_sequence(self) -> int:

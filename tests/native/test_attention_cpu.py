@@ -56,8 +56,8 @@ class Cached:
         self.kernels = CpuKernels(isa, n_threads, 0)
         self.codecs = codec_of(k_type, heads.width), codec_of(v_type, heads.width)
         # Three layers, of which the second is used: an offset that is wrong hits another.
-        layout = PageLayout(3, heads.n_kv, heads.width, *self.codecs)
-        self.cache = PagedKvCache(layout, n_ctx, 4, self.kernels.new_pages)
+        layout = PageLayout(range(3), heads.n_kv, heads.width, *self.codecs)
+        self.cache = PagedKvCache([layout], n_ctx, 4, self.kernels.new_pages)
         self.layer = self.cache.layers[1]
         self.held: dict[int, list[NDArray[np.float32]]] = {}
 
@@ -378,7 +378,7 @@ def test_two_callers_at_once(isa: str) -> None:
 @every_isa
 def test_arguments_are_checked(isa: str) -> None:
     kernels = native.Kernels(isa, 1)
-    pages = PageLayout(2, 3, 32, codec_of("f16", 32), codec_of("q8_0", 32)).pages(2)
+    pages = PageLayout(range(2), 3, 32, codec_of("f16", 32), codec_of("q8_0", 32)).pages(2)
     sizes = {"keys": "f16", "values": "q8_0", "n_layers": 2, "layer": 1, "n_kv_heads": 3, "head_dim": 32}
     for change, message in (
         ({"keys": "q3"}, "no kernel for KV type 'q3'"),

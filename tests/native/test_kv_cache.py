@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -16,16 +18,22 @@ from slm_native.kv import PAGE_TOKENS, PagedKvCache, PageLayout, codec_of
 
 def layout(n_layers: int = 2, n_kv_heads: int = 3, head_dim: int = 4, kv_type: str = "f32") -> PageLayout:
     codec = codec_of(kv_type, head_dim)
-    return PageLayout(n_layers, n_kv_heads, head_dim, codec, codec)
+    return PageLayout(range(n_layers), n_kv_heads, head_dim, codec, codec)
+
+
+HEADS = ((3, 4), (1, 6), (3, 4))
+"""Of each layer: two groups, of which one lies on both sides of the other."""
 
 
 class Model:
     """A cache, the ledger that says what fits, and what every token of every sequence should be: one number each,
-    from which its keys and values follow. A key says where it stands, too: it "rotates" by adding positions."""
+    from which its keys and values follow. A key says where it stands, too: it "rotates" by adding positions, each layer
+    as many times as its number says."""
 
     def __init__(self, n_ctx: int, n_seq_max: int) -> None:
-        self.layout = layout()
-        self.cache = PagedKvCache(self.layout, n_ctx, n_seq_max)
+        outer, inner = layout(), layout(n_kv_heads=1, head_dim=6)
+        layouts = [replace(outer, blocks=(0, 2)), replace(inner, blocks=(1,))]
+        self.cache = PagedKvCache(layouts, n_ctx, n_seq_max)
         self.ledger = Ledger(n_ctx, n_seq_max, share_forks=True)
         self.n_seq_max = n_seq_max
         self.wanted: list[list[int]] = [[] for _ in range(n_seq_max)]
@@ -64,7 +72,7 @@ class Model:
     def cut(self, seq_id: int, start: int, end: int) -> bool:
         if self.ledger.cut_cost(seq_id, start, end) > self.ledger.n_free:
             return False
-        self.cache.cut(seq_id, start, end, len(self.wanted[seq_id]), lambda keys, delta: keys + np.float32(delta))
+        self.cache.cut(seq_id, start, end, len(self.wanted[seq_id]), self.rotate)
         self.ledger.cut(seq_id, start, end)
         del self.wanted[seq_id][start:end]
         return True
@@ -74,10 +82,15 @@ class Model:
         self.ledger.drop(seq_id)
         self.wanted[seq_id] = []
 
+    def rotate(self, keys: np.ndarray, delta: int, blocks) -> np.ndarray:
+        return keys + delta * (np.array(blocks, np.float32)[:, None, None] + 1)
+
     def numbers(self, tokens, layer: int, positions=0) -> np.ndarray:
         """[T, K, D]: whole numbers that float32 holds exactly."""
-        first = 32 * (np.asarray(tokens) * 2 + layer) + np.asarray(positions)
-        return (first[:, None, None] + np.arange(12).reshape(3, 4)).astype(np.float32)
+        first = 32 * (np.asarray(tokens) * 3 + layer) + np.asarray(positions) * (layer + 1)
+        n_kv_heads, head_dim = HEADS[layer]
+        inside = np.arange(n_kv_heads * head_dim).reshape(n_kv_heads, head_dim)
+        return (first[:, None, None] + inside).astype(np.float32)
 
     def check(self) -> None:
         for seq_id, tokens in enumerate(self.wanted):
@@ -85,7 +98,7 @@ class Model:
             assert len(pages) == -(-n // PAGE_TOKENS), f"sequence {seq_id} of {n} tokens holds {len(pages)} pages"
             for i, layer in enumerate(self.cache.layers):
                 index = np.array(pages, np.intp)
-                wanted = self.numbers(tokens, i, np.arange(n)) if n else np.empty((0, 3, 4), np.float32)
+                wanted = self.numbers(tokens, i, np.arange(n)) if n else np.empty((0, *HEADS[i]), np.float32)
                 np.testing.assert_array_equal(layer.keys(index, n), wanted)
                 wanted = self.numbers(tokens, i) if n else wanted
                 np.testing.assert_array_equal(layer.values(index, n), wanted)
@@ -238,8 +251,8 @@ def test_f16_rounds_to_nearest_and_saturates():
 def test_what_is_read_is_contiguous_and_independent_of_heads_and_pages(kv_type):
     for n_kv_heads, n_tokens in ((1, 10), (1, 100), (2, 64), (3, 130)):
         codec = codec_of(kv_type, 32)
-        shape = PageLayout(1, n_kv_heads, 32, codec, codec)
-        cache = PagedKvCache(shape, 256, 1)
+        shape = PageLayout(range(1), n_kv_heads, 32, codec, codec)
+        cache = PagedKvCache([shape], 256, 1)
         plan = cache.plan(np.zeros(n_tokens, np.int32), np.arange(n_tokens, dtype=np.int32))
         x = np.random.default_rng(n_tokens).standard_normal((n_tokens, n_kv_heads, 32)).astype(np.float32)
         cache.layers[0].write(plan.pages, plan.slots, x, -x)
@@ -266,4 +279,4 @@ def test_other_types_are_refused(kv_type, head_dim, message):
 
 def test_more_memory_than_there_is_is_refused():
     with pytest.raises(InvalidOption, match="more than this machine can reserve"):
-        PagedKvCache(layout(n_layers=1000, n_kv_heads=1000, head_dim=1024), 1 << 40, 1)
+        PagedKvCache([layout(n_layers=1000, n_kv_heads=1000, head_dim=1024)], 1 << 40, 1)

@@ -6,8 +6,10 @@ page behind the last token is never read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,8 @@ from slm_native.kv.codecs import Array, Planes
 from slm_native.kv.store import PAGE_TOKENS, HostPageStore, KvLayer, PageIndex, PageLayout, PageStore
 from slm_native.kv.tables import Pages, PageTables
 
+Rotate: TypeAlias = Callable[[Array, int, Sequence[int]], Array]
+"""Moves float32 keys [n, L, K, D] by a number of positions; which blocks' they are [L] comes last."""
 _ROTATED_AT_A_TIME = 256  # tokens; bounds what a cut takes besides the tokens themselves
 
 
@@ -59,8 +63,10 @@ class BatchPlan:
 class PagedKvCache:
     """Keys and values of several sequences.
 
+    Layers whose heads are alike have a store together; a page is the same number in each.
+
     Args:
-        layout: of a page.
+        layouts: of a page in each store.
         n_ctx: tokens that all sequences together may hold; what they share counts once.
         n_seq_max: sequences.
         new_store: makes pages of a layout, so many, where the kernel set computes.
@@ -72,7 +78,7 @@ class PagedKvCache:
 
     def __init__(
         self,
-        layout: PageLayout,
+        layouts: Sequence[PageLayout],
         n_ctx: int,
         n_seq_max: int,
         new_store: Callable[[PageLayout, int], PageStore] = HostPageStore,
@@ -81,7 +87,7 @@ class PagedKvCache:
         n_pages = self.n_pages_for(n_ctx, n_seq_max)
         # Pages that no sequence ever holds, and one more, as tokens may begin in the middle of a page.
         n_scratch = _n_pages(n_replayed) + 1 if n_replayed else 0
-        self._store = new_store(layout, n_pages + n_scratch)
+        self._stores = [new_store(layout, n_pages + n_scratch) for layout in layouts]
         self._scratch = n_pages
         self._tables = PageTables(n_pages, ((),) * n_seq_max)
 
@@ -100,8 +106,13 @@ class PagedKvCache:
 
     @property
     def layers(self) -> Sequence[KvLayer]:
-        """The cache of each layer [L]."""
-        return self._store.layers
+        """The cache of each layer that keeps keys and values, in the order of the model."""
+        by_block = {
+            block: layer
+            for store in self._stores
+            for block, layer in zip(store.layout.blocks, store.layers, strict=True)
+        }
+        return [by_block[block] for block in sorted(by_block)]
 
     @property
     def tables(self) -> PageTables:
@@ -148,7 +159,7 @@ class PagedKvCache:
         """Forget all but the first ``length`` tokens."""
         self._tables = self._tables.replaced({seq_id: self._tables[seq_id][: _n_pages(length)]})
 
-    def cut(self, seq_id: int, start: int, end: int, length: int, rotate: Callable[[Array, int], Array]) -> None:
+    def cut(self, seq_id: int, start: int, end: int, length: int, rotate: Rotate) -> None:
         """Forget [start, end) of a sequence of ``length`` tokens and move the later ones down.
 
         Keys that are not in f32 are expanded, rotated and rounded again. Pages that are affected are rebuilt aside and
@@ -159,18 +170,18 @@ class PagedKvCache:
             start: first token to forget.
             end: first token after those.
             length: tokens that it holds, more than ``end``.
-            rotate: moves float32 keys [n, L, K, D] by a number of positions.
+            rotate: moves float32 keys [n, L, K, D] of so many blocks by a number of positions.
         """
         first = start // PAGE_TOKENS
         pages = self._tables[seq_id][: _n_pages(length)]
         n_kept = start - first * PAGE_TOKENS  # tokens before the cut on the page where it begins
         positions = np.concatenate([np.arange(start - n_kept, start), np.arange(end, length)])
-        tokens = self._store.read(pages, positions)
-        self._rotate([plane[n_kept:] for plane in tokens], start - end, rotate)
         own = [page for page in pages[first:] if not self._tables.is_shared(page)]
         n_wanted = _n_pages(len(positions))
         target = (own + self._tables.free(max(0, n_wanted - len(own))))[:n_wanted]
-        self._store.write(target, tokens)
+        made = [self._without(store, pages, positions, n_kept, start - end, rotate) for store in self._stores]
+        for store, tokens in zip(self._stores, made, strict=True):
+            store.put(target, tokens)
         self._tables = self._tables.replaced({seq_id: (*pages[:first], *target)})
 
     def drop(self, seq_id: int) -> None:
@@ -179,8 +190,9 @@ class PagedKvCache:
 
     def export(self, seq_id: int, length: int) -> bytes:
         """The keys and values of a sequence: each plane [length, L, K, W], those of the keys first."""
-        planes = self._store.read(self._tables[seq_id], np.arange(length))
-        return b"".join(self._store.to_host(plane).tobytes() for plane in planes)
+        pages, positions = self._tables[seq_id], np.arange(length)
+        planes = [store.to_host(plane).tobytes() for store in self._stores for plane in store.read(pages, positions)]
+        return b"".join(planes)
 
     def load(self, seq_id: int, length: int, payload: bytes) -> None:
         """Fill an empty sequence with what ``export`` gave.
@@ -188,20 +200,16 @@ class PagedKvCache:
         Raises:
             InvalidSnapshot: the wrong size, or numbers that are infinite or none.
         """
-        layout = self._store.layout
-        sizes = [length * layout.token_bytes(*plane) for plane in layout.plane_types()]
-        if len(payload) != sum(sizes):
-            raise InvalidSnapshot(f"the KV payload has {len(payload)} bytes, {length} tokens take {sum(sizes)}")
+        n_bytes = length * sum(store.layout.page_bytes // PAGE_TOKENS for store in self._stores)
+        if len(payload) != n_bytes:
+            raise InvalidSnapshot(f"the KV payload has {len(payload)} bytes, {length} tokens take {n_bytes}")
         planes, offset = [], 0
-        for (dtype, width), size in zip(layout.plane_types(), sizes, strict=True):
-            flat = np.frombuffer(payload, dtype, size // dtype.itemsize, offset)
-            planes.append(flat.reshape(length, layout.n_layers, layout.n_kv_heads, width))
-            offset += size
-        n_keys = len(layout.keys.planes)
-        if not (layout.keys.is_finite(planes[:n_keys]) and layout.values.is_finite(planes[n_keys:] or planes)):
-            raise InvalidSnapshot("the KV payload holds numbers that are infinite or not numbers")
+        for store in self._stores:
+            planes.append(_planes_in(payload, offset, length, store.layout))
+            offset += sum(plane.nbytes for plane in planes[-1])
         pages = self._tables.free(_n_pages(length))
-        self._store.write(pages, [self._store.from_host(plane) for plane in planes])
+        for store, tokens in zip(self._stores, planes, strict=True):
+            store.put(pages, store.packed(len(pages), [store.from_host(plane) for plane in tokens]))
         self._tables = self._tables.replaced({seq_id: tuple(pages)})
 
     def _extended(self, spans: Sequence[tuple[int, int, int]]) -> PageTables:
@@ -218,19 +226,46 @@ class PagedKvCache:
             kept[seq_id], n_new[seq_id] = pages, _n_pages(stop) - len(pages)
         fresh = iter(old.free(sum(n_new.values())) if any(n_new.values()) else ())
         changes = {seq_id: (*pages, *(next(fresh) for _ in range(n_new[seq_id]))) for seq_id, pages in kept.items()}
-        if copied:
-            self._store.copy(list(copied.values()), [changes[seq_id][len(kept[seq_id])] for seq_id in copied])
+        targets = [changes[seq_id][len(kept[seq_id])] for seq_id in copied]
+        for store in self._stores if copied else ():
+            store.copy(list(copied.values()), targets)
         return old.replaced({seq_id: pages for seq_id, pages in changes.items() if pages != old[seq_id]})
 
-    def _rotate(self, planes: Planes, delta: int, rotate: Callable[[Array, int], Array]) -> None:
-        """Rotate the keys among ``planes`` [n_tokens, L, K, W] by ``delta`` positions, in place."""
-        codec = self._store.keys
-        keys = planes[: len(codec.planes)]
-        for first in range(0, len(keys[0]), _ROTATED_AT_A_TIME):
-            chunk = [plane[first : first + _ROTATED_AT_A_TIME] for plane in keys]
-            rotated = rotate(codec.decode(chunk), delta)
-            for plane, part in zip(chunk, codec.encode(rotated), strict=True):
-                plane[...] = part
+    def _without(
+        self, store: PageStore, pages: Pages, positions: NDArray[np.intp], n_kept: int, delta: int, rotate: Rotate
+    ) -> Any:
+        """A store's part of a cut: pages of the tokens at ``positions``, rotated from the ``n_kept``-th on."""
+        tokens = store.read(pages, positions)
+        _rotate(store, [plane[n_kept:] for plane in tokens], delta, rotate)
+        return store.packed(_n_pages(len(positions)), tokens)
+
+
+def _rotate(store: PageStore, planes: Planes, delta: int, rotate: Rotate) -> None:
+    """Rotate the keys among ``planes`` [n_tokens, L, K, W] by ``delta`` positions, in place."""
+    codec, blocks = store.keys, store.layout.blocks
+    keys = planes[: len(codec.planes)]
+    for first in range(0, len(keys[0]), _ROTATED_AT_A_TIME):
+        chunk = [plane[first : first + _ROTATED_AT_A_TIME] for plane in keys]
+        rotated = rotate(codec.decode(chunk), delta, blocks)
+        for plane, part in zip(chunk, codec.encode(rotated), strict=True):
+            plane[...] = part
+
+
+def _planes_in(payload: bytes, offset: int, length: int, layout: PageLayout) -> list[NDArray[Any]]:
+    """A store's planes [length, L, K, W] in a payload, from ``offset`` on.
+
+    Raises:
+        InvalidSnapshot: numbers that are infinite or none.
+    """
+    planes: list[NDArray[Any]] = []
+    for dtype, width in layout.plane_types():
+        shape = (length, layout.n_layers, layout.n_kv_heads, width)
+        planes.append(np.frombuffer(payload, dtype, math.prod(shape), offset).reshape(shape))
+        offset += planes[-1].nbytes
+    n_keys = len(layout.keys.planes)
+    if not (layout.keys.is_finite(planes[:n_keys]) and layout.values.is_finite(planes[n_keys:] or planes)):
+        raise InvalidSnapshot("the KV payload holds numbers that are infinite or not numbers")
+    return planes
 
 
 def _n_pages(n_tokens: int) -> int:

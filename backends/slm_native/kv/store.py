@@ -23,7 +23,7 @@ class PageLayout:
     """What a page holds: for each plane of keys, then of values where those are not the keys, an array [L, K, 64, W].
 
     Attributes:
-        n_layers: L.
+        blocks: the blocks of the model whose keys and values it holds [L], in order; all have heads alike.
         n_kv_heads: K.
         head_dim: D.
         keys: codec of the keys.
@@ -31,12 +31,17 @@ class PageLayout:
         values_in_keys: whether keys are the values, too, and nothing is stored twice.
     """
 
-    n_layers: int
+    blocks: Sequence[int]
     n_kv_heads: int
     head_dim: int
     keys: KvCodec
     values: KvCodec
     values_in_keys: bool = False
+
+    @property
+    def n_layers(self) -> int:
+        """L."""
+        return len(self.blocks)
 
     def plane_types(self) -> list[tuple[np.dtype[Any], int]]:
         """The dtype and the width W of each plane, those of the keys first."""
@@ -107,8 +112,15 @@ class PageStore(ABC):
         """Copy tokens of a sequence that holds ``pages``: a plane each, [n_tokens, L, K, W]."""
 
     @abstractmethod
-    def write(self, pages: Sequence[int], tokens: Planes) -> None:
-        """Fill pages with tokens, a plane each, [n_tokens, L, K, W]; all at once, when they are packed."""
+    def packed(self, n_pages: int, tokens: Planes) -> Any:
+        """Tokens, a plane each, [n_tokens, L, K, W], as so many pages that are not in the cache yet.
+
+        What could fail, for want of memory, fails here.
+        """
+
+    @abstractmethod
+    def put(self, pages: Sequence[int], packed: Any) -> None:
+        """Fill pages with what ``packed`` made, all at once."""
 
     @abstractmethod
     def to_host(self, plane: Array) -> NDArray[Any]:
@@ -116,7 +128,7 @@ class PageStore(ABC):
 
     @abstractmethod
     def from_host(self, plane: NDArray[Any]) -> Array:
-        """What ``write`` takes, from NumPy's memory."""
+        """What ``packed`` takes, from NumPy's memory."""
 
 
 class HostKvLayer(KvLayer):
@@ -187,12 +199,16 @@ class HostPageStore(PageStore):
         page_of, slots = np.array(pages, np.intp)[positions // PAGE_TOKENS], positions % PAGE_TOKENS
         return [view[page_of, :, :, slots] for view in self._views]
 
-    def write(self, pages: Sequence[int], tokens: Planes) -> None:
-        """Packed aside, then assigned in one step."""
-        packed = self.layout.pages(len(pages))
+    def packed(self, n_pages: int, tokens: Planes) -> Any:
+        """Bytes as those of the cache."""
+        packed = self.layout.pages(n_pages)
         positions = np.arange(len(tokens[0]))
         for view, plane in zip(self.layout.views(packed), tokens, strict=True):
             view[positions // PAGE_TOKENS, :, :, positions % PAGE_TOKENS] = plane
+        return packed
+
+    def put(self, pages: Sequence[int], packed: Any) -> None:
+        """One fancy assignment."""
         self._pages[list(pages)] = packed
 
     def to_host(self, plane: Array) -> NDArray[Any]:

@@ -81,7 +81,7 @@ def calls() -> Iterator[Callable[[], object]]:
     everything = Scoring(64, 30.0, torch.zeros(8), torch.zeros(8))
     for kv_type in KvType:
         codec = codec_of(kv_type, 128)
-        layer = TorchPageStore(PageLayout(1, 2, 128, codec, codec), 4, torch.device("cpu")).layers[0]
+        layer = TorchPageStore(PageLayout(range(1), 2, 128, codec, codec), 4, torch.device("cpu")).layers[0]
         scoring, q = {
             "f32": (everything, heads),
             "f16": (Scoring(), heads.half()),

@@ -62,7 +62,7 @@ def test_norm_and_rope(style, width, n_dims, normed):
 def test_norm_rope_and_store(kv_type, style):
     """Keys in disorder over pages: within a step of the KV type of what the reference writes, and nothing else."""
     codec = codec_of(kv_type, 64)
-    store = TorchPageStore(PageLayout(2, 3, 64, codec, codec), 4, torch.device("cpu"))
+    store = TorchPageStore(PageLayout(range(2), 3, 64, codec, codec), 4, torch.device("cpu"))
     x, weight, angles = f32(6, 3, 64, seed=1), f32(64, seed=2), f32(6, 32, seed=3) * 3
     x[0, 0] = 0  # a block whose scale is nothing
     cos, sin = np.cos(angles), np.sin(angles)

@@ -95,13 +95,17 @@ class TorchPageStore(PageStore):
         slots = self._index(positions % PAGE_TOKENS)
         return [view[page_of, :, :, slots] for view in self._views]
 
-    def write(self, pages: Sequence[int], tokens: Planes) -> None:
-        """Packed aside, then assigned in one step."""
-        packed = torch.zeros((len(pages), self.layout.page_bytes), dtype=torch.uint8, device=self.device)
+    def packed(self, n_pages: int, tokens: Planes) -> Tensor:
+        """Bytes as those of the cache, on the device."""
+        packed = torch.zeros((n_pages, self.layout.page_bytes), dtype=torch.uint8, device=self.device)
         positions = np.arange(len(tokens[0]))
         page_of, slots = self._index(positions // PAGE_TOKENS), self._index(positions % PAGE_TOKENS)
         for view, plane in zip(self._planes_of(packed), tokens, strict=True):
             view[page_of, :, :, slots] = plane
+        return packed
+
+    def put(self, pages: Sequence[int], packed: Tensor) -> None:
+        """One scatter."""
         self._pages[self._index(pages)] = packed
 
     def to_host(self, plane: Tensor) -> NDArray[Any]:

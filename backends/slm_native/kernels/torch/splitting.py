@@ -194,9 +194,9 @@ class SplitPageStore(PageStore):
     """Pages whose layers lie on several devices, each with those of its own.
 
     Args:
-        layout: of a page, all layers.
+        layout: of a page, on all devices together.
         n_pages: how many there are.
-        placement: of the layers.
+        placement: of the model's layers.
 
     Raises:
         InvalidOption: more than a device has free.
@@ -205,10 +205,11 @@ class SplitPageStore(PageStore):
     def __init__(self, layout: PageLayout, n_pages: int, placement: Placement) -> None:
         self.layout = layout
         self._home = placement.home
-        changes = [i for i, (a, b) in enumerate(pairwise(placement.layers), 1) if a != b]
+        devices = [placement.layers[block] for block in layout.blocks]
+        changes = [i for i, (a, b) in enumerate(pairwise(devices), 1) if a != b]
         self._bounds = [0, *changes, layout.n_layers]
         self._stores = [
-            TorchPageStore(dataclasses.replace(layout, n_layers=stop - start), n_pages, placement.layers[start])
+            TorchPageStore(dataclasses.replace(layout, blocks=layout.blocks[start:stop]), n_pages, devices[start])
             for start, stop in pairwise(self._bounds)
         ]
         self.keys = self._stores[0].keys
@@ -226,14 +227,17 @@ class SplitPageStore(PageStore):
             torch.cat([to_device(plane, self._home) for plane in planes], dim=1) for planes in zip(*parts, strict=True)
         ]
 
-    def write(self, pages: Sequence[int], tokens: Planes) -> None:
-        """Each device gets its layers; what can fail, for want of memory, has been done before the first is written."""
-        shares = [
-            [to_device(plane[:, start:stop], store.device) for plane in tokens]
+    def packed(self, n_pages: int, tokens: Planes) -> list[Tensor]:
+        """Each device's layers, there."""
+        return [
+            store.packed(n_pages, [to_device(plane[:, start:stop], store.device) for plane in tokens])
             for store, (start, stop) in zip(self._stores, pairwise(self._bounds), strict=True)
         ]
-        for store, planes in zip(self._stores, shares, strict=True):
-            store.write(pages, planes)
+
+    def put(self, pages: Sequence[int], packed: Sequence[Tensor]) -> None:
+        """On each device."""
+        for store, part in zip(self._stores, packed, strict=True):
+            store.put(pages, part)
 
     def to_host(self, plane: Tensor) -> NDArray[Any]:
         """Copied from the first device."""
