@@ -1,7 +1,9 @@
 """What is expensive to make and can be made again, on disk: one folder an entry.
 
-An entry is made in a folder aside and renamed into place, and it carries the size and checksum of each of its files:
-what is incomplete or damaged is not used, and made again. Where nothing can be written, callers go on without.
+An entry is made in a folder aside and renamed into place, and it carries the size, the time of the last change and the
+checksum of each of its files: what is incomplete or damaged is not used, and made again. A file that nobody has written
+to since is not read for its checksum: a gigabyte would take a second. Where nothing can be written, callers go on
+without.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from slm_core.errors import InvalidOption
 CACHE_VARIABLE = "SLM_CACHE_DIR"
 _MANIFEST = "manifest.json"
 _CHUNK = 1 << 22
+_TICK = 0.02  # seconds; of the clocks that file systems take times from
 _log = logging.getLogger(__name__)
 
 
@@ -92,7 +96,7 @@ class DiskCache:
         try:
             manifest = json.loads((folder / _MANIFEST).read_text())
             files = manifest["files"].items()
-            if all(_checksum(folder / name) == tuple(expected) for name, expected in files):
+            if all(_is_sound(folder / name, *expected) for name, expected in files):
                 return folder
             _log.warning("the cache entry %s is damaged: it is made again", folder)
         except FileNotFoundError:
@@ -112,7 +116,8 @@ class DiskCache:
         try:
             with self._aside() as folder:
                 make(folder)
-                files = {file.name: _checksum(file) for file in folder.iterdir()}
+                files = {file.name: _record(file) for file in folder.iterdir()}
+                time.sleep(_TICK)  # whoever writes from now on leaves another time
                 (folder / _MANIFEST).write_text(json.dumps({"about": about, "files": files}))
                 target = cache_root() / self._kind / key
                 if target.exists():
@@ -134,10 +139,24 @@ class DiskCache:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _checksum(file: Path) -> tuple[int, int]:
-    """Size and CRC-32: against damage, not against malice; whoever can write the cache can write its manifest."""
-    crc = size = 0
+def _is_sound(file: Path, size: int, crc: int, changed: int) -> bool:
+    """Whether a file is what ``_record`` found."""
+    found = file.stat()
+    return found.st_size == size and (found.st_mtime_ns == changed or _checksum(file) == crc)
+
+
+def _record(file: Path) -> tuple[int, int, int]:
+    """Size, checksum and time of the last change of a file, once it is safe from a loss of power."""
+    with file.open("rb+") as stream:
+        os.fsync(stream.fileno())
+    found = file.stat()
+    return found.st_size, _checksum(file), found.st_mtime_ns
+
+
+def _checksum(file: Path) -> int:
+    """CRC-32: against damage, not against malice; whoever can write the cache can write its manifest."""
+    crc = 0
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
-            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
-    return size, crc
+            crc = zlib.crc32(chunk, crc)
+    return crc

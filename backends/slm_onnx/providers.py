@@ -112,13 +112,17 @@ class Device:
 
 @functools.cache
 def installed() -> tuple[str, ...]:
-    """The execution providers of this build of ONNX Runtime, asked in a process of its own: importing it is slow.
+    """The execution providers of this build of ONNX Runtime.
+
+    Where it is not imported yet, a process of its own is asked: it may not load.
 
     Raises:
         BackendUnavailable: it is not installed, or its library does not load.
     """
     if (reason := runtime.missing()) is not None:
         raise BackendUnavailable(reason)
+    if runtime.is_loaded():
+        return tuple(runtime.load().get_available_providers())
     code = "import onnxruntime; print(*onnxruntime.get_available_providers())"
     return tuple(inquiry.ask("ONNX Runtime", code).split())
 

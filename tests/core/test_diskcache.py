@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,22 @@ def test_what_is_damaged_is_not_used_and_made_again(damage: str) -> None:
         manifest.write_text("{" if damage == "no JSON" else "[1]")
     assert cache.get("key") is None
     assert cache.put("key", "a model", fill) == folder == cache.get("key")
+
+
+@pytest.mark.parametrize(("data", "is_sound"), [(DATA, True), (DATA[:-1] + b"x", False)])
+def test_a_file_with_another_time_is_read(data: bytes, is_sound: bool) -> None:
+    """A copy of the folder may have times of its own; what is in it counts."""
+    folder = DiskCache("engine").put("key", "a model", fill)
+    assert folder is not None
+    (folder / "data").write_bytes(data)
+    os.utime(folder / "data", (1, 1))
+    assert (DiskCache("engine").get("key") is not None) is is_sound
+
+
+def test_a_file_that_nobody_has_written_to_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = DiskCache("engine").put("key", "a model", fill)
+    monkeypatch.setattr(zlib, "crc32", lambda data, crc=0: pytest.fail("a gigabyte would take a second"))
+    assert DiskCache("engine").get("key") == folder
 
 
 def test_where_nothing_can_be_written_nothing_is_kept(root: Path, caplog: pytest.LogCaptureFixture) -> None:
