@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,15 @@ from slm_core.errors import InvalidOption, InvalidPosition, InvalidSnapshot
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits
-from slm_onnx import BACKEND, runtime
+from slm_onnx import BACKEND
 from slm_onnx.cells import FARTHEST, CellTable, Move
+from slm_onnx.feeding import ExactFeed, Feed, FixedFeed, Sizes, padded, spare_cells
 from slm_onnx.kvstore import CellMover, KvStore
 from slm_onnx.positions import Positions
 from slm_onnx.providers import KV_TYPES, Device
 
 _PAYLOAD_VERSION = 2
+_UNSEEN = -1
 _FIRST_ANGLE = struct.Struct("<i")  # before the keys and values of a payload
 
 
@@ -40,6 +44,8 @@ class Engine:
         turner: session of the graph that turns keys where they lie, None where no layer rotates them.
         device: where they run.
         fingerprint: of the model.
+        buckets: whether the decoder runs in few shapes.
+        numbers: numbers of its shapes that no context has yet.
     """
 
     spec: ModelSpec
@@ -51,6 +57,8 @@ class Engine:
     turner: Any | None
     device: Device
     fingerprint: str
+    buckets: bool
+    numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
 
 
 class OnnxContext(ContextBase):
@@ -79,10 +87,11 @@ class OnnxContext(ContextBase):
                 )
         self._engine: Engine = engine
         self._cells = CellTable(options.n_ctx, options.n_seq_max)
-        self._store = KvStore(spec, options.n_ctx, self._dtype, engine.device)
+        spare = spare_cells(options.n_batch) if engine.buckets else 0
+        self._store = KvStore(spec, options.n_ctx + spare, self._dtype, engine.device)
         self._positions = Positions(spec, options.n_ctx, engine.read_factors)
         self._mover = CellMover(engine.mover, engine.turner, self._store, self._positions)
-        self._binding = self._store.bind(engine.decoder)
+        self._feed = self._new_feed()
         super().__init__(
             options,
             backend=BACKEND,
@@ -100,34 +109,42 @@ class OnnxContext(ContextBase):
             raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
         self._make_room(len(batch.tokens))
         self._moved(self._cells.due(batch.seq_ids))
-        for name, array in self._inputs(batch):
-            self._binding.bind_cpu_input(name, array)
-        self._binding.bind_output("logits", "cpu")  # each time: a run leaves it bound to the tensor that it made
-        runtime.run(self._engine.decoder, self._binding)
+        n_rows = int(np.count_nonzero(batch.wants_logits))
+        sizes = self._feed.sizes(len(batch.tokens), self._cells.n_used, n_rows)
+        rows = self._feed.run(dict(self._inputs(batch, sizes)))
         self._cells.append(batch.seq_ids, self._cells.angles(batch.seq_ids, batch.positions))
-        rows: Logits = self._binding.get_outputs()[-1].numpy()[0]  # outputs come in the order they were bound
-        return rows[: int(np.count_nonzero(batch.wants_logits))]
+        return rows[:n_rows]
 
-    def _inputs(self, batch: Batch) -> Iterator[tuple[str, NDArray[Any]]]:
+    def _new_feed(self) -> Feed:
+        engine = self._engine
+        if not engine.buckets:
+            return ExactFeed(engine.decoder, self._store)
+        return FixedFeed(engine.decoder, self._store, engine.spec.n_vocab, engine.device, engine.numbers)
+
+    def _inputs(self, batch: Batch, sizes: Sizes) -> Iterator[tuple[str, NDArray[Any]]]:
         dtype, n = np.dtype(self._dtype), len(batch.tokens)
-        angles = self._cells.angles(batch.seq_ids, batch.positions)
-        distances = self._cells.distances(batch.seq_ids, angles)
-        wanted = np.flatnonzero(batch.wants_logits)
+        tokens, seq_ids, positions = (padded(x, sizes.tokens) for x in (batch.tokens, batch.seq_ids, batch.positions))
+        angles = self._cells.angles(seq_ids, positions)
+        distances = self._cells.distances(seq_ids, angles)
         n_held = distances.shape[1]
-        yield "inputs_embeds", self._embedded(batch)[None].astype(dtype, copy=False)
-        yield from self._positions.inputs(batch.positions, angles, distances, dtype)
-        yield "rows", np.arange(n, dtype=np.int64)[None]
+        distances[:, self._cells.n_used + n :] = _UNSEEN  # what is padded is seen by nobody
+        if sizes.cells > n_held:
+            distances = np.pad(distances, ((0, 0), (0, sizes.cells - n_held)), constant_values=_UNSEEN)
+        wanted = np.flatnonzero(batch.wants_logits)
+        yield "inputs_embeds", self._embedded(tokens, positions)[None].astype(dtype, copy=False)
+        yield from self._positions.inputs(positions, angles, distances, dtype)
+        yield "rows", np.arange(sizes.tokens, dtype=np.int64)[None]
         yield "seqlens_k", np.array([n_held - 1], np.int32)
-        yield "total_sequence_length", np.array(n_held, np.int32)
-        yield "logits_rows", wanted if len(wanted) else np.zeros(1, np.int64)
+        yield "total_sequence_length", np.array(sizes.cells, np.int32)
+        yield "logits_rows", padded(wanted, sizes.rows) if len(wanted) else np.zeros(sizes.rows, np.int64)
 
-    def _embedded(self, batch: Batch) -> NDArray[np.float32]:
+    def _embedded(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
         """What enters the first block, [n, E]."""
-        x = _rows(self._engine.embedding, batch.tokens)
+        x = _rows(self._engine.embedding, tokens)
         if self._engine.spec.embedding_scale != 1:
             x *= np.float32(self._engine.spec.embedding_scale)
         if self._engine.position_embedding is not None:
-            x += _rows(self._engine.position_embedding, batch.positions)
+            x += _rows(self._engine.position_embedding, positions)
         return x
 
     def _make_room(self, n: int) -> None:
@@ -166,7 +183,7 @@ class OnnxContext(ContextBase):
 
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: the cache is freed here and now.
-        del self._binding, self._mover, self._store, self._positions, self._engine
+        del self._feed, self._mover, self._store, self._positions, self._engine
 
 
 def _rows(tensor: QuantizedTensor, which: NDArray[np.int32]) -> NDArray[np.float32]:

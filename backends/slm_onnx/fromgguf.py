@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from slm_core.architectures import EMBEDDING, POSITIONS
-from slm_core.errors import InvalidModelFile
+from slm_core.errors import InvalidModelFile, InvalidOption
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.tokenization import build_vocab
@@ -38,8 +38,13 @@ def gguf_model(
         progress: called with the share that is done.
 
     Raises:
+        InvalidOption: runs of all shapes are to be captured.
         InvalidModelFile, UnsupportedModel: see ``read_supported``; or the runtime refuses the graph.
     """
+    if options.captures and not options.buckets:
+        raise InvalidOption(
+            "enable_cuda_graph captures runs in one shape each, and batches have many: use buckets=True"
+        )
     spec, read_factors = read_supported(gguf), partial(read_values, gguf)
     for n_ctx in (1, sys.maxsize):  # refuses bad factors now, of either table
         Positions(spec, n_ctx, read_factors)
@@ -70,5 +75,6 @@ def gguf_model(
         turner,
         device,
         info.fingerprint,
+        options.buckets,
     )
     return OnnxModel(info, vocab, partial(OnnxContext, engine), gguf.close)

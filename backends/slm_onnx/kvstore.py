@@ -28,11 +28,15 @@ class KvStore:
         dtype: "float32" or "float16".
         device: where they lie.
 
+    Attributes:
+        n_cells: cells c.
+
     Raises:
         InvalidOption: the system refuses so much memory.
     """
 
     def __init__(self, spec: ModelSpec, n_cells: int, dtype: str, device: Device) -> None:
+        self.n_cells = n_cells
         self._shape = (1, spec.n_kv_heads, n_cells, spec.head_dim)
         self._dtype = np.dtype(dtype)
         self._on_host = device.on_host

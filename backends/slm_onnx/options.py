@@ -18,12 +18,14 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         " False; default: False)",
         "cache": "keep what loading builds on disk for the next time (accepted: True, False, None for models of 64 MiB"
         " and more; default: None)",
+        "buckets": "pad batches, and the cells that attention looks at, to powers of two: few shapes, for providers"
+        " that capture a run or compile for its shape (accepted: True, False; default: False)",
         "provider_options": "passed to the execution provider (accepted: a mapping of texts to texts)",
     }
 )
 
-OF_BUILDING = frozenset({"accuracy_level", "cache"})
-"""Options of building a graph, which a directory of ONNX models has."""
+OF_BUILDING = frozenset({"accuracy_level", "cache", "buckets"})
+"""Options of graphs that are built here, which a directory of ONNX models brings along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class LoadOptions:
     accuracy_level: int = 4
     spinning: bool = False
     cache: bool | None = None
+    buckets: bool = False
     provider_options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -47,6 +50,7 @@ class LoadOptions:
             "accuracy_level": lambda value: value in (0, 4) and not isinstance(value, bool),
             "spinning": lambda value: isinstance(value, bool),
             "cache": lambda value: value is None or isinstance(value, bool),
+            "buckets": lambda value: isinstance(value, bool),
             "provider_options": _is_text_mapping,
         }
         for name, value in given.items():
@@ -55,6 +59,11 @@ class LoadOptions:
             if not fits[name](value):
                 raise InvalidOption(f"{name}={value!r}: {DESCRIPTIONS[name]}")
         return cls(**given)  # type: ignore[arg-type]  # checked above
+
+    @property
+    def captures(self) -> bool:
+        """Whether the provider is told to capture runs as CUDA graphs."""
+        return self.provider_options.get("enable_cuda_graph", "0").lower() in ("1", "true")
 
 
 def _is_text_mapping(value: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from slm_onnx import INSTALL_HINT
 
 # Builds of ONNX Runtime for one kind of hardware have names of their own and the same module.
 _DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-rocm")
+_NOT_CAPTURED = -1  # what ONNX Runtime calls a run that CUDA graphs leave alone
 _SILENT = 4  # only what ends the process is logged: everything else is raised, too
 
 
@@ -48,6 +50,11 @@ def version() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return ""
+
+
+def is_loaded() -> bool:
+    """Whether it has been imported."""
+    return "onnxruntime" in sys.modules
 
 
 def load() -> Any:
@@ -168,14 +175,21 @@ def _open(model: bytes | str, options: Any, place: Place) -> Any:
     return made
 
 
-def run(made: Any, binding: Any) -> None:
+def run(made: Any, binding: Any, number: int = _NOT_CAPTURED) -> None:
     """Run a session with everything bound.
+
+    Args:
+        made: the session.
+        binding: of its inputs and outputs.
+        number: of the run, for a provider that captures runs: the same number means the same shapes and memory.
 
     Raises:
         DecodeFailed: the runtime reported a failure.
     """
+    options = load().RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(number))
     try:
-        made.run_with_iobinding(binding)
+        made.run_with_iobinding(binding, options)
     except Exception as error:
         raise DecodeFailed(f"ONNX Runtime failed: {one_line(error)}") from error
 

@@ -33,6 +33,7 @@ def tiny(tmp_path):
         ({"accuracy_level": True}, InvalidOption),
         ({"spinning": 1}, InvalidOption),
         ({"cache": "yes"}, InvalidOption),
+        ({"buckets": 1}, InvalidOption),
         ({"provider_options": {"a": 1}}, InvalidOption),
         ({"provider_options": "a"}, InvalidOption),
     ],
@@ -43,8 +44,8 @@ def test_options_are_checked(tiny, options, error) -> None:
 
 
 def test_every_option_is_described_and_taken(tiny, load) -> None:
-    load(tiny, accuracy_level=0, spinning=True, cache=False, provider_options={})
-    assert set(DESCRIPTIONS) == {"accuracy_level", "spinning", "cache", "provider_options"}
+    load(tiny, accuracy_level=0, spinning=True, cache=False, buckets=True, provider_options={})
+    assert set(DESCRIPTIONS) == {"accuracy_level", "spinning", "cache", "buckets", "provider_options"}
 
 
 @pytest.mark.parametrize("n_threads", [0, -1, 513, 1.5, True])

@@ -1,0 +1,146 @@
+"""Running the decoder graph: in the shape of each batch, or in one of few shapes that batches are padded to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.types import Logits
+from slm_onnx import runtime
+from slm_onnx.kvstore import KvStore
+from slm_onnx.providers import Device
+
+Inputs = Mapping[str, NDArray[Any]]
+
+_LEAST_CELLS = 256
+_ON_HOST = frozenset({"total_sequence_length"})  # where attention reads it, on every provider
+
+
+class Sizes(NamedTuple):
+    """The shape of a run: tokens, cells that attention looks at, and rows of logits."""
+
+    tokens: int
+    cells: int
+    rows: int
+
+
+class Feed(Protocol):
+    """Runs the decoder of one context."""
+
+    def sizes(self, n: int, n_used: int, n_rows: int) -> Sizes:
+        """The shape for ``n`` tokens behind ``n_used`` cells that want ``n_rows`` of logits: so much, or more."""
+        ...
+
+    def run(self, inputs: Inputs) -> Logits:
+        """Logits [rows, V], valid until the next run.
+
+        Raises:
+            DecodeFailed: the runtime reported a failure.
+        """
+        ...
+
+
+class ExactFeed:
+    """Every run has the shape of its batch.
+
+    Args:
+        session: of the decoder graph.
+        store: the cache.
+    """
+
+    def __init__(self, session: Any, store: KvStore) -> None:
+        self._session = session
+        self._binding = store.bind(session)
+
+    def sizes(self, n: int, n_used: int, n_rows: int) -> Sizes:
+        """See ``Feed.sizes``."""
+        return Sizes(n, n_used + n, max(1, n_rows))
+
+    def run(self, inputs: Inputs) -> Logits:
+        """See ``Feed.run``."""
+        for name, array in inputs.items():
+            self._binding.bind_cpu_input(name, array)
+        self._binding.bind_output("logits", "cpu")  # each time: a run leaves it bound to the tensor that it made
+        runtime.run(self._session, self._binding)
+        rows: Logits = self._binding.get_outputs()[-1].numpy()[0]  # outputs come in the order they were bound
+        return rows
+
+
+class FixedFeed:
+    """Runs have powers of two as sizes, and each shape reads and writes the same memory every time.
+
+    That is what a provider asks for that captures a run, as CUDA graphs do, or compiles for one shape.
+
+    Args:
+        session: of the decoder graph.
+        store: the cache; it has ``spare_cells`` more than the context.
+        n_vocab: columns of logits V.
+        device: where the memory lies.
+        numbers: of captured runs; each number is of one shape in one context.
+    """
+
+    def __init__(self, session: Any, store: KvStore, n_vocab: int, device: Device, numbers: Iterator[int]) -> None:
+        self._session = session
+        self._store = store
+        self._n_vocab = n_vocab
+        self._device = device
+        self._numbers = numbers
+        self._bound: dict[tuple[tuple[int, ...], ...], _Bound] = {}
+
+    def sizes(self, n: int, n_used: int, n_rows: int) -> Sizes:
+        """See ``Feed.sizes``."""
+        tokens = bucket(n)
+        cells = min(bucket(max(_LEAST_CELLS, n_used + tokens)), self._store.n_cells)
+        return Sizes(tokens, cells, bucket(max(1, n_rows)))
+
+    def run(self, inputs: Inputs) -> Logits:
+        """See ``Feed.run``."""
+        shapes = tuple(array.shape for array in inputs.values())
+        if shapes not in self._bound:
+            self._bound[shapes] = self._bind(inputs)
+        bound = self._bound[shapes]
+        for name, array in inputs.items():
+            bound.inputs[name].update_inplace(np.ascontiguousarray(array))
+        runtime.run(self._session, bound.binding, bound.number)
+        rows: Logits = bound.logits.numpy()[0]
+        return rows
+
+    def _bind(self, inputs: Inputs) -> _Bound:
+        binding = self._store.bind(self._session)
+        device, host = self._device, runtime.load().OrtValue.ortvalue_from_numpy
+        placed = {
+            name: (host if name in _ON_HOST else device.place)(np.array(array, order="C"))
+            for name, array in inputs.items()
+        }
+        for name, value in placed.items():
+            binding.bind_ortvalue_input(name, value)
+        logits = device.zeros((1, len(inputs["logits_rows"]), self._n_vocab), np.dtype(np.float32))
+        binding.bind_ortvalue_output("logits", logits)
+        return _Bound(binding, placed, logits, next(self._numbers))
+
+
+class _Bound(NamedTuple):
+    """The memory of one shape, and its number among the captured runs of a session."""
+
+    binding: Any
+    inputs: dict[str, Any]
+    logits: Any
+    number: int
+
+
+def bucket(n: int) -> int:
+    """The least power of two that is not below ``n`` >= 1."""
+    return 1 << (n - 1).bit_length()
+
+
+def spare_cells(n_batch: int) -> int:
+    """Cells beyond those of a context that padded batches of at most ``n_batch`` tokens write to."""
+    return bucket(n_batch) // 2
+
+
+def padded(values: NDArray[Any], n: int) -> NDArray[Any]:
+    """Values [m, ...], the last one repeated up to ``n``."""
+    return values if len(values) == n else np.concatenate([values, np.repeat(values[-1:], n - len(values), axis=0)])

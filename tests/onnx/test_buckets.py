@@ -1,0 +1,88 @@
+"""Batches padded to powers of two: what they give does not depend on it; the oracle is the run in their own shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slm_conformance.families import family_model
+from slm_core.errors import InvalidOption
+from slm_core.types import ContextOptions, Pos
+from slm_onnx.feeding import bucket, padded, spare_cells
+
+FLOAT32 = 1e-5  # matrices of other heights are summed in another order
+
+
+def told(model, feed, tokens):
+    """All logits of a history: odd batches, one that mixes sequences, edits, and the last cell of the context."""
+    context = model.new_context(ContextOptions(n_ctx=301, n_seq_max=3, n_batch=90))
+    found = [feed(context, tokens[:70]), feed(context, tokens[70:75], 1)]
+    context.fork(0, 2, 33)
+    batch = context.new_batch()
+    for seq_id in (2, 0, 1):
+        start = context.length(seq_id)
+        batch.extend(tokens[start : start + 3 + seq_id], Pos(seq_id, start), logits="last")
+    found.append(context.decode(batch).copy())
+    context.cut(Pos(0, 20), Pos(0, 41))
+    context.restore(1, context.dump(0))
+    found += [feed(context, tokens[75:86], seq_id) for seq_id in (0, 1)]
+    context.drop(1)
+    while context.n_free > 1:
+        found.append(feed(context, tokens[: min(90, context.n_free - 1)], 2))
+    found.append(feed(context, tokens[:1], 2))
+    assert context.n_free == 0
+    return found, context
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "bloom", "gpt2", "mistral3"])
+def test_logits_are_those_of_the_batch_as_it_is(tmp_path, load, feed, random_tokens, assert_close, family) -> None:
+    path, tokens = family_model(tmp_path, family), random_tokens(90)
+    if family == "gpt2":
+        tokens = tokens[:60]  # it has no rotation that a cut could turn
+        exact, fixed = (load(path, buckets=given).new_context(ContextOptions(n_ctx=60)) for given in (False, True))
+        for length in (37, 20, 1, 2):
+            part, tokens = tokens[:length], tokens[length:]
+            assert_close(feed(fixed, part), feed(exact, part), FLOAT32)
+        return
+    wanted, _ = told(load(path), feed, tokens)
+    found, _ = told(load(path, buckets=True), feed, tokens)
+    for ours, expected in zip(found, wanted, strict=True):
+        assert_close(ours, expected, FLOAT32)
+
+
+def test_few_shapes_occur_and_each_keeps_its_memory(tmp_path, load, feed, random_tokens) -> None:
+    context = load(family_model(tmp_path, "qwen3"), buckets=True).new_context(ContextOptions(n_ctx=600))
+    for length in (5, 7, 8, *[1] * 300):
+        feed(context, random_tokens(length))
+    shapes = context._feed._bound
+    assert sorted((s.inputs["rows"].shape()[1], s.inputs["attention_bias.0"].shape()[3]) for s in shapes.values()) == [
+        (1, 256),
+        (1, 512),
+        (8, 256),
+    ]
+    one = next(s for s in shapes.values() if s.inputs["rows"].shape()[1] == 1)
+    before = {name: value.data_ptr() for name, value in one.inputs.items()}
+    feed(context, random_tokens(1))
+    assert {name: value.data_ptr() for name, value in one.inputs.items()} == before
+    assert len({s.number for s in shapes.values()}) == 3
+
+
+def test_shapes_of_two_contexts_have_numbers_of_their_own(tmp_path, load, feed, random_tokens) -> None:
+    """A captured run reads and writes the cache of the context that it was captured in."""
+    model = load(family_model(tmp_path, "qwen3"), buckets=True)
+    contexts = [model.new_context(ContextOptions(n_ctx=64)) for _ in range(2)]
+    for context in contexts:
+        feed(context, random_tokens(3))
+    numbers = [shape.number for context in contexts for shape in context._feed._bound.values()]
+    assert len(set(numbers)) == 2
+
+
+def test_runs_of_every_shape_are_not_captured(tmp_path, load) -> None:
+    with pytest.raises(InvalidOption, match="buckets=True"):
+        load(family_model(tmp_path, "qwen3"), provider_options={"enable_cuda_graph": "1"})
+
+
+def test_sizes_are_the_next_powers_of_two() -> None:
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 8, 9, 512)] == [1, 2, 4, 4, 8, 8, 16, 512]
+    assert max(bucket(n) - n for n in range(1, 91)) <= spare_cells(90)
+    assert padded(np.array([3, 4]), 4).tolist() == [3, 4, 4, 4]
