@@ -34,7 +34,7 @@ from slm_core.errors import (
 from slm_core.ledger import Ledger, replay_plan
 from slm_core.protocols import Batch
 from slm_core.snapshot import SequenceSnapshot
-from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 
 
 def check_context_options(options: ContextOptions) -> None:
@@ -47,6 +47,11 @@ def check_context_options(options: ContextOptions) -> None:
         value = getattr(options, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidOption(f"{name}={value!r} (accepted: an integer from 1 on)")
+
+
+def no_top_logits(k: int) -> TopLogits:
+    """Those of no rows."""
+    return TopLogits(np.empty((0, k), np.int32), np.empty((0, k), np.float32), np.empty(0, np.float32))
 
 
 class ContextBase(abc.ABC):
@@ -94,6 +99,10 @@ class ContextBase(abc.ABC):
     @abc.abstractmethod
     def _engine_decode(self, batch: Batch) -> Logits:
         """Run a checked, non-empty batch; rows float32 [n_rows, V] in batch order."""
+
+    def _engine_decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Run a checked, non-empty batch; 1 <= k <= V; called where ``DEVICE_SAMPLING`` is declared."""
+        raise UnsupportedOutput(f"{type(self).__name__} declares sampling on the device, and has none")
 
     def _engine_embed(self, batch: Batch) -> States:
         """Run a checked, non-empty batch; hidden states float32 [n_rows, E]; called where ``EMBEDDINGS`` is declared.
@@ -192,6 +201,20 @@ class ContextBase(abc.ABC):
             rows = self._engine_decode(batch)
             self._append(batch, found)
         return rows
+
+    def decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Run a batch; returns the k largest logits of each of the rows asked for."""
+        with self._call():
+            if Capability.DEVICE_SAMPLING not in self._capabilities:
+                raise UnsupportedOutput(f"the backend {self._backend} gives whole rows of logits alone: decode")
+            if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= self._n_vocab:
+                raise InvalidOption(f"k={k!r} (accepted: 1 to {self._n_vocab}, the size of the vocabulary)")
+            found = self._check_batch(batch)
+            if not found:
+                return no_top_logits(k)
+            top = self._engine_decode_top(batch, k)
+            self._append(batch, found)
+        return top
 
     def embed(self, batch: Batch) -> States:
         """Run a batch; returns hidden states of the tokens asked for, float32 [n_rows, E]."""

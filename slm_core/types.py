@@ -25,6 +25,22 @@ PrefillProgress: TypeAlias = Callable[[int, int], None]
 """Called with the tokens that are done and those that there are in all; an exception it raises cancels the work."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TopLogits:
+    """The k largest logits of each of some rows.
+
+    Attributes:
+        tokens: int32 [n_rows, k], those of the largest logits first; of equal ones, the lower id.
+        logits: float32 [n_rows, k], theirs.
+        log_totals: float32 [n_rows], logarithms of the sums of the exponentials of all V logits of a row: a logit less
+            it is the natural logarithm of a probability.
+    """
+
+    tokens: NDArray[np.int32]
+    logits: NDArray[np.float32]
+    log_totals: NDArray[np.float32]
+
+
 @dataclass(frozen=True, slots=True)
 class Pos:
     """A place in a sequence; as a return value, where the next token goes."""
@@ -55,6 +71,8 @@ class Capability(StrEnum):
     """``embed`` gives the hidden states of tokens."""
     ENCODER = "encoder"
     """Tokens see those behind them, too: ``embed`` takes whole sequences and keeps nothing of them. No ``decode``."""
+    DEVICE_SAMPLING = "device_sampling"
+    """``decode_top`` gives the likeliest tokens, chosen where logits are computed: no row of them crosses."""
 
 
 class Pooling(StrEnum):

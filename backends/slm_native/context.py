@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import KvShape, ModelSpec
-from slm_core.contextbase import ContextBase, check_context_options
+from slm_core.contextbase import ContextBase, check_context_options, no_top_logits
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
 from slm_core.protocols import Batch
-from slm_core.types import Capability, ContextOptions, EditLevel, Logits, States
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, States, TopLogits
 from slm_native.kv import PageLayout, codec_of
 from slm_native.memory import REPLAY_TOKENS, MemoryPlan
 from slm_native.states import Checkpoint
 from slm_native.transformer import Transformer
 
 BACKEND = "native"
+R = TypeVar("R")
 _PAYLOAD_VERSION = 1
 _DECODER = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDINGS})
 _ENCODER = frozenset({Capability.EMBEDDINGS, Capability.ENCODER})
@@ -56,40 +59,45 @@ class NativeContext(ContextBase):
             fingerprint=fingerprint,
             n_vocab=spec.n_vocab,
             edit_level=_edit_level(spec),
-            capabilities=_DECODER if spec.causal else _ENCODER,
+            capabilities=_capabilities(transformer),
             payload_format=_payload_format(layouts, self._positions.kind),
             n_embd=spec.n_embd,
         )
 
     def _engine_decode(self, batch: Batch) -> Logits:
-        return self._run(batch, hidden=False)
+        return self._run(batch, self._transformer.forward)
+
+    def _engine_decode_top(self, batch: Batch, k: int) -> TopLogits:
+        def top(*arguments: Any) -> TopLogits:
+            rows = self._transformer.rows(*arguments)
+            return self._transformer.top(rows, k) if len(rows) else no_top_logits(k)
+
+        return self._run(batch, top)
 
     def _engine_embed(self, batch: Batch) -> States:
-        return self._run(batch, hidden=True)
+        return self._run(batch, partial(self._transformer.forward, hidden=True))
 
-    def _run(self, batch: Batch, *, hidden: bool) -> Logits | States:
+    def _run(self, batch: Batch, forward: Callable[..., R]) -> R:
         n_positions = self._transformer.spec.n_positions
         if n_positions is not None and (last := int(batch.positions.max(initial=0))) >= n_positions:
             raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
         plan = self._memory.plan(batch.seq_ids, batch.positions)
-        rows = self._forward(batch.tokens, batch.positions, batch.wants_logits, plan, hidden=hidden)
+        rows = self._guarded(forward, batch.tokens, batch.positions, batch.wants_logits, plan)
         if self._transformer.spec.causal:
             self._memory.commit(plan)
         return rows
 
-    def _forward(
+    def _guarded(
         self,
+        forward: Callable[..., R],
         tokens: NDArray[np.int32],
         positions: NDArray[np.int32],
         wants_rows: NDArray[np.bool_],
         plan: MemoryPlan,
-        *,
-        hidden: bool = False,
-    ) -> Logits | States:
+    ) -> R:
+        """What ``forward``, which takes what that of ``Transformer`` takes, makes of a batch."""
         try:
-            return self._transformer.forward(
-                tokens, positions, wants_rows, plan, self._memory.layers, self._positions, hidden=hidden
-            )
+            return forward(tokens, positions, wants_rows, plan, self._memory.layers, self._positions)
         except self._transformer.failures as error:
             raise DecodeFailed(f"the device failed on a batch of {len(tokens)} tokens: {error}") from error
 
@@ -105,7 +113,7 @@ class NativeContext(ContextBase):
             plan = self._memory.replay(seq_id, now, stop)
             again = np.array(tokens[now.position : stop], np.int32)
             positions = np.arange(now.position, stop, dtype=np.int32)
-            self._forward(again, positions, np.zeros(len(again), np.bool_), plan)
+            self._guarded(self._transformer.forward, again, positions, np.zeros(len(again), np.bool_), plan)
             now = Checkpoint(stop, plan.states[0].states()[0])
         return now
 
@@ -157,6 +165,12 @@ def _payload_format(layouts: Sequence[PageLayout], rope_kind: str) -> str:
     )
     types = f"k={first.keys.kv_type};v={first.values.kv_type}"
     return ";".join([str(_PAYLOAD_VERSION), types, *groups, *([f"rope={rope_kind}"] if rope_kind else [])])
+
+
+def _capabilities(transformer: Transformer) -> frozenset[Capability]:
+    if not transformer.spec.causal:
+        return _ENCODER
+    return _DECODER | {Capability.DEVICE_SAMPLING} if transformer.picks_top else _DECODER
 
 
 def _edit_level(spec: ModelSpec) -> EditLevel:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidOption
 from slm_core.gguf import WeightSource
-from slm_core.types import KvType, Logits, States
+from slm_core.types import KvType, Logits, States, TopLogits
 from slm_native.blocks import BlockRunner, Turn
 from slm_native.kernels import FixedShape, FusedBlocks, KernelSet
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, in_chunks
@@ -132,7 +132,36 @@ class Transformer:
         *,
         hidden: bool = False,
     ) -> Logits | States:
-        """Run a batch; keys, values and states go where ``plan`` says.
+        """Run a batch; keys, values and states go where ``plan`` says. Rows are the host's.
+
+        Returns:
+            float32 [rows wanted, V], or [rows wanted, E]; for the arguments see ``rows``.
+        """
+        rows = self.rows(tokens, positions, wants_rows, plan, layers, embedded, hidden=hidden)
+        width = self.spec.n_embd if hidden else self.spec.n_vocab
+        return self._kernels.to_host(rows) if len(rows) else np.empty((0, width), np.float32)
+
+    def top(self, rows: Array, k: int) -> TopLogits:
+        """The ``k`` largest logits of each of at least one row that ``rows`` gave."""
+        return self._kernels.top_logits(rows, k)
+
+    @property
+    def picks_top(self) -> bool:
+        """Whether ``top`` picks where ``rows`` lie."""
+        return self._kernels.picks_top
+
+    def rows(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        wants_rows: NDArray[np.bool_],
+        plan: MemoryPlan,
+        layers: Sequence[KvLayer],
+        embedded: Positions,
+        *,
+        hidden: bool = False,
+    ) -> Array:
+        """Run a batch; keys, values and states go where ``plan`` says. Rows are where kernels compute.
 
         Args:
             tokens: ids [T].
@@ -144,17 +173,15 @@ class Transformer:
             hidden: whether rows are hidden states, in place of logits.
 
         Returns:
-            float32 [rows wanted, V], or [rows wanted, E].
+            [rows wanted, V], or [rows wanted, E], valid until the next call; [0, E] where none is wanted.
         """
         kernels = self._kernels
         fits = self._has_one_plan and not hidden and wants_rows.all()
         if fits and (shape := kernels.fixed(plan.pages, layers)) is not None:
-            return kernels.to_host(self._step(shape, tokens, positions, layers, embedded))[: len(tokens)]
+            return kernels.rows(self._step(shape, tokens, positions, layers, embedded), slice(len(tokens)))
         plans, places = self._plans(plan.pages), embedded.at(positions)
         inputs = _Inputs(tokens, positions, plans, plan.states, places, wants_rows)
-        rows = self._run(inputs, layers, hidden=hidden)
-        width = self.spec.n_embd if hidden else self.spec.n_vocab
-        return kernels.to_host(rows) if len(rows) else np.empty((0, width), np.float32)
+        return self._run(inputs, layers, hidden=hidden)
 
     def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
         """Run a new context's steps of fixed shapes once, where they are to be warm."""

@@ -9,7 +9,13 @@ from typing import Any
 from slm_conformance.faults import fault
 from slm_conformance.toy import ToyBackend, ToyModel
 from slm_conformance.toy_context import ToyContext
-from slm_core.types import EditLevel
+from slm_core.types import Capability, EditLevel
+
+
+class RowsContext(ToyContext):
+    """A context that hands out whole rows: what is broken above it is broken there."""
+
+    capabilities = ToyContext.capabilities - {Capability.DEVICE_SAMPLING}
 
 
 class Above(ToyModel):
@@ -25,7 +31,7 @@ class Above(ToyModel):
         cls._whole = staticmethod(getattr(cls.owner, cls.attribute))
 
     def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
-        super().__init__(source, edit_level, context_type)
+        super().__init__(source, edit_level, RowsContext if context_type is ToyContext else context_type)
         setattr(self.owner, self.attribute, self.broken)
 
     def close(self) -> None:

@@ -32,14 +32,14 @@ from slm_core.errors import (
 from slm_core.ledger import replay_plan, truncated_edits
 from slm_core.protocols import Batch
 from slm_core.snapshot import Edit, SequenceSnapshot
-from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 
 
 class ToyContext:
     """Per sequence, a list of cells and the edits that led to it."""
 
     capabilities: frozenset[Capability] = frozenset(
-        {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDINGS}
+        {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDINGS, Capability.DEVICE_SAMPLING}
     )
     payload_format = "toy-1"
 
@@ -79,6 +79,17 @@ class ToyContext:
         with self._call():
             self._check_batch(batch)
             return self._ran(batch, self.engine.step, self.engine.n_vocab)
+
+    def decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Sort the rows."""
+        if Capability.DEVICE_SAMPLING not in self.capabilities:
+            raise UnsupportedOutput("this toy gives whole rows alone")
+        if not 1 <= k <= self.engine.n_vocab:
+            raise InvalidOption(f"k is {k} (accepted: 1 to {self.engine.n_vocab})")
+        rows = self.decode(batch)
+        tokens = np.argsort(-rows, axis=1, kind="stable")[:, :k].astype(np.int32)
+        totals = np.log(np.exp(rows.astype(np.float64)).sum(axis=1)).astype(np.float32)
+        return TopLogits(tokens, np.take_along_axis(rows, tokens, 1), totals)
 
     def embed(self, batch: Batch) -> States:
         """The same, without the last product."""

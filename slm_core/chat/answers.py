@@ -12,8 +12,10 @@ from slm_core.generation.loop import Progress
 from slm_core.generation.shifting import ShiftingSource, TokenShift
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.speculation.source import SpeculativeSource
+from slm_core.generation.top import TopChoice, top_choice
 from slm_core.protocols import Constraint, Sampler
 from slm_core.sampling import SamplerChain
+from slm_core.types import Capability
 
 if TYPE_CHECKING:
     from slm_core.chat.session import Session
@@ -68,6 +70,7 @@ def begun(
         constraint=constraint,
         speculation=drafts,
         shifting=shifting,
+        top=_top_choice(session, sampler) if constraint is None and source is None else None,
         special=special,
     )
 
@@ -125,9 +128,17 @@ def taken_up(session: Session, sampler: Sampler, answer: UnfinishedAnswer) -> Ge
         answer.progress,
         constraint=rule,
         speculation=source,
+        top=_top_choice(session, sampler) if rule is None and source is None else None,
         special=answer.special,
         paused=True,
     )
+
+
+def _top_choice(session: Session, sampler: Sampler) -> TopChoice | None:
+    """How to choose without rows of logits; None where the context hands out rows alone, or more of them is needed."""
+    if Capability.DEVICE_SAMPLING not in session.context.capabilities:
+        return None
+    return top_choice(session, sampler, session.vocab.size)
 
 
 def _own_sampler(running: Generation, sampler: Sampler) -> OwnSampler | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.generation.top import Row, TopRow
 from slm_core.protocols import Batch, Context
 from slm_core.types import EditLevel, Logits, Pos, PrefillProgress
 
+R = TypeVar("R")
 MAX_AHEAD = 64
 """Tokens that are decoded ahead at most: a row of logits is kept for each."""
 
@@ -106,6 +109,20 @@ class DecodedSequence:
         self._rows.extend(() if rows is None else rows.copy())
         return self.row
 
+    def next_top(
+        self, tokens: Sequence[int], k: int, cancelled: Callable[[], bool], progress: PrefillProgress | None = None
+    ) -> Row | None:
+        """The ``k`` largest logits that follow ``tokens``, which are not kept; the whole row, where that is known.
+
+        For the arguments see ``next_row``.
+        """
+        if self._rows:
+            return self._rows[0]
+        if self.n_held == len(tokens):
+            self.forget_from(len(tokens) - 1)
+        top = self._run(lambda batch: self.context.decode_top(batch, k), tokens, cancelled, (), progress)
+        return None if top is None else TopRow(top.tokens[0], top.logits[0], float(top.log_totals[0]))
+
     def decode(
         self,
         tokens: Sequence[int],
@@ -114,9 +131,21 @@ class DecodedSequence:
         progress: PrefillProgress | None = None,
     ) -> Logits | None:
         """Decode those of ``tokens`` that are not held; see ``next_row``. Rows are valid until the next call."""
+        return self._run(self.context.decode, tokens, cancelled, expected, progress)
+
+    def _run(
+        self,
+        decode: Callable[[Batch], R],
+        tokens: Sequence[int],
+        cancelled: Callable[[], bool],
+        expected: Sequence[int],
+        progress: PrefillProgress | None,
+    ) -> R | None:
+        """What ``decode`` gives of the last batch; None where there was none, too."""
         if self._batch is None:
             self._batch = self.context.new_batch()
-        batch, rows = self._batch, None
+        batch = self._batch
+        rows: R | None = None
         first, length = self.n_held, len(tokens)
         if progress is not None:
             progress(0, length - first)
@@ -130,7 +159,7 @@ class DecodedSequence:
             ahead = expected[: self._room_beside(len(chunk), batch)] if last and expected else ()
             if ahead:
                 batch.extend(ahead, Pos(self.seq_id, length), logits="all")
-            rows = self.context.decode(batch)
+            rows = decode(batch)
             self._ahead.extend(ahead)
             if progress is not None:
                 progress(held + len(chunk) - first, length - first)

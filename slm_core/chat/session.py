@@ -24,6 +24,7 @@ from slm_core.generation.loop import Progress
 from slm_core.generation.scoring import Score, checked_top
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import Speculation
+from slm_core.generation.top import Row
 from slm_core.protocols import Constraint, Context, Sampler, Vocab
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import Capability, EditLevel, Pos, PrefillProgress, Segment
@@ -199,10 +200,28 @@ class Session:
                 their logits are there already.
             progress: called after each batch.
         """
-        self._check_open()
-        if not self._tokens:
-            raise SessionError("there is nothing to continue: append text first")
+        self._check_continuable()
         return self._decoded.next_row(self._tokens, cancelled, expected, progress)
+
+    def next_top(
+        self,
+        k: int,
+        cancelled: Callable[[], bool] = lambda: False,
+        *,
+        progress: PrefillProgress | None = None,
+    ) -> Row | None:
+        """``next_logits``, but the ``k`` largest alone where the context picks them; for generations.
+
+        Args:
+            k: how many, 1 to V.
+            cancelled: asked before each batch; None is returned where it came true.
+            progress: called after each batch.
+
+        Raises:
+            UnsupportedOutput: the context does not declare ``DEVICE_SAMPLING``.
+        """
+        self._check_continuable()
+        return self._decoded.next_top(self._tokens, k, cancelled, progress)
 
     def prefill(
         self, cancelled: Callable[[], bool] = lambda: False, *, progress: PrefillProgress | None = None
@@ -543,6 +562,11 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise SessionError("the session is closed")
+
+    def _check_continuable(self) -> None:
+        self._check_open()
+        if not self._tokens:
+            raise SessionError("there is nothing to continue: append text first")
 
     def _check_settled(self) -> None:
         """Open, and the context holds nothing but the history."""

@@ -17,9 +17,10 @@ from slm_core.errors import ContextFull, SessionError
 from slm_core.generation.aio import EventStream
 from slm_core.generation.brakes import Brake, BrakeAction, Draft, ask
 from slm_core.generation.control import Control, Countdown, checked_timeout
-from slm_core.generation.events import Answer, Event, FinishReason, Timings, Usage
+from slm_core.generation.events import Answer, Event, FinishReason, Logprobs, Timings, Usage
 from slm_core.generation.logprobs import logprobs_of, wanted_logprobs
 from slm_core.generation.text import TextStream
+from slm_core.generation.top import Row, TopChoice, TopRow
 from slm_core.protocols import Constraint, FastForward, Sampler, Stop, Vocab
 from slm_core.types import PrefillProgress
 
@@ -123,6 +124,7 @@ class Generation(EventStream):
         constraint: what may be said.
         speculation: the source, where it is drafted for.
         shifting: the source, where it drops tokens of the history.
+        top: how to choose where only the largest logits are there; None where nothing picks them.
         special: whether control tokens other than EOG become text.
         paused: whether it waits for ``resume``.
     """
@@ -138,6 +140,7 @@ class Generation(EventStream):
         constraint: Constraint | None = None,
         speculation: SpeculativeSource | None = None,
         shifting: ShiftingSource | None = None,
+        top: TopChoice | None = None,
         special: bool = False,
         paused: bool = False,
     ) -> None:
@@ -149,6 +152,7 @@ class Generation(EventStream):
         self._constraint = constraint
         self.speculation = speculation
         self.shifting = shifting
+        self._top = top
         self.special = special
         self._forced = deque(progress.forced)
         self._cancelled = threading.Event()
@@ -264,21 +268,25 @@ class Generation(EventStream):
     def _next_event(self) -> Event:
         if self._progress.max_tokens is not None and len(self._progress.tokens) >= self._progress.max_tokens:
             return self._end_without_token(FinishReason.LENGTH)
-        logits = self._next_logits()
-        if logits is None:
+        row = self._next_row()
+        if row is None:
             self._timed_out = not self._cancelled.is_set()
             return self._end_without_token(FinishReason.CANCELLED)
-        if logits.size == 0:
+        if isinstance(row, TopRow):
+            return self._step_top(row)
+        if row.size == 0:
             return self._end_without_token(FinishReason.LENGTH)
-        return self._step(logits)
+        return self._step(row)
 
-    def _next_logits(self) -> NDArray[np.float32] | None:
+    def _next_row(self) -> Row | None:
         """The next row; None where cancelled, an empty row where the context is full in mid-answer."""
         if self._is_cancelled():
             return None
         begun = bool(self._progress.tokens)
         progress = None if begun else self._control.progress
         try:
+            if self._top is not None:
+                return self._top.next_row(self._is_cancelled, progress)
             return self._source.next_logits(self._is_cancelled, expected=self._expected(), progress=progress)
         except ContextFull:
             if not begun:
@@ -301,6 +309,13 @@ class Generation(EventStream):
         if self._shown or self._control.sees_events:
             logprob = log_probability(logits, token)
             logprobs = logprobs_of(self._logprobs, logits, token) if self._logprobs is not None else None
+        return self._taken(token, logprob, logprobs)
+
+    def _step_top(self, row: TopRow) -> Event:
+        assert self._top is not None, "nothing else asks for such a row"
+        return self._taken(*self._top.choose(row), None)
+
+    def _taken(self, token: int, logprob: float, logprobs: Logprobs | None) -> Event:
         ends = self._advance(token)
         self._source.take(token)
         self.sampler.accept(token)

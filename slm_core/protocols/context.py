@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from slm_core.protocols.batch import Batch
-from slm_core.types import Capability, EditLevel, Logits, Pos, States
+from slm_core.types import Capability, EditLevel, Logits, Pos, States, TopLogits
 
 
 class Context(Protocol):
@@ -71,6 +71,19 @@ class Context(Protocol):
             ContextFull: not enough free positions.
             DecodeFailed: the engine reported a failure.
             UnsupportedOutput: an encoder, which has no logits.
+        """
+        ...
+
+    def decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Run a batch as ``decode`` does, and give of each row asked for its k largest logits only, and their total.
+
+        They are those of the row that ``decode`` would give, and nobody may write into them later. Calls of both may
+        take turns.
+
+        Raises:
+            UnsupportedOutput: ``DEVICE_SAMPLING`` is not declared.
+            InvalidOption: k is not 1 to V.
+            InvalidToken, InvalidSequence, InvalidPosition, BatchFull, ContextFull, DecodeFailed: as ``decode``.
         """
         ...
 

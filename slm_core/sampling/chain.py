@@ -19,7 +19,7 @@ from slm_core.sampling.checks import is_finite
 from slm_core.sampling.options import Sampling
 from slm_core.sampling.order import ORDER
 from slm_core.sampling.state import History, StepState
-from slm_core.sampling.steps import Known, breaker_tokens, build_steps, history_window
+from slm_core.sampling.steps import MOST_RANKED, Known, breaker_tokens, build_steps, history_window
 from slm_core.sampling.stream import MASK64, UniformStream
 from slm_core.sampling.temperatures import MU, next_mu
 from slm_core.snapshot import is_count
@@ -53,6 +53,7 @@ class SamplerChain:
         self._steps = build_steps(sampling, self._known)
         self._stream = UniformStream(secrets.randbits(63) if sampling.seed is None else sampling.seed, stream)
         self._n_needed = sampling.top_k if self._steps and self._steps[0][0] == "top_k" else 0
+        self._is_greedy = sampling.temperature == 0 and [name for name, _ in self._steps] == ["temperature"]
         self._history = History(history_window(sampling))
         self._n_said = 0
         self._memory: dict[str, float] = {}
@@ -78,9 +79,34 @@ class SamplerChain:
         Raises:
             SamplingError: no token can be chosen.
         """
-        ids, probs = self.distribution(logits)
-        number = self._stream.take()
-        return int(ids[_place(probs, number)]) if len(ids) > 1 else int(ids[0])
+        return self._drawn(*self.distribution(logits))
+
+    @property
+    def n_top(self) -> int | None:
+        """How many of the largest logits the chain looks at, and at no other; None where it looks at (nearly) all."""
+        if self._is_greedy:
+            return 1
+        return self._n_needed if 0 < self._n_needed <= MOST_RANKED else None
+
+    def sample_top(self, tokens: NDArray[np.int32], logits: NDArray[np.float32], n_vocab: int) -> int:
+        """Choose what ``sample`` chooses of the whole row, from its ``n_top`` largest logits or more.
+
+        Args:
+            tokens: int32 [k], largest logit first; of equal ones, the lower id.
+            logits: float32 [k], theirs; all of a row where it has fewer.
+            n_vocab: of the whole row, V.
+
+        Raises:
+            SamplingError: no token can be chosen.
+        """
+        if not math.isfinite(logits[0]):
+            raise SamplingError(f"no token can be chosen: the largest logit is {logits[0]}")
+        ascending = tokens.argsort()
+        if logits[-1] == -np.inf:
+            ascending = ascending[logits[ascending] > -np.inf]
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            candidates = tokens[ascending].astype(np.int64), logits[ascending].astype(np.float64)
+            return self._drawn(*self._distribution(candidates, n_vocab))
 
     def distribution(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """What ``sample`` would draw from; draws nothing.
@@ -97,15 +123,8 @@ class SamplerChain:
         Raises:
             SamplingError: no token can be chosen.
         """
-        state = StepState(self._history.tokens, self._n_said, len(logits), self._memory, self._stream.aside())
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            ids, kept = self._run_steps(self._candidates(logits), state)
-            probs = softmax(kept).astype(np.float64, copy=False)
-        if math.isnan(probs[0]):  # all are where a logit is, or an infinite one is the largest
-            raise SamplingError(f"no token can be chosen: after the steps the largest logit is {kept.max()}")
-        if self._keeps_last:
-            self._last = (ids, probs, state.learned)
-        return ids, probs
+            return self._distribution(self._candidates(logits), len(logits))
 
     @property
     def drawn_from(self) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
@@ -170,6 +189,20 @@ class SamplerChain:
         self.set_history(history)
         self._stream.start, self._stream.n_taken = start, n_taken
         self._n_said, self._memory = n_said, memory
+
+    def _distribution(self, candidates: Candidates, n_vocab: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        state = StepState(self._history.tokens, self._n_said, n_vocab, self._memory, self._stream.aside())
+        ids, kept = self._run_steps(candidates, state)
+        probs = softmax(kept).astype(np.float64, copy=False)
+        if math.isnan(probs[0]):  # all are where a logit is, or an infinite one is the largest
+            raise SamplingError(f"no token can be chosen: after the steps the largest logit is {kept.max()}")
+        if self._keeps_last:
+            self._last = (ids, probs, state.learned)
+        return ids, probs
+
+    def _drawn(self, ids: NDArray[np.int64], probs: NDArray[np.float64]) -> int:
+        number = self._stream.take()
+        return int(ids[_place(probs, number)]) if len(ids) > 1 else int(ids[0])
 
     def _candidates(self, logits: NDArray[np.float32]) -> Candidates:
         """All tokens that a logit does not exclude; or a few, where the first step keeps none of the others."""

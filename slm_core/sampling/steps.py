@@ -21,7 +21,7 @@ from slm_core.sampling.state import Step, StepState
 _KEEP_THE_BEST = frozenset(CUTS) - {"typical_p"}
 """Steps after which the likeliest token is the same: where greedy comes next, they need not run."""
 
-_MOST_RANKED = 1024
+MOST_RANKED = 1024
 """Candidates up to which to rank all costs less than to search them step by step."""
 
 
@@ -52,7 +52,7 @@ def build_steps(sampling: Sampling, known: Known) -> list[tuple[str, Step]]:
         while (greedy := names.index("temperature")) and names[greedy - 1] in _KEEP_THE_BEST:
             del names[greedy - 1]
     steps = [(name, _BUILDERS[name](sampling, known) if name in ORDER else _custom(sampling, name)) for name in names]
-    return _join_usual(sampling, steps) if 0 < sampling.top_k <= _MOST_RANKED and "top_k" in names else steps
+    return _join_usual(sampling, steps) if 0 < sampling.top_k <= MOST_RANKED and "top_k" in names else steps
 
 
 def _join_usual(sampling: Sampling, steps: list[tuple[str, Step]]) -> list[tuple[str, Step]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
-from slm_core.types import KvType
+from slm_core.types import KvType, TopLogits
 from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight, WeightBytes
 from slm_native.kv import Array, BatchPlan, HostPageStore, KvLayer, PageLayout, PageStore
 
@@ -76,6 +76,8 @@ class KernelSet(ABC):
     device: str
     """Where it computes: "cpu", "cuda:0"."""
 
+    picks_top: bool = False
+    """Whether ``top_logits`` is computed where logits are."""
     splits: bool = False
     """Whether layers are on several devices."""
     captures: bool = False
@@ -118,6 +120,15 @@ class KernelSet(ABC):
     def place(self, plan: BatchPlan) -> BatchPlan:
         """Where the tokens of a batch go, in indices that this tier's KV layers take; once for each batch."""
         return plan
+
+    def top_logits(self, logits: Array, k: int) -> TopLogits:
+        """The ``k`` largest of each row, 1 <= k <= V, and the total: what the host makes of whole rows, by definition.
+
+        Args:
+            logits: [rows, V], at least one row; those that are no number count as the largest.
+            k: how many.
+        """
+        return top_of_rows(self.to_host(logits), k)
 
     def fixed(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
         """A batch of which each sequence brings one token, filled up; None where it is computed as it is.
@@ -470,6 +481,17 @@ class KernelSet(ABC):
         for run in plan.runs:
             mixed[run.rows] = self.attention_over_pages(q[run.rows], cache, run.pages, run.n_held, scale, scoring)
         return mixed
+
+
+def top_of_rows(rows: FloatArray, k: int) -> TopLogits:
+    """The ``k`` largest logits of each row [rows, V], and the total, in NumPy."""
+    ranks = np.argsort(-rows, axis=1, kind="stable")[:, :k]  # what is no number comes last
+    broken = np.isnan(rows).any(axis=1)
+    ranks[broken, 0] = np.isnan(rows[broken]).argmax(axis=1)
+    best = rows.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        totals = best[:, 0] + np.log(np.exp(rows - best).sum(axis=1))
+    return TopLogits(ranks.astype(np.int32), np.take_along_axis(rows, ranks, 1), totals)
 
 
 def _first_seen(position: int, window: int | None) -> int:

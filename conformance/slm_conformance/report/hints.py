@@ -30,6 +30,8 @@ HINTS = MappingProxyType(
         " batch has already written",
         "TestDecodeRefusals": "the order of check, compute and exchange in `decode`: nothing may be kept of a batch of"
         " which any part is refused",
+        "TestDeviceSampling": "the decode scenarios first: `decode_top` is the same but for what it gives of a row. If"
+        " those hold, ties (the lower id comes first), and buffers that are handed out and used again",
         "TestDrop": "what is freed with a sequence: cells that another sequence still shares must stay",
         "TestDumpRestore": "export and import of keys and values: layout, token order, positions after edits; and the"
         " payload format's name, which must change with the layout",

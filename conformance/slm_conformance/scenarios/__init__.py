@@ -7,6 +7,7 @@ from slm_conformance.scenarios.completions import TestCompletions
 from slm_conformance.scenarios.constraints import TestConstraints
 from slm_conformance.scenarios.cut import TestCut
 from slm_conformance.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
+from slm_conformance.scenarios.device_sampling import TestDeviceSampling
 from slm_conformance.scenarios.edit_levels import TestDeclarations
 from slm_conformance.scenarios.embeddings import TestEmbeddings
 from slm_conformance.scenarios.fork import TestDrop, TestFork
@@ -37,6 +38,7 @@ __all__ = [
     "TestDecode",
     "TestDecodeLimits",
     "TestDecodeRefusals",
+    "TestDeviceSampling",
     "TestDrop",
     "TestDumpRestore",
     "TestEmbeddings",

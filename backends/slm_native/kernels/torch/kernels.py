@@ -18,11 +18,13 @@ from slm_core.architectures import AnyActivation, RopeStyle
 from slm_core.errors import InvalidModelFile, InvalidOption, ModelError, UnsupportedModel
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize
-from slm_core.types import KvType
+from slm_core.types import KvType, TopLogits
 from slm_native.kernels.kernelset import FixedShape, FloatArray, FusedBlocks, KernelSet
 from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight, WeightBytes
 from slm_native.kernels.torch.activations import activate, gated
 from slm_native.kernels.torch.attention import attend, attend_both_ways, attend_one_token_each
+from slm_native.kernels.torch.choosing import DEVICES as RANKING_DEVICES
+from slm_native.kernels.torch.choosing import top_logits
 from slm_native.kernels.torch.devices import choose_dtype, memory, spelled
 from slm_native.kernels.torch.graphs import Captured, CapturedInCuda, StepGraphs, filled, filled_alone
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer, TorchPageStore, TorchPlan, place
@@ -95,6 +97,7 @@ class TorchKernels(KernelSet):
         self.device = ", ".join(str(each) for each in self._devices)
         self._device_map = device_map
         self.splits = device_map is not None
+        self.picks_top = self._device.type in RANKING_DEVICES
         self._placement: Placement | None = None
         self._profile = Profile() if profile is None else profile
         self.captures = self._profile.capture
@@ -169,6 +172,10 @@ class TorchKernels(KernelSet):
         """Copied from the device, once it has computed it."""
         host: FloatArray = x.float().cpu().numpy()
         return host
+
+    def top_logits(self, logits: Tensor, k: int) -> TopLogits:
+        """Ranked on the device."""
+        return top_logits(logits.float(), k) if self.picks_top else super().top_logits(logits, k)
 
     def rows(self, x: Tensor, which: slice | NDArray[Any]) -> Tensor:
         """A slice is a view, ids are gathered."""

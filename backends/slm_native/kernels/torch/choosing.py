@@ -1,0 +1,39 @@
+"""The largest logits of a row, picked on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_core.types import TopLogits
+
+DEVICES = ("cpu", "cuda", "xpu")
+"""Kinds of devices whose torch ranks integers of 64 bits."""
+
+_LOW = (1 << 32) - 1
+
+
+def top_logits(logits: Tensor, k: int) -> TopLogits:
+    """The ``k`` largest of each row, in one copy to the host.
+
+    Torch does not say which of equal numbers it takes. So what is ranked are integers of 64 bits without equals: above,
+    the bits of a logit, in an order that is the numbers' own; below, the ids counted from the last.
+
+    Args:
+        logits: [rows, V], float32; what is no number counts as the largest.
+        k: how many, 1 to V.
+    """
+    n_vocab = logits.shape[1]
+    if k == 1:
+        tokens = logits.argmax(1, keepdim=True)  # the first of equal ones: that much torch promises
+    else:
+        bits = (logits.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf) + 0.0).view(torch.int32)
+        ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # of negative numbers, those nearest to 0 are largest
+        from_last = torch.arange(n_vocab - 1, -1, -1, device=logits.device)
+        tokens = n_vocab - 1 - (((ordered << 32) | from_last).topk(k, dim=1).values & _LOW)
+    totals = logits.logsumexp(1, keepdim=True)
+    numbers = torch.cat([logits.gather(1, tokens), totals], 1).contiguous().view(torch.int32)
+    packed = torch.cat([tokens.int(), numbers], 1).cpu().numpy()
+    floats = packed[:, k:].view(np.float32)
+    return TopLogits(packed[:, :k].copy(), floats[:, :k].copy(), floats[:, k].copy())

@@ -1,0 +1,117 @@
+"""The largest logits, picked on the device: what NumPy's stable sort puts first, and what sampling makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slm_conformance.factories import make_tiny_model
+from slm_core.chat import Session
+from slm_core.generation import Answer
+from slm_core.sampling import SamplerChain, Sampling
+from slm_core.types import Capability, ContextOptions, ModelOptions, TopLogits
+from slm_native.backend import NativeBackend
+from slm_native.kernels.kernelset import top_of_rows
+
+torch = pytest.importorskip("torch", reason="the torch tier needs torch: pip install 'slm-core[torch]'")
+
+from slm_native.kernels.torch.choosing import top_logits  # noqa: E402
+
+BUCKETS = "[decode]\nbuckets = [2, 4]\n"
+
+
+def expected(rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """By lexical order: the larger logit, then the lower id."""
+    order = np.array([np.lexsort((np.arange(len(row)), -row))[:k] for row in rows])
+    return order, np.take_along_axis(rows, order, 1)
+
+
+@pytest.mark.parametrize("pick", [lambda rows, k: top_logits(torch.from_numpy(rows), k), top_of_rows])
+@pytest.mark.parametrize("k", [1, 2, 7, 300, 1001])
+def test_ties_signs_and_infinities(pick, k):
+    rows = np.random.default_rng(k).standard_normal((6, 1001)).astype(np.float32).round(1)  # ties in plenty
+    rows[1] = -5.0
+    rows[2, 3:] = -np.inf
+    rows[3] = np.where(np.arange(1001) % 2, 0.0, -0.0)
+    rows[4] = -1e-42 * np.arange(1001)  # numbers so small that they are not normal
+    top = pick(rows, k)
+    tokens, logits = expected(rows, k)
+    np.testing.assert_array_equal(top.tokens, tokens)
+    np.testing.assert_array_equal(top.logits, logits)
+    totals = np.log(np.exp(rows.astype(np.float64)).sum(1))
+    np.testing.assert_allclose(top.log_totals, totals, rtol=1e-6, atol=1e-6)
+    assert (top.tokens.dtype, top.logits.dtype, top.log_totals.dtype) == (np.int32, np.float32, np.float32)
+
+
+@pytest.mark.parametrize("pick", [lambda rows, k: top_logits(torch.from_numpy(rows), k), top_of_rows])
+@pytest.mark.parametrize("k", [1, 4])
+def test_what_is_no_number_is_told(pick, k):
+    rows = np.random.default_rng(0).standard_normal((2, 50)).astype(np.float32)
+    rows[0, 17], rows[1, 3] = np.nan, np.inf
+    top = pick(rows, k)
+    assert np.isnan(top.logits[0, 0]) and top.tokens[0, 0] == 17
+    assert top.logits[1, 0] == np.inf and top.tokens[1, 0] == 3
+
+
+class Whole:
+    """A chain behind the protocol: nobody can see that it would be content with less than whole rows."""
+
+    def __init__(self, chain: SamplerChain) -> None:
+        self.sample, self.accept, self.set_history = chain.sample, chain.accept, chain.set_history
+
+
+@pytest.mark.parametrize("profile", [None, BUCKETS], ids=["plain", "buckets"])
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0}, {}, {"top_k": 7, "temperature": 1.4, "min_p": 0}, {"top_k": 305, "xtc_probability": 0.5}],
+    ids=["greedy", "default", "top_k", "all"],
+)
+def test_answers_are_those_of_whole_rows(tmp_path, monkeypatch, profile, options):
+    path = make_tiny_model("qwen3", "q8_0").write(tmp_path / "tiny.gguf")
+    if profile is not None:
+        path.with_name("tiny.profile.toml").write_text(profile)
+    sampling, calls = Sampling(seed=4, max_tokens=24, **options), []
+
+    def answer(model, *, whole: bool) -> tuple[Answer, list[float]]:
+        with model.new_context(ContextOptions(128, 2, 64)) as context:
+            assert Capability.DEVICE_SAMPLING in context.capabilities
+            monkeypatch.setattr(context, "_engine_decode_top", counted(context._engine_decode_top, calls))
+            session = Session(context, model.vocab)
+            session.append("The quick brown fox jumps")
+            chain = SamplerChain.for_vocab(sampling, model.vocab)
+            generation = session.generate(sampling, sampler=Whole(chain) if whole else None)
+            logprobs = [event.logprob for event in generation]
+            return generation.answer, logprobs
+
+    with NativeBackend().load(path, ModelOptions(device="cpu", backend_options={"tier": "torch"})) as model:
+        rows, picked = answer(model, whole=True), answer(model, whole=False)
+    assert len(calls) == len(picked[0].tokens) > 1, "the second answer was not picked on the device, or the first was"
+    assert picked[0].tokens == rows[0].tokens and picked[0].text == rows[0].text
+    np.testing.assert_allclose(picked[1], rows[1], atol=1e-5)  # float32 sums, in another order
+
+
+def counted(run, calls):
+    def call(batch, k) -> TopLogits:
+        calls.append(k)
+        return run(batch, k)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"repeat_penalty": 1.1}, {"logprobs": 2}, {"top_k": 0}, {"min_tokens": 3}, {"logit_bias": {5: 1.0}}],
+    ids=lambda options: next(iter(options)),
+)
+def test_whole_rows_are_had_where_more_of_them_is_looked_at(tmp_path, monkeypatch, options):
+    path = make_tiny_model("llama").write(tmp_path / "tiny.gguf")
+    with (
+        NativeBackend().load(path, ModelOptions(device="cpu", backend_options={"tier": "torch"})) as model,
+        model.new_context(ContextOptions(64)) as context,
+    ):
+        monkeypatch.setattr(context, "_engine_decode_top", lambda batch, k: pytest.fail("picked"))
+        session = Session(context, model.vocab)
+        session.append("Hello")
+        assert len(session.generate(Sampling(seed=1, max_tokens=4, **options)).run().tokens) > 0
+        with pytest.raises(pytest.fail.Exception, match="picked"):
+            session.generate(Sampling(seed=1, max_tokens=4)).run()
