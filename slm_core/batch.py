@@ -8,8 +8,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.errors import BatchFull, InvalidOption, InvalidPosition, InvalidSequence, InvalidToken
-from slm_core.types import Pos, WantLogits
+from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidPosition, InvalidSequence, InvalidToken
+from slm_core.inputs import NO_ROWS, check_rows
+from slm_core.types import EMBEDDED, Pos, WantLogits
 
 _INT32_MAX = 2**31 - 1
 _DType = TypeVar("_DType", bound=np.generic)
@@ -29,6 +30,7 @@ class TokenBatch:
         self._seq_ids = np.empty(capacity, np.int32)
         self._positions = np.empty(capacity, np.int32)
         self._wants_logits = np.empty(capacity, np.bool_)
+        self._rows: list[NDArray[np.float32]] = []
         self._length = 0
 
     @property
@@ -40,6 +42,11 @@ class TokenBatch:
     def tokens(self) -> NDArray[np.int32]:
         """Token ids, int32 [T]."""
         return _readonly(self._tokens[: self._length])
+
+    @property
+    def embeddings(self) -> NDArray[np.float32]:
+        """Embedding rows, float32 [n, E]."""
+        return _readonly(np.concatenate(self._rows)) if self._rows else NO_ROWS
 
     @property
     def seq_ids(self) -> NDArray[np.int32]:
@@ -65,9 +72,22 @@ class TokenBatch:
 
     def extend(self, tokens: Sequence[int] | NDArray[np.integer], start: Pos, *, logits: WantLogits = "none") -> None:
         """Add a run of tokens from ``start`` on; see ``protocols.Batch.extend``."""
+        self._add(_token_array(tokens), start, logits)
+
+    def add_embeddings(self, rows: NDArray[np.float32], start: Pos, *, logits: WantLogits = "none") -> None:
+        """Add a run of embedding rows from ``start`` on; see ``protocols.Batch.add_embeddings``."""
+        check_rows(rows)
+        if self._rows and rows.shape[1] != self._rows[0].shape[1]:
+            raise InvalidEmbedding(
+                f"embedding rows are {rows.shape[1]} wide (accepted: {self._rows[0].shape[1]}, as those in the batch)"
+            )
+        self._add(np.full(len(rows), EMBEDDED, np.int32), start, logits)
+        if len(rows):
+            self._rows.append(rows.copy())
+
+    def _add(self, ids: NDArray[np.integer], start: Pos, logits: WantLogits) -> None:
         if logits not in ("none", "last", "all"):
             raise InvalidOption(f"logits={logits!r} (accepted: 'none', 'last', 'all')")
-        ids = _token_array(tokens)
         n, first = len(ids), self._length
         self._check_start(start, n)
         if n > self.capacity - first:
@@ -85,6 +105,7 @@ class TokenBatch:
 
     def clear(self) -> None:
         """Forget the tokens; the capacity stays."""
+        self._rows.clear()
         self._length = 0
 
     @staticmethod

@@ -29,12 +29,14 @@ from slm_core.errors import (
     InvalidToken,
     SnapshotMismatch,
     UnsupportedEdit,
+    UnsupportedInput,
     UnsupportedOutput,
 )
+from slm_core.inputs import HeldRow, add_held, check_rows, held_inputs, rows_of
 from slm_core.ledger import Ledger, replay_plan
 from slm_core.protocols import Batch
 from slm_core.snapshot import SequenceSnapshot
-from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
+from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 
 
 def check_context_options(options: ContextOptions) -> None:
@@ -65,7 +67,8 @@ class ContextBase(abc.ABC):
         edit_level: the highest edit that works.
         capabilities: what works beyond the core.
         payload_format: layout of the engine's KV payloads; a dump of the same backend and format is used as it is.
-        n_embd: width of hidden states, where ``EMBEDDINGS`` is declared.
+        n_embd: width of hidden states, where ``EMBEDDINGS`` is declared, and of embedding rows, where
+            ``EMBEDDING_INPUT`` is.
     """
 
     def __init__(
@@ -177,7 +180,7 @@ class ContextBase(abc.ABC):
         return self._ledger.length(self._checked_sequence(seq_id))
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
-        """The tokens that a sequence holds, in order."""
+        """The tokens that a sequence holds, in order; ``EMBEDDED`` for each embedding row."""
         self._check_open()
         return tuple(self._ledger.tokens(self._checked_sequence(seq_id)))
 
@@ -364,14 +367,32 @@ class ContextBase(abc.ABC):
             raise BatchFull(f"a batch of {n} tokens is more than one decode carries (n_batch is {self.n_batch})")
         if n == 0:
             return []
-        if tokens.min() < 0 or tokens.max() >= self._n_vocab:
-            bad = tokens[(tokens < 0) | (tokens >= self._n_vocab)][0]
-            raise InvalidToken(f"token {bad} is outside the vocabulary (accepted: 0 to {self._n_vocab - 1})")
+        rows = batch.embeddings
+        if len(rows):
+            self._check_rows(rows)
+        if tokens.min() < 0 or tokens.max() >= self._n_vocab or len(rows):
+            self._check_ids(tokens, len(rows))
         found = [int(seq_ids[0])] if (seq_ids == seq_ids[0]).all() else np.unique(seq_ids).tolist()
         for seq_id in found:
             self._check_positions(self._checked_sequence(seq_id), positions[seq_ids == seq_id])
         self._check_room(n)
         return found
+
+    def _check_rows(self, rows: NDArray[np.float32]) -> None:
+        if Capability.EMBEDDING_INPUT not in self._capabilities:
+            raise UnsupportedInput(
+                f"the backend {self._backend} takes no embedding rows for this model: it does not declare"
+                f" {Capability.EMBEDDING_INPUT}"
+            )
+        check_rows(rows, self._n_embd)
+
+    def _check_ids(self, tokens: NDArray[np.int32], n_rows: int) -> None:
+        outside = (tokens < 0) | (tokens >= self._n_vocab)
+        if np.count_nonzero(tokens == EMBEDDED) == n_rows:
+            outside &= tokens != EMBEDDED
+        if outside.any():
+            bad = tokens[outside][0]
+            raise InvalidToken(f"token {bad} is outside the vocabulary (accepted: 0 to {self._n_vocab - 1})")
 
     def _check_positions(self, seq_id: int, positions: NDArray[np.int32]) -> None:
         length = self._ledger.length(seq_id)
@@ -389,8 +410,11 @@ class ContextBase(abc.ABC):
                 f"the dump is of another model (fingerprint {snapshot.fingerprint[:12]}..., this model's is"
                 f" {self._fingerprint[:12]}...)"
             )
-        every = [*snapshot.tokens.tolist(), *(token for edit in snapshot.edits for token in edit.removed)]
-        if every and not (min(every) >= 0 and max(every) < self._n_vocab):
+        every = [*snapshot.held(), *(token for edit in snapshot.edits for token in edit.removed)]
+        if (rows := rows_of(every)).size:
+            self._check_dumped_rows(rows)
+        ids = [token for token in every if not isinstance(token, HeldRow)]
+        if ids and not (min(ids) >= 0 and max(ids) < self._n_vocab):
             raise InvalidSnapshot(f"the dump holds tokens outside the vocabulary (accepted: 0 to {self._n_vocab - 1})")
         if every and Capability.ENCODER in self._capabilities:
             raise InvalidSnapshot("the dump holds tokens, and an encoder keeps none")
@@ -405,13 +429,23 @@ class ContextBase(abc.ABC):
         if needed > free:
             raise ContextFull(needed, free)
 
+    def _check_dumped_rows(self, rows: NDArray[np.float32]) -> None:
+        if Capability.EMBEDDING_INPUT not in self._capabilities:
+            raise SnapshotMismatch(
+                f"the dump holds {len(rows)} embedding rows, which the backend {self._backend} does not take for this"
+                f" model (restore it where {Capability.EMBEDDING_INPUT} is declared)"
+            )
+        if rows.shape[1] != self._n_embd:
+            raise InvalidSnapshot(f"the dump's embedding rows are {rows.shape[1]} wide (accepted: {self._n_embd})")
+
     # Steps that several calls share.
 
     def _append(self, batch: Batch, found: Sequence[int]) -> None:
-        tokens, seq_ids = batch.tokens, batch.seq_ids
+        seq_ids = batch.seq_ids
+        held = held_inputs(batch.tokens, batch.embeddings)
         for seq_id in found:
-            run = tokens if len(found) == 1 else tokens[seq_ids == seq_id]
-            self._ledger.append(seq_id, run.tolist())
+            run = held if len(found) == 1 else [held[i] for i in np.flatnonzero(seq_ids == seq_id).tolist()]
+            self._ledger.append(seq_id, run)
 
     def _cut(self, seq_id: int, start: int, end: int) -> None:
         self._check_room(self._ledger.cut_cost(seq_id, start, end))
@@ -428,11 +462,11 @@ class ContextBase(abc.ABC):
             self._ledger.drop(seq_id)
 
     def _snapshot(self, seq_id: int) -> SequenceSnapshot:
-        tokens = np.array(self._ledger.tokens(seq_id), np.int32)
-        with_payload = Capability.KV_PAYLOAD in self._capabilities and len(tokens) > 0
+        held = self._ledger.tokens(seq_id)
+        with_payload = Capability.KV_PAYLOAD in self._capabilities and len(held) > 0
         payload = self._engine_export(seq_id) if with_payload else b""
-        edits = self._ledger.edits(seq_id)
-        return SequenceSnapshot(self._backend, self._payload_format, self._fingerprint, tokens, edits, payload)
+        ids, rows, edits = np.array(held, np.int32), rows_of(held), self._ledger.edits(seq_id)
+        return SequenceSnapshot(self._backend, self._payload_format, self._fingerprint, ids, edits, payload, rows)
 
     def _fits_payload(self, snapshot: SequenceSnapshot) -> bool:
         same_engine = (snapshot.backend, snapshot.payload_format) == (self._backend, self._payload_format)
@@ -444,10 +478,10 @@ class ContextBase(abc.ABC):
             return
         if self._fits_payload(snapshot):
             self._engine_import(seq_id, len(snapshot.tokens), snapshot.payload)
-            self._ledger.append(seq_id, snapshot.tokens.tolist())
+            self._ledger.append(seq_id, snapshot.held())
             self._ledger.set_edits(seq_id, snapshot.edits)
             return
-        runs, _ = replay_plan(snapshot.tokens.tolist(), snapshot.edits)
+        runs, _ = replay_plan(snapshot.held(), snapshot.edits)
         for run, edit in zip(runs, (*snapshot.edits, None), strict=True):
             self._decode_run(seq_id, run)
             if edit is not None:
@@ -458,6 +492,6 @@ class ContextBase(abc.ABC):
         for first in range(0, len(tokens), self.n_batch):
             chunk = tokens[first : first + self.n_batch]
             batch.clear()
-            batch.extend(chunk, Pos(seq_id, self._ledger.length(seq_id)))
+            add_held(batch, chunk, Pos(seq_id, self._ledger.length(seq_id)))
             self._engine_decode(batch)
             self._ledger.append(seq_id, chunk)

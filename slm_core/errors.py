@@ -16,12 +16,14 @@ One tree, so that ``except SlmError`` catches all of it and nothing else::
     │   └── InvalidOption         the option exists, the value does not fit
     ├── ContextError
     │   ├── InvalidToken          token id outside the vocabulary
+    │   ├── InvalidEmbedding      embedding rows of the wrong shape, width or type, or that are not finite
     │   ├── InvalidPosition       not the next position of its sequence, or outside the sequence
     │   ├── InvalidSequence       no such seq_id, or not in the state the call needs
     │   ├── BatchFull             more tokens than the batch, or one decode, can carry
     │   ├── ContextFull           the KV cache has no room (carries needed and free)
     │   ├── UnsupportedEdit       above the edit level that the context declares
     │   ├── UnsupportedOutput     logits of an encoder, or hidden states where they are not declared
+    │   ├── UnsupportedInput      embedding rows where they are not declared
     │   ├── ContextBusy           a second thread called while a call was running
     │   ├── ContextClosed         the context was used after close()
     │   └── DecodeFailed          the engine itself reported a failure; nothing changed
@@ -95,6 +97,10 @@ class InvalidToken(ContextError):
     """A token id outside the vocabulary."""
 
 
+class InvalidEmbedding(ContextError):
+    """Embedding rows of the wrong shape, width or type, or that are not finite."""
+
+
 class InvalidPosition(ContextError):
     """Not the next position of its sequence, or outside the sequence."""
 
@@ -130,6 +136,10 @@ class UnsupportedEdit(ContextError):
 
 class UnsupportedOutput(ContextError):
     """Logits of an encoder, or hidden states of a context that does not declare them."""
+
+
+class UnsupportedInput(ContextError):
+    """Embedding rows for a context that does not declare them."""
 
 
 class ContextBusy(ContextError):

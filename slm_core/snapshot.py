@@ -18,13 +18,15 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import InvalidSnapshot, SnapshotMismatch
+from slm_core.inputs import NO_ROWS, held_inputs, rows_of
+from slm_core.types import EMBEDDED
 
 FORMAT_VERSION = 1
 _MAGIC = b"SLMSNAP\0"
@@ -100,7 +102,7 @@ class Edit:
 
     Attributes:
         start: first position that was cut.
-        removed: the tokens that were cut.
+        removed: the tokens that were cut, ``HeldRow`` for embedding rows.
         length_before: tokens the sequence held when it was cut, those removed included.
     """
 
@@ -122,9 +124,10 @@ class SequenceSnapshot:
         backend: who made it.
         payload_format: how ``payload`` is laid out: whoever has the same format can use it as it is.
         fingerprint: the model's.
-        tokens: the tokens held, int32 [S]; positions are 0 to S-1.
+        tokens: the tokens held, int32 [S], ``EMBEDDED`` for each embedding row; positions are 0 to S-1.
         edits: the cuts that led here, oldest first: tokens and edits suffice to rebuild the KV cache.
         payload: the KV cache in the backend's own layout, or b"".
+        rows: those of ``tokens`` that are ``EMBEDDED``, float32 [n, E]; edits have their own.
     """
 
     backend: str
@@ -133,17 +136,24 @@ class SequenceSnapshot:
     tokens: NDArray[np.int32]
     edits: tuple[Edit, ...]
     payload: bytes
+    rows: NDArray[np.float32] = field(default_factory=lambda: NO_ROWS)
+
+    def held(self) -> list[int]:
+        """What the sequence holds: ids, and ``HeldRow`` for embedding rows."""
+        return held_inputs(self.tokens, self.rows)
 
     def to_bytes(self) -> bytes:
-        """The container, kind "sequence"."""
+        """The container, kind "sequence"; a section with all rows comes last, where there are any."""
         meta = {
             "backend": self.backend,
             "payload_format": self.payload_format,
             "fingerprint": self.fingerprint,
             "edits": [[e.start, len(e.removed), e.length_before] for e in self.edits],
         }
-        removed = np.array([token for e in self.edits for token in e.removed], "<i4")
-        return pack("sequence", meta, (self.tokens.astype("<i4").tobytes(), removed.tobytes(), self.payload))
+        removed = [token for e in self.edits for token in e.removed]
+        rows = [part.astype("<f4").tobytes() for part in (self.rows, rows_of(removed))]
+        ids = self.tokens.astype("<i4").tobytes(), np.array(removed, "<i4").tobytes()
+        return pack("sequence", meta, (*ids, self.payload, *filter(None, [b"".join(rows)])))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -154,12 +164,15 @@ class SequenceSnapshot:
         """
         meta, sections = unpack("sequence", data)
         names = ("backend", "payload_format", "fingerprint")
-        if set(meta) != {*names, "edits"} or not all(isinstance(meta[n], str) for n in names) or len(sections) != 3:
+        known = set(meta) == {*names, "edits"} and all(isinstance(meta[n], str) for n in names)
+        if not known or len(sections) not in (3, 4):
             raise InvalidSnapshot("the dump of a sequence lacks a part")
         tokens, removed = _tokens(sections[0]), _tokens(sections[1])
-        edits = _read_edits(meta["edits"], removed, len(tokens))
+        n_own, n_removed = (int(np.count_nonzero(ids == EMBEDDED)) for ids in (tokens, removed))
+        rows = _rows(sections[3] if len(sections) == 4 else b"", n_own + n_removed)
+        edits = _read_edits(meta["edits"], held_inputs(removed, rows[n_own:]), len(tokens))
         backend, payload_format, fingerprint = (str(meta[n]) for n in names)
-        return cls(backend, payload_format, fingerprint, tokens, edits, sections[2])
+        return cls(backend, payload_format, fingerprint, tokens, edits, sections[2], rows[:n_own])
 
 
 def _tokens(section: bytes) -> NDArray[np.int32]:
@@ -168,7 +181,20 @@ def _tokens(section: bytes) -> NDArray[np.int32]:
     return np.frombuffer(section, "<i4").astype(np.int32)
 
 
-def _read_edits(rows: object, removed: NDArray[np.int32], n_tokens: int) -> tuple[Edit, ...]:
+def _rows(section: bytes, n: int) -> NDArray[np.float32]:
+    """The embedding rows of a dump, [n, E], where ``n`` ids stand for one."""
+    width, rest = divmod(len(section), 4 * max(1, n))
+    if rest or (n > 0) != (width > 0):
+        raise InvalidSnapshot(f"the dump has {len(section)} bytes of embedding rows, and {n} ids that stand for one")
+    if n == 0:
+        return NO_ROWS
+    rows = np.frombuffer(section, "<f4").reshape(n, width).astype(np.float32)
+    if not np.isfinite(rows).all():
+        raise InvalidSnapshot("the dump's embedding rows hold numbers that are infinite or none")
+    return rows
+
+
+def _read_edits(rows: object, removed: Sequence[int], n_tokens: int) -> tuple[Edit, ...]:
     """The edits, checked to be a history that can have led to ``n_tokens`` tokens."""
     if not isinstance(rows, list):
         raise InvalidSnapshot("the dump's edit history is malformed")
@@ -180,7 +206,7 @@ def _read_edits(rows: object, removed: NDArray[np.int32], n_tokens: int) -> tupl
         start, n_removed, length_before = row
         if n_removed == 0 or start + n_removed > length_before or length_before < length:
             raise InvalidSnapshot("the dump's edit history contradicts itself")
-        edits.append(Edit(start, tuple(removed[taken : taken + n_removed].tolist()), length_before))
+        edits.append(Edit(start, tuple(removed[taken : taken + n_removed]), length_before))
         taken, length = taken + n_removed, length_before - n_removed
     if taken != len(removed) or length > n_tokens:
         raise InvalidSnapshot("the dump's edit history contradicts its tokens")

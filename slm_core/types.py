@@ -16,6 +16,9 @@ Logits: TypeAlias = NDArray[np.float32]
 States: TypeAlias = NDArray[np.float32]
 """Hidden states of tokens, float32 [n_rows, E], valid until the next call on the context that returned them."""
 
+EMBEDDED = -1
+"""What stands among token ids where an embedding row was given in place of a token: an id that no token has."""
+
 WantLogits: TypeAlias = Literal["none", "last", "all"]
 Tool: TypeAlias = Mapping[str, object] | Callable[..., object] | type
 """A JSON schema; a function with annotations and a docstring; or a pydantic model. See ``toolschema``."""
@@ -73,6 +76,8 @@ class Capability(StrEnum):
     """Tokens see those behind them, too: ``embed`` takes whole sequences and keeps nothing of them. No ``decode``."""
     DEVICE_SAMPLING = "device_sampling"
     """``decode_top`` gives the likeliest tokens, chosen where logits are computed: no row of them crosses."""
+    EMBEDDING_INPUT = "embedding_input"
+    """A batch may hold embedding rows in place of tokens."""
 
 
 class Pooling(StrEnum):

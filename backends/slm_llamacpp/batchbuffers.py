@@ -3,10 +3,47 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from slm_core.protocols import Batch
+from slm_core.types import EMBEDDED
+
+_INT32S, _FLOATS = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_float)
+
+
+class Part(NamedTuple):
+    """Tokens of a batch one after another, or embedding rows: llama.cpp does not take both together.
+
+    Attributes:
+        tokens: ids [T].
+        seq_ids: the sequence of each [T].
+        positions: of each [T].
+        wants_rows: whether results are wanted for each [T].
+        rows: in place of all tokens [T, E], or None.
+    """
+
+    tokens: NDArray[np.int32]
+    seq_ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    wants_rows: NDArray[np.bool_]
+    rows: NDArray[np.float32] | None
+
+
+def parts_of_a_kind(batch: Batch, wants_rows: NDArray[np.bool_]) -> Iterator[Part]:
+    """The parts of a batch, in order."""
+    tokens, seq_ids, positions, rows = batch.tokens, batch.seq_ids, batch.positions, batch.embeddings
+    if not len(rows):
+        yield Part(tokens, seq_ids, positions, wants_rows, None)
+        return
+    is_row, done = tokens == EMBEDDED, 0
+    for places in np.split(np.arange(len(tokens)), np.flatnonzero(np.diff(is_row)) + 1):
+        given = rows[done : done + len(places)] if is_row[places[0]] else None
+        done += 0 if given is None else len(given)
+        yield Part(tokens[places], seq_ids[places], positions[places], wants_rows[places], given)
 
 
 class BatchBuffers:
@@ -16,22 +53,23 @@ class BatchBuffers:
         api: the low-level functions.
         capacity: tokens that fit.
         seq_ids: for each sequence, the ids that llama.cpp knows it by, int32 [n_sequences, n_ids].
+        n_axes: positions that it wants for each embedding row: more than one for multi-dimensional positions.
     """
 
-    def __init__(self, api: Any, capacity: int, seq_ids: NDArray[np.int32]) -> None:
+    def __init__(self, api: Any, capacity: int, seq_ids: NDArray[np.int32], n_axes: int = 1) -> None:
+        self._n_axes = n_axes
+        self._rows = np.zeros((0, 0), np.float32)
         self._seq_ids = np.ascontiguousarray(seq_ids)
         self._tokens = np.zeros(capacity, np.int32)
-        self._positions = np.zeros(capacity, np.int32)
+        self._positions = np.zeros(n_axes * capacity, np.int32)
         self._n_ids = np.full(capacity, seq_ids.shape[1], np.int32)
         self._id_addresses = np.zeros(capacity, np.uintp)
         self._wants_logits = np.zeros(capacity, np.int8)
-        int32s, int8s = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int8)
         self._batch = api.llama_batch()
-        self._batch.token = self._tokens.ctypes.data_as(int32s)
-        self._batch.pos = self._positions.ctypes.data_as(int32s)
-        self._batch.n_seq_id = self._n_ids.ctypes.data_as(int32s)
-        self._batch.seq_id = self._id_addresses.ctypes.data_as(ctypes.POINTER(int32s))
-        self._batch.logits = self._wants_logits.ctypes.data_as(int8s)
+        self._batch.pos = self._positions.ctypes.data_as(_INT32S)
+        self._batch.n_seq_id = self._n_ids.ctypes.data_as(_INT32S)
+        self._batch.seq_id = self._id_addresses.ctypes.data_as(ctypes.POINTER(_INT32S))
+        self._batch.logits = self._wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
     def fill(
         self,
@@ -39,12 +77,28 @@ class BatchBuffers:
         seq_ids: NDArray[np.int32],
         positions: NDArray[np.int32],
         wants_logits: NDArray[np.bool_],
+        rows: NDArray[np.float32] | None = None,
     ) -> Any:
-        """The ``llama_batch`` with these tokens; arrays of one length [T], valid until the next call."""
+        """The ``llama_batch`` with these tokens, or with ``rows`` [T, E] in place of all of them.
+
+        Arrays have one length [T], and are valid until the next call.
+        """
         n = len(tokens)
-        self._tokens[:n] = tokens
-        self._positions[:n] = positions
+        if rows is None:
+            self._tokens[:n] = tokens
+            self._batch.token, self._batch.embd = self._tokens.ctypes.data_as(_INT32S), None
+            self._positions[:n] = positions
+        else:
+            self._rows = np.ascontiguousarray(rows)
+            self._batch.token, self._batch.embd = None, self._rows.ctypes.data_as(_FLOATS)
+            self._positions[: self._n_axes * n] = self._on_axes(positions)
         self._wants_logits[:n] = wants_logits
         self._id_addresses[:n] = self._seq_ids.ctypes.data + seq_ids.astype(np.uintp) * self._seq_ids.strides[0]
         self._batch.n_tokens = n
         return self._batch
+
+    def _on_axes(self, positions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Positions as a text's tokens have them: the same on each axis, but 0 on the last of several."""
+        if self._n_axes == 1:
+            return positions
+        return np.concatenate([*[positions] * (self._n_axes - 1), np.zeros_like(positions)])

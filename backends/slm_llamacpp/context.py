@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.batch import TokenBatch
 from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedEdit
+from slm_core.inputs import add_held
 from slm_core.ledger import replay_plan
 from slm_core.protocols import Batch
-from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, States
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States
 from slm_llamacpp import BACKEND, library, logs
-from slm_llamacpp.batchbuffers import BatchBuffers
+from slm_llamacpp.batchbuffers import BatchBuffers, parts_of_a_kind
+from slm_llamacpp.hazards import TOKENS_ALONE
 from slm_llamacpp.memory import Memory, n_llama_sequences
 from slm_llamacpp.options import Settings
 from slm_llamacpp.payload import BYTES_PER_NUMBER, GGML_TYPES, check_payload
@@ -65,7 +68,8 @@ class LlamaCppContext(ContextBase):
         self._free = weakref.finalize(self, api.llama_free, self._pointer)
         self._free.atexit = False  # at exit the system takes the memory back
         self._memory = Memory(api, self._pointer, model_pointer, options.n_seq_max)
-        self._buffers = BatchBuffers(api, min(options.n_batch, options.n_ctx), self._memory.ids())
+        n_batch = min(options.n_batch, options.n_ctx)
+        self._buffers = BatchBuffers(api, n_batch, self._memory.ids(), self._memory.n_axes)
         self._keys_lag = False  # whether keys wait to be re-rotated, which llama.cpp does at the next decode
         can_move = model.moves_keys and can_rotate(self._type_k, model.head_dim)
         super().__init__(
@@ -74,11 +78,17 @@ class LlamaCppContext(ContextBase):
             fingerprint=model.info.fingerprint,
             n_vocab=model.vocab.size,
             edit_level=self._memory.edit_level(can_rotate=can_move),
-            capabilities=self._memory.capabilities() | {Capability.EMBEDDINGS},
+            capabilities=self._memory.capabilities() | {Capability.EMBEDDINGS} | self._inputs(model_pointer),
             payload_format=f"llama.cpp {library.version()} {api.llama_version().decode()} k={self._type_k}"
             f" v={self._type_v} flash={flash} {settings.device.label}",
             n_embd=api.llama_model_n_embd_out(model_pointer),
         )
+
+    def _inputs(self, model_pointer: int) -> frozenset[Capability]:
+        """Whether rows are taken: not where llama.cpp ends the process, nor where it wants more than embeddings."""
+        widths = {getattr(self._api, f"llama_model_n_embd{kind}")(model_pointer) for kind in ("", "_inp", "_out")}
+        takes_rows = len(widths) == 1 and self._model.info.architecture not in TOKENS_ALONE
+        return frozenset({Capability.EMBEDDING_INPUT} if takes_rows else ())
 
     def _create(self, model_pointer: int, options: ContextOptions, settings: Settings, flash: int) -> int:
         api = self._api
@@ -119,26 +129,28 @@ class LlamaCppContext(ContextBase):
     # What ContextBase asks for.
 
     def _engine_decode(self, batch: Batch) -> Logits:
-        n_rows = int(np.count_nonzero(batch.wants_logits))
-        return self._ran(batch, batch.wants_logits, lambda: self._rows(n_rows))
+        return self._ran(batch, batch.wants_logits, self._rows)
 
     def _engine_embed(self, batch: Batch) -> States:
         """llama.cpp gives states of all tokens of a batch, and their logits besides."""
         self._api.llama_set_embeddings(self._pointer, True)
         try:
             every = np.ones(len(batch), np.bool_)
-            return self._ran(batch, every, lambda: self._states(len(batch)))[batch.wants_logits]
+            return self._ran(batch, every, self._states)[batch.wants_logits]
         finally:
             self._api.llama_set_embeddings(self._pointer, False)
 
-    def _ran(self, batch: Batch, wants_rows: NDArray[np.bool_], read: Callable[[], Rows]) -> Rows:
+    def _ran(self, batch: Batch, wants_rows: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:
         check_positions(batch, self._model.n_positions)
         sequences = np.unique(batch.seq_ids).tolist()
         for seq_id in sequences:
             self._sync(seq_id)
         try:
-            self._run(self._buffers.fill(batch.tokens, batch.seq_ids, batch.positions, wants_rows))
-            return read()
+            made = []
+            for part in parts_of_a_kind(batch, wants_rows):
+                self._run(self._buffers.fill(*part))
+                made.append(read(int(np.count_nonzero(part.wants_rows))))
+            return made[0] if len(made) == 1 else np.concatenate(made)
         except BaseException:  # an interrupt, too, leaves the context as it was
             for seq_id in sequences:
                 self._sync(seq_id)
@@ -228,10 +240,10 @@ class LlamaCppContext(ContextBase):
 
     def _replay(self, seq_id: int, start: int, tokens: Sequence[int]) -> None:
         for first in range(0, len(tokens), self.n_batch):
-            chunk = np.array(tokens[first : first + self.n_batch], np.int32)
-            positions = np.arange(start + first, start + first + len(chunk), dtype=np.int32)
-            nothing = np.zeros(len(chunk), np.bool_)
-            self._run(self._buffers.fill(chunk, np.full(len(chunk), seq_id, np.int32), positions, nothing))
+            batch = TokenBatch(self.n_batch)
+            add_held(batch, tokens[first : first + self.n_batch], Pos(seq_id, start + first))
+            for part in parts_of_a_kind(batch, batch.wants_logits):
+                self._run(self._buffers.fill(*part))
 
     def _unshare(self, seq_id: int, start: int, end: int, shared_end: int) -> None:
         """Forget [start, end), and give the sequence its own copies of the cells [end, shared_end).

@@ -27,6 +27,9 @@ talkie xverse
 _PLAIN_ROTARY = frozenset(_PLAIN_ROTARY_NAMES.split())
 _ROTATES_A_PART = frozenset({"nemotron"})
 
+TOKENS_ALONE = frozenset({"glm4", "glm4moe", "graniteswitch"})
+"""Architectures whose graphs end the process where a batch holds embedding rows (of glm4, all but files for images)."""
+
 
 def check_hazards(gguf: GgufFile) -> None:
     """Refuse a file that would end the process.

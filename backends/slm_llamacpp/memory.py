@@ -25,6 +25,7 @@ _NO_FLAGS = 0
 _TO_END = -1
 _STATE_HEADER_BYTES, _CACHE_HEADER_BYTES = 8, 8  # of the dumped state of an empty sequence: its own, each cache's
 _MULTI_ROPE = (8, 40)  # llama_rope_type
+_ROPE_AXES = 4
 
 
 class CacheKind(Enum):
@@ -54,6 +55,11 @@ class Memory:
         self.kind = self._kind(model)
         self._can_shift = bool(api.llama_memory_can_shift(self._memory))
         self._is_multi_rope = api.llama_model_rope_type(model) in _MULTI_ROPE
+
+    @property
+    def n_axes(self) -> int:
+        """Positions that llama.cpp wants for each embedding row."""
+        return _ROPE_AXES if self._is_multi_rope else 1
 
     def edit_level(self, *, can_rotate: bool) -> EditLevel:
         """The highest edit; ``can_rotate`` says whether keys of the type that is kept can be re-rotated."""

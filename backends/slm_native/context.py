@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from slm_core.architectures import KvShape, ModelSpec
+from slm_core.batch import TokenBatch
 from slm_core.contextbase import ContextBase, check_context_options, no_top_logits
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
+from slm_core.inputs import add_held
 from slm_core.protocols import Batch
-from slm_core.types import Capability, ContextOptions, EditLevel, Logits, States, TopLogits
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 from slm_native.kv import PageLayout, codec_of
 from slm_native.memory import REPLAY_TOKENS, MemoryPlan
 from slm_native.states import Checkpoint
@@ -22,8 +21,9 @@ from slm_native.transformer import Transformer
 BACKEND = "native"
 R = TypeVar("R")
 _PAYLOAD_VERSION = 1
-_DECODER = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDINGS})
-_ENCODER = frozenset({Capability.EMBEDDINGS, Capability.ENCODER})
+_BOTH = frozenset({Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT})
+_DECODER = _BOTH | {Capability.SHARED_FORK, Capability.KV_PAYLOAD}
+_ENCODER = _BOTH | {Capability.ENCODER}
 
 
 class NativeContext(ContextBase):
@@ -82,24 +82,18 @@ class NativeContext(ContextBase):
         if n_positions is not None and (last := int(batch.positions.max(initial=0))) >= n_positions:
             raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
         plan = self._memory.plan(batch.seq_ids, batch.positions)
-        rows = self._guarded(forward, batch.tokens, batch.positions, batch.wants_logits, plan)
+        rows = self._guarded(forward, batch, plan)
         if self._transformer.spec.causal:
             self._memory.commit(plan)
         return rows
 
-    def _guarded(
-        self,
-        forward: Callable[..., R],
-        tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        wants_rows: NDArray[np.bool_],
-        plan: MemoryPlan,
-    ) -> R:
+    def _guarded(self, forward: Callable[..., R], batch: Batch, plan: MemoryPlan) -> R:
         """What ``forward``, which takes what that of ``Transformer`` takes, makes of a batch."""
+        inputs = batch.tokens, batch.embeddings, batch.positions, batch.wants_logits
         try:
-            return forward(tokens, positions, wants_rows, plan, self._memory.layers, self._positions)
+            return forward(*inputs, plan, self._memory.layers, self._positions)
         except self._transformer.failures as error:
-            raise DecodeFailed(f"the device failed on a batch of {len(tokens)} tokens: {error}") from error
+            raise DecodeFailed(f"the device failed on a batch of {len(batch)} tokens: {error}") from error
 
     def _state_at(self, seq_id: int, length: int) -> Checkpoint | None:
         """The state after the first ``length`` tokens, computed again from the nearest that is kept.
@@ -111,9 +105,9 @@ class NativeContext(ContextBase):
         while now is not None and now.position < length:
             stop = min(length, now.position + REPLAY_TOKENS)
             plan = self._memory.replay(seq_id, now, stop)
-            again = np.array(tokens[now.position : stop], np.int32)
-            positions = np.arange(now.position, stop, dtype=np.int32)
-            self._guarded(self._transformer.forward, again, positions, np.zeros(len(again), np.bool_), plan)
+            again = TokenBatch(stop - now.position)
+            add_held(again, tokens[now.position : stop], Pos(seq_id, now.position))
+            self._guarded(self._transformer.forward, again, plan)
             now = Checkpoint(stop, plan.states[0].states()[0])
         return now
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidOption
 from slm_core.gguf import WeightSource
-from slm_core.types import KvType, Logits, States, TopLogits
+from slm_core.types import EMBEDDED, KvType, Logits, States, TopLogits
 from slm_native.blocks import BlockRunner, Turn
 from slm_native.kernels import FixedShape, FusedBlocks, KernelSet
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, in_chunks
@@ -28,12 +29,20 @@ from slm_native.streams import layer_embeddings, merged, spread
 from slm_native.weights import Block, WeightReader
 
 
+class _Given(NamedTuple):
+    """Embedding rows, float32 [n, E], and their places in the batch [n]."""
+
+    rows: NDArray[np.float32]
+    places: NDArray[np.intp]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Inputs:
     """What the device is told of a batch.
 
     Attributes:
-        tokens: ids [T], in NumPy or where the kernels compute.
+        tokens: ids [T], in NumPy or where the kernels compute; 0 where a row is given.
+        given: embedding rows in place of tokens, and where; None for none.
         positions: of each token [T], likewise.
         plans: where keys and values go, placed, for each kind of chunks that layers attend in.
         states: of the recurrent layers, where they are and go.
@@ -42,6 +51,7 @@ class _Inputs:
     """
 
     tokens: Array
+    given: _Given | None
     positions: Array
     plans: Mapping[int | None, BatchPlan]
     states: Sequence[StateGroup]
@@ -124,6 +134,7 @@ class Transformer:
     def forward(
         self,
         tokens: NDArray[np.int32],
+        rows: NDArray[np.float32],
         positions: NDArray[np.int32],
         wants_rows: NDArray[np.bool_],
         plan: MemoryPlan,
@@ -137,9 +148,9 @@ class Transformer:
         Returns:
             float32 [rows wanted, V], or [rows wanted, E]; for the arguments see ``rows``.
         """
-        rows = self.rows(tokens, positions, wants_rows, plan, layers, embedded, hidden=hidden)
+        made = self.rows(tokens, rows, positions, wants_rows, plan, layers, embedded, hidden=hidden)
         width = self.spec.n_embd if hidden else self.spec.n_vocab
-        return self._kernels.to_host(rows) if len(rows) else np.empty((0, width), np.float32)
+        return self._kernels.to_host(made) if len(made) else np.empty((0, width), np.float32)
 
     def top(self, rows: Array, k: int) -> TopLogits:
         """The ``k`` largest logits of each of at least one row that ``rows`` gave."""
@@ -153,6 +164,7 @@ class Transformer:
     def rows(
         self,
         tokens: NDArray[np.int32],
+        rows: NDArray[np.float32],
         positions: NDArray[np.int32],
         wants_rows: NDArray[np.bool_],
         plan: MemoryPlan,
@@ -164,7 +176,8 @@ class Transformer:
         """Run a batch; keys, values and states go where ``plan`` says. Rows are where kernels compute.
 
         Args:
-            tokens: ids [T].
+            tokens: ids [T], ``EMBEDDED`` for a row.
+            rows: embedding rows in place of tokens [n, E].
             positions: of each token in its sequence [T].
             wants_rows: which tokens' rows are wanted [T].
             plan: where keys, values and states go, and which tokens see which.
@@ -176,11 +189,13 @@ class Transformer:
             [rows wanted, V], or [rows wanted, E], valid until the next call; [0, E] where none is wanted.
         """
         kernels = self._kernels
-        fits = self._has_one_plan and not hidden and wants_rows.all()
+        fits = self._has_one_plan and not hidden and not len(rows) and wants_rows.all()
         if fits and (shape := kernels.fixed(plan.pages, layers)) is not None:
             return kernels.rows(self._step(shape, tokens, positions, layers, embedded), slice(len(tokens)))
         plans, places = self._plans(plan.pages), embedded.at(positions)
-        inputs = _Inputs(tokens, positions, plans, plan.states, places, wants_rows)
+        given = _Given(rows, np.flatnonzero(tokens == EMBEDDED)) if len(rows) else None
+        ids = tokens if given is None else np.maximum(tokens, 0)
+        inputs = _Inputs(ids, given, positions, plans, plan.states, places, wants_rows)
         return self._run(inputs, layers, hidden=hidden)
 
     def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
@@ -201,12 +216,12 @@ class Transformer:
         n_added = shape.n_tokens - len(tokens)
         tokens, positions = (np.concatenate([ids, np.zeros(n_added, np.int32)]) for ids in (tokens, positions))
         put, places = self._kernels.from_host, embedded.at(positions)
-        inputs = _Inputs(put(tokens), put(positions), {None: shape.plan}, [], places, None)
+        inputs = _Inputs(put(tokens), None, put(positions), {None: shape.plan}, [], places, None)
         return shape.run(lambda given: self._run(given, layers), inputs)
 
     def _run(self, inputs: _Inputs, layers: Sequence[KvLayer], *, hidden: bool = False) -> Array:
         """The rows that are wanted: logits [rows, V], or hidden states [rows, E]; of none, [0, E]."""
-        x = self._embed(inputs.tokens, inputs.positions)  # [T, E]
+        x = self._embed(inputs)  # [T, E]
         turns = self._turns(inputs, layers)
         wanted = [None] * (self.spec.n_layers - 1) + [inputs.wanted]
         first = 0
@@ -298,16 +313,28 @@ class Transformer:
             return [None] * self.spec.n_layers
         return layer_embeddings(self._kernels, weights, tokens, x, width)
 
-    def _embed(self, tokens: Array, positions: Array) -> Array:
+    def _embed(self, inputs: _Inputs) -> Array:
         weights = self._weights
-        x = self._kernels.embed(weights.token_embd, tokens)
-        if self.spec.embedding_scale != 1:
-            x = x * self.spec.embedding_scale
+        x = self._looked_up(inputs.tokens)
+        if inputs.given is not None:
+            x = self._with_rows(x, inputs.given)
         if weights.token_type is not None:
             x = x + weights.token_type
         if weights.position_embd is not None:
-            x = x + self._kernels.embed(weights.position_embd, positions)
+            x = x + self._kernels.embed(weights.position_embd, inputs.positions)
         return self._kernels.normed(x, weights.embd_norm)
+
+    def _looked_up(self, tokens: Array) -> Array:
+        x = self._kernels.embed(self._weights.token_embd, tokens)
+        return x if self.spec.embedding_scale == 1 else x * self.spec.embedding_scale
+
+    def _with_rows(self, x: Array, given: _Given) -> Array:
+        """``x`` [T, E], some rows of which are those that are given."""
+        scale = self.spec.embedding_scale if self.spec.scales_rows else 1.0
+        which = np.arange(len(x))
+        which[given.places] = len(x) + np.arange(len(given.rows))
+        rows = self._kernels.beside(x, given.rows * np.float32(scale))
+        return self._kernels.rows(self._kernels.concatenated([x, rows]), which)
 
     def _hidden(self, x: Array) -> Array:
         x = self._kernels.normed(x, self._weights.output_norm)

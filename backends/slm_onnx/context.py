@@ -17,7 +17,7 @@ from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import InvalidOption, InvalidPosition, InvalidSnapshot
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
-from slm_core.types import Capability, ContextOptions, EditLevel, Logits
+from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, Logits
 from slm_onnx import BACKEND
 from slm_onnx.cells import FARTHEST, CellTable, Move
 from slm_onnx.feeding import ExactFeed, Feed, FixedFeed, Sizes, padded, spare_cells
@@ -98,9 +98,10 @@ class OnnxContext(ContextBase):
             fingerprint=engine.fingerprint,
             n_vocab=spec.n_vocab,
             edit_level=EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE,
-            capabilities=frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD}),
+            capabilities=frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}),
             payload_format=f"{_PAYLOAD_VERSION};{self._kv_type};L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
             + (f";rope={self._positions.kind}" if self._positions.kind else ""),
+            n_embd=spec.n_embd,
         )
 
     def _engine_decode(self, batch: Batch) -> Logits:
@@ -131,18 +132,23 @@ class OnnxContext(ContextBase):
         if sizes.cells > n_held:
             distances = np.pad(distances, ((0, 0), (0, sizes.cells - n_held)), constant_values=_UNSEEN)
         wanted = np.flatnonzero(batch.wants_logits)
-        yield "inputs_embeds", self._embedded(tokens, positions)[None].astype(dtype, copy=False)
+        yield "inputs_embeds", self._embedded(batch, tokens, positions)[None].astype(dtype, copy=False)
         yield from self._positions.inputs(positions, angles, distances, dtype)
         yield "rows", np.arange(sizes.tokens, dtype=np.int64)[None]
         yield "seqlens_k", np.array([n_held - 1], np.int32)
         yield "total_sequence_length", np.array(sizes.cells, np.int32)
         yield "logits_rows", padded(wanted, sizes.rows) if len(wanted) else np.zeros(sizes.rows, np.int64)
 
-    def _embedded(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
-        """What enters the first block, [n, E]."""
-        x = _rows(self._engine.embedding, tokens)
-        if self._engine.spec.embedding_scale != 1:
-            x *= np.float32(self._engine.spec.embedding_scale)
+    def _embedded(self, batch: Batch, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
+        """What enters the first block, [n, E], of a batch whose tokens and positions may be padded."""
+        spec, places = self._engine.spec, np.flatnonzero(batch.tokens == EMBEDDED)
+        x = _rows(self._engine.embedding, np.maximum(tokens, 0) if len(places) else tokens)
+        if len(places) and spec.scales_rows:
+            x[places] = batch.embeddings
+        if spec.embedding_scale != 1:
+            x *= np.float32(spec.embedding_scale)
+        if len(places) and not spec.scales_rows:
+            x[places] = batch.embeddings
         if self._engine.position_embedding is not None:
             x += _rows(self._engine.position_embedding, positions)
         return x

@@ -40,6 +40,7 @@ WITHIN_THEIR_AREA = {
     "TestVocabulary": "TestVocabulary",
     "TestEmbeddings": "TestEmbeddings",
     "TestDeviceSampling": "TestDeviceSampling",
+    "TestEmbeddingInput": "TestEmbeddingInput",
     "TestClose::test_mem": "TestClose",
 }
 """Scenarios that are slow, or of what not all do; and what a fault's scenario has in its name where they are played."""

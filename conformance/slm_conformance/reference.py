@@ -62,6 +62,10 @@ class Reference:
         """Tokens that a sequence holds."""
         return len(self._memory(seq_id)[0].keys)
 
+    def table(self, tokens: Sequence[int]) -> Array:
+        """What the model's table of embeddings holds for tokens, float64 [T, E]."""
+        return self._tensors["token_embd.weight"][list(tokens)].astype(np.float64)
+
     def decode(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
         """Append tokens to a sequence; returns the logits after each, float64 [T, V]."""
         return self.logits(self.embed(tokens, seq_id))
@@ -72,8 +76,11 @@ class Reference:
 
     def embed(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
         """Append tokens to a sequence; returns the hidden state of each behind the last norm, float64 [T, E]."""
+        return self.embed_rows(self.table(tokens), seq_id)
+
+    def embed_rows(self, x: Array, seq_id: int = 0) -> Array:
+        """The same for embedding rows [T, E] in place of tokens."""
         memory = self._memory(seq_id)
-        x = self._tensors["token_embd.weight"][list(tokens)].astype(np.float64)  # [T, E]
         for layer, kept in enumerate(memory):
             x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), kept)
             x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))

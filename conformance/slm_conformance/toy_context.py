@@ -27,8 +27,10 @@ from slm_core.errors import (
     InvalidToken,
     SnapshotMismatch,
     UnsupportedEdit,
+    UnsupportedInput,
     UnsupportedOutput,
 )
+from slm_core.inputs import HeldRow, check_rows, held_inputs, rows_of
 from slm_core.ledger import replay_plan, truncated_edits
 from slm_core.protocols import Batch
 from slm_core.snapshot import Edit, SequenceSnapshot
@@ -39,7 +41,13 @@ class ToyContext:
     """Per sequence, a list of cells and the edits that led to it."""
 
     capabilities: frozenset[Capability] = frozenset(
-        {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDINGS, Capability.DEVICE_SAMPLING}
+        {
+            Capability.SHARED_FORK,
+            Capability.KV_PAYLOAD,
+            Capability.EMBEDDINGS,
+            Capability.DEVICE_SAMPLING,
+            Capability.EMBEDDING_INPUT,
+        }
     )
     payload_format = "toy-1"
 
@@ -102,7 +110,8 @@ class ToyContext:
     def _ran(self, batch: Batch, step: Callable[[int, Sequence[Cell]], tuple[Cell, Array]], width: int) -> Array:
         grown: dict[int, list[Cell]] = {}
         rows = np.empty((len(batch), width), np.float32)
-        for i, (token, seq_id) in enumerate(zip(batch.tokens.tolist(), batch.seq_ids.tolist(), strict=True)):
+        inputs = held_inputs(batch.tokens, batch.embeddings)
+        for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
             cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
             cell, rows[i] = step(token, cells)
             cells.append(cell)
@@ -172,9 +181,9 @@ class ToyContext:
         with self._call():
             cells = self.cells[self._checked(seq_id)]
             tokens = np.array([cell.token for cell in cells], np.int32)
-            edits = tuple(self.edits[seq_id])
+            edits, rows = tuple(self.edits[seq_id]), rows_of(cell.token for cell in cells)
             return SequenceSnapshot(
-                "toy", self.payload_format, self.fingerprint, tokens, edits, self.packed(cells)
+                "toy", self.payload_format, self.fingerprint, tokens, edits, self.packed(cells), rows
             ).to_bytes()
 
     def packed(self, cells: list[Cell]) -> bytes:
@@ -197,14 +206,14 @@ class ToyContext:
         if len(snapshot.payload) != 4 * int(np.prod(dims)):
             raise InvalidSnapshot("the dump's payload does not fit its tokens")
         kept = np.frombuffer(snapshot.payload, np.float32).reshape(dims)
-        return [Cell(token, *kept[i]) for i, token in enumerate(snapshot.tokens.tolist())], snapshot.edits
+        return [Cell(token, *kept[i]) for i, token in enumerate(snapshot.held())], snapshot.edits
 
     def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
         if snapshot.edits:
             self._check_level(EditLevel.CUT)
         cells: list[Cell] = []
         edits: list[Edit] = []
-        runs, _ = replay_plan(snapshot.tokens.tolist(), snapshot.edits)
+        runs, _ = replay_plan(snapshot.held(), snapshot.edits)
         for run, edit in zip(runs, (*snapshot.edits, None), strict=True):
             for token in run:
                 cells.append(self.engine.step(token, cells)[0])
@@ -267,9 +276,11 @@ class ToyContext:
     def _check_batch(self, batch: Batch) -> None:
         if len(batch) > self.n_batch:
             raise BatchFull(f"a batch of {len(batch)} tokens (accepted: up to n_batch, {self.n_batch})")
+        self._check_rows(batch.embeddings)
         lengths: dict[int, int] = {}
-        for token, seq_id, position in zip(batch.tokens, batch.seq_ids.tolist(), batch.positions, strict=True):
-            if not 0 <= token < self.engine.n_vocab:
+        inputs = held_inputs(batch.tokens, batch.embeddings)
+        for token, seq_id, position in zip(inputs, batch.seq_ids.tolist(), batch.positions, strict=True):
+            if not (isinstance(token, HeldRow) or 0 <= token < self.engine.n_vocab):
                 raise InvalidToken(f"token {token} (accepted: 0 to {self.engine.n_vocab - 1})")
             length = lengths.setdefault(seq_id, len(self.cells[self._checked(seq_id)]))
             if position != length:
@@ -278,11 +289,21 @@ class ToyContext:
         if len(batch) > self.n_free:
             raise ContextFull(len(batch), self.n_free)
 
+    def _check_rows(self, rows: Array) -> None:
+        if len(rows) and Capability.EMBEDDING_INPUT not in self.capabilities:
+            raise UnsupportedInput("this toy takes no embedding rows")
+        check_rows(rows, self.engine.shape.n_embd)
+
     def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
         if snapshot.fingerprint != self.fingerprint:
             raise SnapshotMismatch("the dump is of another model")
-        every = [*snapshot.tokens.tolist(), *(token for edit in snapshot.edits for token in edit.removed)]
-        if every and not (min(every) >= 0 and max(every) < self.engine.n_vocab):
+        every = [*snapshot.held(), *(token for edit in snapshot.edits for token in edit.removed)]
+        rows = rows_of(every)
+        if len(rows) and Capability.EMBEDDING_INPUT not in self.capabilities:
+            raise SnapshotMismatch("the dump holds embedding rows, which this toy does not take")
+        if len(rows) and rows.shape[1] != self.engine.shape.n_embd:
+            raise InvalidSnapshot("the dump's embedding rows are of another width")
+        if any(not (isinstance(token, HeldRow) or 0 <= token < self.engine.n_vocab) for token in every):
             raise InvalidSnapshot("the dump holds tokens outside the vocabulary")
         needed = (
             len(snapshot.tokens)

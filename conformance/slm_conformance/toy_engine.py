@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.weights import Weights, rope_frequencies
+from slm_core.inputs import HeldRow
 
 Array = NDArray[np.float32]
 
@@ -18,7 +19,7 @@ class Cell:
     """What the engine remembers of one token. Never changed, so sequences may share it.
 
     Attributes:
-        token: its id.
+        token: its id, or the embedding row in its place.
         keys: rotated to the token's position, float32 [L, K, D].
         values: float32 [L, K, D].
     """
@@ -41,6 +42,11 @@ class ToyEngine:
         self._tensors = weights.tensors
         self._frequencies = rope_frequencies(weights)
 
+    @property
+    def table(self) -> Array:
+        """The embeddings of tokens, [V, E]."""
+        return self._tensors["token_embd.weight"]
+
     def step(self, token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
         """Run one token after ``past``; returns what to remember of it, and the logits, float32 [V]."""
         cell, state = self.state(token, past)
@@ -53,7 +59,7 @@ class ToyEngine:
         if past:
             kept[0, :, :-1] = np.stack([cell.keys for cell in past], axis=1)
             kept[1, :, :-1] = np.stack([cell.values for cell in past], axis=1)
-        x = self._tensors["token_embd.weight"][token]  # [E]
+        x = token.row if isinstance(token, HeldRow) else self.table[token]  # [E]
         for layer in range(shape.n_layers):
             block = f"blk.{layer}."
             x = x + self._attend(block, self._norm(block + "attn_norm", x), *kept[:, layer])

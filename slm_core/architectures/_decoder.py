@@ -34,6 +34,7 @@ class Features(TypedDict, total=False):
     norm: NormKind
     parallel: bool
     embedding_scale: float
+    scales_rows: bool
     residual_scale: float
     attention_scale: float | None
     attention_softcap: float | None

@@ -288,6 +288,7 @@ class ModelSpec:
         parallel: attention and feed-forward layer both read what enters the block, and their results are added to it;
             a block without ``ffn_norm`` then has one norm for both.
         embedding_scale: factor on token embeddings.
+        scales_rows: whether it is on embedding rows that are given in place of tokens, too.
         residual_scale: factor on what a layer adds to the residual stream.
         attention_scale: factor on ``q · k``, None for D ** -0.5 of each layer.
         attention_softcap: c, for ``c tanh(score / c)``.
@@ -315,6 +316,7 @@ class ModelSpec:
     norm: NormKind = NormKind.RMS
     parallel: bool = False
     embedding_scale: float = 1.0
+    scales_rows: bool = True
     residual_scale: float = 1.0
     attention_scale: float | None = None
     attention_softcap: float | None = None

@@ -39,6 +39,7 @@ def _spec(keys: Keys, *, causal: bool) -> ModelSpec:
         sizes,
         layers,
         embedding_scale=sizes.n_embd**0.5,
+        scales_rows=False,
         attention_scale=attention_scale(sizes, _LAYERS_OF_27B),
         logit_softcap=keys.number("final_logit_softcapping", 0.0, zero=True) or None,
         causal=causal,

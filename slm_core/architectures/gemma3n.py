@@ -43,6 +43,7 @@ def spec(keys: Keys) -> ModelSpec:
         share_keys(layers, keys.count("attention.shared_kv_layers", 0)),
         _outside(sizes, n_streams, width),
         embedding_scale=sizes.n_embd**0.5,
+        scales_rows=False,
         attention_scale=1.0,
         logit_softcap=keys.number("final_logit_softcapping", 30.0),
         active_stream=active,

@@ -1,4 +1,4 @@
-"""The noun Batch: the tokens of one decode, as a structure of arrays."""
+"""The noun Batch: what one decode runs, as a structure of arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from slm_core.types import Pos, WantLogits
 
 
 class Batch(Protocol):
-    """Tokens to decode together, of one sequence or of many; the capacity is fixed at creation."""
+    """Tokens to decode together, of one sequence or of many; the capacity is fixed at creation.
+
+    An embedding row may stand in place of a token, and counts as one.
+    """
 
     @property
     def capacity(self) -> int:
@@ -21,7 +24,12 @@ class Batch(Protocol):
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """Token ids, int32 [T]; a read-only view of what was added."""
+        """Token ids, int32 [T], ``EMBEDDED`` where a row stands in place of a token; a read-only view."""
+        ...
+
+    @property
+    def embeddings(self) -> NDArray[np.float32]:
+        """The embedding rows, float32 [n, E], one for each token that is ``EMBEDDED``, in order; [0, 0] for none."""
         ...
 
     @property
@@ -55,6 +63,25 @@ class Batch(Protocol):
             BatchFull: there is no room for all.
             InvalidToken, InvalidPosition, InvalidSequence: a value that no context could take.
             InvalidOption: ``logits`` is not "none", "last" or "all".
+        """
+        ...
+
+    def add_embeddings(self, rows: NDArray[np.float32], start: Pos, *, logits: WantLogits = "none") -> None:
+        """Add a run of embedding rows, as ``extend`` adds tokens; they are copied.
+
+        A row stands for what the model's table of embeddings holds for a token. What the model does to that before
+        its first block (learned positions, a norm) it does to rows, too; a factor on embeddings is the model's matter:
+        gemma3's is on tokens alone, gemma's and granite's on rows as well.
+
+        Args:
+            rows: float32 [n, E].
+            start: where the first one goes.
+            logits: as of ``extend``.
+
+        Raises:
+            InvalidEmbedding: not float32 [n, E], a number that is not finite, or a width other than that of rows
+                that the batch holds.
+            BatchFull, InvalidPosition, InvalidSequence, InvalidOption: as ``extend``.
         """
         ...
 

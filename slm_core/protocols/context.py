@@ -51,7 +51,7 @@ class Context(Protocol):
         ...
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
-        """The tokens that a sequence holds, in order."""
+        """The tokens that a sequence holds, in order; ``EMBEDDED`` for each embedding row."""
         ...
 
     def new_batch(self, capacity: int | None = None) -> Batch:
@@ -67,10 +67,12 @@ class Context(Protocol):
         Raises:
             InvalidToken, InvalidSequence: outside the vocabulary or the context.
             InvalidPosition: not the next position of its sequence.
+            InvalidEmbedding: embedding rows of another width than the model's.
             BatchFull: more than ``n_batch`` tokens.
             ContextFull: not enough free positions.
             DecodeFailed: the engine reported a failure.
             UnsupportedOutput: an encoder, which has no logits.
+            UnsupportedInput: embedding rows, and ``EMBEDDING_INPUT`` is not declared.
         """
         ...
 
@@ -96,7 +98,8 @@ class Context(Protocol):
 
         Raises:
             UnsupportedOutput: ``EMBEDDINGS`` is not declared.
-            InvalidToken, InvalidSequence, InvalidPosition, BatchFull, ContextFull, DecodeFailed: as ``decode``.
+            InvalidToken, InvalidSequence, InvalidPosition, InvalidEmbedding, UnsupportedInput, BatchFull,
+                ContextFull, DecodeFailed: as ``decode``.
         """
         ...
 
@@ -138,7 +141,7 @@ class Context(Protocol):
         ...
 
     def dump(self, seq_id: int) -> bytes:
-        """The whole state of a sequence: tokens, edit history, KV payload where declared, checksum."""
+        """The whole state of a sequence: tokens and rows, edit history, KV payload where declared, checksum."""
         ...
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
@@ -146,7 +149,7 @@ class Context(Protocol):
 
         Raises:
             InvalidSnapshot: the bytes are damaged.
-            SnapshotMismatch: a dump of another model.
+            SnapshotMismatch: a dump of another model, or one with embedding rows where they are not declared.
             ContextFull: no room.
         """
         ...

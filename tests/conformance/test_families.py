@@ -11,10 +11,13 @@ import pytest
 
 from slm_conformance.families import family_model
 from slm_conformance.family_table import FAMILIES
+from slm_core.architectures import read_spec
 from slm_core.errors import UnsupportedEdit
+from slm_core.gguf import GgufFile
 from slm_core.plugins import registry
 from slm_core.protocols import Context, Model
-from slm_core.types import ContextOptions, EditLevel, KvType, ModelOptions, Pos
+from slm_core.quant import dequantize_rows
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos
 
 N = 90  # tokens; beyond every window
 BACKENDS = ("native", "llamacpp") if find_spec("llama_cpp") else ("native",)
@@ -108,3 +111,29 @@ def test_most_families_are_cut_on_both_engines(models, path):
                "phi3_short", "gpt2-", "gpt_oss", "deepseek2-", "llama4", "qwen2vl", "qwen3vl")  # fmt: skip
     if "llamacpp" in levels:
         assert levels["llamacpp"] is (EditLevel.TRUNCATE if path.name.startswith(special) else EditLevel.CUT)
+
+
+def test_embedding_rows_are_what_tokens_are(models, path, random_tokens, feed, assert_close):
+    """Rows of the table, times its factor where that is on tokens alone; other rows, on both engines."""
+    tokens, given = random_tokens(24, seed=5), []
+    with GgufFile.open(path) as file:
+        spec, ggml_type = read_spec(file), file.tensors["token_embd.weight"].ggml_type
+        rows = dequantize_rows(file.tensor_data("token_embd.weight"), ggml_type, spec.n_embd, np.array(tokens))
+    scaled = rows * np.float32(1 if spec.scales_rows else spec.embedding_scale)
+    for model in models.values():
+        with new_context(model) as context:
+            if Capability.EMBEDDING_INPUT not in context.capabilities:
+                continue
+            if spec.layer_embedding_width is None:  # else layers look up what there is of a token alone
+                assert_close(feed_rows(context, scaled), feed(context, tokens, seq_id=1), BOUND)
+                context.clear()
+            feed(context, tokens[:5])
+            given.append(feed_rows(context, rows[::-1] + rows))
+    if len(given) == 2 and not path.name.startswith(COMPUTES_OTHERWISE):
+        assert_close(given[0], given[1], BOUND_ACROSS)
+
+
+def feed_rows(context: Context, rows: np.ndarray) -> np.ndarray:
+    batch = context.new_batch()
+    batch.add_embeddings(rows, Pos(0, context.length(0)), logits="all")
+    return context.decode(batch).copy()

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 
+from slm_core.batch import TokenBatch
 from slm_core.contextbase import ContextBase
 from slm_core.errors import (
     BatchFull,
@@ -24,9 +25,10 @@ from slm_core.errors import (
     InvalidToken,
     SnapshotMismatch,
     UnsupportedEdit,
+    UnsupportedInput,
 )
 from slm_core.snapshot import SequenceSnapshot
-from slm_core.types import Capability, ContextOptions, EditLevel, Pos
+from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, Pos
 
 N_VOCAB = 50
 ALL = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD})
@@ -435,3 +437,24 @@ def test_what_is_declared_can_be_read():
     assert (context.n_ctx, context.n_seq_max, context.n_batch, context.n_free) == (20, 2, 4, 20)
     assert context.edit_level is EditLevel.TRUNCATE
     assert context.capabilities == {Capability.SHARED_FORK}
+
+
+def test_rows_are_refused_where_they_are_not_declared():
+    context, batch = Engine(), TokenBatch(4)
+    batch.add(3, Pos(0, 0))
+    batch.add_embeddings(np.ones((2, 5), np.float32), Pos(0, 1))
+    with refused(context, UnsupportedInput, match="takes no embedding rows for this model"):
+        context.decode(batch)
+    rows = np.ones((1, 5), np.float32)
+    dump = SequenceSnapshot("engine", "json-1", "f", np.array([3, EMBEDDED], np.int32), (), b"[]", rows).to_bytes()
+    with refused(context, SnapshotMismatch, match="holds 1 embedding rows"):
+        context.restore(0, dump)
+
+
+def test_an_id_for_a_row_without_one_is_refused():
+    """A batch of somebody else's may say anything."""
+    context, batch = Engine(able=ALL | {Capability.EMBEDDING_INPUT}), TokenBatch(4)
+    batch.extend([3, 4], Pos(0, 0))
+    batch._tokens[1] = EMBEDDED
+    with refused(context, InvalidToken, match="token -1 is outside"):
+        context.decode(batch)

@@ -35,6 +35,8 @@ HINTS = MappingProxyType(
         "TestDrop": "what is freed with a sequence: cells that another sequence still shares must stay",
         "TestDumpRestore": "export and import of keys and values: layout, token order, positions after edits; and the"
         " payload format's name, which must change with the layout",
+        "TestEmbeddingInput": "the decode scenarios first: a row enters where the table's row of a token would; then"
+        " the places of rows among tokens in a batch, and what is held of them when they are decoded again",
         "TestEmbeddings": "the decode scenarios first: `embed` is the same but for its rows. If those hold, the place"
         " that states are taken from: behind the last norm, before the output matrix",
         "TestFork": "storage that two sequences share: who copies it, and when, once either side writes; and the bound"

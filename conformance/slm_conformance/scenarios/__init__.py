@@ -9,6 +9,7 @@ from slm_conformance.scenarios.cut import TestCut
 from slm_conformance.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
 from slm_conformance.scenarios.device_sampling import TestDeviceSampling
 from slm_conformance.scenarios.edit_levels import TestDeclarations
+from slm_conformance.scenarios.embedding_input import TestEmbeddingInput
 from slm_conformance.scenarios.embeddings import TestEmbeddings
 from slm_conformance.scenarios.fork import TestDrop, TestFork
 from slm_conformance.scenarios.generation import TestGeneration
@@ -41,6 +42,7 @@ __all__ = [
     "TestDeviceSampling",
     "TestDrop",
     "TestDumpRestore",
+    "TestEmbeddingInput",
     "TestEmbeddings",
     "TestFork",
     "TestGeneration",

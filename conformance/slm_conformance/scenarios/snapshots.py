@@ -205,8 +205,9 @@ class TestBadDumps(Scenarios):
         for bad in (bench.vocab.size, 2**31 - 1, -1):
             tokens = snapshot.tokens.copy()
             tokens[3] = bad
-            ours = dataclasses.replace(snapshot, tokens=tokens).to_bytes()
-            self._refused(bench, [(f"token {bad}", ours), (f"a stranger's token {bad}", _foreign(ours))])
+            ours = dataclasses.replace(snapshot, tokens=tokens)
+            dumps = [(f"token {bad}", ours), (f"a stranger's token {bad}", foreign(ours))]
+            self._refused(bench, ((what, dump.to_bytes()) for what, dump in dumps))
 
     def test_without_room(self, bench: Bench) -> None:
         """Clause 1: a dump that does not fit raises ``ContextFull``; what the sequence held is still there."""
@@ -270,7 +271,10 @@ def _make_history(bench: Bench, context: Context, reference: Reference) -> None:
     reference.truncate(18)
 
 
-def _foreign(data: bytes) -> bytes:
+def foreign(snapshot: SequenceSnapshot) -> SequenceSnapshot:
     """The same dump as if another backend had made it: tokens and edits count, the payload means nothing here."""
-    snapshot = SequenceSnapshot.from_bytes(data)
-    return dataclasses.replace(snapshot, backend="stranger", payload_format="stranger-9", payload=b"\7" * 99).to_bytes()
+    return dataclasses.replace(snapshot, backend="stranger", payload_format="stranger-9", payload=b"\7" * 99)
+
+
+def _foreign(data: bytes) -> bytes:
+    return foreign(SequenceSnapshot.from_bytes(data)).to_bytes()

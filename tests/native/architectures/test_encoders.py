@@ -16,9 +16,11 @@ from native.architectures.test_families import BOUND, TABLE_BOUND, gelu_by_table
 from slm_conformance.families import family_tensors, write_family
 from slm_conformance.family_table import ENCODERS
 from slm_conformance.gguf_writer import StoredTensor
-from slm_core.architectures import Activation
+from slm_core.architectures import EMBEDDING, Activation, read_spec
 from slm_core.embedding import embed, token_states
 from slm_core.errors import InvalidPosition, UnsupportedModel, UnsupportedOutput
+from slm_core.gguf import GgufFile
+from slm_core.quant import dequantize_rows
 from slm_core.types import Capability, ContextOptions, Pooling, Pos
 from slm_native.kernels import reference
 
@@ -94,10 +96,25 @@ def test_texts_in_one_batch_are_what_they_are_alone(expected, tier, load, tokens
     assert_close(rows[1::2], *states_of(model, tokens[1:60:2]), BOUND)
 
 
+def test_embedding_rows_are_what_tokens_are(expected, tier, load, tokens, assert_close):
+    with GgufFile.open(expected.path) as file:
+        spec, ggml_type = read_spec(file), file.tensors[EMBEDDING].ggml_type
+        rows = dequantize_rows(file.tensor_data(EMBEDDING), ggml_type, spec.n_embd, np.array(tokens[:20]))
+    model = load(expected.path, tier)
+    with model.new_context(OPTIONS) as context:
+        batch = context.new_batch()
+        batch.extend(tokens[:3], Pos(0, 0), logits="all")
+        batch.add_embeddings(
+            rows[3:] * np.float32(1 if spec.scales_rows else spec.embedding_scale), Pos(0, 3), logits="all"
+        )
+        found = context.embed(batch).copy()
+    assert_close(found, *states_of(model, tokens[:20]), BOUND)
+
+
 def test_what_an_encoder_declares_and_refuses(expected, tier, load, tokens):
     model = load(expected.path, tier)
     with model.new_context(OPTIONS) as context:
-        assert context.capabilities == {Capability.EMBEDDINGS, Capability.ENCODER}
+        assert context.capabilities == {Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT, Capability.ENCODER}
         batch = context.new_batch()
         batch.extend(tokens[:5], Pos(0, 0), logits="last")
         with pytest.raises(UnsupportedOutput, match="is an encoder"):

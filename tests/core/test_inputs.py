@@ -1,0 +1,137 @@
+"""Embedding rows: in a batch, in what a sequence holds, in a dump byte by byte."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from slm_core.batch import TokenBatch
+from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidSnapshot
+from slm_core.inputs import HeldRow, add_held, held_inputs, rows_of
+from slm_core.ledger import Ledger, replay_plan
+from slm_core.snapshot import Edit, SequenceSnapshot, unpack
+from slm_core.types import EMBEDDED, Pos
+
+ROWS = np.arange(20, dtype=np.float32).reshape(4, 5)
+
+
+def test_a_batch_holds_rows_among_tokens():
+    batch = TokenBatch(8)
+    batch.add(7, Pos(0, 0))
+    batch.add_embeddings(ROWS[:2], Pos(0, 1), logits="last")
+    batch.add(8, Pos(1, 4), logits=True)
+    batch.add_embeddings(ROWS[2:3], Pos(1, 5), logits="all")
+    assert batch.tokens.tolist() == [7, EMBEDDED, EMBEDDED, 8, EMBEDDED]
+    assert batch.seq_ids.tolist() == [0, 0, 0, 1, 1]
+    assert batch.positions.tolist() == [0, 1, 2, 4, 5]
+    assert batch.wants_logits.tolist() == [False, False, True, True, True]
+    np.testing.assert_array_equal(batch.embeddings, ROWS[:3])
+    batch.clear()
+    assert (len(batch), batch.embeddings.shape) == (0, (0, 0))
+
+
+def test_a_batch_keeps_rows_of_its_own():
+    batch, rows = TokenBatch(4), ROWS.copy()
+    batch.add_embeddings(rows, Pos(0, 0))
+    rows[:] = 99
+    np.testing.assert_array_equal(batch.embeddings, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        (ROWS.astype(np.float64), r"float64 of shape \(4, 5\) \(accepted: a NumPy array, float32 \[rows, E\]\)"),
+        (ROWS[0], r"float32 of shape \(5,\)"),
+        (ROWS.tolist(), "list"),
+        (np.where(ROWS == 12, np.nan, ROWS).astype(np.float32), "row 2 of 4 holds a number that is infinite or none"),
+        (ROWS[:, :2], "2 wide .accepted: 5, as those in the batch"),
+    ],
+    ids=["float64", "flat", "list", "nan", "narrow"],
+)
+def test_what_is_no_row_is_refused(rows, match):
+    batch = TokenBatch(8)
+    batch.add_embeddings(ROWS[:1], Pos(0, 0))
+    with pytest.raises(InvalidEmbedding, match=match):
+        batch.add_embeddings(rows, Pos(0, 1))
+    assert (len(batch), len(batch.embeddings)) == (1, 1)
+
+
+def test_rows_that_do_not_fit_are_not_kept():
+    batch = TokenBatch(3)
+    with pytest.raises(BatchFull, match="4 tokens do not fit: 3 of 3 places are free"):
+        batch.add_embeddings(ROWS, Pos(0, 0))
+    with pytest.raises(InvalidOption, match="logits='some'"):
+        batch.add_embeddings(ROWS[:1], Pos(0, 0), logits="some")
+    assert (len(batch), len(batch.embeddings)) == (0, 0)
+
+
+def test_what_is_held_goes_into_a_batch_again():
+    held = held_inputs(np.array([5, EMBEDDED, EMBEDDED, 6, EMBEDDED], np.int32), ROWS[:3])
+    assert held == [5, EMBEDDED, EMBEDDED, 6, EMBEDDED]
+    np.testing.assert_array_equal(rows_of(held), ROWS[:3])
+    batch = TokenBatch(5)
+    add_held(batch, held, Pos(1, 10))
+    assert batch.tokens.tolist() == held
+    assert batch.positions.tolist() == [10, 11, 12, 13, 14]
+    np.testing.assert_array_equal(batch.embeddings, ROWS[:3])
+
+
+def test_edits_carry_rows_along():
+    """What a replay decodes is what was decoded, whatever was forked, cut and forgotten since."""
+    ledger = Ledger(64, 3, share_forks=True)
+    ledger.append(0, held_inputs(np.array([1, EMBEDDED, 2, EMBEDDED, EMBEDDED, 3], np.int32), ROWS[:3]))
+    ledger.cut(0, 1, 4)  # forgets rows 0 and 1
+    ledger.append(0, [HeldRow(ROWS[3])])
+    ledger.fork(0, 1, 4)
+    ledger.truncate(1, 2)
+    runs, _ = replay_plan(ledger.tokens(0), ledger.edits(0))
+    assert runs == [[1, EMBEDDED, 2, EMBEDDED, EMBEDDED, 3], [EMBEDDED]]
+    np.testing.assert_array_equal(rows_of([*runs[0], *runs[1]]), ROWS)
+    np.testing.assert_array_equal(rows_of(ledger.tokens(1)), ROWS[2:3])
+
+
+def dumped(**changes) -> SequenceSnapshot:
+    parts = {
+        "backend": "one",
+        "payload_format": "",
+        "fingerprint": "f",
+        "tokens": np.array([4, EMBEDDED, EMBEDDED], np.int32),
+        "edits": (Edit(1, (7, HeldRow(ROWS[2])), 4),),
+        "payload": b"xyz",
+        "rows": ROWS[:2],
+    }
+    return SequenceSnapshot(**(parts | changes))
+
+
+def test_a_dump_has_its_rows_in_a_section_of_their_own():
+    data = dumped().to_bytes()
+    _, sections = unpack("sequence", data)
+    assert sections == [
+        struct.pack("<3i", 4, -1, -1),
+        struct.pack("<2i", 7, -1),
+        b"xyz",
+        struct.pack("<15f", *range(15)),
+    ]
+    found = SequenceSnapshot.from_bytes(data)
+    np.testing.assert_array_equal(found.rows, ROWS[:2])
+    np.testing.assert_array_equal(rows_of(found.held()), ROWS[:2])
+    np.testing.assert_array_equal(rows_of(found.edits[0].removed), ROWS[2:3])
+    assert found.to_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"rows": ROWS[:1]}, "40 bytes of embedding rows, and 3 ids"),
+        ({"rows": ROWS}, "100 bytes of embedding rows, and 3 ids"),
+        ({"rows": np.empty((0, 5), np.float32), "edits": ()}, "0 bytes of embedding rows, and 2 ids"),
+        ({"tokens": np.array([4], np.int32), "edits": ()}, "40 bytes of embedding rows, and 0 ids"),
+        ({"rows": np.full((2, 5), np.inf, np.float32)}, "infinite or none"),
+    ],
+    ids=["missing", "too many", "none", "for nobody", "infinite"],
+)
+def test_rows_of_a_dump_that_are_not_right(changes, match):
+    with pytest.raises(InvalidSnapshot, match=match):
+        SequenceSnapshot.from_bytes(dumped(**changes).to_bytes())
