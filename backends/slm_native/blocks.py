@@ -23,7 +23,7 @@ from slm_native.recurrent import mixed_by_state
 from slm_native.rwkv import ChannelMix, channel_mixed
 from slm_native.states import StateGroup
 from slm_native.streams import corrected, learned_residual, let_in, predicted
-from slm_native.weights import Attention, Block, Experts, FeedForward, LatentAttention
+from slm_native.weights import Attention, Beside, Block, Experts, FeedForward, LatentAttention
 
 
 class Turn(NamedTuple):
@@ -59,7 +59,9 @@ class BlockRunner:
             return None
         if layer.chunk is not None or attention.v_norm is not None or attention.k is None or attention.v is None:
             return None
-        if layer.gate_threshold is not None or block.laurel is not None or block.embedding is not None:
+        if layer.gate_threshold is not None or block.laurel is not None:
+            return None
+        if block.embedding is not None or block.output_scale is not None:
             return None
         if spec.parallel or spec.residual_scale != 1 or spec.qkv_limit is not None or not spec.causal:
             return None
@@ -83,13 +85,21 @@ class BlockRunner:
         kernels, active = self._kernels, self._spec.active_stream or 0
         guessed = streams if block.altup is None else predicted(kernels, block.altup, streams, active)
         x = self._through(block, layer, guessed[active], turn, wanted)
-        if block.embedding is None or own is None or len(x) == 0:
+        if len(x) == 0:
             return [x]
+        if block.altup is None:
+            own = own if own is None or wanted is None else kernels.rows(own, wanted)
+            return [self._finished(block, layer, x, own)]
+        assert block.embedding is not None and own is not None, "AltUp has embeddings for each layer"
         if wanted is not None:
             own, guessed = kernels.rows(own, wanted), [kernels.rows(stream, wanted) for stream in guessed]
-        if block.altup is None:
-            return [x + let_in(kernels, block.embedding, x, own, layer.activation)]
         return corrected(kernels, block.altup, block.embedding, guessed, x, own, active, layer.activation)
+
+    def _finished(self, block: Block, layer: LayerSpec, x: Array, own: Array | None) -> Array:
+        """``x`` with the block's own embedding of its tokens, scaled."""
+        if block.embedding is not None and own is not None:
+            x = x + let_in(self._kernels, block.embedding, x, own, layer.activation)
+        return x if block.output_scale is None else x * block.output_scale
 
     def _through(self, block: Block, layer: LayerSpec, x: Array, turn: Turn, wanted: NDArray[bool_] | None) -> Array:
         """What leaves a block [T, E]; after the last, of the rows that are wanted [rows, E]."""
@@ -174,10 +184,12 @@ class BlockRunner:
             keys = kernels.heads(both, width, None, place.rotation)
             cache.write(plan.pages, plan.slots, keys, keys)  # one place: what is turned of them is in no result
             return kernels.heads(q, width, None, place.rotation)
-        if weights.k is None or weights.v is None:
+        if weights.k is None:
             (q,) = kernels.project(x, block.attn_norm, (weights.q,))
             return kernels.heads(q, width, weights.q_norm, place.rotation)
-        q, k, v = kernels.project(x, block.attn_norm, (weights.q, weights.k, weights.v))
+        linears = [weights.q, weights.k] if weights.v is None else [weights.q, weights.k, weights.v]
+        q, k, *values = kernels.project(x, block.attn_norm, linears)
+        v = values[0] if values else k
         if self._spec.qkv_limit is not None:
             q, k, v = (kernels.clip(flat, self._spec.qkv_limit) for flat in (q, k, v))
         if weights.v_norm is not None:
@@ -206,9 +218,18 @@ class BlockRunner:
         if isinstance(weights, FeedForward):
             inner = self._kernels.gate_up(x, block.ffn_norm, weights.gate, weights.up, layer.activation)
             return self._added(residual, inner, weights.down, post_norm)
-        return self._scaled_sum(
-            residual, self._routed(weights, layer, self._kernels.normed(x, block.ffn_norm)), post_norm
-        )
+        if isinstance(weights, Beside):
+            return self._scaled_sum(residual, self._both(weights, block, layer, x), post_norm)
+        normed = self._kernels.normed(x, block.ffn_norm)
+        return self._scaled_sum(residual, self._routed(weights, layer, normed, normed), post_norm)
+
+    def _both(self, weights: Beside, block: Block, layer: LayerSpec, x: Array) -> Array:
+        """What a dense layer and experts beside it make of ``x``, each normalized."""
+        kernels = self._kernels
+        dense = self._dense(weights.dense, layer.activation, kernels.normed(x, block.ffn_norm))
+        told, read = kernels.normed(x, weights.router_norm), kernels.normed(x, weights.experts_norm)
+        mixed = self._routed(weights.experts, layer, read, told)
+        return kernels.normed(dense, weights.dense_norm) + kernels.normed(mixed, weights.mixed_norm)
 
     def _sparsely_gated(self, weights: FeedForward, layer: LayerSpec, threshold: float, x: Array) -> Array:
         assert weights.gate is not None, "the architecture has one"
@@ -216,10 +237,11 @@ class BlockRunner:
         gate = kernels.above_threshold(kernels.linear(x, weights.gate), threshold)
         return kernels.gated(gate, kernels.linear(x, weights.up), layer.activation)
 
-    def _routed(self, weights: Experts, layer: LayerSpec, x: Array) -> Array:
+    def _routed(self, weights: Experts, layer: LayerSpec, x: Array, told: Array) -> Array:
+        """What the experts that a router chooses by ``told`` [T, E] make of ``x`` [T, E]."""
         assert layer.experts is not None, "the weights were read by it"
         kernels, bias = self._kernels, weights.selection_bias
-        scores = kernels.to_host(kernels.linear(x, weights.router))  # [T, X]
+        scores = kernels.to_host(kernels.linear(told, weights.router))  # [T, X]
         routes = route(scores, layer.experts, None if bias is None else kernels.to_host(bias))
         mixed = run_routed(
             x,

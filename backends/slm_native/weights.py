@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slm_core.architectures import DENSE, TEXT_TYPES, LayerSpec, ModelSpec, alibi_slopes
 from slm_core.gguf import GgmlType, WeightSource
@@ -34,7 +35,7 @@ class Attention:
 
     q: Linear  # (H*D, E)
     k: Linear | None  # (K*D, E), None where another layer's are read
-    v: Linear | None  # (K*D, E)
+    v: Linear | None  # (K*D, E), None there, and where what makes keys makes values
     q_norm: Norm | None  # [D], [H, D] or [H*D]
     k_norm: Norm | None  # [D], [K, D] or [K*D]
     v_norm: Norm | None  # [D]
@@ -78,6 +79,18 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Beside:
+    """The weights of a dense feed-forward layer with experts beside it, which read the same."""
+
+    dense: FeedForward
+    dense_norm: Norm | None  # [E], of what it makes
+    experts: Experts
+    router_norm: Norm  # [E]
+    experts_norm: Norm | None  # [E]
+    mixed_norm: Norm | None  # [E], of what the experts make
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """The weights of one block."""
 
@@ -87,13 +100,14 @@ class Block:
     attn_post_norm: Norm | None  # [E], of what attention makes
     attn_sum_norm: Norm | None  # [E], of the sum of that and what entered
     ffn_norm: Norm | None  # [E]
-    feed_forward: FeedForward | Experts | ChannelMix | None
+    feed_forward: FeedForward | Experts | Beside | ChannelMix | None
     ffn_post_norm: Norm | None  # [E]
     ffn_sum_norm: Norm | None  # [E]
     scoring: Scoring
     altup: AltUp | None = None
     laurel: Laurel | None = None
     embedding: LayerEmbedding | None = None
+    output_scale: Array | None = None  # [1], factor on what leaves it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,6 +181,7 @@ class WeightReader:
             altup=read_altup(self._around, prefix),
             laurel=read_laurel(self._around, prefix),
             embedding=read_layer_embedding(self._around, prefix),
+            output_scale=self._vector(f"{prefix}layer_output_scale.weight"),
         )
 
     def sizes(self) -> WeightBytes:
@@ -207,16 +222,16 @@ class WeightReader:
         """ALiBi's, [H]."""
         if self._spec.alibi_max_bias is None:
             return None
-        slopes = alibi_slopes(self._spec.n_heads, self._spec.alibi_max_bias)
-        name = f"{prefix}attn_slopes"  # no tensor of the file, and where the layer is like those
-        return self._kernels.vector(QuantizedTensor(name, slopes.shape, GgmlType.F32, slopes.view(np.uint8)))
+        return self._made(f"{prefix}attn_slopes", alibi_slopes(self._spec.n_heads, self._spec.alibi_max_bias))
 
     def _any_attention(self, prefix: str, layer: LayerSpec) -> Attention | LatentAttention | None:
         if not layer.attends:
             return None
         return self._latent_attention(prefix) if layer.latent else self._attention(prefix, layer)
 
-    def _any_feed_forward(self, prefix: str, layer: LayerSpec) -> FeedForward | Experts | ChannelMix | None:
+    def _any_feed_forward(self, prefix: str, layer: LayerSpec) -> FeedForward | Experts | Beside | ChannelMix | None:
+        if self._has(f"{prefix}pre_ffw_norm_2.weight"):
+            return self._beside(prefix)
         if layer.experts:
             return self._experts(prefix)
         if self._has(f"{prefix}channel_mix_key.weight"):
@@ -232,7 +247,7 @@ class WeightReader:
         return Tensors(self._linear, self._vector, self._norm, self._kernels)
 
     def _attention(self, prefix: str, layer: LayerSpec) -> Attention:
-        q, k, v = self._qkv(prefix, layer) if layer.kv_layer is None else (self._linear(f"{prefix}attn_q"), None, None)
+        q, k, v = self._qkv(prefix, layer)
         return Attention(
             *(q, k, v),
             q_norm=self._head_norm(prefix, "attn_q_norm", layer),
@@ -255,12 +270,16 @@ class WeightReader:
             output=self._linear(f"{prefix}attn_output"),
         )
 
-    def _qkv(self, prefix: str, layer: LayerSpec) -> Sequence[Linear]:
+    def _qkv(self, prefix: str, layer: LayerSpec) -> tuple[Linear, Linear | None, Linear | None]:
+        if layer.kv_layer is not None:
+            return self._linear(f"{prefix}attn_q"), None, None
         if not self._has(f"{prefix}attn_qkv.weight"):
-            return [self._linear(f"{prefix}attn_{name}") for name in "qkv"]
+            q, k, v = (f"{prefix}attn_{name}" for name in "qkv")
+            return self._linear(q), self._linear(k), self._linear(v) if self._has(f"{v}.weight") else None
         shape = self._spec.kv_shape(layer)
         n_q, n_kv = self._spec.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
-        return self._split(f"{prefix}attn_qkv", n_q, n_kv, n_kv)
+        fused_q, fused_k, fused_v = self._split(f"{prefix}attn_qkv", n_q, n_kv, n_kv)
+        return fused_q, fused_k, fused_v
 
     def _feed_forward(self, prefix: str, suffix: str = "") -> FeedForward:
         """Its gate may have a matrix of its own, or the upper half of the one that goes up."""
@@ -284,17 +303,60 @@ class WeightReader:
             shared_gate=self._row(shared_gate) if self._has(f"{shared_gate}.weight") else None,
         )
 
+    def _beside(self, prefix: str) -> Beside:
+        scale = self._vector(f"{prefix}ffn_gate_inp.scale")
+        assert scale is not None, "the architecture declares it"
+        gates, ups = self._halves(f"{prefix}ffn_gate_up_exps")
+        experts = zip(gates, ups, self._each(f"{prefix}ffn_down_exps"), strict=True)
+        return Beside(
+            dense=self._feed_forward(prefix),
+            dense_norm=self._norm(f"{prefix}post_ffw_norm_1"),
+            experts=Experts(
+                router=Linear(self._prepared(f"{prefix}ffn_gate_inp.weight")),
+                selection_bias=None,
+                experts=[FeedForward(*each) for each in experts],
+                shared=None,
+                shared_gate=None,
+            ),
+            router_norm=Norm(scale * self._spec.n_embd**-0.5, None, self._spec.norm, self._spec.norm_eps),
+            experts_norm=self._norm(f"{prefix}pre_ffw_norm_2"),
+            mixed_norm=self._norm(f"{prefix}post_ffw_norm_2"),
+        )
+
+    def _halves(self, name: str) -> tuple[list[Linear], list[Linear]]:
+        """The upper and the lower matrices of a tensor (X, 2 * out, in)."""
+        whole = self._checked(f"{name}.weight")
+        n_experts, n_rows, n_in = whole.shape
+        parts = whole.data.reshape(n_experts, 2, -1)
+        upper, lower = (
+            [
+                Linear(
+                    self._kernels.prepare(
+                        QuantizedTensor(
+                            f"{whole.name}[{i}][{half}]", (n_rows // 2, n_in), whole.ggml_type, parts[i, half]
+                        )
+                    )
+                )
+                for i in range(n_experts)
+            ]
+            for half in (0, 1)
+        )
+        return upper, lower
+
     def _each(self, name: str) -> list[Linear]:
-        """The matrices of a tensor (X, out, in), and the rows of their biases (X, out)."""
+        """The matrices of a tensor (X, out, in), and the rows of their scales (X,) and biases (X, out)."""
         whole = self._checked(f"{name}.weight")
         n_experts, *shape = whole.shape
         parts = whole.data.reshape(n_experts, -1)
-        bias = self._vector(f"{name}.bias")
+        bias, scale = self._vector(f"{name}.bias"), self._vector(f"{name}.scale")
         weights = [
             self._kernels.prepare(QuantizedTensor(f"{whole.name}[{i}]", tuple(shape), whole.ggml_type, parts[i]))
             for i in range(n_experts)
         ]
-        return [Linear(weight, bias=None if bias is None else bias[i]) for i, weight in enumerate(weights)]
+        return [
+            Linear(weight, None if scale is None else scale[i : i + 1], None if bias is None else bias[i])
+            for i, weight in enumerate(weights)
+        ]
 
     def _row(self, name: str) -> Linear:
         """A matrix (1, in) that the file holds as a vector."""
@@ -325,8 +387,12 @@ class WeightReader:
     def _head_norm(self, prefix: str, name: str, layer: LayerSpec) -> Norm | None:
         if name not in layer.plain_norms:
             return self._norm(f"{prefix}{name}")
-        ones = self._kernels.from_host(np.ones(self._spec.width_of(layer), np.float32))
+        ones = self._made(f"{prefix}{name}", np.ones(self._spec.width_of(layer), np.float32))
         return Norm(ones, None, self._spec.norm, self._spec.norm_eps)
+
+    def _made(self, name: str, values: NDArray[np.float32]) -> Array:
+        """Numbers that are no tensor of the file, where the layer is that their name says."""
+        return self._kernels.vector(QuantizedTensor(name, values.shape, GgmlType.F32, values.view(np.uint8)))
 
     def _norm(self, name: str) -> Norm | None:
         weight = self._vector(f"{name}.weight" if self._has(f"{name}.weight") else name)

@@ -77,7 +77,7 @@ def _declared(family: Family) -> Iterator[tuple[str, TensorSpec]]:
 
 def _is_there(tensor: str, spec: TensorSpec, family: Family) -> bool:
     inside = tensor.split(".", 2)[-1] if tensor.startswith("blk.") else tensor
-    return spec.required or inside in family.optional or (tensor == OUTPUT and not family.tied)
+    return spec.required or not {tensor, inside}.isdisjoint(family.optional) or (tensor == OUTPUT and not family.tied)
 
 
 def _metadata(family: Family, weight_type: WeightType) -> dict[str, Value]:
@@ -104,7 +104,7 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], quiet: 
     values = rng.standard_normal(shape).astype(np.float32)
     if name.endswith("ssm_a"):  # rates of decay, which a state does not survive with another sign
         return -np.exp(values)
-    if "norm" in name and name.endswith("weight"):
+    if ("norm" in name or "output_scale" in name) and name.endswith("weight"):
         return (1 + np.float32(0.2) * values) * np.float32(0.25 if name.split(".")[-2] in quiet else 1)
     if len(shape) == 1:
         return np.float32(0.5) * values

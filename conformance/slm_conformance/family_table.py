@@ -68,6 +68,20 @@ def _without_rope(sizes: dict[str, Value]) -> dict[str, Value]:
     return {key: value for key, value in sizes.items() if not key.startswith("rope.")}
 
 
+def _gemma4(slides: list[bool]) -> dict[str, Value]:
+    return _sizes(layers=len(slides), embd=144, dim=24) | {
+        "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16,
+        "rope.dimension_count_swa": 16,
+        "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
+        "attention.sliding_window": 48,
+        "attention.sliding_window_pattern": slides,
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 0,
+    }
+
+
 _LONG = ("rope_factors_long.weight", "rope_factors_short.weight")
 _GEMMA2: dict[str, Value] = {
     "attention.sliding_window": 48,
@@ -288,6 +302,33 @@ FAMILIES: dict[str, Family] = {
         ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"),
         tied=True,
         quiet=("attn_q_norm", "post_attention_norm", "post_ffw_norm", "post_norm"),
+    ),
+    "gemma4": Family(
+        "gemma4",
+        _gemma4([True, True, False, True, False, True, False])
+        | {
+            "feed_forward_length": [160] * 5 + [320] * 2,
+            "attention.shared_kv_layers": 2,
+            "embedding_length_per_layer_input": 40,
+            "final_logit_softcapping": 30.0,
+        },
+        ("blk.2.attn_v.weight", "blk.4.attn_v.weight", "layer_output_scale.weight"),
+        tied=True,
+        quiet=("attn_q_norm",),
+    ),
+    "gemma4_dense": Family(
+        "gemma4",
+        _gemma4([True, False, True, True, False]) | {"attention.head_count_kv": [3, 1, 3, 3, 1]},
+        ("layer_output_scale.weight",),
+        tied=True,
+        quiet=("attn_q_norm",),
+    ),
+    "gemma4_experts": Family(
+        "gemma4",
+        _gemma4([True, True, False]) | _EXPERTS | {"expert_feed_forward_length": 64},
+        ("attn_v.weight", "layer_output_scale.weight", "ffn_down_exps.scale"),
+        tied=True,
+        quiet=("attn_q_norm",),
     ),
     "phimoe": Family(
         "phimoe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slm_core.architectures._keys import Keys
@@ -52,7 +53,7 @@ def _grouped(keys: Keys, n_kv_heads: int, n_ff_key: str = "feed_forward_length")
 
 def read_hybrid_sizes(keys: Keys) -> tuple[Sizes, list[bool]]:
     """The dimensions of a model in which some blocks attend, and which do: those that have key heads."""
-    n_kv_heads = keys.counts("attention.head_count_kv", keys.size("block_count", largest=_MAX_LAYERS))
+    n_kv_heads = keys.counts("attention.head_count_kv", read_n_layers(keys))
     found = sorted(set(n_kv_heads) - {0})
     if len(found) != 1:
         raise UnsupportedModel(
@@ -67,7 +68,7 @@ def read_sizes_without_attention(keys: Keys) -> Sizes:
     for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
         keys.only(name, 0)
     return Sizes(
-        n_layers=keys.size("block_count", largest=_MAX_LAYERS),
+        n_layers=read_n_layers(keys),
         n_embd=keys.size("embedding_length"),
         n_vocab=_n_vocab(keys),
         n_ff=0,
@@ -77,10 +78,46 @@ def read_sizes_without_attention(keys: Keys) -> Sizes:
     )
 
 
+def read_n_layers(keys: Keys) -> int:
+    """The number of blocks alone."""
+    return keys.size("block_count", largest=_MAX_LAYERS)
+
+
+def read_sizes_by_layer(keys: Keys, slides: Sequence[bool]) -> list[Sizes]:
+    """The dimensions of each layer, where layers have key heads and feed-forward layers of their own.
+
+    Args:
+        keys: read for the dimensions.
+        slides: which layers have a window: their heads may have another width.
+    """
+    n_layers, n_heads = len(slides), keys.size("attention.head_count")
+    whole = _equal_lengths(keys, "", None)
+    width = _equal_lengths(keys, "_swa", whole)
+    n_kv_heads, n_ff = keys.counts("attention.head_count_kv", n_layers), keys.counts("feed_forward_length", n_layers)
+    if not all(n and n_heads % n == 0 for n in n_kv_heads) or not all(n_ff):
+        raise InvalidModelFile(
+            f"{keys.gguf.path}: of {n_heads} query heads, blocks have {sorted(set(n_kv_heads))} key heads, and"
+            f" feed-forward layers of {sorted(set(n_ff))} (accepted: divisors; 1 or more)"
+        )
+    n_embd, n_vocab = keys.size("embedding_length"), _n_vocab(keys)
+    return [
+        Sizes(n_layers, n_embd, n_ff[i], n_vocab, n_heads, n_kv_heads[i], width if slides[i] else whole)
+        for i in range(n_layers)
+    ]
+
+
+def _equal_lengths(keys: Keys, suffix: str, default: int | None) -> int:
+    length = keys.size(f"attention.key_length{suffix}", default)
+    found = keys.size(f"attention.value_length{suffix}", length)
+    if found != length:
+        raise _unequal(keys, f"value_length{suffix}", found, length)
+    return length
+
+
 def read_plain_sizes(keys: Keys, n_kv_heads: int, head_dim: int, n_ff_key: str = "feed_forward_length") -> Sizes:
     """Read the dimensions besides those of keys."""
     return Sizes(
-        n_layers=keys.size("block_count", largest=_MAX_LAYERS),
+        n_layers=read_n_layers(keys),
         n_embd=keys.size("embedding_length"),
         n_ff=keys.size(n_ff_key),
         n_vocab=_n_vocab(keys),
@@ -95,11 +132,15 @@ def _head_dim(keys: Keys, n_embd: int, n_heads: int) -> int:
     head_dim = keys.size("attention.key_length", default)
     value_dim = keys.size("attention.value_length", default)
     if value_dim != head_dim:
-        raise UnsupportedModel(
-            f"{keys.gguf.path}: metadata '{keys.architecture}.attention.value_length' is {value_dim}, which is"
-            f" unknown here (accepted: the key_length, {head_dim})"
-        )
+        raise _unequal(keys, "value_length", value_dim, head_dim)
     return head_dim
+
+
+def _unequal(keys: Keys, name: str, found: int, accepted: int) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{keys.gguf.path}: metadata '{keys.architecture}.attention.{name}' is {found}, which is unknown here"
+        f" (accepted: the {name.replace('value', 'key')}, {accepted})"
+    )
 
 
 def _n_vocab(keys: Keys) -> int:

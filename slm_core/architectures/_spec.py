@@ -214,7 +214,7 @@ class LayerSpec:
         temperature: of its queries.
         activation: of the feed-forward layer, which has a gate where there is a tensor "ffn_gate", or experts; a block
             without a tensor "ffn_up" and without experts has no feed-forward layer.
-        experts: in place of one dense feed-forward layer.
+        experts: in place of one dense feed-forward layer; where there is a norm "pre_ffw_norm_2", beside one.
         ffn_norm: name of the norm before it, where the block has one.
         latent: attention to a latent, in place of keys and values of their own.
         attends: whether it has an attention layer.

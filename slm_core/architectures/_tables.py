@@ -86,6 +86,16 @@ def experts(sizes: Sizes, n_experts: int, n_ff: int) -> Table:
     }
 
 
+def fused_experts(sizes: Sizes, n_experts: int, n_ff: int) -> Table:
+    """Likewise, gates and what goes up in one tensor; what each makes may be scaled."""
+    return {
+        "ffn_gate_inp.weight": TensorSpec((n_experts, sizes.n_embd)),
+        "ffn_gate_up_exps.weight": TensorSpec((n_experts, 2 * n_ff, sizes.n_embd)),
+        "ffn_down_exps.weight": TensorSpec((n_experts, sizes.n_embd, n_ff)),
+        "ffn_down_exps.scale": TensorSpec((n_experts,), required=False),
+    }
+
+
 def shared_expert(sizes: Sizes, n_ff: int) -> Table:
     """The matrices of an expert that every token uses."""
     return {

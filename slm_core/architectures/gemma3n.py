@@ -40,7 +40,7 @@ def spec(keys: Keys) -> ModelSpec:
     return decoder_spec(
         keys,
         sizes,
-        share_keys(layers, keys.count("attention.shared_kv_layers", 0)),
+        share_keys(keys, layers, keys.count("attention.shared_kv_layers", 0)),
         _outside(sizes, n_streams, width),
         embedding_scale=sizes.n_embd**0.5,
         scales_rows=False,
@@ -51,12 +51,17 @@ def spec(keys: Keys) -> ModelSpec:
     )
 
 
-def share_keys(layers: list[LayerSpec], n_shared: int) -> list[LayerSpec]:
+def share_keys(keys: Keys, layers: list[LayerSpec], n_shared: int) -> list[LayerSpec]:
     """``layers``, of which the last ``n_shared`` read the keys and values of the last of their kind before them."""
     first = max(0, len(layers) - n_shared)
     of_kind = {layer.window: index for index, layer in enumerate(layers[:first])}
+    if any(layer.window not in of_kind for layer in layers[first:]):
+        raise InvalidModelFile(
+            f"{keys.gguf.path}: {n_shared} of {len(layers)} blocks read the keys of a block like them that is not there"
+            f" (metadata '{keys.architecture}.attention.shared_kv_layers')"
+        )
     shared = [
-        replace(layer, kv_layer=of_kind.get(layer.window), tensors={**layer.tensors, **_unused(layer)})
+        replace(layer, kv_layer=of_kind[layer.window], tensors={**layer.tensors, **_unused(layer)})
         for layer in layers[first:]
     ]
     return layers[:first] + shared

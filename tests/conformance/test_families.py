@@ -107,7 +107,7 @@ def test_most_families_are_cut_on_both_engines(models, path):
         assert levels == {"native": EditLevel.TRUNCATE, "llamacpp": EditLevel.REPLAY}
         return
     assert levels["native"] is (EditLevel.TRUNCATE if path.name.startswith("gpt2") else EditLevel.CUT)
-    special = ("exaone4_hybrid", "olmo3", "gemma2", "gemma3", "cohere2", "smollm3", "llama_yarn", "phi3_long",
+    special = ("exaone4_hybrid", "olmo3", "gemma2", "gemma3", "gemma4", "cohere2", "smollm3", "llama_yarn", "phi3_long",
                "phi3_short", "gpt2-", "gpt_oss", "deepseek2-", "llama4", "qwen2vl", "qwen3vl")  # fmt: skip
     if "llamacpp" in levels:
         assert levels["llamacpp"] is (EditLevel.TRUNCATE if path.name.startswith(special) else EditLevel.CUT)

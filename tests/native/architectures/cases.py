@@ -14,6 +14,7 @@ from native.architectures.conversion import (
     Array,
     Change,
     alternating,
+    beside,
     decays,
     flat,
     grouped,
@@ -159,6 +160,42 @@ def _soften(model: Any, family: Family) -> None:
             layer.post_per_layer_input_norm,
         ):
             norm.weight.data *= 0.25
+
+
+def _prepare_gemma4(model: Any, family: Family) -> None:
+    """Factors on what leaves a layer; and scores with which keys are weighed, not picked."""
+    for index, layer in enumerate(model.model.layers):
+        layer.layer_scalar.data.fill_(0.7 + 0.15 * index)
+        layer.self_attn.q_norm.weight.data *= 0.25
+
+
+def _proportional(model: Any) -> dict[str, Array]:
+    """Divisors, as files have them, which leave most of a head unturned where a layer sees everything."""
+    frequencies = model.model.rotary_emb.full_attention_inv_freq
+    return {"rope_freqs.weight": np.where(frequencies.numpy() > 0, np.float32(1), np.float32(1e30))}
+
+
+def _gemma4(family: str, **settings: Any) -> Case:
+    slides = family_of(family).metadata["attention.sliding_window_pattern"]
+    case = _case(
+        "Gemma4",
+        TIED,
+        renamed(r"(layer_scalar)$", r"\1.weight"),
+        beside,
+        config="Gemma4TextConfig",
+        head_dim=16,
+        global_head_dim=24,
+        sliding_window=48,
+        layer_types=["sliding_attention" if each else "full_attention" for each in slides],
+        intermediate_size=160,
+        vocab_size_per_layer_input=n_vocab(),
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
+        },
+        **{"hidden_size_per_layer_input": 0, **settings},
+    )
+    return replace(case, extra=_proportional, prepare=_prepare_gemma4)
 
 
 def _unread_keys(model: Any) -> dict[str, Array]:
@@ -398,6 +435,17 @@ CASES: dict[str, Case | str] = {
         ),
         extra=_unread_keys,
         prepare=_soften,
+    ),
+    "gemma4": _gemma4(
+        "gemma4",
+        hidden_size_per_layer_input=40,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        final_logit_softcapping=30.0,
+    ),
+    "gemma4_dense": _gemma4("gemma4_dense", attention_k_eq_v=True, num_global_key_value_heads=1),
+    "gemma4_experts": _gemma4(
+        "gemma4_experts", enable_moe_block=True, num_experts=7, top_k_experts=3, moe_intermediate_size=64
     ),
     "phimoe": _case(
         "Phimoe",

@@ -208,6 +208,18 @@ def alternating(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterat
     return None
 
 
+def beside(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+    """Experts beside a dense layer, gates and what goes up in one tensor; what their router and they are scaled by."""
+    parts = {
+        "router.scale": ("ffn_gate_inp", "scale"),
+        "router.per_expert_scale": ("ffn_down_exps", "scale"),
+        "experts.gate_up_proj": ("ffn_gate_up_exps", "weight"),
+        "experts.down_proj": ("ffn_down_exps", "weight"),
+    }
+    found = [part for end, part in parts.items() if name.endswith(end)]
+    return iter([(_expert_name(name, *found[0]), values)]) if found else None
+
+
 def stacked_experts(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
     """Gates, what goes up and what goes down of all experts, (in, out)."""
     if ".experts." not in name:

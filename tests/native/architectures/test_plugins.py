@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import types
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from slm_conformance.factories import make_tiny_model
+from slm_conformance.gguf_writer import StoredTensor
 from slm_core import plugins
 from slm_core.architectures import (
     Activation,
@@ -22,7 +25,7 @@ from slm_core.architectures import (
 )
 from slm_core.errors import PluginError, UnsupportedModel
 from slm_core.hookspecs import Entry, hookimpl
-from slm_core.types import ContextOptions
+from slm_core.types import ContextOptions, Pos
 
 
 def my_spec(keys: Keys) -> ModelSpec:
@@ -34,13 +37,30 @@ def my_spec(keys: Keys) -> ModelSpec:
     return decoder_spec(keys, sizes, [layer] * sizes.n_layers)
 
 
+def varied_spec(keys: Keys) -> ModelSpec:
+    """A llama whose second layer has one key head, and heads half as wide."""
+    sizes = read_sizes(keys)
+    rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT)
+    each = [sizes, replace(sizes, n_kv_heads=1, head_dim=sizes.head_dim // 2), *[sizes] * (sizes.n_layers - 2)]
+    layers = [
+        LayerSpec(
+            tables.llama_block(own),
+            replace(rope, n_dims=own.head_dim),
+            n_kv_heads=own.n_kv_heads,
+            head_dim=own.head_dim,
+        )
+        for own in each
+    ]
+    return decoder_spec(keys, sizes, layers)
+
+
 @pytest.fixture
 def provide(monkeypatch):
     """Adds a plugin that provides an architecture of that name."""
 
-    def add(name: str) -> None:
+    def add(name: str, spec=my_spec) -> None:
         module = types.ModuleType("a_plugin")
-        module.slm_architectures = hookimpl(lambda: (Entry(name, my_spec),))
+        module.slm_architectures = hookimpl(lambda: (Entry(name, spec),))
         whole = plugins.Registry({"theirs": module})
         monkeypatch.setattr(plugins, "registry", lambda: whole)
 
@@ -66,6 +86,26 @@ def test_an_architecture_of_a_plugin_runs(tmp_path, provide, load, feed, random_
     assert_close(same, plain, 1e-6)
     assert_close(windowed[:20], plain[:20], 1e-6)
     assert abs(windowed[20:] - plain[20:]).max() > 0.1, "the window matters"
+
+
+def test_layers_of_a_plugin_may_differ_in_their_heads(tmp_path, provide, tier, load, feed, random_tokens, assert_close):
+    """In one call too, where the tier runs such blocks in one: all but the last."""
+    provide("varied", varied_spec)
+    tiny, rng = as_architecture("varied"), np.random.default_rng(0)
+    for name in [name for name in tiny.tensors if "attn_q_norm" in name or "attn_k_norm" in name]:
+        del tiny.tensors[name]
+    n_q, n_embd = tiny.shape.n_heads * tiny.shape.head_dim // 2, tiny.shape.n_embd
+    shapes = {"q": (n_q, n_embd), "k": (tiny.shape.head_dim // 2, n_embd), "v": (tiny.shape.head_dim // 2, n_embd)}
+    for name, shape in (shapes | {"output": (n_embd, n_q)}).items():
+        values = rng.standard_normal(shape, np.float32) / np.float32(shape[1] ** 0.5)
+        tiny.tensors[f"blk.1.attn_{name}.weight"] = StoredTensor.pack(values, "f32")
+    path, tokens, rows = tiny.write(tmp_path / "m.gguf"), random_tokens(100), []
+    for name in ("reference", tier):
+        with load(path, name).new_context(ContextOptions(n_ctx=128)) as context:
+            found = [feed(context, tokens[:80])]
+            context.cut(Pos(0, 10), Pos(0, 33))
+            rows.append(np.concatenate([*found, feed(context, tokens[80:], chunk=1)]))
+    assert_close(rows[1], rows[0], 1e-4)
 
 
 def test_a_key_that_a_plugin_does_not_read_is_refused(tmp_path, provide, load):

@@ -96,7 +96,7 @@ def life(model, name_pages=lambda context: None) -> tuple[list[np.ndarray], byte
     return rows, dump
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mpt", "olmoe", "gemma2", "deepseek2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mpt", "olmoe", "gemma2", "gemma4_dense", "deepseek2"])
 def test_logits_are_those_of_one_device(family, tmp_path, made_up, monkeypatch):
     """To the bit; the embedding is the output matrix of some, experts, slopes and latents are others'."""
     path = make_tiny_model(family).write(tmp_path / "m.gguf") if family in ("llama", "qwen3") else None
