@@ -79,6 +79,7 @@ def _gemma4(slides: list[bool]) -> dict[str, Value]:
         "attention.sliding_window_pattern": slides,
         "attention.shared_kv_layers": 0,
         "embedding_length_per_layer_input": 0,
+        "final_logit_softcapping": 30.0,  # llama.cpp has it so where a file does not say
     }
 
 
@@ -310,11 +311,10 @@ FAMILIES: dict[str, Family] = {
             "feed_forward_length": [160] * 5 + [320] * 2,
             "attention.shared_kv_layers": 2,
             "embedding_length_per_layer_input": 40,
-            "final_logit_softcapping": 30.0,
         },
         ("blk.2.attn_v.weight", "blk.4.attn_v.weight", "layer_output_scale.weight"),
         tied=True,
-        quiet=("attn_q_norm",),
+        quiet=("attn_q_norm", "post_norm"),
     ),
     "gemma4_dense": Family(
         "gemma4",

@@ -163,10 +163,12 @@ def _soften(model: Any, family: Family) -> None:
 
 
 def _prepare_gemma4(model: Any, family: Family) -> None:
-    """Factors on what leaves a layer; and scores with which keys are weighed, not picked."""
+    """Factors on what leaves a layer; scores with which keys are weighed, not picked; quiet embeddings of layers."""
     for index, layer in enumerate(model.model.layers):
         layer.layer_scalar.data.fill_(0.7 + 0.15 * index)
         layer.self_attn.q_norm.weight.data *= 0.25
+        if model.config.hidden_size_per_layer_input:
+            layer.post_per_layer_input_norm.weight.data *= 0.25
 
 
 def _proportional(model: Any) -> dict[str, Array]:
@@ -189,6 +191,7 @@ def _gemma4(family: str, **settings: Any) -> Case:
         layer_types=["sliding_attention" if each else "full_attention" for each in slides],
         intermediate_size=160,
         vocab_size_per_layer_input=n_vocab(),
+        final_logit_softcapping=30.0,
         rope_parameters={
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
@@ -441,7 +444,6 @@ CASES: dict[str, Case | str] = {
         hidden_size_per_layer_input=40,
         num_kv_shared_layers=2,
         use_double_wide_mlp=True,
-        final_logit_softcapping=30.0,
     ),
     "gemma4_dense": _gemma4("gemma4_dense", attention_k_eq_v=True, num_global_key_value_heads=1),
     "gemma4_experts": _gemma4(
