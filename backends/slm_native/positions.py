@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,23 +54,26 @@ class Positions:
         return self._kind
 
     def at(self, positions: NDArray[np.int32]) -> Sequence[LayerPositions]:
-        """What each layer [L] does to the heads of a batch at ``positions`` [T]."""
-        made = {rope: self._rotation(rope, *rope.tables(positions)) for rope in self._ropes if rope is not None}
+        """What each layer [L] does to the heads of a batch at ``positions`` [T], once it has ``arrived``."""
+        stage = self._kernels.stage
+        made = {rope: _rotation(rope, *rope.tables(positions), stage) for rope in self._ropes if rope is not None}
         factors = {
             layer.temperature: None
             if layer.temperature is None
-            else self._kernels.from_host(temperatures(layer.temperature, positions)[:, None, None])
+            else stage(temperatures(layer.temperature, positions)[:, None, None])
             for layer in self._layers
         }
-        return [
-            LayerPositions(None if rope is None else made[rope], factors[layer.temperature])
-            for rope, layer in zip(self._ropes, self._layers, strict=True)
-        ]
+        kinds = [(rope, layer.temperature) for rope, layer in zip(self._ropes, self._layers, strict=True)]
+        each = {
+            (rope, temperature): LayerPositions(None if rope is None else made[rope], factors[temperature])
+            for rope, temperature in kinds
+        }
+        return [each[kind] for kind in kinds]
 
     def move_keys(self, keys: Array, delta: int, blocks: Sequence[int]) -> Array:
         """Move keys [n, L, K, D] of some blocks [L] by ``delta`` positions, as if they had been rotated there."""
-        ropes = [self._ropes[block] for block in blocks]
-        moves = {rope: self._rotation(rope, *rope.step_tables(delta, len(keys))) for rope in ropes if rope is not None}
+        ropes, put = [self._ropes[block] for block in blocks], self._kernels.from_host
+        moves = {rope: _rotation(rope, *rope.step_tables(delta, len(keys)), put) for rope in ropes if rope is not None}
         if len(moves) == 1 and None not in ropes:
             flat = keys.reshape(len(keys), -1, keys.shape[-1])
             return self._turned(flat, *moves.values()).reshape(keys.shape)
@@ -80,8 +83,11 @@ class Positions:
                 moved[:, layer] = self._turned(keys[:, layer], moves[rope])
         return moved
 
-    def _rotation(self, rope: Rope, cos: NDArray[np.float32], sin: NDArray[np.float32]) -> Rotation:
-        return Rotation(self._kernels.from_host(cos), self._kernels.from_host(sin), rope.style)
-
     def _turned(self, heads: Array, rotation: Rotation) -> Array:
         return self._kernels.rope(heads, rotation.cos, rotation.sin, rotation.style)
+
+
+def _rotation(
+    rope: Rope, cos: NDArray[np.float32], sin: NDArray[np.float32], put: Callable[[NDArray[Any]], Array]
+) -> Rotation:
+    return Rotation(put(cos), put(sin), rope.style)

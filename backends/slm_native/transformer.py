@@ -192,10 +192,11 @@ class Transformer:
         fits = self._has_one_plan and not hidden and not len(rows) and wants_rows.all()
         if fits and (shape := kernels.fixed(plan.pages, layers)) is not None:
             return kernels.rows(self._step(shape, tokens, positions, layers, embedded), slice(len(tokens)))
-        plans, places = self._plans(plan.pages), embedded.at(positions)
+        put, plans, places = kernels.stage, self._plans(plan.pages), embedded.at(positions)
         given = _Given(rows, np.flatnonzero(tokens == EMBEDDED)) if len(rows) else None
-        ids = tokens if given is None else np.maximum(tokens, 0)
-        inputs = _Inputs(ids, given, positions, plans, plan.states, places, wants_rows)
+        told = put(tokens if given is None else np.maximum(tokens, 0)), put(positions), plans, places
+        ids, at, plans, places = kernels.arrived(told)
+        inputs = _Inputs(ids, given, at, plans, plan.states, places, wants_rows)
         return self._run(inputs, layers, hidden=hidden)
 
     def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
@@ -215,7 +216,7 @@ class Transformer:
         """The logits of a batch that is filled up to a shape, [n_tokens, V]; valid until the next step."""
         n_added = shape.n_tokens - len(tokens)
         tokens, positions = (np.concatenate([ids, np.zeros(n_added, np.int32)]) for ids in (tokens, positions))
-        put, places = self._kernels.from_host, embedded.at(positions)
+        put, places = self._kernels.stage, embedded.at(positions)
         inputs = _Inputs(put(tokens), None, put(positions), {None: shape.plan}, [], places, None)
         return shape.run(lambda given: self._run(given, layers), inputs)
 

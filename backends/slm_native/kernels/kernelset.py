@@ -50,7 +50,8 @@ class FixedShape(NamedTuple):
     Attributes:
         plan: what ``place`` gives, for so many tokens; those behind the batch's own are anybody's.
         n_tokens: those of the batch and those behind them.
-        run: does a step that depends on shapes and numbers of its argument alone; what it gives lasts until the next.
+        run: does a step that depends on shapes and numbers of its argument alone, which has not ``arrived``; what it
+            gives lasts until the next.
     """
 
     plan: BatchPlan
@@ -118,8 +119,16 @@ class KernelSet(ABC):
         return items
 
     def place(self, plan: BatchPlan) -> BatchPlan:
-        """Where the tokens of a batch go, in indices that this tier's KV layers take; once for each batch."""
+        """Where the tokens of a batch go, in indices that this tier's KV layers take, once they have ``arrived``."""
         return plan
+
+    def stage(self, values: NDArray[Any]) -> Array:
+        """NumPy's numbers, which a step is told; they are where this tier computes once they have ``arrived``."""
+        return self.from_host(values)
+
+    def arrived(self, told: T) -> T:
+        """All that ``place`` and ``stage`` gave for a step, in dataclasses and containers, where this tier computes."""
+        return told
 
     def top_logits(self, logits: Array, k: int) -> TopLogits:
         """The ``k`` largest of each row, 1 <= k <= V, and the total: what the host makes of whole rows, by definition.

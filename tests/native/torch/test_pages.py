@@ -59,7 +59,7 @@ def test_a_life_of_edits_leaves_the_same_bytes(keys, values):
         k, v = (rng.standard_normal((2, n_tokens, 3, 64)).astype(np.float32) for _ in range(2))
         for cache, array in zip(caches, arrays, strict=True):
             plan = cache.plan(np.zeros(n_tokens, np.int32), np.arange(length, length + n_tokens, dtype=np.int32))
-            placed = plan if array is np.asarray else place(plan, CPU)
+            placed = plan if array is np.asarray else place(plan)
             for i, layer in enumerate(cache.layers):
                 layer.write(placed.pages, placed.slots, array(k[i]), array(v[i]))
             cache.commit(plan)

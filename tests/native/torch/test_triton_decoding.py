@@ -39,7 +39,7 @@ def filled(n_kv_heads: int, width: int, keys: str, values: str):
             if start < held - 1:
                 write(cache, seq_id, (start, min(held - 1, end)), (n_kv_heads, width), rng)
     plan = cache.plan(np.arange(len(HELD), dtype=np.int32), np.array(HELD, np.int32) - 1)
-    placed = place(plan, cpu)
+    placed = place(plan)
     k, v = (rng.standard_normal((len(HELD), n_kv_heads, width)).astype(np.float32) for _ in range(2))
     cache.layers[1].write(placed.pages, placed.slots, torch.from_numpy(k), torch.from_numpy(v))
     return cache.layers[1], placed
@@ -48,7 +48,7 @@ def filled(n_kv_heads: int, width: int, keys: str, values: str):
 def write(cache, seq_id: int, span: tuple[int, int], heads: tuple[int, int], rng) -> None:
     n = span[1] - span[0]
     plan = cache.plan(np.full(n, seq_id, np.int32), np.arange(*span, dtype=np.int32))
-    placed = place(plan, torch.device("cpu"))
+    placed = place(plan)
     k, v = (torch.from_numpy(rng.standard_normal((n, *heads)).astype(np.float32)) for _ in range(2))
     cache.layers[1].write(placed.pages, placed.slots, k, v)
     cache.commit(plan)

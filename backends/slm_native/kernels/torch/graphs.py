@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -13,19 +13,22 @@ import torch
 from torch import Tensor
 
 from slm_native.kernels.torch.pages import TorchPlan, place
+from slm_native.kernels.torch.staging import Staged, StepUploader, tensors_of
 from slm_native.kv import PAGE_TOKENS, BatchPlan, Run
 from slm_native.kv.tables import PageTables
 
 Inputs = TypeVar("Inputs")
 Shape: TypeAlias = tuple[tuple[int, ...], ...]
+_capturing = threading.Lock()
+"""One capture at a time: to begin one, torch waits for the device, which another must not be asked to."""
 
 
 class Captured(ABC):
     """A step of one shape that can be done again with other numbers."""
 
     @abstractmethod
-    def replay(self, inputs: object) -> Tensor:
-        """What the step makes of ``inputs``; valid until the next replay."""
+    def replay(self) -> Tensor:
+        """What the step makes of what its inputs hold by now; valid until the next replay."""
 
 
 class CapturedInCuda(Captured):
@@ -37,8 +40,8 @@ class CapturedInCuda(Captured):
     """
 
     def __init__(self, step: Callable[[Inputs], Tensor], inputs: Inputs) -> None:
-        self._inputs = tensors_of(inputs)
-        device = self._inputs[0].device
+        self._inputs = inputs  # which keeps the memory that the graph reads
+        device = tensors_of(inputs)[0].device
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):  # compiles and allocates what only the first time needs
@@ -46,13 +49,13 @@ class CapturedInCuda(Captured):
             step(inputs)
         torch.cuda.current_stream(device).wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        # By itself torch captures on a stream that it makes once, on whatever device is current then.
+        capture = torch.cuda.graph(self._graph, stream=aside, capture_error_mode="thread_local")
+        with _capturing, torch.cuda.device(device), capture:
             self._result = step(inputs)
 
-    def replay(self, inputs: object) -> Tensor:
-        """Copy the numbers to where the graph reads them."""
-        for target, source in zip(self._inputs, tensors_of(inputs), strict=True):
-            target.copy_(source)
+    def replay(self) -> Tensor:
+        """Launch the graph on the current stream."""
         self._graph.replay()
         return self._result
 
@@ -63,28 +66,36 @@ class StepGraphs:
     Args:
         capture: captures a step.
         most: how many are kept.
+        uploader: brings what a step is told to where its graph reads it.
     """
 
-    def __init__(self, capture: Callable[[Callable[[Any], Tensor], Any], Captured], most: int) -> None:
+    def __init__(
+        self, capture: Callable[[Callable[[Any], Tensor], Any], Captured], most: int, uploader: StepUploader
+    ) -> None:
         self._capture = capture
         self._most = most
-        self._held: OrderedDict[Shape, Captured] = OrderedDict()
+        self._uploader = uploader
+        self._held: OrderedDict[Shape, tuple[Captured, Staged[Any]]] = OrderedDict()
 
     def run(self, step: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
         """What ``step`` makes of ``inputs``.
 
         Args:
             step: depends on nothing but the shapes and numbers of ``tensors_of(inputs)``.
-            inputs: fresh tensors; they may be kept and written to.
+            inputs: with tensors of the host.
         """
         shape = tuple(tuple(tensor.shape) for tensor in tensors_of(inputs))
-        captured = self._held.get(shape)
-        if captured is None:
+        if shape in self._held:
+            captured, staged = self._held[shape]
+            self._uploader.refill(staged, inputs)
+        else:
             while len(self._held) >= self._most:
                 self._held.popitem(last=False)
-            captured = self._held[shape] = self._capture(step, inputs)
+            staged = self._uploader.upload(inputs)
+            captured = self._capture(step, staged.tree)
+            self._held[shape] = captured, staged
         self._held.move_to_end(shape)
-        return captured.replay(inputs)
+        return captured.replay()
 
     @property
     def shapes(self) -> list[Shape]:
@@ -92,27 +103,8 @@ class StepGraphs:
         return list(self._held)
 
 
-def tensors_of(inputs: object) -> list[Tensor]:
-    """Every tensor in dataclasses and containers, each once, in a fixed order."""
-    found: dict[int, Tensor] = {}
-    for tensor in _walked(inputs):
-        found.setdefault(id(tensor), tensor)
-    return list(found.values())
-
-
-def _walked(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _walked(each)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _walked(getattr(value, field.name))
-
-
-def filled(plan: BatchPlan, n_rows: int, spare: int, device: torch.device) -> TorchPlan:
-    """A plan of sequences that bring one token each, and rows that nobody asked for, on the device.
+def filled(plan: BatchPlan, n_rows: int, spare: int) -> TorchPlan:
+    """A plan of sequences that bring one token each, and rows that nobody asked for.
 
     Tables are as wide as a power of two of pages, so that few shapes serve all lengths.
 
@@ -120,18 +112,17 @@ def filled(plan: BatchPlan, n_rows: int, spare: int, device: torch.device) -> To
         plan: as the cache made it.
         n_rows: tokens that there shall be.
         spare: a page that no sequence holds; what the added rows write goes there.
-        device: where.
     """
     n_tokens, whole = len(plan.pages), slice(spare, spare + 1)
     added = np.arange(n_rows - n_tokens)
     runs = [Run(-1, slice(n_tokens + i, n_tokens + i + 1), 0, 1, whole) for i in added.tolist()]
     pages = np.concatenate([plan.pages, np.full(len(added), spare, np.intp)])
     slots = np.concatenate([plan.slots, added % PAGE_TOKENS])
-    return place(BatchPlan([*plan.runs, *runs], pages, slots, plan.tables), device, in_powers=True)
+    return place(BatchPlan([*plan.runs, *runs], pages, slots, plan.tables), in_powers=True)
 
 
-def filled_alone(n_rows: int, n_pages: int, spare: int, device: torch.device) -> TorchPlan:
+def filled_alone(n_rows: int, n_pages: int, spare: int) -> TorchPlan:
     """``filled`` for a batch of nothing, in tables for sequences of ``n_pages`` pages."""
     deep = Run(-1, slice(0, 1), 0, 1, np.full(n_pages, spare, np.intp))
     plan = BatchPlan([deep], np.array([spare]), np.zeros(1, np.intp), PageTables(0, ()))
-    return filled(plan, n_rows, spare, device)
+    return filled(plan, n_rows, spare)

@@ -38,6 +38,7 @@ from slm_native.kernels.torch.splitting import (
     placement_of,
     to_device,
 )
+from slm_native.kernels.torch.staging import StepUploader
 from slm_native.kernels.torch.unpack import unpack
 from slm_native.kernels.torch.upload import Uploader
 from slm_native.kv import PAGE_TOKENS, BatchPlan, KvLayer, PageLayout, PageStore
@@ -112,6 +113,7 @@ class TorchKernels(KernelSet):
         self.kv_type = KvType.F32 if self._device.type == "cpu" else KvType.F16
         self._lock = threading.Lock()
         self._uploaders = {each: Uploader(each) for each in self._devices}
+        self._steps = StepUploader(self._device)
         self.reads_file = self._device.type == "cpu"
         self._panel_weights = _CPU_PANEL_WEIGHTS if self._device.type == "cpu" else _DEVICE_PANEL_WEIGHTS
 
@@ -182,6 +184,8 @@ class TorchKernels(KernelSet):
         if isinstance(which, slice):
             return x[which]
         ids = np.flatnonzero(which) if which.dtype == np.bool_ else which
+        if len(ids) == 0:
+            return x[:0]
         return x[torch.from_numpy(np.array(ids, np.int64)).to(x.device)]
 
     def fixed(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
@@ -191,7 +195,7 @@ class TorchKernels(KernelSet):
             return None
         cache = layers[0]
         assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
-        placed = filled(plan, n_rows, cache.n_pages - 1, self._device)
+        placed = filled(plan, n_rows, cache.n_pages - 1)
         return FixedShape(placed, n_rows, self._runner(cache))
 
     def warm_shapes(self, layers: Sequence[KvLayer]) -> Iterator[FixedShape]:
@@ -200,19 +204,27 @@ class TorchKernels(KernelSet):
         assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
         n_pages = -(-self._profile.warm // PAGE_TOKENS)
         for n_rows in self._profile.buckets if n_pages else ():
-            placed = filled_alone(n_rows, n_pages, cache.n_pages - 1, self._device)
+            placed = filled_alone(n_rows, n_pages, cache.n_pages - 1)
             yield FixedShape(placed, n_rows, self._runner(cache))
 
     def _runner(self, cache: TorchKvLayer) -> Callable[[Callable[[Any], Tensor], Any], Tensor]:
         """What runs steps of fixed shapes: a context's graphs, which go when its pages go."""
         if self._captured is None:
-            return lambda step, inputs: step(inputs)
+            return lambda step, inputs: step(self._steps.upload(inputs).tree)
         with self._lock:
-            return self._graphs.setdefault(cache, StepGraphs(self._captured, self._profile.graphs)).run
+            return self._graphs.setdefault(cache, StepGraphs(self._captured, self._profile.graphs, self._steps)).run
 
     def place(self, plan: BatchPlan) -> BatchPlan:
-        """Bring the indices to the device, once for all layers."""
-        return place(plan, self._device)
+        """As tensors, once for all layers."""
+        return place(plan)
+
+    def stage(self, values: NDArray[Any]) -> Tensor:
+        """A tensor of the host."""
+        return torch.from_numpy(np.array(values))
+
+    def arrived(self, told: T) -> T:
+        """On the device, in one copy."""
+        return self._steps.upload(told).tree
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
         """Pages on the device; one more, where batches are filled up with tokens of no sequence."""

@@ -166,7 +166,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchPlan(BatchPlan):
-    """A plan whose indices are on the device.
+    """A plan whose indices are tensors.
 
     Attributes:
         decodes: the sequences that bring one token, None where there is none.
@@ -177,17 +177,16 @@ class TorchPlan(BatchPlan):
     prefills: Sequence[Prefill]
 
 
-def place(plan: BatchPlan, device: torch.device, *, in_powers: bool = False) -> TorchPlan:
-    """Bring a plan's indices to the device.
+def place(plan: BatchPlan, *, in_powers: bool = False) -> TorchPlan:
+    """A plan's indices as tensors of the host; they travel with what else a step is told.
 
     Args:
         plan: as the cache made it.
-        device: where.
         in_powers: whether the tables of sequences that bring one token are a power of two of pages wide.
     """
 
     def index(ids: Any) -> Tensor:
-        return torch.as_tensor(np.asarray(ids, np.int64)).to(device)
+        return torch.as_tensor(np.asarray(ids, np.int64))
 
     n_tokens = len(plan.pages)
     singles, prefills = [], []

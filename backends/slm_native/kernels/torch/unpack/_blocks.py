@@ -76,7 +76,13 @@ def fields(packed: Tensor, bits: int) -> Tensor:
 
 def shifted(words: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
     """A field of each shift: integers [...] to [..., n shifts]."""
-    return (words[..., None] >> torch.tensor(shifts, dtype=words.dtype, device=words.device)) & mask
+    return (words[..., None] >> _numbers(shifts, words.dtype, words.device)) & mask
+
+
+@cache
+def _numbers(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a device for as long as the process lives: a copy from the host cannot be part of a CUDA graph."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def affine(q: Tensor, scale: Tensor, zero: int = 0, minus: Tensor | None = None) -> Tensor:
