@@ -14,6 +14,7 @@ from slm_core.errors import InvalidOption, UnknownOption
 PROFILE_VARIABLE = "SLM_PROFILE"
 _SUFFIX = ".profile.toml"
 _MOST_ROWS = 1024
+_LEAST_CHUNK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,10 @@ class Profile:
         buckets: sizes, ascending, to which batches of one token a sequence are filled up; none where they are not.
         capture: whether a step of each shape is captured in a CUDA graph, and replayed from then on.
         graphs: how many of a context's are kept; the one used longest ago goes.
-        warm: tokens of a sequence for which every bucket is captured when a context is made; 0 for none.
+        warm: tokens of a sequence for which every bucket, and every whole chunk, is captured when a context is made; 0
+            for none.
+        chunk: tokens of a prompt that are computed at a time; 0 for all of a batch.
+        capture_prefill: whether whole chunks of which no logits are wanted are captured, as steps are.
     """
 
     dtype: str = "auto"
@@ -33,6 +37,8 @@ class Profile:
     capture: bool = False
     graphs: int = 16
     warm: int = 0
+    chunk: int = 0
+    capture_prefill: bool = False
 
     def bucket(self, n_rows: int) -> int | None:
         """The smallest bucket that holds so many rows; None where there is none."""
@@ -60,19 +66,31 @@ def read_profile(path: Path) -> Profile:
         given = tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise InvalidOption(f"profile {path}: {error}") from error
-    decode = given.pop("decode", {})
     try:
+        tables = {name: _table(given, name, known) for name, known in (("decode", _DECODE), ("prefill", _PREFILL))}
         _check(given, _TOP, "")
-        if not isinstance(decode, dict):
-            raise InvalidOption(f"decode={decode!r} (accepted: a table)")
-        _check(decode, _DECODE, "decode.")
-        decode["buckets"] = tuple(sorted(set(decode.get("buckets", ()))))
-        profile = Profile(**given, **decode)
-        if profile.capture and not profile.buckets:
-            raise InvalidOption("decode.capture needs decode.buckets, as a graph has one shape")
-        return profile
+        return _made(given, **tables)
     except (InvalidOption, UnknownOption) as error:
         raise type(error)(f"profile {path}: {error}") from None
+
+
+def _table(given: dict[str, Any], name: str, known: Mapping[str, str]) -> dict[str, Any]:
+    table = given.pop(name, {})
+    if not isinstance(table, dict):
+        raise InvalidOption(f"{name}={table!r} (accepted: a table)")
+    _check(table, known, f"{name}.")
+    return table
+
+
+def _made(given: Mapping[str, Any], decode: dict[str, Any], prefill: dict[str, Any]) -> Profile:
+    decode["buckets"] = tuple(sorted(set(decode.get("buckets", ()))))
+    capture_prefill = prefill.pop("capture", False)
+    profile = Profile(**given, **decode, **prefill, capture_prefill=capture_prefill)
+    if profile.capture and not profile.buckets:
+        raise InvalidOption("decode.capture needs decode.buckets, as a graph has one shape")
+    if profile.capture_prefill and not profile.chunk:
+        raise InvalidOption("prefill.capture needs prefill.chunk, as a graph has one shape")
+    return profile
 
 
 def _check(given: Mapping[str, Any], known: Mapping[str, str], prefix: str) -> None:
@@ -89,6 +107,8 @@ def _fits(name: str, value: object) -> bool:
         return isinstance(value, list) and bool(value) and all(_is_count(each, 1, _MOST_ROWS) for each in value)
     if name == "graphs":
         return _is_count(value, 1, _MOST_ROWS)
+    if name == "chunk":
+        return _is_count(value, _LEAST_CHUNK, 1 << 20)
     if name == "warm":
         return _is_count(value, 0, 1 << 31)
     return isinstance(value, str if name == "dtype" else bool)
@@ -98,10 +118,11 @@ def _is_count(value: object, least: int, most: int) -> bool:
     return type(value) is int and least <= value <= most
 
 
-_TOP = {"dtype": "auto, float32, bfloat16 or float16", "decode": "a table"}
+_TOP = {"dtype": "auto, float32, bfloat16 or float16", "decode": "a table", "prefill": "a table"}
 _DECODE = {
     "buckets": f"sizes of batches from 1 to {_MOST_ROWS}, as [1, 2, 4, 8]",
     "capture": "true or false",
     "graphs": f"1 to {_MOST_ROWS}",
     "warm": "tokens, 0 for none",
 }
+_PREFILL = {"chunk": f"tokens, {_LEAST_CHUNK} or more", "capture": "true or false"}

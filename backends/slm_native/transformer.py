@@ -20,7 +20,7 @@ from slm_core.gguf import WeightSource
 from slm_core.types import EMBEDDED, KvType, Logits, States, TopLogits
 from slm_native.blocks import BlockRunner, Turn
 from slm_native.kernels import FixedShape, FusedBlocks, KernelSet
-from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, in_chunks
+from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, in_chunks, part_of
 from slm_native.memory import ContextMemory, MemoryPlan
 from slm_native.paging import LayerPager, Paging, PagingStats, ResidentBlocks
 from slm_native.positions import LayerPositions, Positions
@@ -102,7 +102,12 @@ class Transformer:
             "layers have states, or attend in chunks": not self._has_one_plan,
         }
         if self._kernels.captures and (why := next((why for why, holds in whys.items() if holds), None)):
-            raise InvalidOption(f"decode.capture cannot be had where {why} (accepted: false)")
+            raise InvalidOption(f"capture cannot be had where {why} (accepted: false)")
+        if self._kernels.chunk is not None and not self._has_one_plan:
+            raise InvalidOption(
+                "prefill.chunk cannot be had where the model is an encoder, or layers have states or attend in chunks"
+                " (accepted: none)"
+            )
         whys = {
             "layers are streamed": paging is not None,
             "the model is an encoder": not self.spec.causal,
@@ -188,10 +193,39 @@ class Transformer:
         Returns:
             [rows wanted, V], or [rows wanted, E], valid until the next call; [0, E] where none is wanted.
         """
+        size, n_tokens = self._kernels.chunk, len(tokens)
+        if size is None or n_tokens <= size or len(plan.pages.runs) == n_tokens:
+            return self._part(tokens, rows, positions, wants_rows, plan, layers, embedded, hidden=hidden)
+        parts, n_given = [], np.cumsum(tokens == EMBEDDED)
+        for start in range(0, n_tokens, size):
+            of = slice(start, min(start + size, n_tokens))
+            pages = MemoryPlan(part_of(plan.pages, of.start, of.stop), [])
+            given = rows[n_given[of.start - 1] if of.start else 0 : n_given[of.stop - 1]]
+            part = self._part(tokens[of], given, positions[of], wants_rows[of], pages, layers, embedded, hidden=hidden)
+            if len(part):
+                parts.append(part)
+        return part if not parts else parts[0] if len(parts) == 1 else self._kernels.concatenated(parts)
+
+    def _part(
+        self,
+        tokens: NDArray[np.int32],
+        rows: NDArray[np.float32],
+        positions: NDArray[np.int32],
+        wants_rows: NDArray[np.bool_],
+        plan: MemoryPlan,
+        layers: Sequence[KvLayer],
+        embedded: Positions,
+        *,
+        hidden: bool,
+    ) -> Array:
+        """See ``rows``."""
         kernels = self._kernels
-        fits = self._has_one_plan and not hidden and not len(rows) and wants_rows.all()
-        if fits and (shape := kernels.fixed(plan.pages, layers)) is not None:
-            return kernels.rows(self._step(shape, tokens, positions, layers, embedded), slice(len(tokens)))
+        if self._has_one_plan and not hidden and not len(rows):
+            shape = kernels.fixed(plan.pages, layers) if wants_rows.all() else None
+            shape = kernels.fixed_prefill(plan.pages, layers) if not wants_rows.any() else shape
+            if shape is not None:
+                n_rows = len(tokens) if shape.wanted is None else 0
+                return kernels.rows(self._step(shape, tokens, positions, layers, embedded), slice(n_rows))
         put, plans, places = kernels.stage, self._plans(plan.pages), embedded.at(positions)
         given = _Given(rows, np.flatnonzero(tokens == EMBEDDED)) if len(rows) else None
         told = put(tokens if given is None else np.maximum(tokens, 0)), put(positions), plans, places
@@ -217,7 +251,7 @@ class Transformer:
         n_added = shape.n_tokens - len(tokens)
         tokens, positions = (np.concatenate([ids, np.zeros(n_added, np.int32)]) for ids in (tokens, positions))
         put, places = self._kernels.stage, embedded.at(positions)
-        inputs = _Inputs(put(tokens), None, put(positions), {None: shape.plan}, [], places, None)
+        inputs = _Inputs(put(tokens), None, put(positions), {None: shape.plan}, [], places, shape.wanted)
         return shape.run(lambda given: self._run(given, layers), inputs)
 
     def _run(self, inputs: _Inputs, layers: Sequence[KvLayer], *, hidden: bool = False) -> Array:

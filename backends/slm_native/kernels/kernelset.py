@@ -52,11 +52,13 @@ class FixedShape(NamedTuple):
         n_tokens: those of the batch and those behind them.
         run: does a step that depends on shapes and numbers of its argument alone, which has not ``arrived``; what it
             gives lasts until the next.
+        wanted: which tokens' rows are computed [n_tokens]; None for all.
     """
 
     plan: BatchPlan
     n_tokens: int
     run: Callable[[Callable[[Any], Array], Any], Array]
+    wanted: NDArray[np.bool_] | None = None
 
 
 class KernelSet(ABC):
@@ -79,6 +81,8 @@ class KernelSet(ABC):
 
     picks_top: bool = False
     """Whether ``top_logits`` is computed where logits are."""
+    chunk: int | None = None
+    """Tokens that are computed at a time where a sequence brings several; None for all of a batch."""
     splits: bool = False
     """Whether layers are on several devices."""
     captures: bool = False
@@ -146,6 +150,10 @@ class KernelSet(ABC):
             plan: as the cache made it.
             layers: the KV cache of each layer.
         """
+        return None
+
+    def fixed_prefill(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
+        """A part of a prompt of which no rows are wanted, as ``fixed``; None where it is computed as it is."""
         return None
 
     def warm_shapes(self, layers: Sequence[KvLayer]) -> Iterator[FixedShape]:

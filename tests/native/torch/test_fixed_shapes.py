@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 
 import numpy as np
@@ -36,6 +37,11 @@ class Rerun(Captured):
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def path(request, tmp_path_factory):
     return make_tiny_model(request.param, "q8_0").write(tmp_path_factory.mktemp("shapes") / "tiny.gguf")
+
+
+def capture_by(kernels, capture) -> None:
+    """As ``decode.capture`` says, on a device that has no graphs."""
+    kernels._captured, kernels._profile = capture, dataclasses.replace(kernels._profile, capture=True)
 
 
 def load(path, profile: str | None = None):
@@ -79,7 +85,7 @@ def test_logits_do_not_depend_on_the_bucket(path, captured, assert_close):
     with load(path) as plain, load(path, BUCKETS) as model:
         kernels = model._transformer._kernels
         if captured:
-            kernels._captured = Rerun
+            capture_by(kernels, Rerun)
         with plain.new_context(sizes) as wanted, model.new_context(sizes) as context:
             found, expected = life(context), life(wanted)
             assert [len(rows) for rows in found] == [len(rows) for rows in expected]
@@ -101,7 +107,7 @@ def test_what_was_captured_goes_with_its_context(path):
 
     with load(path, BUCKETS) as model:
         kernels = model._transformer._kernels
-        kernels._captured = Once
+        capture_by(kernels, Once)
         with (
             model.new_context(ContextOptions(n_ctx=64)) as context,
             model.new_context(ContextOptions(n_ctx=64)) as other,
@@ -143,7 +149,7 @@ def test_one_capture_serves_all_lengths_of_a_shape(path):
         return captures[-1]
 
     with load(path, BUCKETS) as model:
-        model._transformer._kernels._captured = capture
+        capture_by(model._transformer._kernels, capture)
         with model.new_context(ContextOptions(n_ctx=512, n_seq_max=8)) as context:
             for _ in range(70):
                 batch = context.new_batch()
@@ -161,7 +167,7 @@ def test_warm_captures_every_bucket_when_a_context_is_made(path):
         return Rerun(step, inputs)
 
     with load(path, BUCKETS + "warm = 150\n") as model:
-        model._transformer._kernels._captured = capture
+        capture_by(model._transformer._kernels, capture)
         with model.new_context(ContextOptions(n_ctx=512, n_seq_max=8)) as context:
             assert captures == [(1, 4), (2, 4), (4, 4), (8, 4)]
             batch = context.new_batch()
@@ -206,7 +212,7 @@ def test_a_profile_is_found_by_name_then_environment_then_beside_the_model(tmp_p
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("dtpye = 'float16'", UnknownOption, r"unknown key 'dtpye' \(accepted: dtype, decode\)"),
+        ("dtpye = 'float16'", UnknownOption, r"unknown key 'dtpye' \(accepted: dtype, decode, prefill\)"),
         ("[decode]\nbucket = [1]", UnknownOption, r"unknown key 'decode.bucket' \(accepted: decode.buckets, "),
         ("[decode]\nbuckets = [0]", InvalidOption, r"decode.buckets=\[0\] \(accepted: sizes of batches from 1 to 1024"),
         ("[decode]\nbuckets = []", InvalidOption, "sizes of batches"),
@@ -215,6 +221,9 @@ def test_a_profile_is_found_by_name_then_environment_then_beside_the_model(tmp_p
         ("[decode]\ngraphs = 0", InvalidOption, r"decode.graphs=0 \(accepted: 1 to 1024\)"),
         ("[decode]\ncapture = 1", InvalidOption, "true or false"),
         ("[decode]\ncapture = true", InvalidOption, "needs decode.buckets"),
+        ("[prefill]\nchunk = 8", InvalidOption, r"prefill.chunk=8 \(accepted: tokens, 16 or more\)"),
+        ("[prefill]\ncapture = true", InvalidOption, "needs prefill.chunk"),
+        ("prefill = 3", InvalidOption, r"prefill=3 \(accepted: a table\)"),
         ("decode = 3", InvalidOption, r"decode=3 \(accepted: a table\)"),
         ("dtype = 16", InvalidOption, "bfloat16"),
         ("dtype = ", InvalidOption, r"profile .*p\.toml: "),

@@ -39,6 +39,32 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLA
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def attend_at(positions: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
+    """Causal attention of queries at any positions; what is done depends on shapes alone, as in a graph.
+
+    Args:
+        positions: int64 [T], of the queries.
+        q: [T, H, D].
+        k: [S, K, D], those of positions from 0 on; behind the last query's they are anybody's.
+        v: [S, K, D].
+        scale: factor on ``q · k``.
+        scoring: what else is done with scores.
+
+    Returns:
+        [T, H, D].
+    """
+    n_tokens, n_heads, _ = q.shape
+    step, of_keys = max(1, _SCORES_AT_A_TIME // (n_heads * len(k))), torch.arange(len(k), device=q.device)
+    keys, values = (x.transpose(0, 1)[None] for x in (k, v))
+    parts = []
+    for start in range(0, n_tokens, step):
+        queries = q[start : start + step].transpose(0, 1)[None]
+        distance = (positions[start : start + step, None] - of_keys)[None]  # [1, T, S]
+        mixed = _mixed(queries, keys, values, distance, _seen(distance, scoring), scale, scoring)
+        parts.append(mixed[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
 def attend_both_ways(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
     """Attention of all T positions to all of them; see ``KernelSet.attention_both_ways``.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slm_native.kernels.torch.pages import TorchPlan, place
+from slm_native.kernels.torch.pages import Prefill, TorchPlan, place
 from slm_native.kernels.torch.staging import Staged, StepUploader, tensors_of
 from slm_native.kv import PAGE_TOKENS, BatchPlan, Run
 from slm_native.kv.tables import PageTables
@@ -119,6 +119,30 @@ def filled(plan: BatchPlan, n_rows: int, spare: int) -> TorchPlan:
     pages = np.concatenate([plan.pages, np.full(len(added), spare, np.intp)])
     slots = np.concatenate([plan.slots, added % PAGE_TOKENS])
     return place(BatchPlan([*plan.runs, *runs], pages, slots, plan.tables), in_powers=True)
+
+
+def filled_prefill(plan: BatchPlan) -> TorchPlan:
+    """A plan of one sequence that brings several tokens; its table is as wide as a power of two of pages."""
+    (run,) = plan.runs
+    held = np.arange(run.pages.start, run.pages.stop) if isinstance(run.pages, slice) else run.pages
+    pages = np.zeros(1 << (len(held) - 1).bit_length(), np.int64)
+    pages[: len(held)] = held
+    n_tokens = len(plan.pages)
+    rows, positions = (torch.arange(start, start + n_tokens) for start in (0, run.start))
+    whole = Prefill(rows, torch.from_numpy(pages), len(pages) * PAGE_TOKENS, positions)
+    placed = place(plan)
+    return TorchPlan(plan.runs, placed.pages, placed.slots, plan.tables, None, [whole])
+
+
+def chunks_alone(n_tokens: int, n_pages: int, spare: int) -> Iterator[BatchPlan]:
+    """Plans of ``n_tokens`` of no sequence, one for each table that a prompt of ``n_pages`` pages comes by."""
+    width = 1 << (-(-n_tokens // PAGE_TOKENS) - 1).bit_length()
+    ids = np.arange(n_tokens)
+    while width < 2 * n_pages:
+        start = width * PAGE_TOKENS - n_tokens
+        run = Run(-1, slice(0, n_tokens), start, start + n_tokens, np.full(width, spare, np.intp))
+        yield BatchPlan([run], np.full(n_tokens, spare), ids % PAGE_TOKENS, PageTables(0, ()))
+        width *= 2
 
 
 def filled_alone(n_rows: int, n_pages: int, spare: int) -> TorchPlan:

@@ -22,11 +22,19 @@ from slm_core.types import KvType, TopLogits
 from slm_native.kernels.kernelset import FixedShape, FloatArray, FusedBlocks, KernelSet
 from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight, WeightBytes
 from slm_native.kernels.torch.activations import activate, gated
-from slm_native.kernels.torch.attention import attend, attend_both_ways, attend_one_token_each
+from slm_native.kernels.torch.attention import attend, attend_at, attend_both_ways, attend_one_token_each
 from slm_native.kernels.torch.choosing import DEVICES as RANKING_DEVICES
 from slm_native.kernels.torch.choosing import top_logits
 from slm_native.kernels.torch.devices import choose_dtype, memory, spelled
-from slm_native.kernels.torch.graphs import Captured, CapturedInCuda, StepGraphs, filled, filled_alone
+from slm_native.kernels.torch.graphs import (
+    Captured,
+    CapturedInCuda,
+    StepGraphs,
+    chunks_alone,
+    filled,
+    filled_alone,
+    filled_prefill,
+)
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer, TorchPageStore, TorchPlan, place
 from slm_native.kernels.torch.scan import delta_scan, selective_scan
 from slm_native.kernels.torch.splitting import (
@@ -101,11 +109,12 @@ class TorchKernels(KernelSet):
         self.picks_top = self._device.type in RANKING_DEVICES
         self._placement: Placement | None = None
         self._profile = Profile() if profile is None else profile
-        self.captures = self._profile.capture
+        self.captures = self._profile.capture or self._profile.capture_prefill
+        self.chunk = self._profile.chunk or None
         self._captured: Callable[[Callable[[Any], Tensor], Any], Captured] | None = None
         if self.captures:
             if self._device.type != "cuda" or self.splits:
-                raise InvalidOption(f"decode.capture is for CUDA graphs, and {self.device} has none (accepted: false)")
+                raise InvalidOption(f"capture is for CUDA graphs, and {self.device} has none (accepted: false)")
             self._captured = CapturedInCuda
         self._graphs: WeakKeyDictionary[TorchKvLayer, StepGraphs] = WeakKeyDictionary()
         self.dtype = choose_dtype(dtype, self._device)
@@ -196,20 +205,35 @@ class TorchKernels(KernelSet):
         cache = layers[0]
         assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
         placed = filled(plan, n_rows, cache.n_pages - 1)
-        return FixedShape(placed, n_rows, self._runner(cache))
+        return FixedShape(placed, n_rows, self._runner(cache, captured=self._profile.capture))
+
+    def fixed_prefill(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
+        """A whole chunk of one sequence, where those are captured."""
+        if not self._profile.capture_prefill or len(plan.runs) > 1 or len(plan.pages) != self.chunk:
+            return None
+        return self._prefill(plan, layers)
+
+    def _prefill(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape:
+        cache, n_tokens = layers[0], len(plan.pages)
+        assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
+        nothing = np.zeros(n_tokens, np.bool_)
+        return FixedShape(filled_prefill(plan), n_tokens, self._runner(cache, captured=True), nothing)
 
     def warm_shapes(self, layers: Sequence[KvLayer]) -> Iterator[FixedShape]:
-        """Each bucket, at the depth that the profile names."""
+        """Each bucket, at the depth that the profile names; whole chunks at every depth up to it."""
         cache = layers[0]
         assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
         n_pages = -(-self._profile.warm // PAGE_TOKENS)
         for n_rows in self._profile.buckets if n_pages else ():
             placed = filled_alone(n_rows, n_pages, cache.n_pages - 1)
-            yield FixedShape(placed, n_rows, self._runner(cache))
+            yield FixedShape(placed, n_rows, self._runner(cache, captured=self._profile.capture))
+        if n_pages and self._profile.capture_prefill:
+            for plan in chunks_alone(self._profile.chunk, n_pages, cache.n_pages - 1):
+                yield self._prefill(plan, layers)
 
-    def _runner(self, cache: TorchKvLayer) -> Callable[[Callable[[Any], Tensor], Any], Tensor]:
+    def _runner(self, cache: TorchKvLayer, *, captured: bool) -> Callable[[Callable[[Any], Tensor], Any], Tensor]:
         """What runs steps of fixed shapes: a context's graphs, which go when its pages go."""
-        if self._captured is None:
+        if self._captured is None or not captured:
             return lambda step, inputs: step(self._steps.upload(inputs).tree)
         with self._lock:
             return self._graphs.setdefault(cache, StepGraphs(self._captured, self._profile.graphs, self._steps)).run
@@ -228,7 +252,7 @@ class TorchKernels(KernelSet):
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
         """Pages on the device; one more, where batches are filled up with tokens of no sequence."""
-        n_pages += bool(self._profile.buckets)
+        n_pages += bool(self._profile.buckets) or self._profile.capture_prefill
         if self._placement is not None:
             return SplitPageStore(layout, n_pages, self._placement)
         return TorchPageStore(layout, n_pages, self._device)
@@ -368,7 +392,10 @@ class TorchKernels(KernelSet):
             mixed[group.rows] = self._attend_decoding(q[group.rows], cache, group, scale, scoring)
         for run in plan.prefills:
             k, v = cache.keys(run.pages, run.n_held), cache.values(run.pages, run.n_held)
-            mixed[run.rows] = attend(q[run.rows], k, v, scale, scoring)
+            if run.positions is None:
+                mixed[run.rows] = attend(q[run.rows], k, v, scale, scoring)
+            else:
+                mixed[run.rows] = attend_at(run.positions, q[run.rows], k, v, scale, scoring)
         return mixed.float()
 
     def _attend_decoding(

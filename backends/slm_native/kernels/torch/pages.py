@@ -156,12 +156,14 @@ class Prefill:
     Attributes:
         rows: int64 [T], where they are in the batch.
         pages: int64 [P], what it holds.
-        n_held: tokens that it holds with them.
+        n_held: tokens that it holds with them; with ``positions``, what those pages have room for.
+        positions: int64 [T], of these tokens, where what is done may depend on shapes alone.
     """
 
     rows: Tensor
     pages: Tensor
     n_held: int
+    positions: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,191 @@
+"""Prompts computed a chunk at a time, and whole chunks that are captured: the logits of prompts as they come."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from slm_conformance.factories import make_tiny_model
+from slm_conformance.families import family_model
+from slm_core.errors import InvalidOption
+from slm_core.types import ContextOptions, ModelOptions, Pos
+from slm_native.backend import NativeBackend
+from slm_native.kv import BatchPlan, Run, part_of
+from slm_native.kv.tables import PageTables
+
+torch = pytest.importorskip("torch", reason="the torch tier needs torch: pip install 'slm-core[torch]'")
+
+from slm_native.kernels.parameters import Scoring  # noqa: E402
+from slm_native.kernels.torch.attention import attend, attend_at  # noqa: E402
+from slm_native.kernels.torch.graphs import Captured  # noqa: E402
+
+SIZES = ContextOptions(n_ctx=1024, n_seq_max=4, n_batch=256)
+
+
+class Rerun(Captured):
+    """What a CUDA graph does, on any device."""
+
+    made: list[tuple[int, int]]
+
+    def __init__(self, step, inputs) -> None:
+        self._step, self._inputs = step, inputs
+        (prefill,) = inputs.plans[None].prefills
+        self.made.append((len(inputs.tokens), len(prefill.pages)))
+
+    def replay(self):
+        return self._step(self._inputs)
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    monkeypatch.setattr(Rerun, "made", [], raising=False)
+    return Rerun.made
+
+
+def load(path, profile: str = ""):
+    path.with_name("named.toml").write_text(profile)
+    options = {"tier": "torch", "profile": str(path.with_name("named.toml"))}
+    return NativeBackend().load(path, ModelOptions(device="cpu", backend_options=options))
+
+
+def capturing(model):
+    """As the profile says, but with graphs that any device has."""
+    kernels = model._transformer._kernels
+    kernels._captured = Rerun
+    kernels._profile = dataclasses.replace(kernels._profile, capture_prefill=True)
+    return model
+
+
+def prompts(context) -> np.ndarray:
+    """Long and short ones, alone and together, interleaved, with rows of all, of the last and of none."""
+    rng, rows = np.random.default_rng(1), []
+
+    def decode(*runs: tuple[int, int, str]) -> None:
+        batch = context.new_batch()
+        for seq_id, n_tokens, logits in runs:
+            start = Pos(seq_id, context.length(seq_id))
+            batch.extend(rng.integers(0, 305, n_tokens).tolist(), start, logits=logits)
+        rows.append(context.decode(batch).copy())
+
+    decode((0, 200, "none"))
+    decode((0, 256, "last"), (1, 0, "none"))
+    decode((1, 130, "last"), (2, 50, "all"), (0, 1, "all"))
+    decode((2, 64, "none"), (1, 32, "none"))
+    batch = context.new_batch()
+    for i in range(100):  # by turns
+        for seq_id in (0, 3):
+            batch.add(int(rng.integers(305)), Pos(seq_id, context.length(seq_id) + i), logits=i % 30 == 29)
+    rows.append(context.decode(batch).copy())
+    context.truncate(Pos(1, 33))
+    decode((1, 96, "none"))
+    decode((0, 1, "all"), (1, 1, "all"), (2, 1, "all"), (3, 1, "all"))
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_logits_do_not_depend_on_the_chunk(tmp_path, captures, assert_close, architecture, captured):
+    path = make_tiny_model(architecture, "q8_0").write(tmp_path / "tiny.gguf")
+    with load(path) as plain, load(path, "[prefill]\nchunk = 32\n") as chunked:
+        model = capturing(chunked) if captured else chunked
+        with plain.new_context(SIZES) as wanted, model.new_context(SIZES) as context:
+            # Sums over more keys, and products of fewer rows, are made in another order, in float32.
+            assert_close(prompts(context), prompts(wanted), 1e-5)
+            assert [context.tokens(i) for i in range(4)] == [wanted.tokens(i) for i in range(4)]
+    assert sorted(set(captures)) == ([(32, 1), (32, 2), (32, 4), (32, 8)] if captured else [])
+    assert len(captures) == len(set(captures)), "a shape was captured again"
+
+
+def test_parts_go_through_the_model_a_chunk_at_a_time(tmp_path, monkeypatch):
+    path, sizes = make_tiny_model("llama").write(tmp_path / "tiny.gguf"), []
+    with load(path, "[prefill]\nchunk = 50\n") as model, model.new_context(SIZES) as context:
+        run = model._transformer._run
+
+        def seen(inputs, *rest, **named):
+            sizes.append(len(inputs.tokens))
+            return run(inputs, *rest, **named)
+
+        monkeypatch.setattr(model._transformer, "_run", seen)
+        batch = context.new_batch()
+        batch.extend([5] * 130, Pos(0, 0), logits="last")
+        assert context.decode(batch).shape == (1, 305)
+        batch.clear()
+        batch.extend([5] * 120, Pos(0, 130), logits="all")
+        assert context.embed(batch).shape[0] == 120
+        batch.clear()
+        batch.extend([5] * 100, Pos(0, 250), logits="none")
+        assert context.decode(batch).shape == (0, 305)
+    assert sizes == [50, 50, 30, 50, 50, 20, 50, 50]
+
+
+def test_embedding_rows_come_to_their_chunk(tmp_path, assert_close):
+    path, rng = make_tiny_model("llama").write(tmp_path / "tiny.gguf"), np.random.default_rng(3)
+    given, found = rng.standard_normal((90, 96)).astype(np.float32), []
+    for profile in ("", "[prefill]\nchunk = 32\n"):
+        with load(path, profile) as model, model.new_context(SIZES) as context:
+            batch = context.new_batch()
+            batch.extend([7] * 20, Pos(0, 0))
+            batch.add_embeddings(given, Pos(0, 20))
+            batch.extend([9] * 5, Pos(0, 110), logits="all")
+            found.append(context.decode(batch).copy())
+    assert_close(found[1], found[0], 1e-5)
+
+
+def test_warm_captures_whole_chunks_at_every_depth(tmp_path, captures):
+    path = make_tiny_model("llama").write(tmp_path / "tiny.gguf")
+    with (
+        load(path, "[decode]\nwarm = 600\n[prefill]\nchunk = 100\n") as model,
+        capturing(model).new_context(SIZES) as context,
+    ):
+        assert captures == [(100, 2), (100, 4), (100, 8), (100, 16)]
+        batch = context.new_batch()
+        batch.extend([5] * 250, Pos(0, 0), logits="last")
+        context.decode(batch)
+    assert len(captures) == 4, "a shape that was warm is captured again"
+
+
+def test_what_a_part_of_a_batch_sees():
+    """Sequence 0 brings rows 0 to 99 from position 30 on; 1 brings every other row of the rest, 2 those between."""
+    turns = np.arange(100, 160)
+    runs = [
+        Run(0, slice(0, 100), 30, 130, slice(4, 7)),
+        Run(1, turns[::2], 0, 30, np.array([9])),
+        Run(2, turns[1::2], 64, 94, np.array([3, 8])),
+    ]
+    plan = BatchPlan(runs, np.arange(160), np.arange(160) % 64, PageTables(10, ((), (), ())))
+    whole = {(run.seq_id, row): run.start + i for run in runs for i, row in enumerate(np.arange(160)[run.rows])}
+    for size in (1, 33, 64, 159):
+        found = {}
+        for start in range(0, 160, size):
+            part = part_of(plan, start, start + size)
+            n_tokens = len(part.pages)
+            assert part.pages.tolist() == list(range(start, min(160, start + size)))
+            for run in part.runs:
+                rows = np.arange(n_tokens)[run.rows]
+                found |= {(run.seq_id, start + row): run.start + i for i, row in enumerate(rows)}
+                assert run.n_held == run.start + len(rows)
+                held = len(np.arange(10)[run.pages])
+                assert held == -(-run.n_held // 64)
+        assert found == whole
+
+
+@pytest.mark.parametrize(
+    "scoring", [Scoring(), Scoring(window=7), Scoring(softcap=2.0), Scoring(slopes=torch.tensor([0.5, 0.1, 0.0, 1.0]))]
+)
+def test_attention_at_positions_is_that_of_the_last_tokens(monkeypatch, scoring):
+    rng = np.random.default_rng(0)
+    q = torch.from_numpy(rng.standard_normal((5, 4, 8), np.float32))
+    k, v = (torch.from_numpy(rng.standard_normal((24, 2, 8), np.float32)) for _ in range(2))
+    monkeypatch.setattr("slm_native.kernels.torch.attention._SCORES_AT_A_TIME", 2 * 4 * 24)  # two tokens at a time
+    found = attend_at(torch.arange(12, 17), q, k, v, 0.3, scoring)
+    torch.testing.assert_close(found, attend(q, k[:17], v[:17], 0.3, scoring))
+
+
+def test_what_cannot_be_had_is_refused(tmp_path):
+    path = make_tiny_model("llama").write(tmp_path / "m.gguf")
+    with pytest.raises(InvalidOption, match="CUDA graphs, and cpu has none"):
+        load(path, "[prefill]\nchunk = 64\ncapture = true\n")
+    with pytest.raises(InvalidOption, match=r"prefill\.chunk cannot be had where .* layers have states"):
+        load(family_model(tmp_path, "mamba"), "[prefill]\nchunk = 64\n")
