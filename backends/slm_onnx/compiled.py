@@ -16,12 +16,14 @@ from slm_core.cpu import processor
 from slm_core.diskcache import DiskCache
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
+from slm_core.types import KvType
 from slm_onnx import BACKEND, runtime
+from slm_onnx.bytecache import ByteCacheGraph
 from slm_onnx.decoder import DecoderGraph
 from slm_onnx.editor import edit_graph
 from slm_onnx.products import GraphOptions
 
-BUILDER_VERSION = 5
+BUILDER_VERSION = 6
 """Raised with every change of the graph."""
 
 _NUMBERS = {
@@ -29,6 +31,7 @@ _NUMBERS = {
     "tensor(float16)": np.float16,
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
+    "tensor(int8)": np.int8,
 }
 _FILE, _PACKED = "decoder.onnx", "packed.onnx"
 _CPU = "CPUExecutionProvider"
@@ -45,13 +48,16 @@ class Compiler:
         options: number formats.
         place: where the sessions run.
         cache: whether to keep what was built; None for models of ``_WORTH_KEEPING`` and more.
+
+    Attributes:
+        spec: what the file holds.
     """
 
     def __init__(
         self, gguf: GgufFile, spec: ModelSpec, options: GraphOptions, place: runtime.Place, cache: bool | None
     ) -> None:
         self._gguf = gguf
-        self._spec = spec
+        self.spec = spec
         self._options = options
         self._place = place
         n_bytes = sum(tensor.n_bytes for tensor in gguf.tensors.values())
@@ -59,7 +65,7 @@ class Compiler:
 
     def editor(self, planes: Sequence[str]) -> Any:
         """The session that moves keys, or keys and values."""
-        model = edit_graph(self._spec, self._options.dtype, planes).SerializeToString()
+        model = edit_graph(self.spec, self._options.kv_type, planes).SerializeToString()
         return runtime.session(model, runtime.NO_WEIGHTS, self._place)
 
     def decoder(self, progress: Callable[[float], None]) -> Any:
@@ -82,7 +88,8 @@ class Compiler:
         return self._build(progress) if folder is None else self._open_saved(folder)
 
     def _build(self, progress: Callable[[float], None], save_to: Path | None = None) -> Any:
-        graph = DecoderGraph(self._gguf, self._spec, self._options).build(lambda share: progress(_BUILT * share))
+        kind = ByteCacheGraph if self._options.kv_type is KvType.Q8_0 else DecoderGraph
+        graph = kind(self._gguf, self.spec, self._options).build(lambda share: progress(_BUILT * share))
         return runtime.session(graph.model().SerializeToString(), graph.weights, self._place, save_to)
 
     def _save(self, folder: Path, progress: Callable[[float], None]) -> None:
@@ -108,11 +115,12 @@ class Compiler:
         """Logits of two random tokens."""
         n, rng = 2, np.random.default_rng(0)
         given: dict[str, NDArray[Any]] = {
-            "inputs_embeds": rng.standard_normal((1, n, self._spec.n_embd)),
+            "inputs_embeds": rng.standard_normal((1, n, self.spec.n_embd)),
             "rows": np.arange(n)[None],
             "logits_rows": np.arange(n),
             "seqlens_k": np.array([n - 1]),
             "total_sequence_length": np.array(n),
+            "n_cells": np.array([n]),
         }
         inputs = {}
         for port in session.get_inputs():  # the others say what to add, and are empty caches
@@ -132,7 +140,7 @@ class Compiler:
         """A name for all that the session depends on."""
         parts = [
             *(self._gguf.fingerprint(), BUILDER_VERSION, runtime.version(), processor()),
-            *(self._options.dtype, self._options.accuracy_level),
+            *(self._options.dtype, self._options.accuracy_level, self._options.kv_type),
             [[name, sorted(given.items())] for name, given in self._place.providers],
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,17 +17,32 @@ from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import InvalidOption, InvalidPosition, InvalidSnapshot
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
-from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, Logits
+from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, KvType, Logits
 from slm_onnx import BACKEND
 from slm_onnx.cells import FARTHEST, CellTable, Move
 from slm_onnx.feeding import ExactFeed, Feed, FixedFeed, Sizes, padded, spare_cells
 from slm_onnx.kvstore import CellMover, KvStore
 from slm_onnx.positions import Positions
-from slm_onnx.providers import KV_TYPES, Device
+from slm_onnx.providers import Device
 
 _PAYLOAD_VERSION = 2
 _UNSEEN = -1
 _FIRST_ANGLE = struct.Struct("<i")  # before the keys and values of a payload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sessions:
+    """Sessions of the graphs for one type of KV cache.
+
+    Attributes:
+        decoder: of the decoder graph.
+        mover: of the graph that moves cells.
+        turner: of the graph that turns keys where they lie, None where no layer rotates them.
+    """
+
+    decoder: Any
+    mover: Any
+    turner: Any | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,9 +54,8 @@ class Engine:
         read_factors: reads tables of its position embedding.
         embedding: its token embedding, as it lies in the file.
         position_embedding: learned positions, likewise.
-        decoder: session of the decoder graph.
-        mover: session of the graph that moves cells.
-        turner: session of the graph that turns keys where they lie, None where no layer rotates them.
+        sessions: those for a KV type; made when it is first asked for.
+        kv_types: that there are, the default first.
         device: where they run.
         fingerprint: of the model.
         buckets: whether the decoder runs in few shapes.
@@ -52,9 +66,8 @@ class Engine:
     read_factors: ReadFactors
     embedding: QuantizedTensor
     position_embedding: QuantizedTensor | None
-    decoder: Any
-    mover: Any
-    turner: Any | None
+    sessions: Callable[[KvType], Sessions]
+    kv_types: tuple[KvType, ...]
     device: Device
     fingerprint: str
     buckets: bool
@@ -69,29 +82,25 @@ class OnnxContext(ContextBase):
 
     Args:
         engine: the model.
-        options: the sizes, and the KV type: f32 on the CPU.
+        options: the sizes, and the KV type, one for keys and values.
 
     Raises:
         InvalidOption: a size below 1, more memory than there is, or another KV type.
+        UnsupportedModel: ONNX Runtime refuses the graph for that KV type.
     """
 
     def __init__(self, engine: Engine, options: ContextOptions) -> None:
         check_context_options(options)
         spec, self._dtype = engine.spec, engine.device.provider.dtype
-        self._kv_type = KV_TYPES[self._dtype]
-        for wanted in (options.kv_type_k, options.kv_type_v):
-            if wanted is not None and wanted != self._kv_type:
-                raise InvalidOption(
-                    f"unknown KV type {str(wanted)!r} of backend {BACKEND} on {engine.device.label} (accepted:"
-                    f" {self._kv_type})"
-                )
+        self._kv_type = _kv_type(engine, options)
         self._engine: Engine = engine
         self._cells = CellTable(options.n_ctx, options.n_seq_max)
         spare = spare_cells(options.n_batch) if engine.buckets else 0
-        self._store = KvStore(spec, options.n_ctx + spare, self._dtype, engine.device)
+        self._store = KvStore(spec, options.n_ctx + spare, self._kv_type, engine.device)
         self._positions = Positions(spec, options.n_ctx, engine.read_factors)
-        self._mover = CellMover(engine.mover, engine.turner, self._store, self._positions)
-        self._feed = self._new_feed()
+        sessions = engine.sessions(self._kv_type)
+        self._mover = CellMover(sessions.mover, sessions.turner, self._store, self._positions)
+        self._feed = self._new_feed(sessions.decoder)
         super().__init__(
             options,
             backend=BACKEND,
@@ -116,11 +125,11 @@ class OnnxContext(ContextBase):
         self._cells.append(batch.seq_ids, self._cells.angles(batch.seq_ids, batch.positions))
         return rows[:n_rows]
 
-    def _new_feed(self) -> Feed:
+    def _new_feed(self, decoder: Any) -> Feed:
         engine = self._engine
         if not engine.buckets:
-            return ExactFeed(engine.decoder, self._store)
-        return FixedFeed(engine.decoder, self._store, engine.spec.n_vocab, engine.device, engine.numbers)
+            return ExactFeed(decoder, self._store)
+        return FixedFeed(decoder, self._store, engine.spec.n_vocab, engine.device, engine.numbers)
 
     def _inputs(self, batch: Batch, sizes: Sizes) -> Iterator[tuple[str, NDArray[Any]]]:
         dtype, n = np.dtype(self._dtype), len(batch.tokens)
@@ -135,8 +144,12 @@ class OnnxContext(ContextBase):
         yield "inputs_embeds", self._embedded(batch, tokens, positions)[None].astype(dtype, copy=False)
         yield from self._positions.inputs(positions, angles, distances, dtype)
         yield "rows", np.arange(sizes.tokens, dtype=np.int64)[None]
-        yield "seqlens_k", np.array([n_held - 1], np.int32)
-        yield "total_sequence_length", np.array(sizes.cells, np.int32)
+        if self._kv_type is KvType.Q8_0:
+            yield "to", np.array([self._cells.n_used], np.int64)
+            yield "n_cells", np.array([sizes.cells], np.int64)
+        else:
+            yield "seqlens_k", np.array([n_held - 1], np.int32)
+            yield "total_sequence_length", np.array(sizes.cells, np.int32)
         yield "logits_rows", padded(wanted, sizes.rows) if len(wanted) else np.zeros(sizes.rows, np.int64)
 
     def _embedded(self, batch: Batch, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -190,6 +203,24 @@ class OnnxContext(ContextBase):
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: the cache is freed here and now.
         del self._feed, self._mover, self._store, self._positions, self._engine
+
+
+def _kv_type(engine: Engine, options: ContextOptions) -> KvType:
+    """What keys and values are kept as.
+
+    Raises:
+        InvalidOption: there is no such type, or each has its own.
+    """
+    wanted = [engine.kv_types[0] if asked is None else asked for asked in (options.kv_type_k, options.kv_type_v)]
+    for kv_type in wanted:
+        if kv_type not in engine.kv_types:
+            raise InvalidOption(
+                f"unknown KV type {str(kv_type)!r} of backend {BACKEND} on {engine.device.label} (accepted:"
+                f" {', '.join(engine.kv_types)})"
+            )
+    if wanted[0] != wanted[1]:
+        raise InvalidOption(f"keys in {wanted[0]} and values in {wanted[1]} (accepted by {BACKEND}: one type for both)")
+    return KvType(wanted[0])
 
 
 def _rows(tensor: QuantizedTensor, which: NDArray[np.int32]) -> NDArray[np.float32]:

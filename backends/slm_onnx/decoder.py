@@ -35,10 +35,12 @@ class DecoderGraph:
         options: number formats.
 
     Attributes:
+        opset: version of ONNX's operators.
         batch: rows of the batch.
         cells: length of the caches, before and after.
     """
 
+    opset: ClassVar[int] = 21
     batch: ClassVar[Dim] = 1
     cells: ClassVar[tuple[Dim, Dim]] = ("c", "c")
 
@@ -47,7 +49,7 @@ class DecoderGraph:
         self._spec = spec
         self._kinds = Kinds.of(spec)
         self._dtype = options.dtype
-        self._graph = GraphWriter("decoder", opset=21)
+        self._graph = GraphWriter("decoder", opset=self.opset)
         self._products = Products(self._graph, gguf, options)
         self._scoring: dict[str, Any] = {}
         if spec.attention_scale is not None:
@@ -88,10 +90,13 @@ class DecoderGraph:
             graph.input(temperature(kind), dtype, [1, "n", 1])
         if spec.alibi_max_bias is not None:
             self._slope(graph.input("distances", dtype, [1, 1, "n", "t"]), spec.alibi_max_bias)
-        graph.input("seqlens_k", "int32", [1])
-        graph.input("total_sequence_length", "int32", [])
+        self._lengths()
         graph.input("logits_rows", "int64", ["m"])
         return embeddings
+
+    def _lengths(self) -> None:
+        self._graph.input("seqlens_k", "int32", [1])
+        self._graph.input("total_sequence_length", "int32", [])
 
     def _slope(self, distances: str, max_bias: float) -> None:
         """ALiBi: what is added to scores then differs from head to head."""
@@ -166,13 +171,18 @@ class DecoderGraph:
         if layer.temperature is not None:
             kind = self._kinds.temperatures.index(layer.temperature)
             q = graph.node("Mul", [q, temperature(kind)], f"{q}.sharpened")
-        return graph.node(
+        return self._mixed(index, q, k, v)
+
+    def _mixed(self, index: int, q: str, k: str, v: str) -> str:
+        """Keep keys and values [1, n, K*D], and let queries [1, n, H*D] see all that are kept."""
+        spec = self._spec
+        return self._graph.node(
             "GroupQueryAttention",
             [
                 *(q, k, v, past(index, "key"), past(index, "value"), "seqlens_k", "total_sequence_length"),
-                *self._sight(layer),
+                *self._sight(spec.layers[index]),
             ],
-            [f"{prefix}mixed", present(index, "key"), present(index, "value")],
+            [f"blk.{index}.mixed", present(index, "key"), present(index, "value")],
             domain=MICROSOFT,
             num_heads=spec.n_heads,
             kv_num_heads=spec.n_kv_heads,

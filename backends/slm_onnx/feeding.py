@@ -16,7 +16,7 @@ from slm_onnx.providers import Device
 Inputs = Mapping[str, NDArray[Any]]
 
 _LEAST_CELLS = 256
-_ON_HOST = frozenset({"total_sequence_length"})  # where attention reads it, on every provider
+_ON_HOST = frozenset({"total_sequence_length", "n_cells"})  # where attention reads them, on every provider
 
 
 class Sizes(NamedTuple):

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from slm_core.architectures import EMBEDDING, POSITIONS
 from slm_core.errors import InvalidModelFile, InvalidOption
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.tokenization import build_vocab
-from slm_core.types import Progress
+from slm_core.types import KvType, Progress
 from slm_onnx import BACKEND, runtime
 from slm_onnx.compiled import Compiler
-from slm_onnx.context import Engine, OnnxContext
+from slm_onnx.context import Engine, OnnxContext, Sessions
 from slm_onnx.coverage import read_supported
 from slm_onnx.model import OnnxModel
 from slm_onnx.options import LoadOptions
 from slm_onnx.ports import PLANES, Kinds
 from slm_onnx.positions import Positions
 from slm_onnx.products import GraphOptions
-from slm_onnx.providers import KV_TYPES, Device
+from slm_onnx.providers import Device
 from slm_onnx.tensors import read_tensor, read_values
 
 
@@ -45,20 +45,22 @@ def gguf_model(
         raise InvalidOption(
             "enable_cuda_graph captures runs in one shape each, and batches have many: use buckets=True"
         )
-    spec, read_factors = read_supported(gguf), partial(read_values, gguf)
+    spec, read_factors = read_supported(gguf), functools.partial(read_values, gguf)
     for n_ctx in (1, sys.maxsize):  # refuses bad factors now, of either table
         Positions(spec, n_ctx, read_factors)
-    info = model_info(
-        gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=KV_TYPES[device.provider.dtype]
-    )
-    graph_options = GraphOptions(device.provider.dtype, options.accuracy_level)
+    default, *_ = device.kv_types
+    info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=default)
     place = runtime.Place(device.session_providers(options.provider_options), threads)
-    compiler = Compiler(gguf, spec, graph_options, place, options.cache)
+
+    @functools.cache
+    def sessions(kv_type: KvType) -> Sessions:
+        graph_options = GraphOptions(device.provider.dtype, options.accuracy_level, kv_type)
+        heard = progress if kv_type is default else lambda share: None  # loading is over where another is asked for
+        return _sessions(Compiler(gguf, spec, graph_options, place, options.cache), heard)
+
     with ThreadPoolExecutor(1) as beside:  # the runtime works without holding up Python
         reading = beside.submit(build_vocab, gguf)
-        decoder = compiler.decoder(progress)
-        mover = compiler.editor(PLANES)
-        turner = compiler.editor(PLANES[:1]) if Kinds.of(spec).ropes else None
+        sessions(default)
         vocab = reading.result()
     if vocab.size != spec.n_vocab:
         raise InvalidModelFile(
@@ -70,11 +72,15 @@ def gguf_model(
         read_factors,
         read_tensor(gguf, EMBEDDING),
         read_tensor(gguf, POSITIONS) if POSITIONS in gguf.tensors else None,
-        decoder,
-        mover,
-        turner,
+        sessions,
+        device.kv_types,
         device,
         info.fingerprint,
         options.buckets,
     )
-    return OnnxModel(info, vocab, partial(OnnxContext, engine), gguf.close)
+    return OnnxModel(info, vocab, functools.partial(OnnxContext, engine), gguf.close)
+
+
+def _sessions(compiler: Compiler, progress: Progress) -> Sessions:
+    turner = compiler.editor(PLANES[:1]) if Kinds.of(compiler.spec).ropes else None
+    return Sessions(compiler.decoder(progress), compiler.editor(PLANES), turner)

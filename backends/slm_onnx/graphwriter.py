@@ -20,6 +20,7 @@ ELEMENT_TYPES: Mapping[str, int] = {
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
     "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
     "int32": TensorProto.INT32,
     "int64": TensorProto.INT64,
 }

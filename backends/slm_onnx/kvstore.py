@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidOption, InvalidSnapshot
+from slm_core.types import KvType
 from slm_onnx import runtime
 from slm_onnx.cells import Cells, Move
-from slm_onnx.ports import PLANES, past, present
+from slm_onnx.ports import PLANES, parts, past, present
 from slm_onnx.positions import Positions
 from slm_onnx.providers import Device
 
@@ -20,12 +22,12 @@ _AT_ONCE = 64  # cells: what a layer's pass over them reads and writes then stay
 
 
 class KvStore:
-    """Keys after RoPE and values, [1, K, n_cells, D] each.
+    """Keys after RoPE and values, [1, K, n_cells, width] each, in as many parts as their type has.
 
     Args:
         spec: the model.
         n_cells: cells c.
-        dtype: "float32" or "float16".
+        kv_type: how they are kept.
         device: where they lie.
 
     Attributes:
@@ -35,17 +37,19 @@ class KvStore:
         InvalidOption: the system refuses so much memory.
     """
 
-    def __init__(self, spec: ModelSpec, n_cells: int, dtype: str, device: Device) -> None:
+    def __init__(self, spec: ModelSpec, n_cells: int, kv_type: KvType, device: Device) -> None:
         self.n_cells = n_cells
-        self._shape = (1, spec.n_kv_heads, n_cells, spec.head_dim)
-        self._dtype = np.dtype(dtype)
         self._on_host = device.on_host
-        names = [(layer, plane) for layer in range(spec.n_layers) for plane in PLANES]
+        kept = parts(kv_type, spec.head_dim)
+        names = [(layer, plane, part) for layer in range(spec.n_layers) for plane in PLANES for part in kept]
         try:
             # Zeroed: what happens to lie in memory may be no number, and would spoil what it is masked out of.
-            self._tensors = {name: device.zeros(self._shape, self._dtype) for name in names}
+            self._tensors = {
+                name: device.zeros((1, spec.n_kv_heads, n_cells, name[2].width), np.dtype(name[2].dtype))
+                for name in names
+            }
         except MemoryError as error:
-            n_bytes = len(names) * math.prod(self._shape) * self._dtype.itemsize
+            n_bytes = sum(n_cells * spec.n_kv_heads * part.width * np.dtype(part.dtype).itemsize for *_, part in names)
             raise InvalidOption(
                 f"a KV cache of {n_bytes} bytes is more than this machine can reserve: use a smaller n_ctx"
             ) from error
@@ -53,16 +57,16 @@ class KvStore:
     def bind(self, session: Any) -> Any:
         """A binding of a session that lets it read and write, in place, what it names of the cache."""
         binding, named = session.io_binding(), {port.name for port in session.get_inputs()}
-        for (layer, plane), tensor in self._tensors.items():
-            if past(layer, plane) in named:
-                binding.bind_ortvalue_input(past(layer, plane), tensor)
-                binding.bind_ortvalue_output(present(layer, plane), tensor)
+        for (layer, plane, part), tensor in self._tensors.items():
+            if (name := past(layer, plane) + part.suffix) in named:
+                binding.bind_ortvalue_input(name, tensor)
+                binding.bind_ortvalue_output(present(layer, plane) + part.suffix, tensor)
         return binding
 
     def read(self, cells: Cells) -> bytes:
-        """The keys and values of cells [n]: [L, 2, K, n, D], little-endian."""
+        """The keys and values of cells [n], part by part: [K, n, width] each, little-endian."""
         planes = [tensor.numpy()[0][:, cells] for tensor in self._tensors.values()]
-        return b"".join(np.ascontiguousarray(plane, self._dtype.newbyteorder("<")).tobytes() for plane in planes)
+        return b"".join(np.ascontiguousarray(plane, plane.dtype.newbyteorder("<")).tobytes() for plane in planes)
 
     def write(self, first: int, n: int, payload: bytes) -> None:
         """Fill ``n`` cells from ``first`` on with what ``read`` gave.
@@ -70,8 +74,9 @@ class KvStore:
         Raises:
             InvalidSnapshot: the wrong size, or numbers that are infinite or none; nothing was written.
         """
-        shape = len(self._tensors), self._shape[1], n, self._shape[3]
-        planes = parse_planes(payload, shape, self._dtype)
+        shapes = [(tensor.shape()[1], n, part.width) for (*_, part), tensor in self._tensors.items()]
+        dtypes = [np.dtype(part.dtype) for *_, part in self._tensors]
+        planes = parse_planes(payload, shapes, dtypes)
         for tensor, plane in zip(self._tensors.values(), planes, strict=True):
             values = tensor.numpy()
             values[0][:, first : first + n] = plane
@@ -79,24 +84,30 @@ class KvStore:
                 tensor.update_inplace(values)
 
 
-def parse_planes(payload: bytes, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
+def parse_planes(
+    payload: bytes, shapes: Sequence[tuple[int, int, int]], dtypes: Sequence[np.dtype[Any]]
+) -> list[NDArray[Any]]:
     """Keys and values from a dump.
 
     Args:
-        payload: little-endian numbers.
-        shape: planes (keys, values of each layer), heads, tokens, width.
-        dtype: of the cache.
+        payload: arrays behind one another, little-endian.
+        shapes: of each: heads, tokens, width.
+        dtypes: of each.
 
     Raises:
         InvalidSnapshot: the wrong size, or numbers that are infinite or none.
     """
-    size = math.prod(shape) * dtype.itemsize
-    if len(payload) != size:
-        raise InvalidSnapshot(f"the KV payload has {len(payload)} bytes, {shape[2]} tokens take {size}")
-    values = np.frombuffer(payload, dtype.newbyteorder("<")).reshape(shape)
-    if not np.isfinite(values).all():
+    sizes = [math.prod(shape) for shape in shapes]
+    ends = np.cumsum([size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]).tolist()
+    if len(payload) != ends[-1]:
+        raise InvalidSnapshot(f"the KV payload has {len(payload)} bytes, {shapes[0][1]} tokens take {ends[-1]}")
+    found = [
+        np.frombuffer(payload, dtype.newbyteorder("<"), size, end - size * dtype.itemsize).reshape(shape)
+        for shape, dtype, size, end in zip(shapes, dtypes, sizes, ends, strict=True)
+    ]
+    if not all(np.isfinite(values).all() for values in found):
         raise InvalidSnapshot("the KV payload holds numbers that are infinite or not numbers")
-    return values
+    return found
 
 
 class CellMover:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from slm_core.architectures import ModelSpec, RopeSpec, TemperatureSpec
+from slm_core.types import KvType
 
 PLANES = ("key", "value")
 
@@ -21,6 +22,28 @@ def past(layer: int | str, plane: str) -> str:
 def present(layer: int | str, plane: str) -> str:
     """Name of the output that holds them afterwards; bound to the same memory."""
     return f"present.{layer}.{plane}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the tensors that a layer's keys, or values, are kept in: [1, K, c, width].
+
+    Attributes:
+        suffix: behind the name of the port.
+        dtype: "float32", "float16" or "int8".
+        width: numbers for each cell of a head.
+    """
+
+    suffix: str
+    dtype: str
+    width: int
+
+
+def parts(kv_type: KvType, head_dim: int) -> tuple[Part, ...]:
+    """How keys and values of a type are kept: 8 bits are codes, and one scale for each cell of a head."""
+    if kv_type is KvType.Q8_0:
+        return Part("", "int8", head_dim), Part(".scale", "float32", 1)
+    return (Part("", {KvType.F32: "float32", KvType.F16: "float16"}[kv_type], head_dim),)
 
 
 def rotation(kind: int) -> tuple[str, str]:

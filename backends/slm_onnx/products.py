@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from slm_core.gguf import GgufFile
 from slm_core.quant import dequantize
+from slm_core.types import KvType
 from slm_onnx.graphwriter import MICROSOFT, GraphWriter
 from slm_onnx.nbits import PackedMatrix, pack
 from slm_onnx.tensors import read_tensor, read_values
@@ -17,12 +18,14 @@ class GraphOptions:
     """What a graph depends on besides the model.
 
     Attributes:
-        dtype: of activations and of the KV cache, "float32" or "float16".
+        dtype: of activations, "float32" or "float16".
         accuracy_level: of MatMulNBits: 0 multiplies in float, 4 rounds activations to 8 bits.
+        kv_type: how keys and values are kept.
     """
 
     dtype: str = "float32"
     accuracy_level: int = 4
+    kv_type: KvType = KvType.F32
 
 
 class Products:

@@ -75,6 +75,12 @@ class Device:
         """Whether the KV cache lies in the host's memory."""
         return not self.provider.memory
 
+    @property
+    def kv_types(self) -> tuple[KvType, ...]:
+        """What keys and values can be kept as, the default first: 8 bits need operators that only the CPU has."""
+        own = KV_TYPES[self.provider.dtype]
+        return (own, KvType.Q8_0) if self.provider.name == _PROVIDERS[_CPU].name else (own,)
+
     def place(self, array: NDArray[Any]) -> Any:
         """An ``OrtValue`` with an array's values; it shares the array's memory where the device is the host."""
         ort_value = runtime.load().OrtValue

@@ -187,8 +187,9 @@ class RowsContext(ContextBase):
 
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
         n_planes, n_heads, width = self._engine.shape
-        planes = parse_planes(payload, (n_planes, n_heads, n_tokens, width), self._engine.dtype)
-        self._rows[seq_id] = self._placed(list(planes), min(max(2 * n_tokens, _LEAST_ROOM), self.n_ctx))
+        shapes = [(n_heads, n_tokens, width)] * n_planes
+        planes = parse_planes(payload, shapes, [self._engine.dtype] * n_planes)
+        self._rows[seq_id] = self._placed(planes, min(max(2 * n_tokens, _LEAST_ROOM), self.n_ctx))
 
     def _engine_close(self) -> None:
         del self._rows, self._engine

@@ -13,4 +13,4 @@ class Fixtures(BackendFixtures):
     device = "cpu"
     n_threads = 1
     precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
-    kv_types = ("f32",)
+    kv_types = ("f32", "q8_0")
