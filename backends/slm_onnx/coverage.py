@@ -19,7 +19,7 @@ _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 
 _HANDLED = {
     "norm", "parallel", "embedding_scale", "residual_scale", "attention_scale", "attention_softcap", "alibi_max_bias",
-    "qkv_limit", "logit_scale", "logit_softcap", "window", "temperature", "activation", "ffn_norm",
+    "qkv_limit", "logit_scale", "logit_softcap", "window", "temperature", "activation", "ffn_norm", "scales_rows",
 }  # fmt: skip
 _WORDS = {
     "experts": "a layer of experts",

@@ -13,7 +13,9 @@ from slm_core.types import ContextOptions, EditLevel, ModelOptions, Pos
 from slm_native.backend import NativeBackend
 from slm_onnx.backend import OnnxBackend
 
-LACKING = {"expert_count", "altup.num_inputs", "ssm.state_size", "shortconv.l_cache", "wkv.head_size"}
+LACKING = {"expert_count", "altup.num_inputs", "ssm.state_size", "shortconv.l_cache", "wkv.head_size"} | {
+    "attention.key_length_swa"  # heads of other widths in layers with a window
+}
 REFUSED = {name for name, family in FAMILIES.items() if LACKING & family.metadata.keys()}
 FLOAT32 = 1e-4  # clause 9 of the contract, relative
 SIZES = ContextOptions(n_ctx=256)
