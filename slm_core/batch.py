@@ -30,6 +30,7 @@ class TokenBatch:
         self._seq_ids = np.empty(capacity, np.int32)
         self._positions = np.empty(capacity, np.int32)
         self._wants_logits = np.empty(capacity, np.bool_)
+        self._ahead = np.zeros(capacity, np.int32)
         self._rows: list[NDArray[np.float32]] = []
         self._length = 0
 
@@ -47,6 +48,11 @@ class TokenBatch:
     def embeddings(self) -> NDArray[np.float32]:
         """Embedding rows, float32 [n, E]."""
         return _readonly(np.concatenate(self._rows)) if self._rows else NO_ROWS
+
+    @property
+    def ahead(self) -> NDArray[np.int32]:
+        """How many tokens behind it each token sees, int32 [T]."""
+        return _readonly(self._ahead[: self._length])
 
     @property
     def seq_ids(self) -> NDArray[np.int32]:
@@ -98,10 +104,23 @@ class TokenBatch:
         self._tokens[first:end] = ids
         self._seq_ids[first:end] = start.seq_id
         self._positions[first:end] = np.arange(start.index, start.index + n, dtype=np.int32)
+        self._ahead[first:end] = 0
         self._wants_logits[first:end] = logits == "all"
         if logits == "last":
             self._wants_logits[end - 1] = True
         self._length = end
+
+    def join(self, n: int) -> None:
+        """Make the last ``n`` tokens a span; see ``protocols.Batch.join``."""
+        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= self._length:
+            raise InvalidOption(f"a span of {n!r} tokens (accepted: 1 to {self._length}, as many as were added)")
+        run = slice(self._length - n, self._length)
+        seq_ids, steps = self._seq_ids[run], np.diff(self._positions[run])
+        if (seq_ids != seq_ids[0]).any() or (steps != 1).any() or self._ahead[run].any():
+            raise InvalidOption(
+                f"the last {n} tokens are no span (accepted: one sequence, positions without gaps, none in a span yet)"
+            )
+        self._ahead[run] = np.arange(n - 1, -1, -1)
 
     def clear(self) -> None:
         """Forget the tokens; the capacity stays."""

@@ -32,7 +32,17 @@ from slm_core.errors import (
     UnsupportedInput,
     UnsupportedOutput,
 )
-from slm_core.inputs import HeldRow, add_held, check_rows, held_inputs, rows_of
+from slm_core.inputs import (
+    add_held,
+    ahead_of,
+    all_ahead_of,
+    are_spans,
+    check_rows,
+    chunks_of,
+    held_inputs,
+    row_of,
+    rows_of,
+)
 from slm_core.ledger import Ledger, replay_plan
 from slm_core.protocols import Batch
 from slm_core.snapshot import SequenceSnapshot
@@ -240,6 +250,7 @@ class ContextBase(abc.ABC):
             if src == dst or self._ledger.length(dst):
                 raise InvalidSequence(f"cannot fork {src} into {dst}: the destination must be another, empty sequence")
             length = self._checked_index(src, self._ledger.length(src) if end is None else end)
+            self._check_whole_spans(src, length)
             self._check_room(self._ledger.fork_cost(length))
             if length:
                 self._engine_fork(src, dst, length)
@@ -251,6 +262,7 @@ class ContextBase(abc.ABC):
         with self._call():
             self._check_level(EditLevel.TRUNCATE)
             index = self._checked_index(self._checked_sequence(pos.seq_id), pos.index)
+            self._check_whole_spans(pos.seq_id, index)
             if index < self._ledger.length(pos.seq_id):
                 self._engine_truncate(pos.seq_id, index)
                 self._ledger.truncate(pos.seq_id, index)
@@ -267,6 +279,8 @@ class ContextBase(abc.ABC):
             if last < first:
                 raise InvalidPosition(f"a cut cannot end ({last}) before it starts ({first})")
             if first < last:
+                if last == self._ledger.length(seq_id):
+                    self._check_whole_spans(seq_id, first)
                 self._cut(seq_id, first, last)
             return Pos(seq_id, self._ledger.length(seq_id))
 
@@ -355,6 +369,17 @@ class ContextBase(abc.ABC):
             raise InvalidPosition(f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})")
         return index
 
+    def _check_whole_spans(self, seq_id: int, length: int) -> None:
+        """Tokens of a span have seen those behind them: none can be kept without the rest."""
+        held = self._ledger.tokens(seq_id)
+        if length == 0 or length == len(held) or not ahead_of(held[length - 1]):
+            return
+        begin = next(i for i in range(length - 1, -1, -1) if i == 0 or not ahead_of(held[i - 1]))
+        raise InvalidPosition(
+            f"position {length} of sequence {seq_id} lies in a span whose tokens have seen each other (accepted: as far"
+            f" as {begin}, where it begins, or past it)"
+        )
+
     def _check_room(self, needed: int) -> None:
         if needed > self._ledger.n_free:
             raise ContextFull(needed, self._ledger.n_free)
@@ -370,6 +395,8 @@ class ContextBase(abc.ABC):
         rows = batch.embeddings
         if len(rows):
             self._check_rows(rows)
+        if batch.ahead.any():
+            self._check_spans(batch)
         if tokens.min() < 0 or tokens.max() >= self._n_vocab or len(rows):
             self._check_ids(tokens, len(rows))
         found = [int(seq_ids[0])] if (seq_ids == seq_ids[0]).all() else np.unique(seq_ids).tolist()
@@ -385,6 +412,15 @@ class ContextBase(abc.ABC):
                 f" {Capability.EMBEDDING_INPUT}"
             )
         check_rows(rows, self._n_embd)
+
+    def _check_spans(self, batch: Batch) -> None:
+        if Capability.SPANS not in self._capabilities:
+            raise UnsupportedInput(
+                f"the backend {self._backend} takes no spans for this model: it does not declare {Capability.SPANS}"
+            )
+        follows = (np.diff(batch.seq_ids) == 0) & (np.diff(batch.positions) == 1)
+        if not are_spans(batch.ahead) or not follows[batch.ahead[:-1] > 0].all():
+            raise InvalidOption("the batch has spans that are no runs of one sequence (Batch.join makes them)")
 
     def _check_ids(self, tokens: NDArray[np.int32], n_rows: int) -> None:
         outside = (tokens < 0) | (tokens >= self._n_vocab)
@@ -413,16 +449,18 @@ class ContextBase(abc.ABC):
         every = [*snapshot.held(), *(token for edit in snapshot.edits for token in edit.removed)]
         if (rows := rows_of(every)).size:
             self._check_dumped_rows(rows)
-        ids = [token for token in every if not isinstance(token, HeldRow)]
+        ids = [token for token in every if row_of(token) is None]
         if ids and not (min(ids) >= 0 and max(ids) < self._n_vocab):
             raise InvalidSnapshot(f"the dump holds tokens outside the vocabulary (accepted: 0 to {self._n_vocab - 1})")
         if every and Capability.ENCODER in self._capabilities:
             raise InvalidSnapshot("the dump holds tokens, and an encoder keeps none")
+        runs, peak = replay_plan(snapshot.held(), snapshot.edits)
+        self._check_dumped_spans(runs)
         needed = len(snapshot.tokens)
         if not self._fits_payload(snapshot):
             if snapshot.edits:
                 self._check_level(EditLevel.CUT)
-            needed = replay_plan(snapshot.tokens.tolist(), snapshot.edits)[1]
+            needed = peak
         # Should the new state fail to load, the old one comes back without shared storage: it needs room, too.
         needed = max(needed, self._ledger.length(seq_id))
         free = self._ledger.n_free + self._ledger.n_exclusive(seq_id)
@@ -438,11 +476,23 @@ class ContextBase(abc.ABC):
         if rows.shape[1] != self._n_embd:
             raise InvalidSnapshot(f"the dump's embedding rows are {rows.shape[1]} wide (accepted: {self._n_embd})")
 
+    def _check_dumped_spans(self, runs: Sequence[Sequence[int]]) -> None:
+        for ahead in map(all_ahead_of, runs):
+            if not len(ahead):
+                continue
+            if not are_spans(ahead):
+                raise InvalidSnapshot("the dump holds parts of spans")
+            if Capability.SPANS not in self._capabilities or ahead.max() >= self.n_batch:
+                raise SnapshotMismatch(
+                    f"the dump holds spans of up to {ahead.max() + 1} tokens that see each other (restore it where"
+                    f" {Capability.SPANS} is declared, in a context with n_batch of as many)"
+                )
+
     # Steps that several calls share.
 
     def _append(self, batch: Batch, found: Sequence[int]) -> None:
         seq_ids = batch.seq_ids
-        held = held_inputs(batch.tokens, batch.embeddings)
+        held = held_inputs(batch.tokens, batch.embeddings, batch.ahead)
         for seq_id in found:
             run = held if len(found) == 1 else [held[i] for i in np.flatnonzero(seq_ids == seq_id).tolist()]
             self._ledger.append(seq_id, run)
@@ -465,8 +515,8 @@ class ContextBase(abc.ABC):
         held = self._ledger.tokens(seq_id)
         with_payload = Capability.KV_PAYLOAD in self._capabilities and len(held) > 0
         payload = self._engine_export(seq_id) if with_payload else b""
-        ids, rows, edits = np.array(held, np.int32), rows_of(held), self._ledger.edits(seq_id)
-        return SequenceSnapshot(self._backend, self._payload_format, self._fingerprint, ids, edits, payload, rows)
+        ids, edits, more = np.array(held, np.int32), self._ledger.edits(seq_id), (rows_of(held), all_ahead_of(held))
+        return SequenceSnapshot(self._backend, self._payload_format, self._fingerprint, ids, edits, payload, *more)
 
     def _fits_payload(self, snapshot: SequenceSnapshot) -> bool:
         same_engine = (snapshot.backend, snapshot.payload_format) == (self._backend, self._payload_format)
@@ -489,8 +539,7 @@ class ContextBase(abc.ABC):
 
     def _decode_run(self, seq_id: int, tokens: Sequence[int]) -> None:
         batch = TokenBatch(self.n_batch)
-        for first in range(0, len(tokens), self.n_batch):
-            chunk = tokens[first : first + self.n_batch]
+        for chunk in chunks_of(tokens, self.n_batch):
             batch.clear()
             add_held(batch, chunk, Pos(seq_id, self._ledger.length(seq_id)))
             self._engine_decode(batch)

@@ -1,6 +1,6 @@
 """Who holds which positions: token histories, their edits, and the cells of a KV cache that they share.
 
-A history holds ids, and ``HeldRow`` where an embedding row was decoded in place of a token.
+A history holds ids, and ``HeldInput`` where more than an id was decoded: embedding rows, and tokens of spans.
 
 A cell is one position's worth of KV storage. Each context has ``n_ctx`` of them; a fork shares its source's cells
 until one side changes them. A backend may use the cell numbers as rows of its own buffers, or ignore them.

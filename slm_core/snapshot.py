@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import InvalidSnapshot, SnapshotMismatch
-from slm_core.inputs import NO_ROWS, held_inputs, rows_of
+from slm_core.inputs import NO_AHEAD, NO_ROWS, ahead_of, held_inputs, rows_of
 from slm_core.types import EMBEDDED
 
 FORMAT_VERSION = 1
@@ -102,7 +102,7 @@ class Edit:
 
     Attributes:
         start: first position that was cut.
-        removed: the tokens that were cut, ``HeldRow`` for embedding rows.
+        removed: the tokens that were cut, ``HeldInput`` for embedding rows and in spans.
         length_before: tokens the sequence held when it was cut, those removed included.
     """
 
@@ -128,6 +128,7 @@ class SequenceSnapshot:
         edits: the cuts that led here, oldest first: tokens and edits suffice to rebuild the KV cache.
         payload: the KV cache in the backend's own layout, or b"".
         rows: those of ``tokens`` that are ``EMBEDDED``, float32 [n, E]; edits have their own.
+        ahead: how many tokens behind each were in its span, int32 [S], or [0] for no spans; likewise.
     """
 
     backend: str
@@ -137,13 +138,14 @@ class SequenceSnapshot:
     edits: tuple[Edit, ...]
     payload: bytes
     rows: NDArray[np.float32] = field(default_factory=lambda: NO_ROWS)
+    ahead: NDArray[np.int32] = field(default_factory=lambda: NO_AHEAD)
 
     def held(self) -> list[int]:
-        """What the sequence holds: ids, and ``HeldRow`` for embedding rows."""
-        return held_inputs(self.tokens, self.rows)
+        """What the sequence holds: ids, and ``HeldInput`` for embedding rows and in spans."""
+        return held_inputs(self.tokens, self.rows, self.ahead)
 
     def to_bytes(self) -> bytes:
-        """The container, kind "sequence"; a section with all rows comes last, where there are any."""
+        """The container, kind "sequence"; sections with all rows and all of spans come last, where there are any."""
         meta = {
             "backend": self.backend,
             "payload_format": self.payload_format,
@@ -151,9 +153,12 @@ class SequenceSnapshot:
             "edits": [[e.start, len(e.removed), e.length_before] for e in self.edits],
         }
         removed = [token for e in self.edits for token in e.removed]
-        rows = [part.astype("<f4").tobytes() for part in (self.rows, rows_of(removed))]
         ids = self.tokens.astype("<i4").tobytes(), np.array(removed, "<i4").tobytes()
-        return pack("sequence", meta, (*ids, self.payload, *filter(None, [b"".join(rows)])))
+        rows = b"".join(part.astype("<f4").tobytes() for part in (self.rows, rows_of(removed)))
+        own = self.ahead if len(self.ahead) else np.zeros(len(self.tokens), np.int32)
+        ahead = np.concatenate([own, np.array([ahead_of(token) for token in removed], np.int32)])
+        more = (rows, ahead.astype("<i4").tobytes()) if ahead.any() else (rows,) if rows else ()
+        return pack("sequence", meta, (*ids, self.payload, *more))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -165,14 +170,16 @@ class SequenceSnapshot:
         meta, sections = unpack("sequence", data)
         names = ("backend", "payload_format", "fingerprint")
         known = set(meta) == {*names, "edits"} and all(isinstance(meta[n], str) for n in names)
-        if not known or len(sections) not in (3, 4):
+        if not known or len(sections) not in (3, 4, 5):
             raise InvalidSnapshot("the dump of a sequence lacks a part")
         tokens, removed = _tokens(sections[0]), _tokens(sections[1])
         n_own, n_removed = (int(np.count_nonzero(ids == EMBEDDED)) for ids in (tokens, removed))
-        rows = _rows(sections[3] if len(sections) == 4 else b"", n_own + n_removed)
-        edits = _read_edits(meta["edits"], held_inputs(removed, rows[n_own:]), len(tokens))
+        rows = _rows(sections[3] if len(sections) > 3 else b"", n_own + n_removed)
+        ahead = _ahead(sections[4] if len(sections) > 4 else b"", len(tokens) + len(removed))
+        own, of_removed = ahead[: len(tokens)], ahead[len(tokens) :]
+        edits = _read_edits(meta["edits"], held_inputs(removed, rows[n_own:], of_removed), len(tokens))
         backend, payload_format, fingerprint = (str(meta[n]) for n in names)
-        return cls(backend, payload_format, fingerprint, tokens, edits, sections[2], rows[:n_own])
+        return cls(backend, payload_format, fingerprint, tokens, edits, sections[2], rows[:n_own], own)
 
 
 def _tokens(section: bytes) -> NDArray[np.int32]:
@@ -192,6 +199,16 @@ def _rows(section: bytes, n: int) -> NDArray[np.float32]:
     if not np.isfinite(rows).all():
         raise InvalidSnapshot("the dump's embedding rows hold numbers that are infinite or none")
     return rows
+
+
+def _ahead(section: bytes, n: int) -> NDArray[np.int32]:
+    """Of each of ``n`` inputs of a dump, how many behind it were in its span; [0] for no spans."""
+    if len(section) not in (0, 4 * n):
+        raise InvalidSnapshot(f"the dump has {len(section)} bytes of spans for {n} inputs")
+    ahead = np.frombuffer(section, "<i4").astype(np.int32)
+    if (ahead < 0).any():
+        raise InvalidSnapshot("the dump has a span of fewer than no tokens")
+    return ahead
 
 
 def _read_edits(rows: object, removed: Sequence[int], n_tokens: int) -> tuple[Edit, ...]:

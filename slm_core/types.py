@@ -78,6 +78,8 @@ class Capability(StrEnum):
     """``decode_top`` gives the likeliest tokens, chosen where logits are computed: no row of them crosses."""
     EMBEDDING_INPUT = "embedding_input"
     """A batch may hold embedding rows in place of tokens."""
+    SPANS = "spans"
+    """A batch may hold spans: tokens that see each other both ways."""
 
 
 class Pooling(StrEnum):

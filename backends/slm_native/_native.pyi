@@ -21,6 +21,7 @@ class Batch:
         pages: NDArray[np.int32],
         n_tokens: NDArray[np.int32],
         n_held: NDArray[np.int32],
+        both_ways: NDArray[np.int32],
     ) -> None: ...
 
 class Angles:

@@ -81,7 +81,7 @@ class NativeContext(ContextBase):
         n_positions = self._transformer.spec.n_positions
         if n_positions is not None and (last := int(batch.positions.max(initial=0))) >= n_positions:
             raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
-        plan = self._memory.plan(batch.seq_ids, batch.positions)
+        plan = self._memory.plan(batch.seq_ids, batch.positions, batch.ahead)
         rows = self._guarded(forward, batch, plan)
         if self._transformer.spec.causal:
             self._memory.commit(plan)
@@ -164,7 +164,13 @@ def _payload_format(layouts: Sequence[PageLayout], rope_kind: str) -> str:
 def _capabilities(transformer: Transformer) -> frozenset[Capability]:
     if not transformer.spec.causal:
         return _ENCODER
-    return _DECODER | {Capability.DEVICE_SAMPLING} if transformer.picks_top else _DECODER
+    spans = {Capability.SPANS} if _takes_spans(transformer.spec) else set()
+    return _DECODER | spans | ({Capability.DEVICE_SAMPLING} if transformer.picks_top else set())
+
+
+def _takes_spans(spec: ModelSpec) -> bool:
+    """Not where a layer is causal by nature, nor where it is nobody's business how far off a later key is."""
+    return spec.alibi_max_bias is None and all(layer.recurrent is None and layer.chunk is None for layer in spec.layers)
 
 
 def _edit_level(spec: ModelSpec) -> EditLevel:

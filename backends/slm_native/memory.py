@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidSnapshot
 from slm_native.kernels import KernelSet
-from slm_native.kv import BatchPlan, HostPageStore, KvLayer, PagedKvCache, PageLayout, Rotate
+from slm_native.kv import BatchPlan, HostPageStore, KvLayer, PagedKvCache, PageLayout, Rotate, in_spans
 from slm_native.states import Checkpoint, StateGroup, StatePool
 
 REPLAY_TOKENS = 256
@@ -67,9 +67,11 @@ class ContextMemory:
         """Whether there are recurrent layers."""
         return self._states is not None
 
-    def plan(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> MemoryPlan:
-        """Find a place for the tokens of a batch; see ``PagedKvCache.plan``."""
+    def plan(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32], ahead: NDArray[np.int32]) -> MemoryPlan:
+        """Find a place for the tokens of a batch; see ``PagedKvCache.plan`` and ``in_spans``."""
         pages = self._pages.plan(seq_ids, positions)
+        if ahead.any():
+            pages = in_spans(pages, ahead)
         return MemoryPlan(pages, [] if self._states is None else self._states.plan(pages.runs))
 
     def commit(self, plan: MemoryPlan) -> None:

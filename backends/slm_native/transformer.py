@@ -194,7 +194,7 @@ class Transformer:
             [rows wanted, V], or [rows wanted, E], valid until the next call; [0, E] where none is wanted.
         """
         size, n_tokens = self._kernels.chunk, len(tokens)
-        if size is None or n_tokens <= size or len(plan.pages.runs) == n_tokens:
+        if size is None or n_tokens <= size or len(plan.pages.runs) == n_tokens or plan.pages.has_spans:
             return self._part(tokens, rows, positions, wants_rows, plan, layers, embedded, hidden=hidden)
         parts, n_given = [], np.cumsum(tokens == EMBEDDED)
         for start in range(0, n_tokens, size):
@@ -220,7 +220,7 @@ class Transformer:
     ) -> Array:
         """See ``rows``."""
         kernels = self._kernels
-        if self._has_one_plan and not hidden and not len(rows):
+        if self._has_one_plan and not hidden and not len(rows) and not plan.pages.has_spans:
             shape = kernels.fixed(plan.pages, layers) if wants_rows.all() else None
             shape = kernels.fixed_prefill(plan.pages, layers) if not wants_rows.any() else shape
             if shape is not None:

@@ -11,7 +11,7 @@ from slm_conformance.faults import fault
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Array, Cell
 from slm_core.batch import TokenBatch
-from slm_core.inputs import HeldRow
+from slm_core.inputs import HeldInput, row_of
 from slm_core.protocols import Batch
 from slm_core.snapshot import Edit, SequenceSnapshot
 from slm_core.types import EMBEDDED, Capability, Logits, Pos, States
@@ -60,8 +60,8 @@ class NearestToken(ToyContext):
         table = self.engine.table
 
         def nearest(token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
-            if isinstance(token, HeldRow):
-                token = HeldRow(table[int(np.argmin(np.square(table - token.row).sum(axis=1)))])
+            if (row := row_of(token)) is not None:
+                token = HeldInput(token, table[int(np.argmin(np.square(table - row).sum(axis=1)))])
             return step(token, past)
 
         return super()._ran(batch, nearest, width)
@@ -113,7 +113,7 @@ class ForkEndsInAToken(ToyContext):
         place = super().fork(src, dst, end)
         if self.cells[dst] and len(self.cells[dst]) < len(self.cells[src]):
             last = self.cells[dst][-1]
-            if isinstance(last.token, HeldRow):
+            if row_of(last.token) is not None:
                 self.cells[dst][-1] = dataclasses.replace(last, values=last.values * np.float32(1.5))
         return place
 
@@ -125,7 +125,7 @@ class RowsAreNotRotated(ToyContext):
     def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
         """Leave them."""
         after, history = super().without(cells, edits, first, last)
-        if all(isinstance(cell.token, HeldRow) for cell in cells):
+        if all(row_of(cell.token) is not None for cell in cells):
             return cells[:first] + cells[last:], history
         return after, history
 
@@ -138,7 +138,7 @@ class DumpsLoseRows(ToyContext):
         """Leave them out."""
         nothing = np.zeros_like(cells[0].values) if cells else np.empty(0, np.float32)
         return super().packed(
-            [Cell(cell.token, cell.keys, nothing) if isinstance(cell.token, HeldRow) else cell for cell in cells]
+            [Cell(cell.token, cell.keys, nothing) if row_of(cell.token) is not None else cell for cell in cells]
         )
 
 

@@ -41,6 +41,7 @@ WITHIN_THEIR_AREA = {
     "TestEmbeddings": "TestEmbeddings",
     "TestDeviceSampling": "TestDeviceSampling",
     "TestEmbeddingInput": "TestEmbeddingInput",
+    "TestSpans": "TestSpans",
     "TestClose::test_mem": "TestClose",
 }
 """Scenarios that are slow, or of what not all do; and what a fault's scenario has in its name where they are played."""

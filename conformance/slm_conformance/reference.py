@@ -78,11 +78,11 @@ class Reference:
         """Append tokens to a sequence; returns the hidden state of each behind the last norm, float64 [T, E]."""
         return self.embed_rows(self.table(tokens), seq_id)
 
-    def embed_rows(self, x: Array, seq_id: int = 0) -> Array:
-        """The same for embedding rows [T, E] in place of tokens."""
+    def embed_rows(self, x: Array, seq_id: int = 0, *, both_ways: bool = False) -> Array:
+        """The same for embedding rows [T, E] in place of tokens; ``both_ways``: each sees all of them."""
         memory = self._memory(seq_id)
         for layer, kept in enumerate(memory):
-            x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), kept)
+            x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), kept, both_ways)
             x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
         return self._norm("output_norm", x)
 
@@ -110,7 +110,7 @@ class Reference:
             self._sequences[seq_id] = [_LayerMemory(empty, empty) for _ in range(self._shape.n_layers)]
         return self._sequences[seq_id]
 
-    def _attention(self, layer: int, x: Array, kept: _LayerMemory) -> Array:
+    def _attention(self, layer: int, x: Array, kept: _LayerMemory, both_ways: bool) -> Array:
         """Attend from the new tokens, x [T, E], to all that is kept and to one another."""
         shape, first = self._shape, len(kept.keys)
         q = self._head_norm(layer, "attn_q", self._heads(layer, "attn_q", x))  # [T, H, D]
@@ -124,7 +124,7 @@ class Reference:
         values = kept.values.repeat(group, axis=1)
         scores = np.einsum("thd,shd->hts", self._round_queries(self._rotated(q, first)), keys) / np.sqrt(shape.head_dim)
         unseen = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
-        scores[:, unseen] = -np.inf
+        scores[:, unseen & (not both_ways)] = -np.inf
         seen = np.einsum("hts,shd->thd", self._round_attention(_softmax(scores)), values)
         return self._linear(f"blk.{layer}.attn_output", seen.reshape(len(x), -1))
 

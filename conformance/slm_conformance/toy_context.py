@@ -30,7 +30,7 @@ from slm_core.errors import (
     UnsupportedInput,
     UnsupportedOutput,
 )
-from slm_core.inputs import HeldRow, check_rows, held_inputs, rows_of
+from slm_core.inputs import ahead_of, all_ahead_of, are_spans, check_rows, held_inputs, row_of, rows_of
 from slm_core.ledger import replay_plan, truncated_edits
 from slm_core.protocols import Batch
 from slm_core.snapshot import Edit, SequenceSnapshot
@@ -47,6 +47,7 @@ class ToyContext:
             Capability.EMBEDDINGS,
             Capability.DEVICE_SAMPLING,
             Capability.EMBEDDING_INPUT,
+            Capability.SPANS,
         }
     )
     payload_format = "toy-1"
@@ -110,14 +111,27 @@ class ToyContext:
     def _ran(self, batch: Batch, step: Callable[[int, Sequence[Cell]], tuple[Cell, Array]], width: int) -> Array:
         grown: dict[int, list[Cell]] = {}
         rows = np.empty((len(batch), width), np.float32)
-        inputs = held_inputs(batch.tokens, batch.embeddings)
+        inputs, done = held_inputs(batch.tokens, batch.embeddings, batch.ahead), 0
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
             cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
-            cell, rows[i] = step(token, cells)
-            cells.append(cell)
+            if i < done:
+                continue  # it was run with its span
+            done = i + ahead_of(token) + 1
+            if done == i + 1:
+                made, rows[i] = step(token, cells)
+                cells.append(made)
+            else:
+                cells += self._ran_span(inputs[i:done], cells, rows[i:done])
         for seq_id, cells in grown.items():
             self.cells[seq_id] = cells
         return rows[batch.wants_logits]
+
+    def _ran_span(self, inputs: Sequence[int], cells: Sequence[Cell], rows: Array) -> list[Cell]:
+        """Run a span; fills its rows, of logits or of states."""
+        made, states = self.engine.span(inputs, cells)
+        for row, state in zip(rows, states, strict=True):
+            row[:] = self.engine.logits(state) if len(row) == self.engine.n_vocab else state
+        return made
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Copy the list of cells."""
@@ -126,6 +140,7 @@ class ToyContext:
             if src == dst or self.cells[dst]:
                 raise InvalidSequence(f"cannot fork {src} into {dst}: the destination must be another, empty sequence")
             end = self._checked_index(src, len(self.cells[src]) if end is None else end)
+            self._check_whole_spans(src, end)
             self.replace(dst, self.forked(self.cells[src][:end]), truncated_edits(self.edits[src], end))
             return Pos(dst, end)
 
@@ -138,6 +153,7 @@ class ToyContext:
         with self._call():
             self._check_level(EditLevel.TRUNCATE)
             end = self._checked_index(self._checked(pos.seq_id), pos.index)
+            self._check_whole_spans(pos.seq_id, end)
             self.replace(pos.seq_id, self.cells[pos.seq_id][:end], truncated_edits(self.edits[pos.seq_id], end))
             return pos
 
@@ -151,6 +167,8 @@ class ToyContext:
             first, last = self._checked_index(seq_id, start.index), self._checked_index(seq_id, end.index)
             if last < first:
                 raise InvalidPosition(f"a cut cannot end ({last}) before it starts ({first})")
+            if first < last == len(self.cells[seq_id]):
+                self._check_whole_spans(seq_id, first)
             cells, edits = self.without(self.cells[seq_id], self.edits[seq_id], first, last)
             self.replace(seq_id, cells, edits)
             return Pos(seq_id, len(cells))
@@ -181,10 +199,9 @@ class ToyContext:
         with self._call():
             cells = self.cells[self._checked(seq_id)]
             tokens = np.array([cell.token for cell in cells], np.int32)
-            edits, rows = tuple(self.edits[seq_id]), rows_of(cell.token for cell in cells)
-            return SequenceSnapshot(
-                "toy", self.payload_format, self.fingerprint, tokens, edits, self.packed(cells), rows
-            ).to_bytes()
+            held, edits = [cell.token for cell in cells], tuple(self.edits[seq_id])
+            more = self.packed(cells), rows_of(held), all_ahead_of(held)
+            return SequenceSnapshot("toy", self.payload_format, self.fingerprint, tokens, edits, *more).to_bytes()
 
     def packed(self, cells: list[Cell]) -> bytes:
         """The payload of a dump."""
@@ -215,8 +232,11 @@ class ToyContext:
         edits: list[Edit] = []
         runs, _ = replay_plan(snapshot.held(), snapshot.edits)
         for run, edit in zip(runs, (*snapshot.edits, None), strict=True):
-            for token in run:
-                cells.append(self.engine.step(token, cells)[0])
+            done = 0
+            for i, token in enumerate(run):
+                if i == done:
+                    done = i + ahead_of(token) + 1
+                    cells += self.engine.span(run[i:done], cells)[0]
             if edit is not None:
                 cells, edits = self.without(cells, edits, edit.start, edit.end)
         return cells, edits
@@ -277,10 +297,11 @@ class ToyContext:
         if len(batch) > self.n_batch:
             raise BatchFull(f"a batch of {len(batch)} tokens (accepted: up to n_batch, {self.n_batch})")
         self._check_rows(batch.embeddings)
+        self._check_spans(batch)
         lengths: dict[int, int] = {}
-        inputs = held_inputs(batch.tokens, batch.embeddings)
+        inputs = held_inputs(batch.tokens, batch.embeddings, batch.ahead)
         for token, seq_id, position in zip(inputs, batch.seq_ids.tolist(), batch.positions, strict=True):
-            if not (isinstance(token, HeldRow) or 0 <= token < self.engine.n_vocab):
+            if not (row_of(token) is not None or 0 <= token < self.engine.n_vocab):
                 raise InvalidToken(f"token {token} (accepted: 0 to {self.engine.n_vocab - 1})")
             length = lengths.setdefault(seq_id, len(self.cells[self._checked(seq_id)]))
             if position != length:
@@ -294,6 +315,24 @@ class ToyContext:
             raise UnsupportedInput("this toy takes no embedding rows")
         check_rows(rows, self.engine.shape.n_embd)
 
+    def _check_spans(self, batch: Batch) -> None:
+        if batch.ahead.any() and Capability.SPANS not in self.capabilities:
+            raise UnsupportedInput("this toy takes no spans")
+        if not are_spans(batch.ahead):
+            raise InvalidOption("the batch holds parts of spans")
+
+    def _check_whole_spans(self, seq_id: int, length: int) -> None:
+        cells = self.cells[seq_id]
+        if 0 < length < len(cells) and ahead_of(cells[length - 1].token):
+            raise InvalidPosition(f"position {length} lies in a span (accepted: where it begins, or past it)")
+
+    def _check_dumped_spans(self, snapshot: SequenceSnapshot) -> None:
+        for ahead in map(all_ahead_of, replay_plan(snapshot.held(), snapshot.edits)[0]):
+            if len(ahead) and not are_spans(ahead):
+                raise InvalidSnapshot("the dump holds parts of spans")
+            if len(ahead) and (Capability.SPANS not in self.capabilities or ahead.max() >= self.n_batch):
+                raise SnapshotMismatch("the dump holds spans, which this toy does not take")
+
     def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
         if snapshot.fingerprint != self.fingerprint:
             raise SnapshotMismatch("the dump is of another model")
@@ -303,7 +342,8 @@ class ToyContext:
             raise SnapshotMismatch("the dump holds embedding rows, which this toy does not take")
         if len(rows) and rows.shape[1] != self.engine.shape.n_embd:
             raise InvalidSnapshot("the dump's embedding rows are of another width")
-        if any(not (isinstance(token, HeldRow) or 0 <= token < self.engine.n_vocab) for token in every):
+        self._check_dumped_spans(snapshot)
+        if any(not (row_of(token) is not None or 0 <= token < self.engine.n_vocab) for token in every):
             raise InvalidSnapshot("the dump holds tokens outside the vocabulary")
         needed = (
             len(snapshot.tokens)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.weights import Weights, rope_frequencies
-from slm_core.inputs import HeldRow
+from slm_core.inputs import row_of
 
 Array = NDArray[np.float32]
 
@@ -19,7 +19,7 @@ class Cell:
     """What the engine remembers of one token. Never changed, so sequences may share it.
 
     Attributes:
-        token: its id, or the embedding row in its place.
+        token: its id, with the embedding row in its place and its span (``HeldInput``), if any.
         keys: rotated to the token's position, float32 [L, K, D].
         values: float32 [L, K, D].
     """
@@ -50,40 +50,60 @@ class ToyEngine:
     def step(self, token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
         """Run one token after ``past``; returns what to remember of it, and the logits, float32 [V]."""
         cell, state = self.state(token, past)
-        return cell, self._linear("token_embd" if self.shape.tied else "output", state)
+        return cell, self.logits(state)
 
     def state(self, token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
         """The same, with the hidden state behind the last norm in place of logits, float32 [E]."""
-        shape, position = self.shape, len(past)
-        kept = np.empty((2, shape.n_layers, position + 1, shape.n_kv_heads, shape.head_dim), np.float32)
+        (cell,), (state,) = self.span([token], past)
+        return cell, state
+
+    def logits(self, state: Array) -> Array:
+        """What a hidden state [E] leads to, [V]."""
+        return self._linear("token_embd" if self.shape.tied else "output", state)
+
+    def span(self, tokens: Sequence[int], past: Sequence[Cell]) -> tuple[list[Cell], list[Array]]:
+        """Run tokens that see each other both ways after ``past``; cells and hidden states."""
+        shape, n = self.shape, len(tokens)
+        kept = np.empty((2, shape.n_layers, len(past) + n, shape.n_kv_heads, shape.head_dim), np.float32)
         if past:
-            kept[0, :, :-1] = np.stack([cell.keys for cell in past], axis=1)
-            kept[1, :, :-1] = np.stack([cell.values for cell in past], axis=1)
-        x = token.row if isinstance(token, HeldRow) else self.table[token]  # [E]
+            kept[0, :, :-n] = np.stack([cell.keys for cell in past], axis=1)
+            kept[1, :, :-n] = np.stack([cell.values for cell in past], axis=1)
+        xs = [self.table[token] if (row := row_of(token)) is None else row for token in tokens]  # of [E]
         for layer in range(shape.n_layers):
             block = f"blk.{layer}."
-            x = x + self._attend(block, self._norm(block + "attn_norm", x), *kept[:, layer])
-            h = self._norm(block + "ffn_norm", x)
-            gate = self._linear(block + "ffn_gate", h)
-            x = x + self._linear(block + "ffn_down", gate / (1 + np.exp(-gate)) * self._linear(block + "ffn_up", h))
-        return Cell(token, kept[0, :, -1], kept[1, :, -1]), self._norm("output_norm", x)
+            mixed = self._attend(block, [self._norm(block + "attn_norm", x) for x in xs], *kept[:, layer])
+            xs = [self._fed(block, x + y) for x, y in zip(xs, mixed, strict=True)]
+        cells = [Cell(token, kept[0, :, i - n], kept[1, :, i - n]) for i, token in enumerate(tokens)]
+        return cells, [self._norm("output_norm", x) for x in xs]
 
     def moved(self, cell: Cell, by: int) -> Cell:
         """The cell as if its token stood ``by`` positions further on: key re-rotated, value kept."""
         return Cell(cell.token, self._rotate(cell.keys, by), cell.values)
 
-    def _attend(self, block: str, x: Array, keys: Array, values: Array) -> Array:
-        """Attention of one token; fills the last row of ``keys`` and ``values``, [S, K, D]."""
-        shape, position = self.shape, len(keys) - 1
-        q = self._head_norm(block + "attn_q", self._linear(block + "attn_q", x).reshape(-1, shape.head_dim))
-        k = self._head_norm(block + "attn_k", self._linear(block + "attn_k", x).reshape(-1, shape.head_dim))
-        keys[-1] = self._rotate(k, position)
-        values[-1] = self._linear(block + "attn_v", x).reshape(-1, shape.head_dim)
-        q = self._rotate(q, position).reshape(shape.n_kv_heads, -1, shape.head_dim)  # [K, G, D]
+    def _fed(self, block: str, x: Array) -> Array:
+        h = self._norm(block + "ffn_norm", x)
+        gate = self._linear(block + "ffn_gate", h)
+        return x + self._linear(block + "ffn_down", gate / (1 + np.exp(-gate)) * self._linear(block + "ffn_up", h))
+
+    def _attend(self, block: str, xs: Sequence[Array], keys: Array, values: Array) -> list[Array]:
+        """Attention of tokens to all; fills the last rows of ``keys`` and ``values``, [S, K, D]."""
+        first = len(keys) - len(xs)
+        for position, x in enumerate(xs, first):
+            keys[position] = self._rotate(self._heads(block + "attn_k", x), position)
+            values[position] = self._linear(block + "attn_v", x).reshape(-1, self.shape.head_dim)
+        return [self._mixed(block, x, keys, values, position) for position, x in enumerate(xs, first)]
+
+    def _mixed(self, block: str, x: Array, keys: Array, values: Array, position: int) -> Array:
+        shape = self.shape
+        q = self._rotate(self._heads(block + "attn_q", x), position)
+        q = q.reshape(shape.n_kv_heads, -1, shape.head_dim)  # [K, G, D]
         scores = np.einsum("kgd,skd->kgs", q, keys) / np.float32(np.sqrt(shape.head_dim))
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         return self._linear(block + "attn_output", np.einsum("kgs,skd->kgd", weights, values).ravel())
+
+    def _heads(self, name: str, x: Array) -> Array:
+        return self._head_norm(name, self._linear(name, x).reshape(-1, self.shape.head_dim))
 
     def _linear(self, name: str, x: Array) -> Array:
         result: Array = self._tensors[f"{name}.weight"] @ x

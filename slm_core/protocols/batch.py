@@ -85,6 +85,21 @@ class Batch(Protocol):
         """
         ...
 
+    @property
+    def ahead(self) -> NDArray[np.int32]:
+        """How many tokens behind it each token sees, int32 [T]: of a span, all that follow; else 0."""
+        ...
+
+    def join(self, n: int) -> None:
+        """Make the last ``n`` tokens or rows a span: each sees all of it, besides what it would see without it.
+
+        They are of one sequence, at positions without gaps, and none is in a span yet.
+
+        Raises:
+            InvalidOption: fewer than 1, more than were added, or some that are no such run.
+        """
+        ...
+
     def clear(self) -> None:
         """Forget the tokens; the capacity stays."""
         ...

@@ -72,7 +72,7 @@ class Context(Protocol):
             ContextFull: not enough free positions.
             DecodeFailed: the engine reported a failure.
             UnsupportedOutput: an encoder, which has no logits.
-            UnsupportedInput: embedding rows, and ``EMBEDDING_INPUT`` is not declared.
+            UnsupportedInput: embedding rows or spans, and ``EMBEDDING_INPUT`` or ``SPANS`` is not declared.
         """
         ...
 
@@ -108,14 +108,15 @@ class Context(Protocol):
 
         Raises:
             InvalidSequence: dst is not empty, or src and dst are the same.
-            InvalidPosition: ``end`` is outside src.
+            InvalidPosition: ``end`` is outside src, or inside a span.
             ContextFull: storage is not shared and there is no room for the copy.
         """
         ...
 
     def truncate(self, pos: Pos) -> Pos:
-        """Forget ``pos.index`` and all after it in that sequence; at the length a no-op, past it ``InvalidPosition``.
+        """Forget ``pos.index`` and all after it in that sequence; at the length a no-op.
 
+        Past it, or inside a span, ``InvalidPosition``.
         Decoding the same tail again gives the logits it gave before.
         """
         ...
@@ -149,7 +150,8 @@ class Context(Protocol):
 
         Raises:
             InvalidSnapshot: the bytes are damaged.
-            SnapshotMismatch: a dump of another model, or one with embedding rows where they are not declared.
+            SnapshotMismatch: a dump of another model, or one with embedding rows or spans where they are not declared,
+                or with spans that are longer than a batch.
             ContextFull: no room.
         """
         ...

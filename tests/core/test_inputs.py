@@ -9,7 +9,7 @@ import pytest
 
 from slm_core.batch import TokenBatch
 from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidSnapshot
-from slm_core.inputs import HeldRow, add_held, held_inputs, rows_of
+from slm_core.inputs import NO_AHEAD, HeldInput, add_held, ahead_of, chunks_of, held_inputs, rows_of
 from slm_core.ledger import Ledger, replay_plan
 from slm_core.snapshot import Edit, SequenceSnapshot, unpack
 from slm_core.types import EMBEDDED, Pos
@@ -68,7 +68,7 @@ def test_rows_that_do_not_fit_are_not_kept():
 
 
 def test_what_is_held_goes_into_a_batch_again():
-    held = held_inputs(np.array([5, EMBEDDED, EMBEDDED, 6, EMBEDDED], np.int32), ROWS[:3])
+    held = held_inputs(np.array([5, EMBEDDED, EMBEDDED, 6, EMBEDDED], np.int32), ROWS[:3], NO_AHEAD)
     assert held == [5, EMBEDDED, EMBEDDED, 6, EMBEDDED]
     np.testing.assert_array_equal(rows_of(held), ROWS[:3])
     batch = TokenBatch(5)
@@ -81,9 +81,9 @@ def test_what_is_held_goes_into_a_batch_again():
 def test_edits_carry_rows_along():
     """What a replay decodes is what was decoded, whatever was forked, cut and forgotten since."""
     ledger = Ledger(64, 3, share_forks=True)
-    ledger.append(0, held_inputs(np.array([1, EMBEDDED, 2, EMBEDDED, EMBEDDED, 3], np.int32), ROWS[:3]))
+    ledger.append(0, held_inputs(np.array([1, EMBEDDED, 2, EMBEDDED, EMBEDDED, 3], np.int32), ROWS[:3], NO_AHEAD))
     ledger.cut(0, 1, 4)  # forgets rows 0 and 1
-    ledger.append(0, [HeldRow(ROWS[3])])
+    ledger.append(0, [HeldInput(EMBEDDED, ROWS[3])])
     ledger.fork(0, 1, 4)
     ledger.truncate(1, 2)
     runs, _ = replay_plan(ledger.tokens(0), ledger.edits(0))
@@ -98,7 +98,7 @@ def dumped(**changes) -> SequenceSnapshot:
         "payload_format": "",
         "fingerprint": "f",
         "tokens": np.array([4, EMBEDDED, EMBEDDED], np.int32),
-        "edits": (Edit(1, (7, HeldRow(ROWS[2])), 4),),
+        "edits": (Edit(1, (7, HeldInput(EMBEDDED, ROWS[2])), 4),),
         "payload": b"xyz",
         "rows": ROWS[:2],
     }
@@ -135,3 +135,59 @@ def test_a_dump_has_its_rows_in_a_section_of_their_own():
 def test_rows_of_a_dump_that_are_not_right(changes, match):
     with pytest.raises(InvalidSnapshot, match=match):
         SequenceSnapshot.from_bytes(dumped(**changes).to_bytes())
+
+
+def test_a_span_is_the_last_tokens_of_a_batch():
+    batch = TokenBatch(12)
+    batch.extend([1, 2, 3], Pos(0, 4))
+    batch.add_embeddings(ROWS[:2], Pos(0, 7))
+    batch.join(4)
+    batch.extend([5, 6], Pos(0, 9))
+    batch.join(1)
+    assert batch.ahead.tolist() == [0, 3, 2, 1, 0, 0, 0]
+    batch.clear()
+    batch.extend([1, 2, 3], Pos(0, 0))
+    assert batch.ahead.tolist() == [0, 0, 0], "a batch that was cleared remembers no span"
+
+
+@pytest.mark.parametrize("n", [0, 8, -1, True, 2.0])
+def test_a_span_of_what_is_not_there_is_refused(n):
+    batch = TokenBatch(12)
+    batch.extend(range(7), Pos(0, 0))
+    with pytest.raises(InvalidOption, match="accepted: 1 to 7"):
+        batch.join(n)
+
+
+def test_a_span_is_one_run_of_one_sequence():
+    batch = TokenBatch(12)
+    batch.extend([1, 2], Pos(0, 0))
+    batch.extend([3, 4], Pos(1, 2))
+    batch.extend([5], Pos(1, 7))
+    for n in (2, 4):
+        with pytest.raises(InvalidOption, match="are no span"):
+            batch.join(n)
+    batch.extend([6], Pos(1, 8))
+    batch.join(2)
+    with pytest.raises(InvalidOption, match="none in a span yet"):
+        batch.join(2)
+    assert batch.ahead.tolist() == [0, 0, 0, 0, 1, 0]
+
+
+def test_chunks_do_not_part_spans():
+    ahead = np.array([0, 0, 2, 1, 0, 0, 1, 0, 0], np.int32)
+    held = held_inputs(np.arange(9, dtype=np.int32), ROWS[:0], ahead)
+    assert [list(chunk) for chunk in chunks_of(held, 4)] == [[0, 1], [2, 3, 4, 5], [6, 7, 8]]
+    assert [list(chunk) for chunk in chunks_of(held, 3)] == [[0, 1], [2, 3, 4], [5, 6, 7], [8]]
+    batch = TokenBatch(9)
+    add_held(batch, held, Pos(0, 0))
+    assert batch.ahead.tolist() == ahead.tolist()
+
+
+def test_a_dump_has_its_spans_in_a_section_of_their_own():
+    whole = dumped(ahead=np.array([2, 1, 0], np.int32), edits=(Edit(1, (HeldInput(7, None, 1), 8), 5),), rows=ROWS[:2])
+    data = whole.to_bytes()
+    _, sections = unpack("sequence", data)
+    assert sections[4] == struct.pack("<5i", 2, 1, 0, 1, 0)
+    found = SequenceSnapshot.from_bytes(data)
+    assert [ahead_of(one) for one in (*found.held(), *found.edits[0].removed)] == [2, 1, 0, 1, 0]
+    assert found.to_bytes() == data

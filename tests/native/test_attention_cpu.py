@@ -19,7 +19,7 @@ from slm_core.types import KvType
 from slm_native import _extension
 from slm_native.kernels.cpu import CpuKernels
 from slm_native.kernels.parameters import PLAIN, Scoring
-from slm_native.kv import PAGE_TOKENS, BatchPlan, PagedKvCache, PageLayout, codec_of
+from slm_native.kv import PAGE_TOKENS, BatchPlan, PagedKvCache, PageLayout, codec_of, in_spans
 
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
@@ -93,18 +93,19 @@ class Cached:
         return f32(n_tokens, self.heads.n_kv * self.heads.group, self.heads.width, seed=seed)
 
     def check(self, plan: BatchPlan, seed: int, scoring: Scoring = PLAIN) -> None:
+        """Compare what is found of a batch, of which runs of spans lie on whatever the sequence holds."""
         q = self.queries(len(plan.pages), seed)
         scale = self.heads.width**-0.5
         found = self.kernels.attention_over_runs(q, self.layer, plan, scale, scoring)
         assert (found.shape, found.dtype) == (q.shape, np.float32)
         for run in plan.runs:
-            k, v = self.held[run.seq_id]
+            k, v = (held[: run.n_held] for held in self.held[run.seq_id])
             assert len(k) == run.n_held
             queries = q[run.rows] * np.float32(scale)
             is_few = len(queries) == 1 or len(queries) * self.heads.group <= FEW_ROWS
             if self.codecs[0].kv_type in CODED and is_few:
                 queries = rounded_to_int8(queries)
-            wanted, bound = attention(queries, k, v, scoring)
+            wanted, bound = attention(queries, k, v, scoring, both_ways=run.both_ways)
             worst = np.max(np.abs(found[run.rows] - wanted) / bound)
             assert worst <= 1, f"sequence {run.seq_id} is off by {worst:.3g} times the bound"
 
@@ -117,7 +118,9 @@ def rounded_to_int8(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return (codes.astype(np.float64) * (peaks / np.float32(127)).astype(np.float64)).reshape(x.shape)
 
 
-def attention(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scoring: Scoring) -> tuple[NDArray[Any], NDArray[Any]]:
+def attention(
+    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scoring: Scoring, *, both_ways: bool = False
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """The mean of values and its bound, in float64, one query and head at a time; ``q`` is scaled."""
     n_tokens, n_heads, _ = q.shape
     n_held, n_kv_heads, _ = k.shape
@@ -125,7 +128,7 @@ def attention(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scoring: Scorin
     for t in range(n_tokens):
         position = n_held - n_tokens + t
         first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
-        seen = np.arange(first, position + 1)
+        seen = np.arange(min(first, n_held - n_tokens), n_held) if both_ways else np.arange(first, position + 1)
         for h in range(n_heads):
             keys, values = k[seen, h // (n_heads // n_kv_heads)], v[seen, h // (n_heads // n_kv_heads)]
             wanted[t, h], bound[t, h] = mean_of_values(q[t, h], keys, values, position - seen, scoring, h)
@@ -233,6 +236,21 @@ def test_every_number_of_tokens(isa: str, n_tokens: int) -> None:
     cached = Cached(isa, Heads(1, 3, 40), "f16", "f32")
     cached.append({0: 61}, seed=1)
     cached.check(cached.append({0: n_tokens}, seed=3), 5, Scoring(window=50))
+
+
+@every_isa
+@pytest.mark.parametrize("window", [None, 1, 20, 64, 200])
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (2, 3), (3, 70, 5, 130), (300,), (40, 100, 64)], ids=str)
+def test_spans(isa: str, lengths: tuple[int, ...], window: int | None) -> None:
+    """Every second run of a batch sees all of itself, from wherever on a page it begins."""
+    for kv_type in ("f32", "q8_0"):
+        cached = Cached(isa, Heads(2, 3, BLOCK), kv_type, kv_type)
+        cached.append({0: 77}, seed=1)
+        plan = cached.append({0: sum(lengths)}, seed=3)
+        runs = [np.arange(n - 1, -1, -1) * (i % 2 == len(lengths) % 2) for i, n in enumerate(lengths, 1)]
+        spanned = in_spans(plan, np.concatenate(runs).astype(np.int32))
+        assert sum(run.both_ways for run in spanned.runs) == sum(bool(run.any()) for run in runs)
+        cached.check(cached.kernels.place(spanned), seed=5, scoring=Scoring(window=window))
 
 
 @every_isa

@@ -195,5 +195,5 @@ def test_a_hostile_payload_is_refused_and_changes_nothing(open_context, feed, ra
 def test_what_the_context_declares(open_context):
     context = open_context()
     assert context.edit_level is EditLevel.CUT
-    outputs_and_inputs = {Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT}
+    outputs_and_inputs = {Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT, Capability.SPANS}
     assert context.capabilities == {Capability.SHARED_FORK, Capability.KV_PAYLOAD, *outputs_and_inputs}

@@ -36,16 +36,18 @@ Queries queries_of(const KvLayer& layer, const Run& run, const Scoring& scoring,
     all.q = q, all.out = out, all.tokens = run.tokens;
     all.n_tokens = run.n_tokens, all.position = run.n_held - run.n_tokens;
     all.n_heads = n_heads, all.group = n_heads / layer.n_kv_heads;
+    all.span = run.both_ways ? all.position : no_span;
+    all.end = run.n_held;
     return all;
 }
 
-// Pages that the window of the first query has left behind are not looked at.
+// Pages that the window of the first query has left behind are not looked at, but for its span.
 Queries some_of(const Queries& all, std::size_t first, std::size_t n_tokens) {
     Queries some = all;
     some.tokens += first, some.position += first, some.n_tokens = n_tokens;
     const std::size_t window = all.scoring->window;
-    some.begin = (some.position < window ? 0 : some.position - window + 1) / page_tokens * page_tokens;
-    some.end = some.position + n_tokens;
+    some.begin = std::min(all.span, some.position < window ? 0 : some.position - window + 1) / page_tokens * page_tokens;
+    some.end = all.span == no_span ? some.position + n_tokens : all.end;
     return some;
 }
 

@@ -27,6 +27,7 @@ KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_byte
 struct Run {
     const std::int32_t *tokens, *pages;
     std::size_t n_tokens, n_held;
+    bool both_ways = false;
 };
 
 // out[t] = attention of q[t], both [T][H][D]; H is a multiple of the layer's heads.

@@ -31,6 +31,7 @@ struct Slice {
     const std::uint8_t* at[most_planes];
 };
 
+constexpr std::size_t no_span = std::size_t(1) << 32;  // more than there are positions, too
 constexpr std::size_t no_window = std::size_t(1) << 32;  // more than there are positions
 
 // What is done with scores; see Scoring in slm_native/kernels/kernelset.py. Positions are exact as float32, up to 2 ** 24.
@@ -52,6 +53,7 @@ struct Queries {
     float* out;                   // the same
     const std::int32_t* tokens;   // which of the T they are
     std::size_t n_tokens, position, n_heads, kv_head, group;
+    std::size_t span;             // the first position of tokens that all see each other; no_span where each sees those up to it
     std::size_t begin, end;       // positions looked at; whole pages but for the last
 };
 

@@ -49,11 +49,13 @@ inline CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, c
 // Which tokens of a batch belong to which sequence, and which pages those hold.
 class Batch {
 public:
-    Batch(const Array& tokens, const Array& pages, const Array& n_tokens, const Array& n_held)
+    Batch(const Array& tokens, const Array& pages, const Array& n_tokens, const Array& n_held, const Array& both_ways)
         : tokens_(copy(tokens, "tokens")), pages_(copy(pages, "pages")), n_batch_(tokens_.size()) {
         const auto* counts = elements<std::int32_t>(n_tokens, "n_tokens", "int32", 1);
         const auto* held = elements<std::int32_t>(n_held, "n_held", "int32", 1);
-        if (n_tokens.size() != n_held.size()) throw nb::value_error("n_tokens and n_held differ in length");
+        const auto* spans = elements<std::int32_t>(both_ways, "both_ways", "int32", 1);
+        if (n_tokens.size() != n_held.size() || n_tokens.size() != both_ways.size())
+            throw nb::value_error("n_tokens, n_held and both_ways differ in length");
         for (std::int32_t token : tokens_)
             if (token < 0 || std::size_t(token) >= n_batch_) throw nb::value_error("a token that the batch does not have");
         for (std::int32_t page : pages_) {
@@ -63,7 +65,7 @@ public:
         std::size_t token = 0, page = 0;
         for (std::size_t i = 0; i < n_tokens.size(); ++i) {
             if (counts[i] < 1 || held[i] < counts[i]) throw nb::value_error("a run that holds less than it brings, or nothing");
-            runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]), std::size_t(held[i])});
+            runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]), std::size_t(held[i]), spans[i] != 0});
             token += std::size_t(counts[i]), page += (std::size_t(held[i]) + page_tokens - 1) / page_tokens;
         }
         if (token != n_batch_ || page != pages_.size())

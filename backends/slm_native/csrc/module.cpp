@@ -330,11 +330,13 @@ NB_MODULE(_native, module) {
                       "    tokens: int32 [T], places in the batch.\n"
                       "    pages: int32, the pages of each run, as many as hold its positions.\n"
                       "    n_tokens: int32, the tokens of each run.\n"
-                      "    n_held: int32, the positions of each run, those of its tokens the last.\n\n"
+                      "    n_held: int32, the positions of each run, those of its tokens the last.\n"
+                      "    both_ways: int32, of each run whether its tokens all see each other.\n\n"
                       "Raises:\n"
                       "    TypeError: a wrong dtype, or no CPU array.\n"
                       "    ValueError: numbers that do not fit each other.")
-        .def(nb::init<const Array&, const Array&, const Array&, const Array&>(), "tokens"_a, "pages"_a, "n_tokens"_a, "n_held"_a);
+        .def(nb::init<const Array&, const Array&, const Array&, const Array&, const Array&>(), "tokens"_a, "pages"_a, "n_tokens"_a,
+             "n_held"_a, "both_ways"_a);
     nb::class_<Angles>(module, "Angles", "By which angles the heads of a batch are turned; keeps their arrays.")
         .def_static("of", &new_angles, "cos"_a, "sin"_a, "interleaved"_a,
                     "Angles of float32 [T, R/2]; of no angles, heads stay.\n\n"

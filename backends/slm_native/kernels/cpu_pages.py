@@ -83,7 +83,9 @@ def placed(plan: BatchPlan) -> CpuPlan:
     tokens = [_all(run.rows) for run in plan.runs]
     counts = np.array([len(rows) for rows in tokens], np.int32)
     held = np.array([run.n_held for run in plan.runs], np.int32)
-    batch = _extension.load().Batch(_joined(tokens), _joined([_all(run.pages) for run in plan.runs]), counts, held)
+    spans = np.array([run.both_ways for run in plan.runs], np.int32)
+    pages = _joined([_all(run.pages) for run in plan.runs])
+    batch = _extension.load().Batch(_joined(tokens), pages, counts, held, spans)
     return CpuPlan(plan.runs, plan.pages, plan.slots, plan.tables, batch)
 
 

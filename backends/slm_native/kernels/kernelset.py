@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType, TopLogits
-from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight, WeightBytes
+from slm_native.kernels.parameters import (
+    PLAIN,
+    Linear,
+    Norm,
+    PlainBlock,
+    Rotation,
+    Scoring,
+    Span,
+    Weight,
+    WeightBytes,
+)
 from slm_native.kv import Array, BatchPlan, HostPageStore, KvLayer, PageLayout, PageStore
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -286,15 +296,18 @@ class KernelSet(ABC):
         """Arrays one after another along an axis; the other axes are equal."""
 
     @abstractmethod
-    def attention(self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN) -> Array:
+    def attention(
+        self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN, span: Span | None = None
+    ) -> Array:
         """Causal attention of the last T of the S positions of one sequence, heads grouped (GQA).
 
         Args:
-            q: [T, H, D]; query t stands at position S - T + t and sees positions up to its own.
+            q: [T, H, D]; query t stands at position S - T + t and sees positions up to its own, unless in a span.
             k: [S, K, D], H a multiple of K; query head h reads key head h // (H / K).
             v: [S, K, D].
             scale: factor on ``q · k``.
             scoring: what else is done with scores.
+            span: of the queries, if they are part of one.
 
         Returns:
             [T, H, D].
@@ -455,6 +468,8 @@ class KernelSet(ABC):
         n_held: int,
         scale: float,
         scoring: Scoring = PLAIN,
+        *,
+        both_ways: bool = False,
     ) -> Array:
         """``attention`` with keys and values that lie in the KV cache, so many queries at a time.
 
@@ -465,6 +480,7 @@ class KernelSet(ABC):
             n_held: positions held, S.
             scale: factor on ``q · k``.
             scoring: what else is done with scores.
+            both_ways: whether the queries are a span.
 
         Returns:
             [T, H, D].
@@ -474,9 +490,12 @@ class KernelSet(ABC):
         mixed = np.empty_like(q)
         step = max(1, _SCORES_AT_A_TIME // (n_heads * n_held))
         for start in range(0, n_tokens, step):
-            stop = min(start + step, n_tokens)
-            seen = slice(_first_seen(n_held - n_tokens + start, scoring.window), n_held - n_tokens + stop)
-            mixed[start:stop] = self.attention(q[start:stop], k[seen], v[seen], scale, scoring)
+            stop, position = min(start + step, n_tokens), n_held - n_tokens + start
+            first, last, span = _first_seen(position, scoring.window), n_held - n_tokens + stop, None
+            if both_ways:
+                first, last = min(first, n_held - n_tokens), n_held
+                span = Span(n_held - n_tokens - first, position - first)
+            mixed[start:stop] = self.attention(q[start:stop], k[first:last], v[first:last], scale, scoring, span)
         return mixed
 
     def attention_over_runs(
@@ -496,7 +515,9 @@ class KernelSet(ABC):
         """
         mixed = np.empty_like(q)
         for run in plan.runs:
-            mixed[run.rows] = self.attention_over_pages(q[run.rows], cache, run.pages, run.n_held, scale, scoring)
+            mixed[run.rows] = self.attention_over_pages(
+                q[run.rows], cache, run.pages, run.n_held, scale, scoring, both_ways=run.both_ways
+            )
         return mixed
 
 

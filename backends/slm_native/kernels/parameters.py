@@ -110,6 +110,25 @@ class Scoring:
 PLAIN = Scoring()
 
 
+class Span(NamedTuple):
+    """Queries whose span reaches from position ``first`` to the last one held, and who see all of it.
+
+    Of positions before the span they see what they would see without it.
+
+    Attributes:
+        first: position where the span begins.
+        position: of the first query.
+    """
+
+    first: int
+    position: int
+
+    @classmethod
+    def whole(cls, n_tokens: int, n_held: int) -> Span:
+        """The queries are the last ``n_tokens`` of the positions held, and all of the span."""
+        return cls(n_held - n_tokens, n_held - n_tokens)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainBlock:
     """A transformer block of the commonest form: ``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``."""

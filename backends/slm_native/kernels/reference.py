@@ -15,7 +15,7 @@ from slm_core.architectures import Activation, AnyActivation, RopeStyle, Xielu
 from slm_core.errors import InvalidModelFile, ModelError
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize, dequantize_rows
 from slm_native.kernels.kernelset import FloatArray, FusedBlocks, KernelSet
-from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight, WeightBytes
+from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Span, Weight, WeightBytes
 
 DEFAULT_EXPANDED_BYTES = 2 << 30
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the text
@@ -182,12 +182,20 @@ class ReferenceKernels(KernelSet):
         return np.concatenate(parts, axis)
 
     def attention(
-        self, q: FloatArray, k: FloatArray, v: FloatArray, scale: float, scoring: Scoring = PLAIN
+        self,
+        q: FloatArray,
+        k: FloatArray,
+        v: FloatArray,
+        scale: float,
+        scoring: Scoring = PLAIN,
+        span: Span | None = None,
     ) -> FloatArray:
         """All scores at once, [K, H/K, T, S], then a softmax with the row maximum taken off."""
-        n_tokens, n_held = len(q), len(k)
-        distance = np.arange(n_held - n_tokens, n_held)[:, None] - np.arange(n_held)  # from each query to each key
+        position = len(k) - len(q) if span is None else span.position
+        distance = np.arange(position, position + len(q))[:, None] - np.arange(len(k))  # from each query to each key
         unseen = distance < 0 if scoring.window is None else (distance < 0) | (distance >= scoring.window)
+        if span is not None:
+            unseen[:, span.first :] = False
         return self._attend(q, k, v, scale, scoring, distance, unseen)
 
     def attention_both_ways(

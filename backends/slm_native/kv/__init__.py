@@ -4,6 +4,7 @@ from slm_native.kv.cache import BatchPlan, PagedKvCache, Rotate, Run
 from slm_native.kv.chunks import in_chunks
 from slm_native.kv.codecs import Array, KvCodec, Planes, codec_of
 from slm_native.kv.parts import part_of
+from slm_native.kv.spans import in_spans
 from slm_native.kv.store import PAGE_TOKENS, HostKvLayer, HostPageStore, KvLayer, PageIndex, PageLayout, PageStore
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "Run",
     "codec_of",
     "in_chunks",
+    "in_spans",
     "part_of",
 ]

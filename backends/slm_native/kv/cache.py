@@ -34,6 +34,7 @@ class Run:
         start: position of the first.
         n_held: tokens that the sequence holds with them, S.
         pages: where those lie.
+        both_ways: whether they all see each other, in place of those before each; of windows, they see what they would.
     """
 
     seq_id: int
@@ -41,6 +42,7 @@ class Run:
     start: int
     n_held: int
     pages: PageIndex
+    both_ways: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +60,11 @@ class BatchPlan:
     pages: Array
     slots: Array
     tables: PageTables
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether there are tokens that see others behind them, so that no part of the batch can be run alone."""
+        return any(run.both_ways for run in self.runs)
 
 
 class PagedKvCache:

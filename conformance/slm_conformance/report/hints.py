@@ -59,6 +59,8 @@ HINTS = MappingProxyType(
         "TestSession": "the truncate, cut and dump scenarios first; then `tokens` and `length`, which a session trusts",
         "TestSizes": "`new_context`: sizes and KV types that are rounded or replaced, instead of being taken or"
         " refused",
+        "TestSpans": "the decode scenarios first; then the mask: of a span each token sees the last, and nothing behind"
+        " it, and what is decoded again is decoded in whole spans",
         "TestSpeculation": "the truncate scenarios first; then the rows of a batch in which all tokens ask for logits:"
         " their order, and that each sees the tokens before it and none after",
         "TestThreads": "the lock of a context, which is taken without waiting; and buffers that contexts of one model"

@@ -21,6 +21,7 @@ from slm_conformance.scenarios.numbers import TestNumbers
 from slm_conformance.scenarios.sampling import TestSampling
 from slm_conformance.scenarios.sessions import TestSession
 from slm_conformance.scenarios.snapshots import TestBadDumps, TestDumpRestore
+from slm_conformance.scenarios.spans import TestSpans
 from slm_conformance.scenarios.speculation import TestSpeculation
 from slm_conformance.scenarios.tools import TestTools
 from slm_conformance.scenarios.truncate import TestTruncate
@@ -55,6 +56,7 @@ __all__ = [
     "TestSampling",
     "TestSession",
     "TestSizes",
+    "TestSpans",
     "TestSpeculation",
     "TestThreads",
     "TestTools",

@@ -189,3 +189,20 @@ def test_what_cannot_be_had_is_refused(tmp_path):
         load(path, "[prefill]\nchunk = 64\ncapture = true\n")
     with pytest.raises(InvalidOption, match=r"prefill\.chunk cannot be had where .* layers have states"):
         load(family_model(tmp_path, "mamba"), "[prefill]\nchunk = 64\n")
+
+
+def test_batches_with_spans_are_not_parted(tmp_path, captures, assert_close):
+    """Nor run as a captured chunk, whose tokens see those before them alone."""
+    path, rows = make_tiny_model("llama").write(tmp_path / "tiny.gguf"), []
+    tokens = np.random.default_rng(4).integers(0, 305, 150)
+    with load(path) as plain, load(path, "[prefill]\nchunk = 32\n") as chunked:
+        for model in (plain, capturing(chunked)):
+            with model.new_context(SIZES) as context:
+                for first, end, n in ((0, 32, 32), (32, 132, 50), (132, 150, 0)):
+                    batch = context.new_batch()
+                    batch.extend(tokens[first:end], Pos(0, first), logits="none" if first == 0 else "all")
+                    if n:
+                        batch.join(n)
+                    rows.append(context.decode(batch).copy())
+    assert_close(np.concatenate(rows[3:]), np.concatenate(rows[:3]), 1e-5)
+    assert captures == []

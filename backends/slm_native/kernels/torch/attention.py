@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from torch import Tensor
 
-from slm_native.kernels.parameters import PLAIN, Scoring
+from slm_native.kernels.parameters import PLAIN, Scoring, Span
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
 
 _SCORES_AT_A_TIME = 1 << 24  # 64 MiB of float32 where scores are written out
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN, span: Span | None = None) -> Tensor:
     """Causal attention of the last T of S positions; see ``KernelSet.attention``.
 
     Args:
@@ -21,21 +21,25 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLA
         v: [S, K, D].
         scale: factor on ``q · k``.
         scoring: what else is done with scores.
+        span: of the queries, if they are part of one.
 
     Returns:
         [T, H, D].
     """
     n_tokens, n_heads, _ = q.shape
-    n_before = len(k) - n_tokens
-    if scoring.is_plain and n_before == 0:
+    n_before = len(k) - n_tokens if span is None else span.position
+    if scoring.is_plain and n_before == 0 and span is None:
         return _attend_to_itself(q, k, v, scale)
     step = max(1, _SCORES_AT_A_TIME // (n_heads * len(k)))
     parts = []
     for start in range(0, n_tokens, step):
         stop = min(start + step, n_tokens)
         first = 0 if scoring.window is None else max(0, n_before + start - scoring.window + 1)
-        seen = slice(first, n_before + stop)
-        parts.append(_attend(q[start:stop], k[seen], v[seen], scale, scoring))
+        last, part = n_before + stop, None
+        if span is not None:
+            first, last = min(first, span.first), len(k)
+            part = Span(span.first - first, n_before + start - first)
+        parts.append(_attend(q[start:stop], k[first:last], v[first:last], scale, scoring, part))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -114,12 +118,14 @@ def _attend_to_itself(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return mixed[0].transpose(0, 1)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring) -> Tensor:
-    n_tokens, n_held = len(q), len(k)
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring, span: Span | None) -> Tensor:
+    position = len(k) - len(q) if span is None else span.position
     by_head = [x.transpose(0, 1)[None] for x in (q, k, v)]
-    positions = torch.arange(n_held, device=q.device)
-    distance = (positions[n_held - n_tokens :, None] - positions)[None]  # [1, T, S]
+    positions = torch.arange(len(k), device=q.device)
+    distance = (positions[position : position + len(q), None] - positions)[None]  # [1, T, S]
     seen = _seen(distance, scoring)
+    if span is not None:
+        seen = seen | (positions >= span.first)
     return _mixed(by_head[0], by_head[1], by_head[2], distance, seen, scale, scoring)[0].transpose(0, 1)
 
 

@@ -20,7 +20,7 @@ from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize
 from slm_core.types import KvType, TopLogits
 from slm_native.kernels.kernelset import FixedShape, FloatArray, FusedBlocks, KernelSet
-from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Weight, WeightBytes
+from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Span, Weight, WeightBytes
 from slm_native.kernels.torch.activations import activate, gated
 from slm_native.kernels.torch.attention import attend, attend_at, attend_both_ways, attend_one_token_each
 from slm_native.kernels.torch.choosing import DEVICES as RANKING_DEVICES
@@ -373,9 +373,11 @@ class TorchKernels(KernelSet):
         """Torch's."""
         return (x * y).sum(-1, keepdim=True)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN, span: Span | None = None
+    ) -> Tensor:
         """Through scaled_dot_product_attention where scores are not changed."""
-        return attend(q.to(self.dtype), k, v, scale, scoring).float()
+        return attend(q.to(self.dtype), k, v, scale, scoring, span).float()
 
     def attention_both_ways(self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
         """Likewise."""
@@ -393,7 +395,8 @@ class TorchKernels(KernelSet):
         for run in plan.prefills:
             k, v = cache.keys(run.pages, run.n_held), cache.values(run.pages, run.n_held)
             if run.positions is None:
-                mixed[run.rows] = attend(q[run.rows], k, v, scale, scoring)
+                span = Span.whole(len(run.rows), run.n_held) if run.both_ways else None
+                mixed[run.rows] = attend(q[run.rows], k, v, scale, scoring, span)
             else:
                 mixed[run.rows] = attend_at(run.positions, q[run.rows], k, v, scale, scoring)
         return mixed.float()

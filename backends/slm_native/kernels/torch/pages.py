@@ -158,12 +158,14 @@ class Prefill:
         pages: int64 [P], what it holds.
         n_held: tokens that it holds with them; with ``positions``, what those pages have room for.
         positions: int64 [T], of these tokens, where what is done may depend on shapes alone.
+        both_ways: whether they all see each other.
     """
 
     rows: Tensor
     pages: Tensor
     n_held: int
     positions: Tensor | None = None
+    both_ways: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +200,7 @@ def place(plan: BatchPlan, *, in_powers: bool = False) -> TorchPlan:
         if len(rows) == 1:
             singles.append((int(rows[0]), pages, run.n_held))
         else:
-            prefills.append(Prefill(index(rows), index(pages), run.n_held))
+            prefills.append(Prefill(index(rows), index(pages), run.n_held, None, run.both_ways))
     return TorchPlan(
         plan.runs, index(plan.pages), index(plan.slots), plan.tables, _group(singles, index, in_powers), prefills
     )
