@@ -152,6 +152,7 @@ def _options(place: Place) -> Any:
     options.intra_op_num_threads = place.threads.n_threads
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False  # it would keep what a long prompt once needed
+    options.add_session_config_entry("session.prepack.enable_parallel", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(place.threads.spinning)))
     return options
 
