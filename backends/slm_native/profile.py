@@ -23,6 +23,7 @@ class Profile:
 
     Attributes:
         dtype: number format of products, as the option.
+        compile: whether weights are expanded by what torch.compile makes of it.
         buckets: sizes, ascending, to which batches of one token a sequence are filled up; none where they are not.
         capture: whether a step of each shape is captured in a CUDA graph, and replayed from then on.
         graphs: how many of a context's are kept; the one used longest ago goes.
@@ -33,6 +34,7 @@ class Profile:
     """
 
     dtype: str = "auto"
+    compile: bool = False
     buckets: tuple[int, ...] = ()
     capture: bool = False
     graphs: int = 16
@@ -118,7 +120,12 @@ def _is_count(value: object, least: int, most: int) -> bool:
     return type(value) is int and least <= value <= most
 
 
-_TOP = {"dtype": "auto, float32, bfloat16 or float16", "decode": "a table", "prefill": "a table"}
+_TOP = {
+    "dtype": "auto, float32, bfloat16 or float16",
+    "compile": "true or false",
+    "decode": "a table",
+    "prefill": "a table",
+}
 _DECODE = {
     "buckets": f"sizes of batches from 1 to {_MOST_ROWS}, as [1, 2, 4, 8]",
     "capture": "true or false",

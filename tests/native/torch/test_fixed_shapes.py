@@ -212,7 +212,7 @@ def test_a_profile_is_found_by_name_then_environment_then_beside_the_model(tmp_p
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("dtpye = 'float16'", UnknownOption, r"unknown key 'dtpye' \(accepted: dtype, decode, prefill\)"),
+        ("dtpye = 'float16'", UnknownOption, r"unknown key 'dtpye' \(accepted: dtype, compile, decode, prefill\)"),
         ("[decode]\nbucket = [1]", UnknownOption, r"unknown key 'decode.bucket' \(accepted: decode.buckets, "),
         ("[decode]\nbuckets = [0]", InvalidOption, r"decode.buckets=\[0\] \(accepted: sizes of batches from 1 to 1024"),
         ("[decode]\nbuckets = []", InvalidOption, "sizes of batches"),
@@ -225,6 +225,7 @@ def test_a_profile_is_found_by_name_then_environment_then_beside_the_model(tmp_p
         ("[prefill]\ncapture = true", InvalidOption, "needs prefill.chunk"),
         ("prefill = 3", InvalidOption, r"prefill=3 \(accepted: a table\)"),
         ("decode = 3", InvalidOption, r"decode=3 \(accepted: a table\)"),
+        ("compile = 1", InvalidOption, r"compile=1 \(accepted: true or false\)"),
         ("dtype = 16", InvalidOption, "bfloat16"),
         ("dtype = ", InvalidOption, r"profile .*p\.toml: "),
         ("\x00", InvalidOption, r"profile .*p\.toml: "),

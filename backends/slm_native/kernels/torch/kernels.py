@@ -25,6 +25,7 @@ from slm_native.kernels.torch.activations import activate, gated
 from slm_native.kernels.torch.attention import attend, attend_at, attend_both_ways, attend_one_token_each
 from slm_native.kernels.torch.choosing import DEVICES as RANKING_DEVICES
 from slm_native.kernels.torch.choosing import top_logits
+from slm_native.kernels.torch.compiling import check_compiles, unpack_compiled
 from slm_native.kernels.torch.devices import choose_dtype, memory, spelled
 from slm_native.kernels.torch.graphs import (
     Captured,
@@ -123,12 +124,14 @@ class TorchKernels(KernelSet):
         self._lock = threading.Lock()
         self._uploaders = {each: Uploader(each) for each in self._devices}
         self._steps = StepUploader(self._device)
+        self._compiled: set[tuple[GgmlType, torch.device]] = set()
         self.reads_file = self._device.type == "cpu"
         self._panel_weights = _CPU_PANEL_WEIGHTS if self._device.type == "cpu" else _DEVICE_PANEL_WEIGHTS
 
     def describe(self) -> str:
         """Torch's version, the device, and the number format of products."""
-        kept = f", at most {self._expanded_bytes >> 20} MiB expanded" if self._expanded_bytes else ""
+        kept = ", expanded by torch.compile" if self._profile.compile else ""
+        kept += f", at most {self._expanded_bytes >> 20} MiB expanded" if self._expanded_bytes else ""
         return f"torch {torch.__version__} on {self.device}, products in {spelled(self.dtype)}, weights packed{kept}"
 
     def reserve(self, sizes: WeightBytes) -> None:
@@ -262,7 +265,13 @@ class TorchKernels(KernelSet):
         if len(tensor.shape) != 2:
             raise InvalidModelFile(f"tensor {tensor.name!r} has the shape {tensor.shape}, a matrix (out, in) is needed")
         _check(tensor)
-        return TorchWeight(tensor, self._uploader(tensor).upload(tensor.data).view(tensor.shape[0], -1))
+        weight = TorchWeight(tensor, self._uploader(tensor).upload(tensor.data).view(tensor.shape[0], -1))
+        kind = tensor.ggml_type, weight.packed.device
+        if self._profile.compile and kind not in self._compiled:
+            self.settle()
+            check_compiles(weight.packed, tensor.ggml_type, self._dtype_of(weight))
+            self._compiled.add(kind)
+        return weight
 
     def vector(self, tensor: QuantizedTensor) -> Tensor:
         """Expand the tensor and upload it, as other weights."""
@@ -416,7 +425,10 @@ class TorchKernels(KernelSet):
         return weight.expanded
 
     def _unpacked(self, weight: TorchWeight, rows: slice) -> Tensor:
-        return unpack(weight.packed[rows], weight.tensor.ggml_type).to(self._dtype_of(weight))
+        packed, dtype = weight.packed[rows], self._dtype_of(weight)
+        if self._profile.compile:
+            return unpack_compiled(packed, weight.tensor.ggml_type, dtype)
+        return unpack(packed, weight.tensor.ggml_type).to(dtype)
 
     def _dtype_of(self, weight: Weight) -> torch.dtype:
         """Weights in float32 are not rounded."""

@@ -4,6 +4,6 @@ The layout of a block is that of ``slm_core.quant``, whose NumPy code is the def
 bit.
 """
 
-from slm_native.kernels.torch.unpack._registry import unpack, unpacked_types
+from slm_native.kernels.torch.unpack._registry import expander, unpack, unpacked_types
 
-__all__ = ["unpack", "unpacked_types"]
+__all__ = ["expander", "unpack", "unpacked_types"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,21 +14,52 @@ from torch import Tensor
 _TORCH_TYPES = {"|u1": torch.uint8, "|i1": torch.int8, "<f2": torch.float16, "<f4": torch.float32}
 
 
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a block, in words that torch.compile reads.
+
+    Attributes:
+        start: its first byte.
+        n_bytes: of all its items.
+        itemsize: of one.
+        dtype: what it is read as; None for unsigned integers of 16 and 32 bits, and for fields with fields.
+        shape: of the items.
+        fields: those that an item has.
+    """
+
+    start: int
+    n_bytes: int
+    itemsize: int
+    dtype: torch.dtype | None
+    shape: tuple[int, ...]
+    fields: dict[str, Field]
+
+
+def fields_of(block: np.dtype[Any]) -> dict[str, Field]:
+    """The fields of a block, by the names of the format's NumPy definition."""
+    found = {}
+    for name, (dtype, start, *_) in (block.fields or {}).items():
+        base, shape = dtype.subdtype or (dtype, ())
+        torch_type = _TORCH_TYPES.get(base.str)
+        found[name] = Field(start, dtype.itemsize, base.itemsize, torch_type, shape, fields_of(base))
+    return found
+
+
 class Blocks:
-    """Raw blocks and their fields, by the names of the format's NumPy definition.
+    """Raw blocks and their fields.
 
     Unsigned fields of 16 and 32 bits come as int32 and int64, which hold their values: torch computes little with
     unsigned integers.
 
     Args:
         data: uint8 [N, block bytes].
-        block: the packed dtype of a block.
+        layout: the fields of a block.
         lead: shape of what N counts.
     """
 
-    def __init__(self, data: Tensor, block: np.dtype[Any], lead: tuple[int, ...] | None = None) -> None:
+    def __init__(self, data: Tensor, layout: dict[str, Field], lead: tuple[int, ...] | None = None) -> None:
         self._data = data
-        self._block = block
+        self._layout = layout
         self._lead = (len(data),) if lead is None else lead
 
     def __len__(self) -> int:
@@ -36,31 +67,29 @@ class Blocks:
 
     def tensor(self, name: str) -> Tensor:
         """A field [N, ...]."""
-        base, shape, raw = self._field(name)
-        lead = (*self._lead, *shape)
-        if base.str in _TORCH_TYPES:
-            return raw.view(_TORCH_TYPES[base.str]).reshape(lead)
-        if base.itemsize == 2:
+        field, raw = self._field(name)
+        lead = (*self._lead, *field.shape)
+        if field.dtype is not None:
+            return raw.view(field.dtype).reshape(lead)
+        if field.itemsize == 2:
             return (raw.view(torch.int16).to(torch.int32) & 0xFFFF).reshape(lead)
         return (raw.view(torch.int32).to(torch.int64) & 0xFFFFFFFF).reshape(lead)
 
     def group(self, name: str) -> Blocks:
         """A field [N, ...] that has fields of its own."""
-        base, shape, raw = self._field(name)
-        return Blocks(raw.reshape(-1, base.itemsize), base, (*self._lead, *shape))
+        field, raw = self._field(name)
+        return Blocks(raw.reshape(-1, field.itemsize), field.fields, (*self._lead, *field.shape))
 
     def scale(self, name: str = "scale") -> Tensor:
         """A value for each block, float32 [N, 1], to scale the rows of an [N, m] tensor."""
         return self.tensor(name).float()[:, None]
 
-    def _field(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...], Tensor]:
-        assert self._block.fields is not None, "a block has fields"
-        dtype, offset = self._block.fields[name][:2]
-        base, shape = dtype.subdtype or (dtype, ())
-        raw = self._data[:, offset : offset + dtype.itemsize]
-        if raw.storage_offset() % base.itemsize or not raw.is_contiguous():
+    def _field(self, name: str) -> tuple[Field, Tensor]:
+        field = self._layout[name]
+        raw = self._data[:, field.start : field.start + field.n_bytes]
+        if raw.storage_offset() % field.itemsize or not raw.is_contiguous():
             raw = raw.clone(memory_format=torch.contiguous_format)
-        return base, shape, raw
+        return field, raw
 
 
 def planes(packed: Tensor, bits: int) -> Tensor:
@@ -79,10 +108,15 @@ def shifted(words: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
     return (words[..., None] >> _numbers(shifts, words.dtype, words.device)) & mask
 
 
-@cache
+_held_numbers: dict[tuple[object, ...], Tensor] = {}
+
+
 def _numbers(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """On a device for as long as the process lives: a copy from the host cannot be part of a CUDA graph."""
-    return torch.tensor(numbers, dtype=dtype, device=device)
+    key = numbers, dtype, device.type, device.index
+    if key not in _held_numbers:
+        _held_numbers[key] = torch.tensor(numbers, dtype=dtype, device=device)
+    return _held_numbers[key]
 
 
 def affine(q: Tensor, scale: Tensor, zero: int = 0, minus: Tensor | None = None) -> Tensor:
@@ -106,15 +140,23 @@ def six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales.float(), minimums.float()
 
 
-@cache
-def table(make: Callable[[], NDArray[np.float32]], device: torch.device) -> Tensor:
-    """A table of a format, on a device, for as long as the process lives.
+class Table:
+    """A table of a format, on each device that asks for it, for as long as the process lives.
 
     Args:
-        make: the table in NumPy; a function of the module, as its result is found by it.
-        device: where it is wanted.
+        make: the table in NumPy.
     """
-    return torch.from_numpy(np.array(make())).to(device)
+
+    def __init__(self, make: Callable[[], NDArray[np.float32]]) -> None:
+        self._make = make
+        self._held: dict[tuple[str, int | None], Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        """The table on a device."""
+        key = device.type, device.index
+        if key not in self._held:  # torch.compile reads a dict, where it would look through functools.cache
+            self._held[key] = torch.from_numpy(np.array(self._make())).to(device)
+        return self._held[key]
 
 
 def signs_of_bytes(packed: Tensor) -> Tensor:

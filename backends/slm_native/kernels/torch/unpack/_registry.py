@@ -13,7 +13,7 @@ from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgmlType
 from slm_core.quant import format_of
 from slm_native.kernels.torch import unpack as package
-from slm_native.kernels.torch.unpack._blocks import Blocks
+from slm_native.kernels.torch.unpack._blocks import Blocks, fields_of
 
 
 @cache
@@ -40,9 +40,15 @@ def unpack(rows: Tensor, ggml_type: GgmlType) -> Tensor:
     Raises:
         UnsupportedModel: the type has no format here.
     """
+    return expander(ggml_type)(rows.reshape(-1, ggml_type.block_bytes)).reshape(len(rows), -1)
+
+
+@cache
+def expander(ggml_type: GgmlType) -> Callable[[Tensor], Tensor]:
+    """What expands blocks of a type: uint8 [N, bytes of a block] to float32 [N, weights of a block]; see ``unpack``."""
     expand = _formats().get(ggml_type)
     if expand is None:
         accepted = ", ".join(t.name for t in unpacked_types())
         raise UnsupportedModel(f"the torch tier has no tensor type {ggml_type.name} (supported: {accepted})")
-    blocks = Blocks(rows.reshape(-1, ggml_type.block_bytes), format_of(ggml_type).block)
-    return expand(blocks).reshape(len(rows), -1)
+    layout = fields_of(format_of(ggml_type).block)
+    return lambda data: expand(Blocks(data, layout))

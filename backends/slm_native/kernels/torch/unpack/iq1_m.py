@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from slm_core.quant._iq_tables import IQ1_SHIFT, iq1_grid
-from slm_native.kernels.torch.unpack._blocks import Blocks, fields, scaled, shifted, table
+from slm_native.kernels.torch.unpack._blocks import Blocks, Table, fields, scaled, shifted
+
+_IQ1_GRID = Table(iq1_grid)
 
 
 def expand(blocks: Blocks) -> Tensor:
@@ -17,7 +19,7 @@ def expand(blocks: Blocks) -> Tensor:
     high = fields(blocks.tensor("high_points"), 4)  # [N, 32]
     shift = float(IQ1_SHIFT) - 2 * float(IQ1_SHIFT) * (high >> 3).float()
     index = blocks.tensor("points").long() | (high & 7).long() << 8
-    return scaled(scales, table(iq1_grid, packed.device)[index] + shift[..., None])  # [N, 32, 8]
+    return scaled(scales, _IQ1_GRID.on(packed.device)[index] + shift[..., None])  # [N, 32, 8]
 
 
 def _scale(packed: Tensor) -> Tensor:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from slm_core.quant._iq_tables import iq2_s_grid
-from slm_native.kernels.torch.unpack._blocks import Blocks, fields, scaled, signs_of_bytes, table
+from slm_native.kernels.torch.unpack._blocks import Blocks, Table, fields, scaled, signs_of_bytes
+
+_IQ2_S_GRID = Table(iq2_s_grid)
 
 
 def expand(blocks: Blocks) -> Tensor:
@@ -13,4 +15,4 @@ def expand(blocks: Blocks) -> Tensor:
     points = blocks.tensor("points")
     scales = blocks.scale() * (fields(blocks.tensor("sub_scales"), 4).float() + 0.5) * 0.25
     index = points.long() | fields(blocks.tensor("high_points"), 2).long() << 8
-    return scaled(scales, table(iq2_s_grid, points.device)[index] * signs_of_bytes(blocks.tensor("signs")))
+    return scaled(scales, _IQ2_S_GRID.on(points.device)[index] * signs_of_bytes(blocks.tensor("signs")))

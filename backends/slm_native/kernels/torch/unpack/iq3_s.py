@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from slm_core.quant._iq_tables import iq3_s_grid
-from slm_native.kernels.torch.unpack._blocks import Blocks, fields, scaled, signs_of_bytes, table
+from slm_native.kernels.torch.unpack._blocks import Blocks, Table, fields, scaled, signs_of_bytes
+
+_IQ3_S_GRID = Table(iq3_s_grid)
 
 
 def expand(blocks: Blocks) -> Tensor:
@@ -13,5 +15,5 @@ def expand(blocks: Blocks) -> Tensor:
     low = blocks.tensor("points")
     scales = blocks.scale() * (2 * fields(blocks.tensor("sub_scales"), 4).float() + 1)
     index = low.long() | fields(blocks.tensor("high_points"), 1).long() << 8
-    points = table(iq3_s_grid, low.device)[index].reshape(-1, 32, 8)
+    points = _IQ3_S_GRID.on(low.device)[index].reshape(-1, 32, 8)
     return scaled(scales, points * signs_of_bytes(blocks.tensor("signs")))

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slm_core.quant._iq_tables import IQ4_LEVELS
-from slm_native.kernels.torch.unpack._blocks import Blocks, affine, planes, table
+from slm_native.kernels.torch.unpack._blocks import Blocks, Table, affine, planes
 
 
 def levels() -> NDArray[np.float32]:
@@ -15,8 +15,11 @@ def levels() -> NDArray[np.float32]:
     return IQ4_LEVELS
 
 
+_LEVELS = Table(levels)
+
+
 def expand(blocks: Blocks) -> Tensor:
     """``scale * level[q]``."""
     nibbles = blocks.tensor("nibbles")
     codes = planes(nibbles, 4).reshape(-1, 1, 32).long()
-    return affine(table(levels, nibbles.device)[codes], blocks.scale())
+    return affine(_LEVELS.on(nibbles.device)[codes], blocks.scale())

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slm_core.quant._format import E2M1_DOUBLED
-from slm_native.kernels.torch.unpack._blocks import Blocks, affine, planes, table
+from slm_native.kernels.torch.unpack._blocks import Blocks, Table, affine, planes
 
 
 def levels() -> NDArray[np.float32]:
@@ -20,8 +20,12 @@ def half_scales() -> NDArray[np.float32]:
     return np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
 
 
+_HALF_SCALES = Table(half_scales)
+_LEVELS = Table(levels)
+
+
 def expand(blocks: Blocks) -> Tensor:
     """``scale * e2m1(q)``."""
     nibbles = blocks.tensor("nibbles")
-    scales = table(half_scales, nibbles.device)[blocks.tensor("exponent").long()]
-    return affine(table(levels, nibbles.device)[planes(nibbles, 4).reshape(-1, 1, 32).long()], scales[:, None])
+    scales = _HALF_SCALES.on(nibbles.device)[blocks.tensor("exponent").long()]
+    return affine(_LEVELS.on(nibbles.device)[planes(nibbles, 4).reshape(-1, 1, 32).long()], scales[:, None])

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slm_core.quant.nvfp4 import HALF_SCALES
-from slm_native.kernels.torch.unpack._blocks import Blocks, affine, planes, table
+from slm_native.kernels.torch.unpack._blocks import Blocks, Table, affine, planes
 from slm_native.kernels.torch.unpack.mxfp4 import levels
 
 
@@ -16,8 +16,12 @@ def half_scales() -> NDArray[np.float32]:
     return HALF_SCALES
 
 
+_HALF_SCALES = Table(half_scales)
+_LEVELS = Table(levels)
+
+
 def expand(blocks: Blocks) -> Tensor:
     """``scale * e2m1(q)``."""
     nibbles = blocks.tensor("nibbles")
-    scales = table(half_scales, nibbles.device)[blocks.tensor("scales").long()]
-    return affine(table(levels, nibbles.device)[planes(nibbles, 4).reshape(-1, 4, 16).long()], scales)
+    scales = _HALF_SCALES.on(nibbles.device)[blocks.tensor("scales").long()]
+    return affine(_LEVELS.on(nibbles.device)[planes(nibbles, 4).reshape(-1, 4, 16).long()], scales)

@@ -1,0 +1,53 @@
+"""Expanding weights through torch.compile: a format's many small steps as one kernel."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from slm_core.errors import InvalidOption
+from slm_core.gguf import GgmlType
+from slm_native.kernels.torch.unpack import expander
+
+BACKEND = "inductor"
+_MOST_TOLD = 300  # characters of an error, which may be pages
+
+
+def check_compiles(rows: Tensor, ggml_type: GgmlType, dtype: torch.dtype) -> None:
+    """Compile for a type now, where that is still an error of the option, and not of a step.
+
+    Args:
+        rows: uint8 [n, bytes of a row], some of a matrix.
+        ggml_type: the type of their blocks.
+        dtype: what they are expanded to.
+
+    Raises:
+        InvalidOption: torch cannot compile here.
+    """
+    blocks = rows.reshape(-1, ggml_type.block_bytes)[:64]
+    expander(ggml_type)(blocks)  # makes the tables that compiled code reads
+    try:
+        _compiled(ggml_type, dtype, rows.device)(blocks)
+    except RuntimeError as error:  # all that torch.compile raises, a compiler that is missing included
+        why = textwrap.shorten(str(error), _MOST_TOLD)
+        raise InvalidOption(f"compile=true: torch.compile does not work on {rows.device}: {why}") from error
+
+
+def unpack_compiled(rows: Tensor, ggml_type: GgmlType, dtype: torch.dtype) -> Tensor:
+    """``unpack`` to a number format [n, in], after ``check_compiles``."""
+    data = rows.reshape(-1, ggml_type.block_bytes)
+    return _compiled(ggml_type, dtype, rows.device)(data).reshape(len(rows), -1)
+
+
+@cache
+def _compiled(ggml_type: GgmlType, dtype: torch.dtype, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """For one device: torch would compile anew for each, and gives up after a few."""
+    expand = expander(ggml_type)
+    compiled: Callable[[Tensor], Tensor] = torch.compile(
+        lambda data: expand(data).to(dtype), dynamic=True, fullgraph=True, backend=BACKEND
+    )
+    return compiled
