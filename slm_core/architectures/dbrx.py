@@ -17,5 +17,5 @@ def spec(keys: Keys) -> ModelSpec:
     block |= experts(sizes, chosen.n_experts, sizes.n_ff)
     rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT)
     layer = LayerSpec(block, rope, experts=chosen, ffn_norm="attn_output_norm")
-    limit = keys.number("attention.clamp_kqv")
+    limit = keys.number("attention.clamp_kqv", 0.0, zero=True) or None
     return decoder_spec(keys, sizes, [layer] * sizes.n_layers, norm=NormKind.LAYER, qkv_limit=limit)

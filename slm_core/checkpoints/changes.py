@@ -139,6 +139,99 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Squeezed:
+    """The weights of a convolution of each channel by itself, [C, 1, W], as [C, W]."""
+
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """Without the one."""
+        _check(len(shape) == 3 and shape[1] == 1, "no convolution of each channel by itself")
+        return shape[0], shape[2]
+
+    def values(self, array: Array) -> Array:
+        """The same."""
+        return array[:, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """A vector as a matrix: of one column, or of one row for each of so many groups."""
+
+    n_groups: int | None = None
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """That of the matrix."""
+        n_rows = shape[0] if self.n_groups is None else self.n_groups
+        _check(len(shape) == 1 and shape[0] % n_rows == 0, f"no vector of {n_rows} parts")
+        return n_rows, shape[0] // n_rows
+
+    def values(self, array: Array) -> Array:
+        """The same."""
+        return array.reshape(self.shape(array.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Decays:
+    """The rates at which a state decays, of their logarithms; as a column, where heads have one each."""
+
+    as_column: bool = False
+    computes: ClassVar[bool] = True
+
+    def shape(self, shape: Shape) -> Shape:
+        """The same, or a column."""
+        return Shaped().shape(shape) if self.as_column else shape
+
+    def values(self, array: Array) -> Array:
+        """Below 0."""
+        rates = -np.exp(array)
+        return Shaped().values(rates) if self.as_column else rates
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplied:
+    """A matrix times a number; before that, runs of rows times a number each."""
+
+    factor: float
+    rows: tuple[tuple[int, float], ...] = ()
+    computes: ClassVar[bool] = True
+
+    def shape(self, shape: Shape) -> Shape:
+        """The same."""
+        n_rows = sum(n for n, _ in self.rows)
+        _check(not self.rows or shape[0] == n_rows, f"not {n_rows} rows")
+        return shape
+
+    def values(self, array: Array) -> Array:
+        """The products."""
+        if self.rows:
+            counts, factors = zip(*self.rows, strict=True)
+            array = array * np.repeat(np.array(factors, np.float32), counts)[:, None]
+        return array * np.float32(self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class OfExperts:
+    """The rows of all experts one after another, as a matrix for each; transposed for those stored as (in, out)."""
+
+    n_experts: int
+    transposed: bool = False
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """(X, F, E), or (X, E, F)."""
+        _check(len(shape) == 2 and shape[0] % self.n_experts == 0, f"not the rows of {self.n_experts} experts")
+        n_rows = shape[0] // self.n_experts
+        return (self.n_experts, shape[1], n_rows) if self.transposed else (self.n_experts, n_rows, shape[1])
+
+    def values(self, array: Array) -> Array:
+        """The matrices."""
+        each = array.reshape(self.n_experts, -1, array.shape[1])
+        return each.swapaxes(1, 2) if self.transposed else each
+
+
+@dataclass(frozen=True, slots=True)
 class Both:
     """One change after another."""
 

@@ -105,6 +105,17 @@ class Config:
             raise self._wrong(name, f"a list of {n}: {kind.__name__}")
         return [kind(item) for item in found]
 
+    def integers(self, name: str) -> list[int]:
+        """A list of integers; [] where it is missing.
+
+        Raises:
+            InvalidModelFile: it is something else.
+        """
+        found = self._get(name, [])
+        if not isinstance(found, list) or not all(type(item) is int for item in found):
+            raise self._wrong(name, "a list of integers")
+        return found
+
     def strings(self, name: str) -> list[str]:
         """A list of texts; [] where it is missing.
 

@@ -26,15 +26,15 @@ def granite_recipe(config: Config, n_shared: int) -> Recipe:
         "expert_used_count": config.size("num_experts_per_tok", 2),
     }
     block = interleaved(ATTENTION, sizes) | NORMS | weights({"ffn_gate_inp": "block_sparse_moe.router.layer"})
-    block |= _gated("block_sparse_moe", "exps", axis=1)
+    block |= gated_pair("block_sparse_moe", "exps", axis=1)
     if n_shared:
         metadata["expert_shared_feed_forward_length"] = n_shared
-        block |= _gated("shared_mlp", "shexp", axis=0)
+        block |= gated_pair("shared_mlp", "shexp", axis=0)
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
     return decoder(config, "granitemoe", sizes, block, positions, tied=False, metadata=metadata)
 
 
-def _gated(theirs: str, suffix: str, axis: int) -> dict[str, Part]:
+def gated_pair(theirs: str, suffix: str, axis: int) -> dict[str, Part]:
     """Gate and what goes up in one tensor, the gate first."""
     parts = weights({f"ffn_{name}_{suffix}": f"{theirs}.input_linear" for name in ("gate", "up")})
     for i, name in enumerate(("gate", "up")):

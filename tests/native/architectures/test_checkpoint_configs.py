@@ -38,6 +38,9 @@ def spelled_out(kind: str, **settings: Any) -> dict[str, Any]:
     further = {"head_dim": 16, "query_pre_attn_scalar": 16, "norm_topk_prob": True, "intermediate_size": 96}
     further |= {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 3}
     known = CLASSES[kind]().to_dict().keys() | CLASSES[kind].attribute_map.keys()
+    further |= {"mamba_n_heads": 18, "mamba_d_head": 32, "mamba_d_ssm": 576, "num_heads": 18}
+    if kind == "mamba2":
+        further["head_dim"] = 32
     if kind.startswith("deepseek"):
         size["num_key_value_heads"] = 9
     if kind in ("deepseek_v2", "olmoe", "qwen2_moe"):
