@@ -38,6 +38,8 @@ def route(scores: FloatArray, spec: ExpertsSpec, selection_bias: FloatArray | No
     """
     shares = _shares(scores, spec.gating)
     ranked = shares if selection_bias is None else shares + selection_bias
+    if spec.n_groups > 1:
+        ranked = _in_best_groups(ranked, spec)
     chosen = np.argsort(-ranked, axis=1, kind="stable")[:, : spec.n_used]
     weights = np.take_along_axis(shares, chosen, axis=1)
     if spec.gating is Gating.SPARSE_MIXER:
@@ -47,6 +49,16 @@ def route(scores: FloatArray, spec: ExpertsSpec, selection_bias: FloatArray | No
     if spec.normalized:
         weights = weights / weights.sum(axis=1, keepdims=True)
     return Routes(chosen, weights * np.float32(spec.scale))
+
+
+def _in_best_groups(ranked: FloatArray, spec: ExpertsSpec) -> FloatArray:
+    """What is compared [T, X], but for experts outside the groups whose two best have the largest sums."""
+    groups = ranked.reshape(len(ranked), spec.n_groups, -1)
+    sums = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
+    best = np.argsort(-sums, axis=1, kind="stable")[:, : spec.n_groups_used]
+    is_best = np.zeros(sums.shape, np.bool_)
+    np.put_along_axis(is_best, best, True, axis=1)
+    return np.where(is_best[:, :, None], groups, -np.inf).reshape(ranked.shape)
 
 
 def run_routed(

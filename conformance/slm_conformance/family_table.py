@@ -275,6 +275,21 @@ FAMILIES: dict[str, Family] = {
         },
         ("exp_probs_b.bias",),
     ),
+    "deepseek3_groups": Family(
+        "deepseek2",
+        _sizes()
+        | _LATENT
+        | {
+            "attention.q_lora_rank": 96,
+            "expert_count": 8,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        },
+        ("exp_probs_b.bias",),
+    ),
     "glm4": Family("glm4", _sizes() | {"rope.dimension_count": 8}, tuple(f"attn_{name}.bias" for name in "qkv")),
     "nemotron": Family("nemotron", _sizes(LAYER, embd=144) | {"rope.dimension_count": 8}),
     "exaone": Family("exaone", _sizes(embd=144), ("rope_freqs.weight",)),

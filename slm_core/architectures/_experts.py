@@ -14,13 +14,16 @@ _CODES = {
 }  # as files spell them
 
 
-def read_experts(keys: Keys, *, normalized: bool, gating: Gating = Gating.SOFTMAX) -> ExpertsSpec:
+def read_experts(
+    keys: Keys, *, normalized: bool, gating: Gating = Gating.SOFTMAX, grouped: bool = False
+) -> ExpertsSpec:
     """How many experts there are, and how a token chooses.
 
     Args:
         keys: read for the numbers; what contradicts the rest is refused.
         normalized: whether the architecture divides the weights of the chosen by their sum.
         gating: how it makes weights.
+        grouped: whether experts may be in groups, a few of which a token uses.
     """
     n_experts, n_used = keys.size("expert_count"), keys.size("expert_used_count")
     if n_used > n_experts:
@@ -30,6 +33,25 @@ def read_experts(keys: Keys, *, normalized: bool, gating: Gating = Gating.SOFTMA
         )
     keys.only("expert_weights_norm", normalized)
     keys.only("expert_gating_func", _CODES[gating])
+    groups = _groups(keys, n_experts, n_used) if grouped else _no_groups(keys)
+    scale = keys.number("expert_weights_scale", 1.0)
+    return ExpertsSpec(n_experts, n_used, gating, normalized, scale, n_groups=groups[0], n_groups_used=groups[1])
+
+
+def _no_groups(keys: Keys) -> tuple[int, int]:
     for name in ("expert_group_count", "expert_group_used_count"):
         keys.only(name, 0, 1)
-    return ExpertsSpec(n_experts, n_used, gating, normalized, keys.number("expert_weights_scale", 1.0))
+    return 1, 1
+
+
+def _groups(keys: Keys, n_experts: int, n_used: int) -> tuple[int, int]:
+    """How many groups there are, and how many a token uses; of one group, the one."""
+    n_groups = max(1, keys.count("expert_group_count", 0))
+    n_groups_used = max(1, keys.count("expert_group_used_count", 0))
+    size = n_experts // n_groups
+    if n_groups > 1 and (n_experts % n_groups or size < 2 or n_groups_used > n_groups or n_groups_used * size < n_used):
+        raise InvalidModelFile(
+            f"{keys.gguf.path}: {n_experts} experts in {n_groups} groups, of {n_groups_used} of which a token uses"
+            f" {n_used} (metadata '{keys.architecture}.expert_group_count' and 'expert_group_used_count')"
+        )
+    return (n_groups, n_groups_used) if n_groups > 1 else (1, 1)

@@ -91,6 +91,8 @@ class ExpertsSpec:
         normalized: whether the weights of the chosen are divided by their sum.
         scale: factor on the weights.
         scales_input: whether weights are factors on what experts read, in place of what they make.
+        n_groups: adjacent experts are of a group, of which there are so many.
+        n_groups_used: a token's experts are of so many groups: those whose two best have the largest sum.
     """
 
     n_experts: int
@@ -99,6 +101,8 @@ class ExpertsSpec:
     normalized: bool
     scale: float = 1.0
     scales_input: bool = False
+    n_groups: int = 1
+    n_groups_used: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,9 @@ def _attention(keys: Keys, sizes: Sizes, latent: LatentSpec, n_rotated: int) -> 
 
 def _routed(keys: Keys, sizes: Sizes, layer: LayerSpec) -> LayerSpec:
     gating = Gating.SIGMOID if keys.count("expert_gating_func", 1) == 2 else Gating.SOFTMAX
-    chosen = read_experts(keys, normalized=keys.flag("expert_weights_norm", False), gating=gating)
+    normalized, grouped = keys.flag("expert_weights_norm", False), gating is Gating.SIGMOID
+    # V2 ranks groups by their best expert alone, which its files cannot say.
+    chosen = read_experts(keys, normalized=normalized, gating=gating, grouped=grouped)
     n_ff = keys.size("expert_feed_forward_length")
     table = experts(sizes, chosen.n_experts, n_ff) | shared_expert(sizes, n_ff * keys.size("expert_shared_count"))
     table["exp_probs_b.bias"] = TensorSpec((chosen.n_experts,), required=False)

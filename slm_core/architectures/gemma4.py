@@ -43,6 +43,7 @@ def spec(keys: Keys) -> ModelSpec:
         share_keys(keys, layers, keys.count("attention.shared_kv_layers", 0)),
         outside,
         embedding_scale=sizes[0].n_embd ** 0.5,
+        scales_rows=False,
         attention_scale=1.0,
         logit_softcap=keys.number("final_logit_softcapping", 0.0, zero=True) or None,
         layer_embedding_width=width or None,

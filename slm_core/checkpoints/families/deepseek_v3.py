@@ -1,4 +1,4 @@
-"""deepseek_v3: Moonlight and others, whose experts are in one group. A deepseek_v2 with another router."""
+"""deepseek_v3: DeepSeek V3 and R1, Moonlight. A deepseek_v2 with another router, and experts in groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from slm_core.checkpoints.config import MAX_PARTS, Config
 from slm_core.checkpoints.families.deepseek_v2 import latent_recipe
 from slm_core.checkpoints.recipe import Part, Recipe
-from slm_core.errors import UnsupportedModel
 from slm_core.gguf import PlainValue
 
 _BIAS = {"exp_probs_b.bias": Part("mlp.gate.e_score_correction_bias")}
@@ -18,9 +17,6 @@ def recipe(config: Config) -> Recipe:
     """Read a deepseek_v3; layers that predict further tokens are left out."""
     config.only("topk_method", "noaux_tc")
     config.only("scoring_func", "sigmoid")
-    for name, default in (("n_group", 8), ("topk_group", 4)):
-        if (found := config.count(name, default)) != 1:
-            raise UnsupportedModel(f"{config.source}: {name!r} is {found}, which is not implemented (accepted: 1)")
     metadata: dict[str, PlainValue] = {
         "leading_dense_block_count": config.count("first_k_dense_replace", 3),
         "expert_count": config.size("n_routed_experts", 256, MAX_PARTS),
@@ -30,6 +26,8 @@ def recipe(config: Config) -> Recipe:
         "expert_weights_scale": config.number("routed_scaling_factor", 2.5),
         "expert_weights_norm": config.flag("norm_topk_prob", True),
         "expert_gating_func": _SIGMOID,
+        "expert_group_count": config.size("n_group", 8, MAX_PARTS),
+        "expert_group_used_count": config.size("topk_group", 4, MAX_PARTS),
     }
     further = config.count("num_nextn_predict_layers", 1)
     made = latent_recipe(config, metadata, _BIAS, config.size("num_key_value_heads", 128))

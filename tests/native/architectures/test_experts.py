@@ -65,6 +65,24 @@ def test_routing(gating, normalized, biased):
         assert dict(zip(experts.tolist(), weights / 1.5, strict=True)) == pytest.approx(wanted, rel=1e-5)
 
 
+def test_experts_of_the_best_groups():
+    """Eight experts in four groups of two: a token's three are of the two groups with the largest sums."""
+    rng = np.random.default_rng(1)
+    scores, bias = rng.standard_normal((50, 8)).astype(np.float32), rng.uniform(-0.3, 0.3, 8).astype(np.float32)
+    spec = ExpertsSpec(8, 3, Gating.SIGMOID, normalized=True, n_groups=4, n_groups_used=2)
+    routes, differ = route(scores, spec, bias), 0
+    for row, experts, weights in zip(scores, routes.experts, routes.weights, strict=True):
+        shares = [1 / (1 + math.exp(-score)) for score in row.tolist()]
+        ranked = [share + one for share, one in zip(shares, bias.tolist(), strict=True)]
+        groups = sorted(range(4), key=lambda g: -(ranked[2 * g] + ranked[2 * g + 1]))[:2]
+        inside = [expert for expert in range(8) if expert // 2 in groups]
+        wanted = sorted(inside, key=lambda i: -ranked[i])[:3]
+        assert experts.tolist() == wanted
+        assert weights.tolist() == pytest.approx([shares[i] / sum(shares[j] for j in wanted) for i in wanted], rel=1e-5)
+        differ += set(wanted) != set(sorted(range(8), key=lambda i: -ranked[i])[:3])
+    assert differ > 10, "groups change nothing here"
+
+
 def test_only_the_experts_of_a_token_are_multiplied_with(tmp_path, monkeypatch, load, feed):
     touched: list[str] = []
     matmul = ReferenceKernels.matmul
