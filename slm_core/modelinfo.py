@@ -13,7 +13,9 @@ _POOLINGS = (None, Pooling.MEAN, Pooling.CLS, Pooling.LAST, None)  # GGUF's numb
 EMBEDDING_TENSOR = "token_embd.weight"
 
 
-def model_info(gguf: WeightSource, *, backend: str, device: str, kv_type: KvType = KvType.F16) -> ModelInfo:
+def model_info(
+    gguf: WeightSource, *, backend: str, device: str, kv_type: KvType = KvType.F16, swa_full: bool = True
+) -> ModelInfo:
     """Describe the model in a file.
 
     Args:
@@ -21,6 +23,7 @@ def model_info(gguf: WeightSource, *, backend: str, device: str, kv_type: KvType
         backend: who runs it, with the tier or build that was chosen, as in "native (reference)".
         device: where it runs.
         kv_type: what it keeps keys and values in where no type is asked for.
+        swa_full: whether layers with a window keep all positions, and not what their window sees alone.
 
     Returns:
         What the file says; ``reason`` and ``formatter`` stay empty, as whoever chooses those fills them in.
@@ -30,7 +33,7 @@ def model_info(gguf: WeightSource, *, backend: str, device: str, kv_type: KvType
         InvalidModelFile: a value is of the wrong type or below 1.
     """
     architecture = gguf.require("general.architecture", str)
-    spec = _declared(gguf)
+    per_token, per_sequence = _state_bytes(gguf, kv_type, swa_full=swa_full)
     return ModelInfo(
         path=gguf.path,
         backend=backend,
@@ -47,8 +50,8 @@ def model_info(gguf: WeightSource, *, backend: str, device: str, kv_type: KvType
         chat_template=chat_template(gguf),
         device=device,
         chat_templates=further_templates(gguf),
-        state_bytes_per_token=None if spec is None else _bytes_of(spec.kv_values_per_token, kv_type),
-        state_bytes_per_sequence=None if spec is None else _bytes_of(spec.state_values_per_sequence, KvType.F32),
+        state_bytes_per_token=per_token,
+        state_bytes_per_sequence=per_sequence,
         pooling=pooling(gguf),
     )
 
@@ -93,6 +96,17 @@ def _declared(gguf: WeightSource) -> ModelSpec | None:
         return read_spec(gguf)
     except (UnsupportedModel, InvalidModelFile):
         return None
+
+
+def _state_bytes(gguf: WeightSource, kv_type: KvType, *, swa_full: bool) -> tuple[int | None, int | None]:
+    """What a context holds for each token, and for each sequence besides."""
+    spec = _declared(gguf)
+    if spec is None:
+        return None, None
+    in_windows = {} if swa_full else spec.kv_values_in_windows
+    per_token = spec.kv_values_per_token - sum(in_windows.values())
+    of_windows = sum(_bytes_of((window - 1) * n, kv_type) for window, n in in_windows.items())
+    return _bytes_of(per_token, kv_type), of_windows + _bytes_of(spec.state_values_per_sequence, KvType.F32)
 
 
 def _bytes_of(n_values: int, kv_type: KvType) -> int:

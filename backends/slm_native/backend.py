@@ -31,6 +31,8 @@ _OPTIONS = MappingProxyType(
         "resident_bytes": "memory that the layers' weights may take; layers beyond it are read again in every pass",
         "profile": "TOML file for the torch tier: dtype, buckets, graphs (default: SLM_PROFILE, or MODEL.profile.toml)",
         "device_map": "layers on each of torch's devices in order, as {'cuda:0': 20, 'cuda:1': 16}, or auto",
+        "swa_full": "whether layers with a window keep all positions: true (default), so that a context can be cut, or"
+        " false, for memory that does not grow with n_ctx",
         "pinned_layers": "list of layers that always stay, where resident_bytes is given (default: as many as fit)",
     }
 )
@@ -96,7 +98,8 @@ class NativeBackend:
         progress(0.0)
         gguf = open_model(source)
         try:
-            return NativeModel(gguf, choice.kernels, progress, paging)
+            swa_full = bool(options.backend_options.get("swa_full", True))
+            return NativeModel(gguf, choice.kernels, progress, paging, swa_full=swa_full)
         except BaseException:
             gguf.close()
             raise
@@ -112,11 +115,13 @@ def _check_options(given: Mapping[str, object]) -> None:
         "resident_bytes": int,
         "pinned_layers": Sequence,
         "profile": str,
+        "swa_full": bool,
     }
     if (device_map := given.get("device_map")) is not None and not _is_device_map(device_map):
         raise InvalidOption(f"device_map={device_map!r} (accepted: {_OPTIONS['device_map']})")
     for name, value in given.items():
-        if not isinstance(value, kinds.get(name, object)) or isinstance(value, bool):
+        kind = kinds.get(name, object)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise InvalidOption(f"{name}={value!r} (accepted: {_OPTIONS[name]})")
 
 

@@ -14,8 +14,7 @@ from slm_core.inputs import add_held
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 from slm_native.kv import PageLayout, codec_of
-from slm_native.memory import REPLAY_TOKENS, MemoryPlan
-from slm_native.states import Checkpoint
+from slm_native.memory import REPLAY_TOKENS, MemoryPlan, Past, Room
 from slm_native.transformer import Transformer
 
 BACKEND = "native"
@@ -47,9 +46,8 @@ class NativeContext(ContextBase):
         types = [
             transformer.kv_type if kv_type is None else kv_type for kv_type in (options.kv_type_k, options.kv_type_v)
         ]
-        layouts = _layouts(spec, *types)
-        # Refuses what no memory could hold.
-        self._memory = transformer.new_memory(layouts, options.n_ctx, options.n_seq_max)
+        room = _room(spec, options, *types, keeps_windows=transformer.keeps_windows)
+        self._memory = transformer.new_memory(room)  # refuses what no memory could hold
         self._transformer = transformer
         self._positions = transformer.positions(options.n_ctx)
         transformer.warm(self._memory.layers, self._positions)
@@ -58,9 +56,9 @@ class NativeContext(ContextBase):
             backend=BACKEND,
             fingerprint=fingerprint,
             n_vocab=spec.n_vocab,
-            edit_level=_edit_level(spec),
-            capabilities=_capabilities(transformer),
-            payload_format=_payload_format(layouts, self._positions.kind),
+            edit_level=_edit_level(spec, room),
+            capabilities=_capabilities(transformer, room),
+            payload_format=_payload_format(room, self._positions.kind),
             n_embd=spec.n_embd,
         )
 
@@ -95,27 +93,27 @@ class NativeContext(ContextBase):
         except self._transformer.failures as error:
             raise DecodeFailed(f"the device failed on a batch of {len(batch)} tokens: {error}") from error
 
-    def _state_at(self, seq_id: int, length: int) -> Checkpoint | None:
-        """The state after the first ``length`` tokens, computed again from the nearest that is kept.
+    def _past(self, seq_id: int, length: int) -> Past:
+        """What is remembered of the first ``length`` tokens, computed again from the nearest that is kept.
 
         Raises:
             DecodeFailed: the device failed; nothing has changed.
         """
-        now, tokens = self._memory.nearest(seq_id, length), self._ledger.tokens(seq_id)
-        while now is not None and now.position < length:
-            stop = min(length, now.position + REPLAY_TOKENS)
-            plan = self._memory.replay(seq_id, now, stop)
-            again = TokenBatch(stop - now.position)
-            add_held(again, tokens[now.position : stop], Pos(seq_id, now.position))
+        past, tokens = self._memory.nearest(seq_id, length), self._ledger.tokens(seq_id)
+        while past.position < length:
+            stop = min(length, past.position + REPLAY_TOKENS)
+            plan = self._memory.replay(seq_id, past, stop)
+            again = TokenBatch(stop - past.position)
+            add_held(again, tokens[past.position : stop], Pos(seq_id, past.position))
             self._guarded(self._transformer.forward, again, plan)
-            now = Checkpoint(stop, plan.states[0].states()[0])
-        return now
+            past = self._memory.replayed(plan, stop)
+        return past
 
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
-        self._memory.fork(src, dst, end, self._state_at(src, end))
+        self._memory.fork(src, dst, self._past(src, end))
 
     def _engine_truncate(self, seq_id: int, length: int) -> None:
-        self._memory.truncate(seq_id, length, self._state_at(seq_id, length))
+        self._memory.truncate(seq_id, self._past(seq_id, length))
 
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
         self._memory.cut(seq_id, start, end, self._ledger.length(seq_id), self._positions.move_keys)
@@ -134,10 +132,22 @@ class NativeContext(ContextBase):
         del self._memory, self._transformer, self._positions
 
 
-def _layouts(spec: ModelSpec, kv_type_k: str, kv_type_v: str) -> list[PageLayout]:
-    """A layout for each group of layers; one of no layers where none keeps anything."""
-    groups = spec.kv_groups or {KvShape(spec.n_kv_heads, spec.head_dim, values_in_keys=False): []}
-    return [_layout(shape, blocks, kv_type_k, kv_type_v) for shape, blocks in groups.items()]
+def _room(spec: ModelSpec, options: ContextOptions, kv_type_k: str, kv_type_v: str, *, keeps_windows: bool) -> Room:
+    """A layout for each group of layers; one of no layers where none keeps anything.
+
+    A window that sees all positions that there may be is none.
+    """
+    found = {layer.window for layer in spec.layers if layer.window is not None}
+    narrow = {window for window in found if keeps_windows and window < options.n_ctx}
+    kept: list[PageLayout] = []
+    windows: dict[int, list[PageLayout]] = {}
+    for (shape, window), blocks in spec.kv_groups(narrow).items():
+        layouts = kept if window is None else windows.setdefault(window, [])
+        layouts.append(_layout(shape, blocks, kv_type_k, kv_type_v))
+    if not kept and not windows:
+        nothing = KvShape(spec.n_kv_heads, spec.head_dim, values_in_keys=False)
+        kept.append(_layout(nothing, [], kv_type_k, kv_type_v))
+    return Room(options.n_ctx, options.n_batch, options.n_seq_max, kept, windows)
 
 
 def _layout(shape: KvShape, blocks: Sequence[int], kv_type_k: str, kv_type_v: str) -> PageLayout:
@@ -150,30 +160,36 @@ def _layout(shape: KvShape, blocks: Sequence[int], kv_type_k: str, kv_type_v: st
     return PageLayout(blocks, shape.n_kv_heads, shape.head_dim, keys, values, shape.values_in_keys)
 
 
-def _payload_format(layouts: Sequence[PageLayout], rope_kind: str) -> str:
+def _payload_format(room: Room, rope_kind: str) -> str:
     """What must be the same of two contexts for one to take what the other gave."""
-    first = layouts[0]
-    groups = (
-        f"L={layout.n_layers};K={layout.n_kv_heads};D={layout.head_dim}" + ";values in keys" * layout.values_in_keys
-        for layout in layouts
+    groups = [(layout, "") for layout in room.layouts]
+    groups += [(layout, f";window={window}") for window, layouts in room.windows.items() for layout in layouts]
+    first, _ = groups[0]
+    told = (
+        f"L={layout.n_layers};K={layout.n_kv_heads};D={layout.head_dim}"
+        + ";values in keys" * layout.values_in_keys
+        + window
+        for layout, window in groups
     )
     types = f"k={first.keys.kv_type};v={first.values.kv_type}"
-    return ";".join([str(_PAYLOAD_VERSION), types, *groups, *([f"rope={rope_kind}"] if rope_kind else [])])
+    return ";".join([str(_PAYLOAD_VERSION), types, *told, *([f"rope={rope_kind}"] if rope_kind else [])])
 
 
-def _capabilities(transformer: Transformer) -> frozenset[Capability]:
+def _capabilities(transformer: Transformer, room: Room) -> frozenset[Capability]:
     if not transformer.spec.causal:
         return _ENCODER
-    spans = {Capability.SPANS} if _takes_spans(transformer.spec) else set()
+    spans = {Capability.SPANS} if _takes_spans(transformer.spec, room) else set()
     return _DECODER | spans | ({Capability.DEVICE_SAMPLING} if transformer.picks_top else set())
 
 
-def _takes_spans(spec: ModelSpec) -> bool:
-    """Not where a layer is causal by nature, nor where it is nobody's business how far off a later key is."""
-    return spec.alibi_max_bias is None and all(layer.recurrent is None and layer.chunk is None for layer in spec.layers)
+def _takes_spans(spec: ModelSpec, room: Room) -> bool:
+    """Not where layers are causal by nature, or nobody says how far off a later key is, or windows are made again."""
+    if room.windows or spec.alibi_max_bias is not None:
+        return False
+    return all(layer.recurrent is None and layer.chunk is None for layer in spec.layers)
 
 
-def _edit_level(spec: ModelSpec) -> EditLevel:
+def _edit_level(spec: ModelSpec, room: Room) -> EditLevel:
     if not spec.causal:
         return EditLevel.REPLAY  # there is nothing to edit
-    return EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE
+    return EditLevel.CUT if spec.is_shiftable and not room.windows else EditLevel.TRUNCATE

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +12,41 @@ from numpy.typing import NDArray
 from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidSnapshot
 from slm_native.kernels import KernelSet
-from slm_native.kv import BatchPlan, HostPageStore, KvLayer, PagedKvCache, PageLayout, Rotate, in_spans
-from slm_native.states import Checkpoint, StateGroup, StatePool
+from slm_native.kv import (
+    PAGE_TOKENS,
+    BatchPlan,
+    Held,
+    HostPageStore,
+    KvLayer,
+    PagedKvCache,
+    PageLayout,
+    Rotate,
+    WindowCache,
+    in_model_order,
+    in_spans,
+)
+from slm_native.states import Checkpoint, State, StateGroup, StatePool
 
 REPLAY_TOKENS = 256
-"""Tokens that are decoded at a time where a state is computed again."""
+"""Tokens that are decoded at a time where what they leave behind is computed again."""
+
+
+class Room(NamedTuple):
+    """What a context shall remember.
+
+    Attributes:
+        n_ctx: tokens that all sequences together may hold.
+        n_batch: tokens of the largest batch.
+        n_seq_max: sequences.
+        layouts: of pages, one for each group of layers whose heads are alike, and that keep everything.
+        windows: likewise, of layers that keep only their window, by that.
+    """
+
+    n_ctx: int
+    n_batch: int
+    n_seq_max: int
+    layouts: Sequence[PageLayout]
+    windows: Mapping[int, Sequence[PageLayout]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,103 +56,153 @@ class MemoryPlan:
     Attributes:
         pages: where keys and values go.
         states: the sequences of the batch, and where their new states go.
+        windows: where keys and values go in layers that keep only their window, by that.
+        held: what of a sequence is held in those, where it is computed again.
     """
 
     pages: BatchPlan
     states: Sequence[StateGroup]
+    windows: Mapping[int, BatchPlan] = field(default_factory=dict)
+    held: Mapping[int, Held] = field(default_factory=dict)
+
+
+class Past(NamedTuple):
+    """What is remembered of the first tokens of a sequence, besides keys and values that are kept for good.
+
+    Attributes:
+        position: how many tokens.
+        state: of recurrent layers; None where there are none.
+        windows: of layers that keep only their window, by that.
+    """
+
+    position: int
+    state: State | None
+    windows: Mapping[int, Held]
 
 
 class ContextMemory:
-    """All that a context remembers; see ``PagedKvCache`` and ``StatePool``.
+    """All that a context remembers; see ``PagedKvCache``, ``WindowCache`` and ``StatePool``.
 
-    Truncation, and a fork of a part, need a state that may not be kept: ``nearest`` finds an earlier one, and
+    Truncation, and a fork of a part, need a past that may not be kept: ``nearest`` finds an earlier one, and
     ``replay`` plans the batches that compute it again.
 
     Args:
         spec: the model.
-        layouts: of pages, one for each group of layers whose heads are alike.
-        n_ctx: tokens that all sequences together may hold.
-        n_seq_max: sequences.
+        room: what for.
         kernels: the arithmetic.
 
     Raises:
         InvalidOption: the system refuses so much memory.
     """
 
-    def __init__(
-        self, spec: ModelSpec, layouts: Sequence[PageLayout], n_ctx: int, n_seq_max: int, kernels: KernelSet
-    ) -> None:
+    def __init__(self, spec: ModelSpec, room: Room, kernels: KernelSet) -> None:
         recurrent = [layer.recurrent for layer in spec.layers if layer.recurrent is not None]
-        n_scratch = REPLAY_TOKENS if recurrent else 0
+        n_scratch = REPLAY_TOKENS if recurrent or room.windows else 0
         new_pages = kernels.new_pages if spec.attention_layers else HostPageStore  # without, they hold nothing
-        self._pages = PagedKvCache(layouts, n_ctx, n_seq_max, new_pages, n_scratch)
-        self._states = StatePool(recurrent, n_seq_max, kernels) if recurrent else None
+        n_pages = PagedKvCache.n_pages_for(room.n_ctx, room.n_seq_max)
+        self._pages = PagedKvCache(room.layouts, n_pages, room.n_seq_max, new_pages, n_scratch)
+        self._windows = {
+            window: WindowCache(layouts, window, room.n_batch, room.n_seq_max, REPLAY_TOKENS, new_pages)
+            for window, layouts in room.windows.items()
+        }
+        self._states = StatePool(recurrent, room.n_seq_max, kernels) if recurrent else None
+        sliding = [spec.layers[i].window for i in spec.attention_layers]
+        self._reach = sum(window - 1 for window in sliding if window is not None)
 
     @property
     def layers(self) -> Sequence[KvLayer]:
-        """The KV cache of each attention layer."""
-        return self._pages.layers
+        """The KV cache of each layer that keeps keys and values, in the order of the model."""
+        by_block = dict(self._pages.by_block)
+        for cache in self._windows.values():
+            by_block |= cache.by_block
+        return in_model_order(by_block)
 
     @property
-    def keeps_states(self) -> bool:
-        """Whether there are recurrent layers."""
-        return self._states is not None
+    def n_bytes(self) -> int:
+        """Bytes of all pages."""
+        return self._pages.n_bytes + sum(cache.n_bytes for cache in self._windows.values())
 
     def plan(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32], ahead: NDArray[np.int32]) -> MemoryPlan:
         """Find a place for the tokens of a batch; see ``PagedKvCache.plan`` and ``in_spans``."""
         pages = self._pages.plan(seq_ids, positions)
+        windows = {window: cache.plan(seq_ids, positions) for window, cache in self._windows.items()}
         if ahead.any():
+            assert not windows, "the context declares no spans"
             pages = in_spans(pages, ahead)
-        return MemoryPlan(pages, [] if self._states is None else self._states.plan(pages.runs))
+        return MemoryPlan(pages, [] if self._states is None else self._states.plan(pages.runs), windows)
 
     def commit(self, plan: MemoryPlan) -> None:
         """The batch has run: what it wrote is true from now on."""
         if self._states is not None:
             self._states.commit(plan.states, plan.pages.runs)
+        for window, cache in self._windows.items():
+            cache.commit(plan.windows[window])
         self._pages.commit(plan.pages)
 
-    def nearest(self, seq_id: int, length: int) -> Checkpoint | None:
-        """The last state that is kept of a sequence's first ``length`` tokens; None without recurrent layers."""
-        return None if self._states is None else self._states.nearest(seq_id, length)
+    def nearest(self, seq_id: int, length: int) -> Past:
+        """The last past that is kept of a sequence's first ``length`` tokens."""
+        if self._states is not None:
+            return Past(*self._states.nearest(seq_id, length), {})
+        found = {window: cache.held(seq_id, length) for window, cache in self._windows.items()}
+        held = {window: each for window, each in found.items() if each is not None}
+        if len(held) == len(found):
+            return Past(length, None, held)
+        first = max(0, self._first_needed(length) - self._reach) // PAGE_TOKENS
+        return Past(first * PAGE_TOKENS, None, {window: Held(first, ()) for window in found})
 
-    def replay(self, seq_id: int, start: Checkpoint, stop: int) -> MemoryPlan:
-        """A plan to compute the state after ``stop`` tokens from an earlier one; it is not committed.
+    def replay(self, seq_id: int, past: Past, stop: int) -> MemoryPlan:
+        """A plan to compute the past after ``stop`` tokens from an earlier one; it is not committed.
 
         Args:
-            seq_id: the sequence, which holds these tokens: their keys and values are read, not written again.
-            start: a state before them, at most ``REPLAY_TOKENS``.
+            seq_id: the sequence, which holds these tokens: keys and values that are kept are read, not written again.
+            past: what is known before them, at most ``REPLAY_TOKENS``.
             stop: after how many tokens.
         """
-        pages = self._pages.replay(seq_id, start.position, stop)
-        return MemoryPlan(pages, [StateGroup([seq_id], pages.runs[0].rows, [start.state])])
+        pages = self._pages.replay(seq_id, past.position, stop)
+        plans, held = {}, {}
+        for window, cache in self._windows.items():
+            plans[window], held[window] = cache.replay(seq_id, past.windows[window], past.position, stop)
+        states = [] if past.state is None else [StateGroup([seq_id], pages.runs[0].rows, [past.state])]
+        return MemoryPlan(pages, states, plans, held)
 
-    def fork(self, src: int, dst: int, end: int, now: Checkpoint | None) -> None:
-        """Let the empty ``dst`` share ``src[:end]``; ``now`` is the state there."""
-        self._pages.fork(src, dst, end)
-        if self._states is not None and now is not None:
-            self._states.fork(src, dst, now)
+    def replayed(self, plan: MemoryPlan, stop: int) -> Past:
+        """What ``replay`` planned has been computed."""
+        return Past(stop, plan.states[0].states()[0] if plan.states else None, plan.held)
 
-    def truncate(self, seq_id: int, length: int, now: Checkpoint | None) -> None:
-        """Forget all but the first ``length`` tokens; ``now`` is the state after them."""
-        self._pages.truncate(seq_id, length)
-        if self._states is not None and now is not None:
-            self._states.put(seq_id, now)
+    def fork(self, src: int, dst: int, past: Past) -> None:
+        """Let the empty ``dst`` share the first tokens of ``src``, of which this is the past."""
+        self._pages.fork(src, dst, past.position)
+        for window, cache in self._windows.items():
+            cache.put(dst, past.windows[window])
+        if self._states is not None and past.state is not None:
+            self._states.fork(src, dst, Checkpoint(past.position, past.state))
+
+    def truncate(self, seq_id: int, past: Past) -> None:
+        """Forget all but the first tokens, of which this is the past."""
+        self._pages.truncate(seq_id, past.position)
+        for window, cache in self._windows.items():
+            cache.put(seq_id, past.windows[window])
+        if self._states is not None and past.state is not None:
+            self._states.put(seq_id, Checkpoint(past.position, past.state))
 
     def cut(self, seq_id: int, start: int, end: int, length: int, rotate: Rotate) -> None:
-        """See ``PagedKvCache.cut``; nothing can be cut out of a state."""
-        assert self._states is None, "the context declares no cut"
+        """See ``PagedKvCache.cut``; nothing can be cut out of a state, or where a window's keys are gone."""
+        assert self._states is None and not self._windows, "the context declares no cut"
         self._pages.cut(seq_id, start, end, length, rotate)
 
     def drop(self, seq_id: int) -> None:
         """Forget a sequence."""
         self._pages.drop(seq_id)
+        for cache in self._windows.values():
+            cache.drop(seq_id)
         if self._states is not None:
             self._states.drop(seq_id)
 
     def export(self, seq_id: int, length: int) -> bytes:
-        """The keys and values of a sequence, then its state."""
-        pages = self._pages.export(seq_id, length)
-        return pages if self._states is None else pages + self._states.export(seq_id)
+        """The keys and values of a sequence, those in windows, then its state."""
+        parts = [self._pages.export(seq_id, length)]
+        parts += [cache.export(seq_id, length) for cache in self._windows.values()]
+        return b"".join(parts if self._states is None else [*parts, self._states.export(seq_id)])
 
     def load(self, seq_id: int, length: int, payload: bytes) -> None:
         """Fill an empty sequence with what ``export`` gave.
@@ -129,15 +210,25 @@ class ContextMemory:
         Raises:
             InvalidSnapshot: the wrong size, or numbers that are infinite or none.
         """
-        if self._states is None:
-            self._pages.load(seq_id, length, payload)
-            return
-        split = len(payload) - self._states.n_bytes
+        sizes = [cache.payload_bytes(length) for cache in self._windows.values()]
+        sizes += [] if self._states is None else [self._states.n_bytes]
+        split = len(payload) - sum(sizes)
         if split < 0:
-            raise InvalidSnapshot(f"the payload has {len(payload)} bytes, the state alone takes {self._states.n_bytes}")
-        self._states.load(seq_id, length, payload[split:])
+            raise InvalidSnapshot(
+                f"the payload has {len(payload)} bytes, what is the same for all lengths takes {sum(sizes)}"
+            )
+        ends = (split + np.cumsum([0, *sizes])).tolist()
+        parts = [payload[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         try:
-            self._pages.load(seq_id, length, payload[:split])
+            if self._states is not None:
+                self._states.load(seq_id, length, parts.pop())
+            self._pages.load(seq_id, length, parts[0])
+            for cache, part in zip(self._windows.values(), parts[1:], strict=True):
+                cache.load(seq_id, length, part)
         except BaseException:
-            self._states.drop(seq_id)
+            self.drop(seq_id)
             raise
+
+    def _first_needed(self, length: int) -> int:
+        """The first token that any window shows to the next one, from the beginning of its page."""
+        return min((cache.first_exported(length) for cache in self._windows.values()), default=length)

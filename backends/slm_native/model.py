@@ -29,26 +29,39 @@ class NativeModel:
         kernels: the arithmetic.
         progress: called with the share that is done.
         paging: how much memory the layers may take; None for as much as they need.
+        swa_full: whether layers with a window keep all positions.
 
     Raises:
         InvalidModelFile, UnsupportedModel: see ``read_spec`` and ``check_tensors``.
-        InvalidOption: ``paging`` leaves too little.
+        InvalidOption: ``paging`` leaves too little, or windows are to be kept alone beside states.
     """
 
     def __init__(
-        self, gguf: GgufFile | Checkpoint, kernels: KernelSet, progress: Progress, paging: Paging | None = None
+        self,
+        gguf: GgufFile | Checkpoint,
+        kernels: KernelSet,
+        progress: Progress,
+        paging: Paging | None = None,
+        *,
+        swa_full: bool = True,
     ) -> None:
         spec = read_spec(gguf)
         check_tensors(gguf, spec)
         self._info = model_info(
-            gguf, backend=f"{BACKEND} ({kernels.name})", device=kernels.device, kv_type=kernels.kv_type
+            gguf,
+            backend=f"{BACKEND} ({kernels.name})",
+            device=kernels.device,
+            kv_type=kernels.kv_type,
+            swa_full=swa_full,
         )
         self._vocab: Vocab = model_vocab(gguf, spec.n_vocab)
         if self._vocab.size != spec.n_vocab:
             raise InvalidModelFile(
                 f"{gguf.path}: {self._vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
             )
-        self._transformer: Transformer | None = Transformer(gguf, spec, kernels, progress, paging)
+        self._transformer: Transformer | None = Transformer(
+            gguf, spec, kernels, progress, paging, keeps_windows=not swa_full
+        )
         self._gguf = gguf
         self._contexts: weakref.WeakSet[NativeContext] = weakref.WeakSet()
         self._lock = threading.Lock()

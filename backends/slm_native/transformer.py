@@ -9,24 +9,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.architectures import ModelSpec
+from slm_core.architectures import LayerSpec, ModelSpec
 from slm_core.errors import InvalidOption
 from slm_core.gguf import WeightSource
 from slm_core.types import EMBEDDED, KvType, Logits, States, TopLogits
 from slm_native.blocks import BlockRunner, Turn
 from slm_native.kernels import FixedShape, FusedBlocks, KernelSet
-from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, in_chunks, part_of
-from slm_native.memory import ContextMemory, MemoryPlan
+from slm_native.kv import Array, BatchPlan, KvLayer, in_chunks, part_of
+from slm_native.memory import ContextMemory, MemoryPlan, Room
 from slm_native.paging import LayerPager, Paging, PagingStats, ResidentBlocks
 from slm_native.positions import LayerPositions, Positions
 from slm_native.states import StateGroup
 from slm_native.streams import layer_embeddings, merged, spread
 from slm_native.weights import Block, WeightReader
+
+_Kind: TypeAlias = tuple[str, int] | None
+"""Layers that find a batch's tokens in the same places: what they attend in, and how large; None where it is all."""
 
 
 class _Given(NamedTuple):
@@ -44,7 +47,7 @@ class _Inputs:
         tokens: ids [T], in NumPy or where the kernels compute; 0 where a row is given.
         given: embedding rows in place of tokens, and where; None for none.
         positions: of each token [T], likewise.
-        plans: where keys and values go, placed, for each kind of chunks that layers attend in.
+        plans: where keys and values go, placed, for each kind of layers; see ``_kind``.
         states: of the recurrent layers, where they are and go.
         places: what each layer does with the positions [L].
         wanted: which tokens' rows are wanted [T], None for all.
@@ -53,7 +56,7 @@ class _Inputs:
     tokens: Array
     given: _Given | None
     positions: Array
-    plans: Mapping[int | None, BatchPlan]
+    plans: Mapping[_Kind, BatchPlan]
     states: Sequence[StateGroup]
     places: Sequence[LayerPositions]
     wanted: NDArray[np.bool_] | None
@@ -68,9 +71,11 @@ class Transformer:
         kernels: the arithmetic.
         progress: called with the share of weights that are prepared.
         paging: how much memory the blocks may take; None for as much as they need.
+        keeps_windows: whether layers with a window keep only that; see ``WindowCache``.
 
     Raises:
-        InvalidOption: ``paging`` leaves too little, or steps are to be captured that cannot be.
+        InvalidOption: ``paging`` leaves too little, windows are kept beside states, or steps are to be captured that
+            cannot be.
     """
 
     def __init__(
@@ -80,7 +85,10 @@ class Transformer:
         kernels: KernelSet,
         progress: Callable[[float], None],
         paging: Paging | None = None,
+        *,
+        keeps_windows: bool = False,
     ) -> None:
+        self.keeps_windows = keeps_windows and any(spec.layers[i].window for i in spec.attention_layers)
         self._reader = WeightReader(gguf, spec, kernels)
         self.spec = spec
         self._kernels = kernels
@@ -95,18 +103,21 @@ class Transformer:
         self.positions(1)  # refuses bad factors now
 
     def _check_kernels(self, paging: Paging | None) -> None:
+        if self.keeps_windows and self.spec.recurrent_layers:
+            raise InvalidOption("swa_full=False cannot be had where layers have states, too (accepted: true)")
         whys = {
             "layers are streamed": paging is not None,
             "experts are chosen on the host": any(layer.experts is not None for layer in self.spec.layers),
             "the model is an encoder": not self.spec.causal,
+            "layers keep only their windows": self.keeps_windows,
             "layers have states, or attend in chunks": not self._has_one_plan,
         }
         if self._kernels.captures and (why := next((why for why, holds in whys.items() if holds), None)):
             raise InvalidOption(f"capture cannot be had where {why} (accepted: false)")
         if self._kernels.chunk is not None and not self._has_one_plan:
             raise InvalidOption(
-                "prefill.chunk cannot be had where the model is an encoder, or layers have states or attend in chunks"
-                " (accepted: none)"
+                "prefill.chunk cannot be had where the model is an encoder, or layers have states, attend in chunks, or"
+                " keep only their windows (accepted: none)"
             )
         whys = {
             "layers are streamed": paging is not None,
@@ -226,7 +237,7 @@ class Transformer:
             if shape is not None:
                 n_rows = len(tokens) if shape.wanted is None else 0
                 return kernels.rows(self._step(shape, tokens, positions, layers, embedded), slice(n_rows))
-        put, plans, places = kernels.stage, self._plans(plan.pages), embedded.at(positions)
+        put, plans, places = kernels.stage, self._plans(plan), embedded.at(positions)
         given = _Given(rows, np.flatnonzero(tokens == EMBEDDED)) if len(rows) else None
         told = put(tokens if given is None else np.maximum(tokens, 0)), put(positions), plans, places
         ids, at, plans, places = kernels.arrived(told)
@@ -283,17 +294,17 @@ class Transformer:
         """What keys and values are stored in where no type is asked for."""
         return self._kernels.kv_type
 
-    def new_memory(self, layouts: Sequence[PageLayout], n_ctx: int, n_seq_max: int) -> ContextMemory:
+    def new_memory(self, room: Room) -> ContextMemory:
         """Room for keys, values and states where the kernels compute; see ``ContextMemory``."""
-        return ContextMemory(self.spec, layouts, n_ctx, n_seq_max, self._kernels)
+        return ContextMemory(self.spec, room, self._kernels)
 
-    def _plans(self, plan: BatchPlan) -> dict[int | None, BatchPlan]:
-        """Where a batch's tokens go, for each kind of chunks that layers attend in."""
-        placed: dict[int | None, BatchPlan] = {None: self._kernels.place(plan)}
+    def _plans(self, plan: MemoryPlan) -> dict[_Kind, BatchPlan]:
+        """Where a batch's tokens go, for each kind of layers."""
+        placed: dict[_Kind, BatchPlan] = {None: self._kernels.place(plan.pages)}
         for chunk in {layer.chunk for layer in self.spec.layers if layer.chunk is not None}:
-            chunked = in_chunks(plan, chunk)
-            placed[chunk] = placed[None] if chunked is plan else self._kernels.place(chunked)
-        return placed
+            chunked = in_chunks(plan.pages, chunk)
+            placed["chunk", chunk] = placed[None] if chunked is plan.pages else self._kernels.place(chunked)
+        return placed | {("window", window): self._kernels.place(each) for window, each in plan.windows.items()}
 
     def _resident(self, progress: Callable[[float], None]) -> ResidentBlocks:
         blocks: list[Block] = []
@@ -301,7 +312,8 @@ class Transformer:
             blocks.append(self._reader.block(i))
             progress(len(blocks) / self.spec.n_layers)
         self._kernels.ready()
-        self._fused = self._fuse(blocks[:-1])  # of the last, only some rows may be wanted
+        # Of the last, only some rows may be wanted.
+        self._fused = None if self.keeps_windows else self._fuse(blocks[:-1])
         return ResidentBlocks(blocks)
 
     def _fuse(self, blocks: Sequence[Block]) -> FusedBlocks | None:
@@ -324,7 +336,7 @@ class Transformer:
         caches: dict[int | None, KvLayer] = dict(zip(self.spec.attention_layers, layers, strict=True))
         recurrent = itertools.count()
         places = self._kernels.spread(inputs.places)
-        plans = self._kernels.spread([inputs.plans[layer.chunk] for layer in self.spec.layers])
+        plans = self._kernels.spread([inputs.plans[_kind(layer, inputs.plans)] for layer in self.spec.layers])
         return [
             Turn(
                 places[i],
@@ -339,7 +351,11 @@ class Transformer:
     @property
     def _has_one_plan(self) -> bool:
         """Whether a batch is to all layers the same: tokens and the pages that they see."""
-        return self.spec.causal and all(layer.recurrent is None and layer.chunk is None for layer in self.spec.layers)
+        return (
+            not self.keeps_windows
+            and self.spec.causal
+            and all(layer.recurrent is None and layer.chunk is None for layer in self.spec.layers)
+        )
 
     def _layer_embeddings(self, tokens: Array, x: Array) -> Sequence[Array | None]:
         """Each block's own embedding of a batch [L], None where it has none."""
@@ -382,3 +398,9 @@ class Transformer:
         if self.spec.logit_scale != 1:
             logits = logits * self.spec.logit_scale
         return logits if self.spec.logit_softcap is None else self._kernels.softcap(logits, self.spec.logit_softcap)
+
+
+def _kind(layer: LayerSpec, plans: Mapping[_Kind, BatchPlan]) -> _Kind:
+    """Which plan a layer finds tokens by; windows have one where nothing else is kept."""
+    wanted = ("chunk", layer.chunk or 0) if layer.chunk is not None else ("window", layer.window or 0)
+    return wanted if wanted in plans else None

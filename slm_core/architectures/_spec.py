@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
@@ -367,18 +367,33 @@ class ModelSpec:
         """Factor on a layer's ``q · k``."""
         return (self.width_of(layer) or 1) ** -0.5 if self.attention_scale is None else self.attention_scale
 
-    @property
-    def kv_groups(self) -> dict[KvShape, list[int]]:
-        """The blocks that keep keys and values, by what they keep of a token; in the order of their first blocks."""
-        groups: dict[KvShape, list[int]] = {}
+    def kv_groups(self, windows: Collection[int] = ()) -> dict[tuple[KvShape, int | None], list[int]]:
+        """The blocks that keep keys and values, by what they keep of a token, in the order of their first blocks.
+
+        Args:
+            windows: those of layers that do not belong to the others: what they keep goes with their window.
+        """
+        groups: dict[tuple[KvShape, int | None], list[int]] = {}
         for index in self.attention_layers:
-            groups.setdefault(self.kv_shape(self.layers[index]), []).append(index)
+            layer = self.layers[index]
+            window = layer.window if layer.window in windows else None
+            groups.setdefault((self.kv_shape(layer), window), []).append(index)
         return groups
 
     @property
     def kv_values_per_token(self) -> int:
         """Numbers that the KV cache holds for a token: keys and values of all heads and layers; each latent once."""
-        return sum(shape.n_values * len(blocks) for shape, blocks in self.kv_groups.items())
+        return sum(shape.n_values * len(blocks) for (shape, _), blocks in self.kv_groups().items())
+
+    @property
+    def kv_values_in_windows(self) -> dict[int, int]:
+        """How many of those belong to layers with a window, by that."""
+        windows = {layer.window for layer in self.layers if layer.window is not None}
+        found: dict[int, int] = {}
+        for (shape, window), blocks in self.kv_groups(windows).items():
+            if window is not None:
+                found[window] = found.get(window, 0) + shape.n_values * len(blocks)
+        return found
 
     @property
     def state_values_per_sequence(self) -> int:

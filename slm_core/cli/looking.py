@@ -103,8 +103,10 @@ def _facts(path: Path) -> dict[str, object]:
     if path.is_dir() and not (path / SINGLE).exists() and not (path / INDEX).exists():
         return {"directory": str(path), "vocabulary": load_vocab(path).size}
     with open_model(path) as file:
-        found = model_info(file, backend="", device="", kv_type=KvType.F16)
-    template = found.chat_template
+        found, narrow = (
+            model_info(file, backend="", device="", kv_type=KvType.F16, swa_full=swa_full) for swa_full in (True, False)
+        )
+    template, has_windows = found.chat_template, narrow.state_bytes_per_token != found.state_bytes_per_token
     return {
         "file": str(found.path),
         "architecture": found.architecture,
@@ -118,6 +120,8 @@ def _facts(path: Path) -> dict[str, object]:
         "bytes": found.n_bytes,
         "state_bytes_per_token": found.state_bytes_per_token,
         "state_bytes_per_sequence": found.state_bytes_per_sequence,
+        "state_bytes_per_token_swa": narrow.state_bytes_per_token if has_windows else None,
+        "state_bytes_per_sequence_swa": narrow.state_bytes_per_sequence if has_windows else None,
         "state_kv_type": None if found.state_bytes_per_token is None else str(KvType.F16),
         "pooling": found.pooling,
         "chat_template": None if template is None else f"{len(template)} characters",

@@ -192,6 +192,7 @@ def test_info_tells_what_the_file_says(run, model) -> None:
     assert facts["pooling"] is None
     assert facts["state_bytes_per_token"] * 2 == model.info.state_bytes_per_token, "native: f32 where nothing is asked"
     assert facts["state_bytes_per_sequence"] == model.info.state_bytes_per_sequence == 0
+    assert facts["state_bytes_per_token_swa"] is facts["state_bytes_per_sequence_swa"] is None, "no layer has a window"
     shown = run("info").out
     assert re.search(rf"^parameters +{model.info.n_params:,} *$", shown, re.MULTILINE)
     assert re.search(r"^runs on native +yes *$", shown, re.MULTILINE)

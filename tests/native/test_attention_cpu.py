@@ -57,7 +57,7 @@ class Cached:
         self.codecs = codec_of(k_type, heads.width), codec_of(v_type, heads.width)
         # Three layers, of which the second is used: an offset that is wrong hits another.
         layout = PageLayout(range(3), heads.n_kv, heads.width, *self.codecs)
-        self.cache = PagedKvCache([layout], n_ctx, 4, self.kernels.new_pages)
+        self.cache = PagedKvCache([layout], PagedKvCache.n_pages_for(n_ctx, 4), 4, self.kernels.new_pages)
         self.layer = self.cache.layers[1]
         self.held: dict[int, list[NDArray[np.float32]]] = {}
 

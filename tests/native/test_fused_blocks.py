@@ -66,7 +66,7 @@ class Blocks:
         layout = PageLayout(
             range(N_BLOCKS), N_KV_HEADS, HEAD_DIM, codec_of(KvType.F16, HEAD_DIM), codec_of(KvType.Q8_0, HEAD_DIM)
         )
-        self.cache = PagedKvCache([layout], 600, 3, self.kernels.new_pages)
+        self.cache = PagedKvCache([layout], PagedKvCache.n_pages_for(600, 3), 3, self.kernels.new_pages)
 
     def _linear(self, n_out: int, n_in: int, seed: int) -> Linear:
         matrix = random_matrix(self._types[seed % len(self._types)], n_out, n_in, seed)
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
     with pytest.raises(ValueError, match="differ in number"):
         fused.run(x, [angles] * 3, plan, caches[:2])
     layout = PageLayout(range(3), N_KV_HEADS, 16, codec_of(KvType.F32, 16), codec_of(KvType.F32, 16))
-    other = PagedKvCache([layout], 600, 3, blocks.kernels.new_pages)
+    other = PagedKvCache([layout], PagedKvCache.n_pages_for(600, 3), 3, blocks.kernels.new_pages)
     with pytest.raises(ValueError, match="the cache has other heads than the layer"):
         fused.run(x, [angles] * 3, plan, other.layers)
     with pytest.raises(ValueError, match="cos and sin differ in shape"):

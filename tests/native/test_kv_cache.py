@@ -33,7 +33,7 @@ class Model:
     def __init__(self, n_ctx: int, n_seq_max: int) -> None:
         outer, inner = layout(), layout(n_kv_heads=1, head_dim=6)
         layouts = [replace(outer, blocks=(0, 2)), replace(inner, blocks=(1,))]
-        self.cache = PagedKvCache(layouts, n_ctx, n_seq_max)
+        self.cache = PagedKvCache(layouts, PagedKvCache.n_pages_for(n_ctx, n_seq_max), n_seq_max)
         self.ledger = Ledger(n_ctx, n_seq_max, share_forks=True)
         self.n_seq_max = n_seq_max
         self.wanted: list[list[int]] = [[] for _ in range(n_seq_max)]
@@ -252,7 +252,7 @@ def test_what_is_read_is_contiguous_and_independent_of_heads_and_pages(kv_type):
     for n_kv_heads, n_tokens in ((1, 10), (1, 100), (2, 64), (3, 130)):
         codec = codec_of(kv_type, 32)
         shape = PageLayout(range(1), n_kv_heads, 32, codec, codec)
-        cache = PagedKvCache([shape], 256, 1)
+        cache = PagedKvCache([shape], 4, 1)
         plan = cache.plan(np.zeros(n_tokens, np.int32), np.arange(n_tokens, dtype=np.int32))
         x = np.random.default_rng(n_tokens).standard_normal((n_tokens, n_kv_heads, 32)).astype(np.float32)
         cache.layers[0].write(plan.pages, plan.slots, x, -x)

@@ -131,7 +131,7 @@ def test_wrong_options_are_refused(backend, path, options, error, message):
 
 
 def test_every_load_option_is_described_and_works(backend, path):
-    named = {"tier", "expanded_bytes", "dtype", "resident_bytes", "pinned_layers", "profile", "device_map"}
+    named = {"tier", "expanded_bytes", "dtype", "resident_bytes", "pinned_layers", "profile", "device_map", "swa_full"}
     assert set(backend.load_options) == named
     given = {"tier": "reference", "expanded_bytes": 4096, "dtype": "float32"}
     options = ModelOptions(device="cpu", backend_options=given)
@@ -284,7 +284,7 @@ def test_a_large_context_takes_memory_when_it_is_used_and_gives_it_back(backend,
         n_bytes = 3 * 2 * 32 * 4 * 2 * 100_000  # layers, heads, width, float32, keys and values: 146 MiB
         # The ledger of the base counts cells in a list and an array: 40 bytes and 4 for each position.
         assert resident_bytes() - before < 60 * 100_000 < n_bytes / 20
-        context._memory._pages._stores[0]._pages[...] = 1
+        context._memory._pages._stores._stores[0]._pages[...] = 1
         used = resident_bytes()
         assert used - before > 0.95 * n_bytes
         context.close()

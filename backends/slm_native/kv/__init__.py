@@ -1,20 +1,25 @@
 """The paged KV cache: pages of 64 tokens, a block table for each sequence, copy on write, typed storage."""
 
-from slm_native.kv.cache import BatchPlan, PagedKvCache, Rotate, Run
+from slm_native.kv.cache import PagedKvCache
 from slm_native.kv.chunks import in_chunks
 from slm_native.kv.codecs import Array, KvCodec, Planes, codec_of
 from slm_native.kv.parts import part_of
+from slm_native.kv.runs import BatchPlan, Run
 from slm_native.kv.spans import in_spans
 from slm_native.kv.store import PAGE_TOKENS, HostKvLayer, HostPageStore, KvLayer, PageIndex, PageLayout, PageStore
+from slm_native.kv.stores import NewStore, Rotate, StoreGroup, in_model_order
+from slm_native.kv.window import Held, WindowCache
 
 __all__ = [
     "PAGE_TOKENS",
     "Array",
     "BatchPlan",
+    "Held",
     "HostKvLayer",
     "HostPageStore",
     "KvCodec",
     "KvLayer",
+    "NewStore",
     "PageIndex",
     "PageLayout",
     "PageStore",
@@ -22,8 +27,11 @@ __all__ = [
     "Planes",
     "Rotate",
     "Run",
+    "StoreGroup",
+    "WindowCache",
     "codec_of",
     "in_chunks",
+    "in_model_order",
     "in_spans",
     "part_of",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_native.kv.cache import BatchPlan, Run
+from slm_native.kv.runs import BatchPlan, Run
 from slm_native.kv.store import PAGE_TOKENS
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_native.kv.cache import BatchPlan, Run
+from slm_native.kv.runs import BatchPlan, Run
 from slm_native.kv.store import PAGE_TOKENS, PageIndex
 
 

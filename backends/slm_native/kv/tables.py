@@ -21,11 +21,13 @@ class PageTables:
     Args:
         n_pages: pages there are.
         tables: the pages of each sequence, in order.
+        gone: how many each has given back, before those; None for none.
     """
 
-    def __init__(self, n_pages: int, tables: tuple[Pages, ...]) -> None:
+    def __init__(self, n_pages: int, tables: tuple[Pages, ...], gone: tuple[int, ...] | None = None) -> None:
         self._n_pages = n_pages
         self._tables = tables
+        self._gone = gone or (0,) * len(tables)
 
     @cached_property
     def references(self) -> NDArray[np.intp]:
@@ -36,21 +38,34 @@ class PageTables:
     def __getitem__(self, seq_id: int) -> Pages:
         return self._tables[seq_id]
 
+    def gone(self, seq_id: int) -> int:
+        """How many pages a sequence has given back: those that it holds are the ones behind."""
+        return self._gone[seq_id]
+
     def is_shared(self, page: int) -> bool:
         """Whether more than one sequence holds a page."""
         return bool(self.references[page] > 1)
 
-    def free(self, n: int) -> list[int]:
-        """``n`` pages that no sequence holds: the first, so that a sequence's pages tend to lie side by side."""
-        found: list[int] = np.flatnonzero(self.references == 0)[:n].tolist()
-        assert len(found) == n, "PagedKvCache.n_pages_for is not the bound that it claims to be"
+    def free(self, n: int, besides: Pages = ()) -> list[int]:
+        """``n`` pages that no sequence holds: the first, so that a sequence's pages tend to lie side by side.
+
+        Args:
+            n: how many.
+            besides: pages that are in use without a sequence.
+        """
+        unheld = self.references == 0
+        unheld[list(besides)] = False
+        found: list[int] = np.flatnonzero(unheld)[:n].tolist()
+        assert len(found) == n, "n_pages_for is not the bound that it claims to be"
         return found
 
-    def replaced(self, changes: Mapping[int, Pages]) -> PageTables:
-        """Tables in which some sequences hold other pages."""
-        if not changes:
+    def replaced(self, changes: Mapping[int, Pages], gone: Mapping[int, int] | None = None) -> PageTables:
+        """Tables in which some sequences hold other pages, and have given back others."""
+        if not changes and not gone:
             return self
-        tables = list(self._tables)
+        tables, before = list(self._tables), list(self._gone)
         for seq_id, pages in changes.items():
             tables[seq_id] = pages
-        return PageTables(self._n_pages, tuple(tables))
+        for seq_id, n in (gone or {}).items():
+            before[seq_id] = n
+        return PageTables(self._n_pages, tuple(tables), tuple(before))

@@ -26,10 +26,16 @@ def test_layers_keep_what_their_heads_take_and_those_that_share_keys_nothing(tmp
     spec = spec_of(tmp_path, "gemma4")
     assert spec.attention_layers == list(range(5))
     assert [spec.layers[i].kv_layer for i in (5, 6)] == [3, 4]
-    assert {shape[:2]: blocks for shape, blocks in spec.kv_groups.items()} == {(3, 16): [0, 1, 3], (3, 24): [2, 4]}
+    assert {shape[:2]: blocks for (shape, _), blocks in spec.kv_groups().items()} == {
+        (3, 16): [0, 1, 3],
+        (3, 24): [2, 4],
+    }
     assert spec.kv_values_per_token == 2 * 3 * (3 * 16 + 2 * 24)
     dense = spec_of(tmp_path, "gemma4_dense")
-    assert {shape[:2]: blocks for shape, blocks in dense.kv_groups.items()} == {(3, 16): [0, 2, 3], (1, 24): [1, 4]}
+    assert {shape[:2]: blocks for (shape, _), blocks in dense.kv_groups().items()} == {
+        (3, 16): [0, 2, 3],
+        (1, 24): [1, 4],
+    }
     model = load(family_model(tmp_path, "gemma4"))
     sizes = []
     for n in (8, 16):
@@ -66,7 +72,7 @@ def test_a_cut_at_the_head_leaves_what_the_rest_alone_would_not_see(tmp_path, lo
         feed(context, range(80))
         context.cut(Pos(0, 0), Pos(0, 33))
         feed(context, range(33, 80), seq_id=1)
-        layouts = [store.layout for store in context._memory._pages._stores]
+        layouts = [store.layout for store in context._memory._pages._stores._stores]
         exported = [context._engine_export(seq_id) for seq_id in (0, 1)]
     first = next(layout for layout in layouts if 0 in layout.blocks)
     assert layouts[0] is first, "block 0 is in the first group"

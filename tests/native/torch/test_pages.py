@@ -52,7 +52,10 @@ def test_codecs_write_the_same_bits(kv_type):
 )
 def test_a_life_of_edits_leaves_the_same_bytes(keys, values):
     """Writes, forks, cuts in pages that are shared and that are not, dumps and loads: payloads stay equal."""
-    caches = [PagedKvCache([layout(keys, values)], 512, 3, new) for new in (HostPageStore, new_store)]
+    caches = [
+        PagedKvCache([layout(keys, values)], PagedKvCache.n_pages_for(512, 3), 3, new)
+        for new in (HostPageStore, new_store)
+    ]
     arrays = (np.asarray, lambda x: torch.from_numpy(np.array(x)))
     rng, length = np.random.default_rng(2), 0
     for n_tokens in (100, 1, 39):

@@ -32,7 +32,12 @@ def filled(n_kv_heads: int, width: int, keys: str, values: str):
     """A cache of two layers, its pages in disorder, and a plan that brings each sequence its last token."""
     layout = PageLayout(range(2), n_kv_heads, width, codec_of(keys, width), codec_of(values, width))
     cpu = torch.device("cpu")
-    cache = PagedKvCache([layout], 1024, len(HELD) + 1, lambda shape, n: TorchPageStore(shape, n, cpu))
+    cache = PagedKvCache(
+        [layout],
+        PagedKvCache.n_pages_for(1024, len(HELD) + 1),
+        len(HELD) + 1,
+        lambda shape, n: TorchPageStore(shape, n, cpu),
+    )
     rng = np.random.default_rng(1)
     for start, end in ((0, 50), (50, 150), (150, 400)):  # in turns: the pages of a sequence do not lie side by side
         for seq_id, held in enumerate(HELD):

@@ -1,0 +1,31 @@
+"""The suite, adopted for the native engine where layers with a window keep only that."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from slm_conformance.families import family_model
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.scenarios import *  # noqa: F403
+
+
+def _model() -> str:
+    """A file that every process of a run finds in the same place, as names of models are names of tests.
+
+    Four of its five layers have a window of 48 tokens.
+    """
+    path = Path(tempfile.gettempdir()) / "slm-windows" / "olmo3-f32-0.gguf"
+    path.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        family_model(Path(folder), "olmo3").replace(path)
+    return str(path)
+
+
+class Fixtures(BackendFixtures):
+    backend = "native"
+    required = True
+    load_options = {"tier": "reference", "swa_full": False}  # noqa: RUF012
+    models = (_model(),)
+    precision = {"f32": "float32"}  # noqa: RUF012
+    kv_types = ("f32", "f16", "bf16", "f8_e4m3")  # heads are 16 wide
