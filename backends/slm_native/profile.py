@@ -24,6 +24,7 @@ class Profile:
     Attributes:
         dtype: number format of products, as the option.
         compile: whether weights are expanded by what torch.compile makes of it.
+        tune: whether Triton kernels are launched as is fastest on the device: measured once, and kept on disk.
         buckets: sizes, ascending, to which batches of one token a sequence are filled up; none where they are not.
         capture: whether a step of each shape is captured in a CUDA graph, and replayed from then on.
         graphs: how many of a context's are kept; the one used longest ago goes.
@@ -35,6 +36,7 @@ class Profile:
 
     dtype: str = "auto"
     compile: bool = False
+    tune: bool = False
     buckets: tuple[int, ...] = ()
     capture: bool = False
     graphs: int = 16
@@ -123,6 +125,7 @@ def _is_count(value: object, least: int, most: int) -> bool:
 _TOP = {
     "dtype": "auto, float32, bfloat16 or float16",
     "compile": "true or false",
+    "tune": "true or false",
     "decode": "a table",
     "prefill": "a table",
 }

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from slm_conformance.factories import make_tiny_model
+from slm_core.chat import Session
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, dequantize, format_of, row_bytes, supported_types
-from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
+from slm_core.sampling import Sampling
+from slm_core.types import Capability, ContextOptions, KvType, ModelOptions, Pos
 from slm_native.backend import NativeBackend
 
 SCALES = ("scale", "min_scale", "minimum")
@@ -96,6 +100,56 @@ def test_captured_steps_give_the_logits_of_steps_that_are_not(tmp_path):
     wanted, _ = decoded(path, "cuda", "float32", KvType.F32)
     errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
     assert errors.max() < 1e-5, f"relative error {errors.max():.1e}"
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        "[prefill]\nchunk = 64\n",
+        "[decode]\nwarm = 256\n[prefill]\nchunk = 64\ncapture = true\n",
+        "compile = true\n",
+        "tune = true\n[decode]\nbuckets = [1, 2, 4]\ncapture = true\n",
+    ],
+    ids=["chunk", "captured chunk", "compile", "tune"],
+)
+def test_profiles_give_the_logits_of_none(tmp_path, monkeypatch, profile):
+    monkeypatch.setenv("SLM_CACHE_DIR", str(tmp_path / "cache"))
+    path = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf")
+    (tmp_path / "p.toml").write_text(profile)
+    found, _ = decoded(path, "cuda", "float32", KvType.F32, profile=str(tmp_path / "p.toml"))
+    wanted, _ = decoded(path, "cuda", "float32", KvType.F32)
+    errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert errors.max() < 1e-5, f"relative error {errors.max():.1e}"
+
+
+def test_whole_chunks_are_captured(tmp_path):
+    """Prompts that want no logits but the last: all but the last part goes through graphs."""
+    path, rows = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf"), []
+    (tmp_path / "p.toml").write_text("[prefill]\nchunk = 64\ncapture = true\n")
+    for options in ({}, {"profile": str(tmp_path / "p.toml")}):
+        given = ModelOptions(device="cuda", backend_options={"dtype": "float32", **options})
+        with NativeBackend().load(path, given) as model, model.new_context(ContextOptions(1024, 1, 512)) as context:
+            for first in (0, 300):
+                batch = context.new_batch()
+                batch.extend([5 + i % 200 for i in range(300)], Pos(0, first), logits="last")
+                rows.append(context.decode(batch).copy())
+    errors = [np.linalg.norm(rows[i] - rows[i + 2]) / np.linalg.norm(rows[i]) for i in (0, 1)]
+    assert max(errors) < 1e-5, f"relative error {max(errors):.1e}"
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {}], ids=["greedy", "default"])
+def test_answers_picked_on_the_device_are_those_of_whole_rows(tmp_path, options):
+    path = make_tiny_model("qwen3", "q8_0").write(tmp_path / "tiny.gguf")
+    with NativeBackend().load(path, ModelOptions(device="cuda")) as model, model.new_context(ContextOptions(256)) as c:
+        assert Capability.DEVICE_SAMPLING in c.capabilities
+        sampling, answers = Sampling(seed=4, max_tokens=40, **options), []
+        for more in ({"logprobs": 1}, {}):  # which takes whole rows
+            session = Session(c, model.vocab)
+            session.append("The quick brown fox jumps")
+            answers.append(session.generate(replace(sampling, **more)).run())
+            session.close()
+            c.clear()
+    assert answers[0].tokens == answers[1].tokens
 
 
 def test_streamed_layers_give_the_same_logits(tmp_path):

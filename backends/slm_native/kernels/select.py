@@ -124,11 +124,15 @@ def _torch(tier: str, device: str, options: tuple[str, int, Profile, Any]) -> Ke
         from slm_native.kernels.torch.kernels import TorchKernels
     except (ImportError, OSError) as error:
         raise BackendUnavailable(f"{asked}, and torch is there but does not load: {error}") from error
-    kernels = TorchKernels(device, *options)
+    kernels, why = TorchKernels(device, *options), ""
     if not kernels.device.startswith("cuda"):
-        return KernelChoice(kernels, f"{asked}; Triton kernels are for CUDA")
-    if importlib.util.find_spec("triton") is None:
-        return KernelChoice(kernels, f"{asked}; triton is not installed (to get it: pip install triton)")
+        why = "Triton kernels are for CUDA"
+    elif importlib.util.find_spec("triton") is None:
+        why = "triton is not installed (to get it: pip install triton)"
+    if why and options[2].tune:
+        raise InvalidOption(f"tune=true on {kernels.device}: {why} (accepted: false)")
+    if why:
+        return KernelChoice(kernels, f"{asked}; {why}")
     from slm_native.kernels.torch.triton.kernels import TritonKernels
 
     return KernelChoice(TritonKernels(device, *options), f"{asked}; triton is installed")

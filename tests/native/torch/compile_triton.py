@@ -49,14 +49,15 @@ def spelled(value: object) -> str:
 
 def compiler(target: GPUTarget) -> Callable[..., Callable[..., None]]:
     def launch(kernel: JITFunction, grid: object) -> Callable[..., None]:
-        def compile_kernel(*args: object, **constants: object) -> None:
+        def compile_kernel(*args: object, num_warps: int = 4, **constants: object) -> None:
             names = [name for name in kernel.arg_names if name not in constants]
             passed = dict(zip(names, args, strict=True))
             constants |= {name: 1 for name, value in passed.items() if isinstance(value, int) and value == 1}
             signature = {name: spelled(value) for name, value in passed.items()}
             signature |= dict.fromkeys(constants, "constexpr")
             ordered = {name: signature[name] for name in kernel.arg_names}
-            made = triton.compile(ASTSource(fn=kernel, signature=ordered, constexprs=constants), target=target)
+            source = ASTSource(fn=kernel, signature=ordered, constexprs=constants)
+            made = triton.compile(source, target=target, options={"num_warps": num_warps})
             sys.stdout.write(f"{kernel.__name__} {len(made.asm['cubin'])}\n")
 
         return compile_kernel

@@ -212,7 +212,11 @@ def test_a_profile_is_found_by_name_then_environment_then_beside_the_model(tmp_p
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("dtpye = 'float16'", UnknownOption, r"unknown key 'dtpye' \(accepted: dtype, compile, decode, prefill\)"),
+        (
+            "dtpye = 'float16'",
+            UnknownOption,
+            r"'dtpye' \(accepted: dtype, compile, tune, decode, prefill\)",
+        ),
         ("[decode]\nbucket = [1]", UnknownOption, r"unknown key 'decode.bucket' \(accepted: decode.buckets, "),
         ("[decode]\nbuckets = [0]", InvalidOption, r"decode.buckets=\[0\] \(accepted: sizes of batches from 1 to 1024"),
         ("[decode]\nbuckets = []", InvalidOption, "sizes of batches"),
@@ -248,6 +252,8 @@ def test_what_is_no_text_is_refused(tmp_path):
 def test_what_the_device_or_the_model_cannot_do_is_refused(path, tmp_path):
     with pytest.raises(InvalidOption, match="CUDA graphs, and cpu has none"):
         load(path, BUCKETS + "capture = true\n")
+    with pytest.raises(InvalidOption, match="tune=true on cpu: Triton kernels are for CUDA"):
+        load(path, "tune = true\n")
     with pytest.raises(InvalidOption, match="unknown dtype 'float8'"):
         load(path, "dtype = 'float8'")
     profile = tmp_path / "p.toml"

@@ -60,16 +60,16 @@ def test_few_rows(ggml_type, n_rows, n_out, n_blocks):
 
 
 @pytest.mark.parametrize("n_blocks", [64, 67, 2])
-def test_few_rows_of_a_short_matrix_are_shared_out(n_blocks, monkeypatch):
+def test_few_rows_of_a_short_matrix_are_shared_out(n_blocks):
     """With so few programs wanted, a row is split; its pieces end within a step and at its end."""
-    monkeypatch.setattr(products, "_LANES", 256)
+    way = products.FewRows(lanes=256)
     data = random_rows(GgmlType.Q4_0, 3, n_blocks * 32)
     x = np.random.default_rng(1).standard_normal((2, n_blocks * 32), np.float32)
     form = packed_format(GgmlType.Q4_0, n_blocks * 32)
-    y = products.few_rows(torch.from_numpy(x), torch.from_numpy(data), form)
+    y = products.few_rows(torch.from_numpy(x), torch.from_numpy(data), form, way=way)
     assert_product(y.numpy(), x, data, GgmlType.Q4_0)
     residual = np.random.default_rng(2).standard_normal((2, 3), np.float32)
-    added = products.few_rows(torch.from_numpy(x), torch.from_numpy(data), form, torch.from_numpy(residual))
+    added = products.few_rows(torch.from_numpy(x), torch.from_numpy(data), form, torch.from_numpy(residual), way)
     np.testing.assert_allclose(added, y.numpy() + residual, rtol=1e-6, atol=1e-5)
 
 

@@ -9,11 +9,22 @@ from slm_core.types import KvType
 from slm_native.kernels.parameters import Linear, Norm, Rotation, Scoring, Weight
 from slm_native.kernels.torch.kernels import TorchKernels, TorchWeight
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
+from slm_native.kernels.torch.splitting import DeviceMap
 from slm_native.kernels.torch.triton.decoding import attend_decoding
 from slm_native.kernels.torch.triton.formats import PackedFormat, packed_format, packed_types
-from slm_native.kernels.torch.triton.products import MAX_ROWS, few_rows, many_rows
+from slm_native.kernels.torch.triton.products import (
+    FEW_ROWS,
+    MANY_ROWS,
+    MAX_ROWS,
+    FewRows,
+    ManyRows,
+    few_rows,
+    many_rows,
+)
 from slm_native.kernels.torch.triton.small_steps import norm_and_rope, norm_rope_and_store, rms_norm, silu_mul
+from slm_native.kernels.torch.triton.tuning import Tuner
 from slm_native.kv import BatchPlan, KvLayer
+from slm_native.profile import Profile
 
 # From so many rows on, a matrix is expanded once and multiplied by torch's own library.
 _EXPANDED_ROWS = 128
@@ -26,6 +37,17 @@ class TritonKernels(TorchKernels):
     See ``TorchKernels`` for arguments.
     """
 
+    def __init__(
+        self,
+        device: str = "auto",
+        dtype: str = "auto",
+        expanded_bytes: int = 0,
+        profile: Profile | None = None,
+        device_map: DeviceMap | None = None,
+    ) -> None:
+        super().__init__(device, dtype, expanded_bytes, profile, device_map)
+        self._tuner = Tuner(self._device) if self._profile.tune else None
+
     def describe(self) -> str:
         """What torch does, and for which types there are kernels."""
         names = ", ".join(ggml_type.name for ggml_type in packed_types())
@@ -37,9 +59,11 @@ class TritonKernels(TorchKernels):
         if form is None:
             return super().matmul(x, weight, bias)
         if len(x) <= MAX_ROWS:
-            y = few_rows(x.contiguous(), _packed(weight), form)
+            x = x.contiguous()
+            y = few_rows(x, _packed(weight), form, way=self._few(x, weight, form))
         else:
-            y = many_rows(x.to(self._dtype_of(weight)).contiguous(), _packed(weight), form)
+            x = x.to(self._dtype_of(weight)).contiguous()
+            y = many_rows(x, _packed(weight), form, self._many(x, weight, form))
         return y if bias is None else y + bias
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -67,7 +91,9 @@ class TritonKernels(TorchKernels):
             total: Tensor = super().add_product(residual, x, linear)
             return total
         residual = residual if linear.bias is None else residual + linear.bias
-        return few_rows(x.contiguous(), _packed(linear.weight), form, residual.contiguous())
+        x = x.contiguous()
+        way = self._few(x, linear.weight, form)
+        return few_rows(x, _packed(linear.weight), form, residual.contiguous(), way)
 
     def heads(self, flat: Tensor, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Tensor:
         """In one kernel, where each head is normalized by the same weight or by none."""
@@ -104,6 +130,18 @@ class TritonKernels(TorchKernels):
         norm_rope_and_store(heads[0], weight, eps, rotation.cos, rotation.sin, rotation.style, **keys)
         norm_rope_and_store(heads[1], None, 0.0, nothing, nothing, rotation.style, **values)
 
+    def _few(self, x: Tensor, weight: Weight, form: PackedFormat) -> FewRows:
+        if self._tuner is None:
+            return FEW_ROWS[0]
+        name = f"few_rows {_of(x, weight)}"
+        return self._tuner.way(name, FEW_ROWS, lambda way: few_rows(x, _packed(weight), form, way=way))
+
+    def _many(self, x: Tensor, weight: Weight, form: PackedFormat) -> ManyRows:
+        if self._tuner is None:
+            return MANY_ROWS[0]
+        name = f"many_rows {_of(x, weight)} {x.dtype}"
+        return self._tuner.way(name, MANY_ROWS, lambda way: many_rows(x, _packed(weight), form, way))
+
     def _packed_form(self, x: Tensor, weight: Weight) -> PackedFormat | None:
         """How kernels read a matrix that is to be multiplied with ``x``; None where torch does better."""
         assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
@@ -115,6 +153,11 @@ class TritonKernels(TorchKernels):
         self, q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring
     ) -> Tensor:
         return attend_decoding(q.contiguous(), cache, group, scale, scoring).to(q.dtype)
+
+
+def _of(x: Tensor, weight: Weight) -> str:
+    """What a measurement is of: rows are as many as a power of two."""
+    return f"{weight.tensor.ggml_type.name} {weight.n_out} x {weight.n_in}, rows {1 << (len(x) - 1).bit_length()}"
 
 
 def _packed(weight: Weight) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -13,8 +15,55 @@ from slm_native.kernels.torch.triton.formats import PackedFormat
 MAX_ROWS = 8
 """Activation rows of ``few_rows``: each costs an accumulator."""
 
-_LANES = 2048  # weights that a program takes apart at a time, over all activation rows: 16 registers a thread
-_PROGRAMS = 1024  # enough to fill a GPU; below it the blocks of a row are shared out among programs
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """A way to launch ``few_rows``.
+
+    Attributes:
+        lanes: weights that a program takes apart at a time, over all activation rows.
+        programs: that fill a device; below it the blocks of a row are shared out among programs.
+        num_warps: of a program.
+    """
+
+    lanes: int = 2048  # 16 registers a thread
+    programs: int = 1024
+    num_warps: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRows:
+    """A way to launch ``many_rows``.
+
+    Attributes:
+        rows: of a tile, at most.
+        columns: of a tile.
+        num_warps: of a program.
+    """
+
+    rows: int = 64
+    columns: int = 64
+    num_warps: int = 4
+
+
+FEW_ROWS = (
+    FewRows(),
+    FewRows(lanes=1024),
+    FewRows(lanes=1024, num_warps=2),
+    FewRows(lanes=4096, num_warps=8),
+    FewRows(programs=4096),
+    FewRows(lanes=1024, programs=4096, num_warps=2),
+)
+"""What may be chosen from, the one for all cases first."""
+
+MANY_ROWS = (
+    ManyRows(),
+    ManyRows(columns=32),
+    ManyRows(columns=128, num_warps=8),
+    ManyRows(rows=32),
+    ManyRows(rows=128, num_warps=8),
+)
+"""Likewise."""
 
 
 @triton.jit
@@ -64,7 +113,9 @@ def _few_rows(
     tl.store(y_ptr + split * n_rows * n_out + out, sums, mask=there)
 
 
-def few_rows(x: Tensor, packed: Tensor, form: PackedFormat, residual: Tensor | None = None) -> Tensor:
+def few_rows(
+    x: Tensor, packed: Tensor, form: PackedFormat, residual: Tensor | None = None, way: FewRows = FEW_ROWS[0]
+) -> Tensor:
     """``x @ weight.T + residual`` for a few rows of ``x``, in float32, weights unrounded.
 
     Where rows of the matrix are few, each is shared out among programs, whose sums are added in a fixed order.
@@ -74,6 +125,7 @@ def few_rows(x: Tensor, packed: Tensor, form: PackedFormat, residual: Tensor | N
         packed: uint8 [out, bytes of a row].
         form: of the blocks; it divides ``in``.
         residual: float32 [T, out], or None.
+        way: how to launch it.
 
     Returns:
         float32 [T, out].
@@ -88,10 +140,10 @@ def few_rows(x: Tensor, packed: Tensor, form: PackedFormat, residual: Tensor | N
     if residual is not None:
         check("residual", residual, torch.float32, (n_rows, n_out))
     m = triton.next_power_of_2(n_rows)
-    n = min(max(1, _LANES // (4 * m * form.width)), triton.next_power_of_2(n_blocks))
-    r = max(1, _LANES // (m * n * form.width))
+    n = min(max(1, way.lanes // (4 * m * form.width)), triton.next_power_of_2(n_blocks))
+    r = max(1, way.lanes // (m * n * form.width))
     n_groups = triton.cdiv(n_out, r)
-    n_splits = max(1, min(_PROGRAMS // n_groups, n_blocks // (4 * n)))
+    n_splits = max(1, min(way.programs // n_groups, n_blocks // (4 * n)))
     per_split = triton.cdiv(triton.cdiv(n_blocks, n_splits), n) * n
     n_splits = triton.cdiv(n_blocks, per_split)
     y = torch.empty(n_splits, n_rows, n_out, dtype=torch.float32, device=x.device)
@@ -105,6 +157,7 @@ def few_rows(x: Tensor, packed: Tensor, form: PackedFormat, residual: Tensor | N
             R=r,
             N=n,
             ADDED=residual is not None,
+            num_warps=way.num_warps,
         )
     return y[0] if n_splits == 1 else y.sum(dim=0)
 
@@ -143,13 +196,14 @@ def _many_rows(
     tl.store(y_ptr + rows[:, None] * n_out + columns[None, :], total, mask=there)
 
 
-def many_rows(x: Tensor, packed: Tensor, form: PackedFormat) -> Tensor:
+def many_rows(x: Tensor, packed: Tensor, form: PackedFormat, way: ManyRows = MANY_ROWS[0]) -> Tensor:
     """``x @ weight.T`` for many rows of ``x``; weights are rounded to its number format, sums are float32.
 
     Args:
         x: float32, bfloat16 or float16 [T, in].
         packed: uint8 [out, bytes of a row].
         form: of the blocks; it divides ``in``.
+        way: how to launch it.
 
     Returns:
         float32 [T, out].
@@ -160,12 +214,12 @@ def many_rows(x: Tensor, packed: Tensor, form: PackedFormat) -> Tensor:
     n_blocks = _checked_blocks(x, packed, form)
     n_rows, n_out = len(x), len(packed)
     y = torch.empty(n_rows, n_out, dtype=torch.float32, device=x.device)
-    bm, bn = (16 if n_rows <= 16 else 64), 64
+    bm, bn = (16 if n_rows <= 16 else way.rows), way.columns
     constants = {"PART": form.part, "N_PARTS": form.n_parts, "WIDTH": form.width, "BLOCK_BYTES": form.block_bytes}
     grid = (triton.cdiv(n_rows, bm), triton.cdiv(n_out, bn))
     sizes = (n_rows, n_out, x.shape[1], n_blocks, packed.shape[1])
     with on_device_of(x):
-        _many_rows[grid](x, packed, y, *sizes, **constants, BM=bm, BN=bn)
+        _many_rows[grid](x, packed, y, *sizes, **constants, BM=bm, BN=bn, num_warps=way.num_warps)
     return y
 
 

@@ -1,0 +1,99 @@
+"""Which of several ways to launch a kernel is the fastest: measured once for each device, and kept on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import triton
+from triton.runtime.errors import OutOfResources
+
+from slm_core.diskcache import DiskCache
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+W = TypeVar("W", bound="DataclassInstance")
+Measure = Callable[[Callable[[], object]], float]
+
+_REVISION = 1  # of the kernels: another where what was measured says nothing any more
+_FILE = "way.json"
+
+
+class Tuner:
+    """Measures ways to launch kernels on one device.
+
+    What was chosen holds for the life of the process, and by way of the disk for later ones: the order of sums, and so
+    the last bits of a product, may depend on it.
+
+    Args:
+        device: where kernels run.
+        measure: seconds, or any other unit, that a call takes.
+    """
+
+    def __init__(self, device: torch.device, measure: Measure | None = None) -> None:
+        self._about = _described(device)
+        self._measure = triton.testing.do_bench if measure is None else measure
+        self._cache = DiskCache("triton")
+        self._chosen: dict[str, Any] = {}
+
+    def way(self, name: str, ways: Sequence[W], run: Callable[[W], object]) -> W:
+        """The fastest; the first, while a graph is captured, in which nothing can be measured.
+
+        Args:
+            name: of the kernel and the shapes that it is launched for.
+            ways: the choice, plain values.
+            run: launches the kernel in one of the ways; may be called often.
+        """
+        if name not in self._chosen:
+            found = self._read(name, ways)
+            if found is None:
+                if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                    return ways[0]
+                found = self._fastest(name, ways, run)
+            self._chosen[name] = found
+        chosen: W = self._chosen[name]
+        return chosen
+
+    def _fastest(self, name: str, ways: Sequence[W], run: Callable[[W], object]) -> W:
+        times = [self._time(way, run) for way in ways]
+        best = ways[times.index(min(times))]
+        told = {"way": dataclasses.asdict(best), "times": dict(zip(map(str, ways), map(str, times), strict=True))}
+
+        def write(folder: Path) -> None:
+            (folder / _FILE).write_text(json.dumps(told, indent=1))
+
+        self._cache.put(self._key(name), f"{name} on {self._about}", write)
+        return best
+
+    def _time(self, way: W, run: Callable[[W], object]) -> float:
+        try:
+            return self._measure(lambda: run(way))
+        except OutOfResources:  # more registers or shared memory than this device has
+            return math.inf
+
+    def _read(self, name: str, ways: Sequence[W]) -> W | None:
+        """What an earlier process chose, where it is still a choice."""
+        folder = self._cache.get(self._key(name))
+        if folder is None:
+            return None
+        try:
+            told = json.loads((folder / _FILE).read_text())["way"]
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return next((way for way in ways if dataclasses.asdict(way) == told), None)
+
+    def _key(self, name: str) -> str:
+        return hashlib.sha256(f"{name}\n{self._about}\n{_REVISION}".encode()).hexdigest()[:32]
+
+
+def _described(device: torch.device) -> str:
+    """What a measurement holds for."""
+    what = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{what}, torch {torch.__version__}, triton {triton.__version__}"
