@@ -57,14 +57,15 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.path = folder
         recipe = read_recipe(folder)
-        self._header = GgufFile.open(_header(folder, recipe))
-        self.metadata: Metadata = self._header.metadata
         self.ends = answer_ends(folder)
         self._tables = recipe.tables
         self._parts = recipe.parts()
         self._store: TensorStore | None = TensorStore(folder)
         try:
             self._stored_names = _names(folder, recipe, self._store)
+            numbers = {key: [*map(self._number, names)] for key, names in recipe.number_names().items()}
+            self._header = GgufFile.open(_header(folder, recipe, numbers))
+            self.metadata: Metadata = self._header.metadata
             self.tensors: Mapping[str, TensorInfo] = MappingProxyType(self._infos())
         except BaseException:
             self.close()
@@ -139,6 +140,14 @@ class Checkpoint:
             array = dequantize(data, kind, array.shape)
         return part.change.values(array)
 
+    def _number(self, name: str) -> float:
+        """The one number of a tensor that GGUF files have as metadata."""
+        store, stored = self._open_store(), self._stored_names[name]
+        if math.prod(store.tensors[stored].shape) != 1:
+            raise InvalidModelFile(f"{self.path}: tensor {shown(stored)} is not one number")
+        data = np.ascontiguousarray(store.array(stored)).reshape(-1).view(np.uint8)
+        return float(dequantize(data, store.ggml_type(stored), (1,))[0])
+
     def _infos(self) -> dict[str, TensorInfo]:
         found = {
             name: TensorInfo(name, table.shape, GgmlType.F32, table.nbytes, 0, 0)
@@ -169,12 +178,12 @@ class Checkpoint:
             raise InvalidModelFile(f"{self.path}: tensor {shown(name)} has the shape {shape}: {error}") from None
 
 
-def _header(folder: Path, recipe: Recipe) -> bytes:
+def _header(folder: Path, recipe: Recipe, numbers: Mapping[str, list[float]]) -> bytes:
     """The metadata as a GGUF file has it, so that one reader is strict about all."""
     architecture = recipe.architecture
     named = {f"{architecture}.{key}": value for key, value in recipe.metadata.items()}
     general = {"general.architecture": architecture, "general.name": folder.resolve().name}
-    return header({**general, **named, **recipe.plain})
+    return header({**general, **named, **recipe.plain, **numbers})
 
 
 def _names(folder: Path, recipe: Recipe, store: TensorStore) -> dict[str, str]:
@@ -186,6 +195,7 @@ def _names(folder: Path, recipe: Recipe, store: TensorStore) -> dict[str, str]:
     """
     stored = {_renamed(name, recipe.renamed): name for name in store.tensors}
     wanted = {name for part in recipe.parts().values() for name in part.names()}
+    wanted.update(*recipe.number_names().values())
     for name in sorted(wanted - stored.keys()):
         raise InvalidModelFile(f"{folder}: tensor {shown(name)} is missing")
     unused = [name for name in stored if name not in wanted]

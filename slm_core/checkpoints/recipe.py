@@ -51,6 +51,7 @@ class Recipe:
         prefix: of the names of a block's tensors; "{i}" is its index.
         tables: tensors that the directory has in another form.
         plain: metadata that is not below the architecture's name.
+        numbers: further such metadata, a number for each block, by the tensor that has it there.
         unused: expression for tensors that belong to the model and change nothing here.
         renamed: expressions for how names begin in some directories, and how they begin here.
     """
@@ -62,6 +63,7 @@ class Recipe:
     prefix: str = "model.layers.{i}."
     tables: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     plain: Mapping[str, PlainValue] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
     unused: str = FREQUENCIES
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -73,6 +75,11 @@ class Recipe:
             for name, part in block.items():
                 found[f"blk.{i}.{name}"] = Part(prefix + part.name, part.change, part.n_stacked)
         return found
+
+    def number_names(self) -> dict[str, list[str]]:
+        """The tensors of ``numbers``, by the name of the metadata, of each block [L]."""
+        prefixes = [self.prefix.format(i=i) for i in range(len(self.blocks))]
+        return {key: [prefix + name for prefix in prefixes] for key, name in self.numbers.items()}
 
 
 def weights(names: Mapping[str, str], change: Change | None = None) -> dict[str, Part]:
