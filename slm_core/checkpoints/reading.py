@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -14,10 +15,16 @@ from slm_core.checkpoints.config import Config
 from slm_core.checkpoints.recipe import Recipe
 from slm_core.checkpoints.store import INDEX, SINGLE
 from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf import PlainValue
 from slm_core.jsonfile import read_json
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 _GENERATES = re.compile("ForCausalLM$|LMHeadModel$|ForConditionalGeneration$")
+_ENCODES = re.compile("Model$|ForMaskedLM$")
+_ENCODERS = ("modernbert",)
+_POOLING, _DENSE = "1_Pooling/config.json", "2_Dense"  # as sentence-transformers saves them
+_POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
+"""As GGUF numbers them."""
 _FP8_METHODS = ("fp8", "compressed-tensors")
 _BLOCK = [128, 128]
 
@@ -43,7 +50,11 @@ def read_recipe(folder: Path) -> Recipe:
             f"{folder}: there is no {TOKENIZER}; make one:"
             " transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
-    return recipe_of(Config(folder / CONFIG, read_json(folder / CONFIG)))
+    config = Config(folder / CONFIG, read_json(folder / CONFIG))
+    found = recipe_of(config)
+    if config.text("model_type") in _ENCODERS:
+        return replace(found, metadata={**found.metadata, **_pooling(folder)})
+    return found
 
 
 def recipe_of(config: Config) -> Recipe:
@@ -58,7 +69,7 @@ def recipe_of(config: Config) -> Recipe:
             f"{config.source}: 'model_type' is {kind[:80]!r}, of which no directories are read here (accepted:"
             f" {', '.join(family_names())}); a GGUF file of it may be"
         )
-    _check_task(config)
+    _check_task(config, kind)
     _check_quantization(config)
     for name in ("is_encoder_decoder", "add_cross_attention"):
         config.only(name, False)
@@ -84,9 +95,31 @@ def answer_ends(folder: Path) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _check_task(config: Config) -> None:
+def _pooling(folder: Path) -> dict[str, PlainValue]:
+    """How texts are embedded, where the directory says it.
+
+    Raises:
+        UnsupportedModel: in a way that is not implemented.
+    """
+    if (folder / _DENSE).exists():
+        raise UnsupportedModel(f"{folder / _DENSE}: layers behind pooling are not implemented")
+    if not (folder / _POOLING).is_file():
+        return {}
+    stated = read_json(folder / _POOLING)
+    modes = [name for name, value in stated.items() if name.startswith("pooling_mode_") and value is True]
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        raise UnsupportedModel(f"{folder / _POOLING}: {modes[:5]} (accepted: one of {', '.join(_POOLINGS)})")
+    return {"pooling_type": _POOLINGS[modes[0]]}
+
+
+def _check_task(config: Config, kind: str) -> None:
     names = config.strings("architectures")
-    if names and not any(map(_GENERATES.search, names)):
+    if kind in _ENCODERS:
+        if names and not any(map(_ENCODES.search, names)):
+            raise UnsupportedModel(
+                f"{config.source}: 'architectures' is {str(names)[:80]} (accepted: ...Model, ...ForMaskedLM)"
+            )
+    elif names and not any(map(_GENERATES.search, names)):
         raise UnsupportedModel(
             f"{config.source}: 'architectures' is {str(names)[:80]}, which does not generate text"
             " (accepted: ...ForCausalLM)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from native.architectures.checkpoints import save_directory
 from native.architectures.encoders import AFTERWARDS, CASES
 from native.architectures.engines import Rows, encoder_states, make_subject
 from native.architectures.test_families import BOUND, TABLE_BOUND, gelu_by_table, uses_gelu
@@ -17,6 +19,7 @@ from slm_conformance.families import family_tensors, write_family
 from slm_conformance.family_table import ENCODERS
 from slm_conformance.gguf_writer import StoredTensor
 from slm_core.architectures import EMBEDDING, Activation, read_spec
+from slm_core.checkpoints import Checkpoint
 from slm_core.embedding import embed, token_states
 from slm_core.errors import InvalidPosition, UnsupportedModel, UnsupportedOutput
 from slm_core.gguf import GgufFile
@@ -146,3 +149,22 @@ def test_a_causal_bert_is_refused(tmp_path, load, monkeypatch):
     monkeypatch.setitem(ENCODERS, "bert", replace(bert, metadata={**bert.metadata, "attention.causal": True}))
     with pytest.raises(UnsupportedModel, match=r"'bert\.attention\.causal' is True"):
         load(write_family(tmp_path / "m.gguf", "bert", tensors))
+
+
+def test_a_directory_of_modernbert(tmp_path, load, tokens, assert_close):
+    """It holds what the file holds, gives the states of transformers, and pools as it says."""
+    subject = make_subject(tmp_path, "modern_bert", CASES)
+    folder = save_directory(subject.model, tmp_path / "hf")
+    (folder / "1_Pooling").mkdir()
+    about = {"word_embedding_dimension": 144, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(about))
+    with Checkpoint(folder) as directory, GgufFile.open(subject.path) as file:
+        assert directory.tensors.keys() == file.tensors.keys()
+        assert all(directory.tensor_data(name).tobytes() == file.tensor_data(name).tobytes() for name in file.tensors)
+        assert read_spec(directory) == read_spec(file)
+    model = load(folder)
+    assert model.info.pooling is Pooling.MEAN
+    assert_close(*states_of(model, tokens), encoder_states(subject.model, tokens), BOUND)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(about | {"pooling_mode_cls_token": True}))
+    with pytest.raises(UnsupportedModel, match="accepted: one of pooling_mode_mean_tokens"):
+        Checkpoint(folder)
