@@ -419,8 +419,8 @@ def test_arguments_are_checked(isa: str) -> None:
         (ints(0), ints(0), (ints(1, 1), ints(1)), "differ in length"),
     ):
         with pytest.raises(ValueError, match=message):
-            native.Batch(tokens, held, *runs)
-    batch, far = native.Batch(ints(0), ints(1), ints(1), ints(1)), native.Batch(ints(0), ints(2), ints(1), ints(1))
+            native.Batch(tokens, held, *runs, np.zeros_like(runs[0]))
+    batch, far = (native.Batch(ints(0), ints(page), ints(1), ints(1), ints(0)) for page in (1, 2))
     q = f32(1, 6, 32, seed=1)
     kernels.attend(q, layer, batch, 1.0, 0.0, 0, None, None)
     wrong: list[tuple[tuple[object, ...], type[Exception], str]] = [
