@@ -23,7 +23,7 @@ from slm_onnx.decoder import DecoderGraph
 from slm_onnx.editor import edit_graph
 from slm_onnx.products import GraphOptions
 
-BUILDER_VERSION = 6
+BUILDER_VERSION = 7
 """Raised with every change of the graph."""
 
 _NUMBERS = {

@@ -125,6 +125,8 @@ def _texts(gguf: GgufFile, spec: ModelSpec) -> dict[str, str]:
         )
     if any(rope.long is not None for rope in Kinds.of(spec).ropes):
         raise UnsupportedModel(f"{gguf.path}: LongRoPE, which depends on the context's length, is not converted")
+    if any(layer.experts for layer in spec.layers):
+        raise UnsupportedModel(f"{gguf.path}: a model of experts is not converted")
     vocab = build_vocab(gguf)
     ids = {"bos_token_id": vocab.bos, "eos_token_id": sorted(vocab.eog_ids), "pad_token_id": vocab.eos}
     named = {name: value for name, value in ids.items() if value not in (None, [])}

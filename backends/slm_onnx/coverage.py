@@ -5,14 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 
-from slm_core.architectures import EMBEDDING, POSITIONS, LayerSpec, ModelSpec, NormKind, Xielu, check_tensors, read_spec
+from slm_core.architectures import (
+    EMBEDDING,
+    POSITIONS,
+    Activation,
+    Gating,
+    LayerSpec,
+    ModelSpec,
+    NormKind,
+    Xielu,
+    check_tensors,
+    read_spec,
+)
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_onnx import BACKEND
 from slm_onnx.activations import ACTIVATIONS
 
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-_NORMS = ("attn_norm", "attn_norm_2", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+_EXPERTS = tuple(f"ffn_{name}_{kind}" for name in ("gate", "up", "down") for kind in ("exps", "shexp"))
+_ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exp_probs_b.bias")
+_EXPERT_TYPES = {
+    *("F32", "F16", "BF16"),
+    *("Q4_0", "Q8_0", "Q5_0", "Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ2_0"),
+}
+"""QMoE takes codes and scales, and has nothing that corrects blocks as affine types need it."""
+_NORMS = ("attn_norm", "attn_norm_2", "ffn_norm", "post_attention_norm", "post_ffw_norm", "attn_output_norm")
 _HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 _OUTSIDE_NORMS = ("token_embd_norm", "output_norm")
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -20,9 +38,9 @@ _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 _HANDLED = {
     "norm", "parallel", "embedding_scale", "residual_scale", "attention_scale", "attention_softcap", "alibi_max_bias",
     "qkv_limit", "logit_scale", "logit_softcap", "window", "temperature", "activation", "ffn_norm", "scales_rows",
+    "experts",
 }  # fmt: skip
 _WORDS = {
-    "experts": "a layer of experts",
     "latent": "attention to a latent",
     "chunk": "attention in chunks",
     "attends": "a layer without attention",
@@ -48,6 +66,11 @@ def read_supported(gguf: GgufFile) -> ModelSpec:
         inside = name.split(".", 2)[2] if name.startswith("blk.") else name
         if inside not in known and _is_used(name, spec):
             raise UnsupportedModel(f"{gguf.path}: {BACKEND} does not implement what tensor {name!r} is for")
+        if inside.endswith("_exps.weight") and gguf.tensors[name].ggml_type.name not in _EXPERT_TYPES:
+            raise UnsupportedModel(
+                f"{gguf.path}: {BACKEND} has no experts in {gguf.tensors[name].ggml_type.name}"
+                f" (accepted: {', '.join(sorted(_EXPERT_TYPES))})"
+            )
     return spec
 
 
@@ -60,15 +83,31 @@ def _lacking(spec: ModelSpec) -> Iterator[str]:
             if field.default is not MISSING and value != field.default and field.name not in _HANDLED:
                 yield _WORDS.get(field.name, f"{field.name} {value}")
     for layer in spec.layers:
+        yield from _lacking_of_experts(layer)
         if not isinstance(layer.activation, Xielu) and layer.activation not in ACTIVATIONS:
             yield f"the activation {layer.activation.value}"
     if spec.head_dim % _HEAD_WIDTHS:
         yield f"heads of {spec.head_dim} values (accepted: multiples of {_HEAD_WIDTHS})"
 
 
+def _lacking_of_experts(layer: LayerSpec) -> Iterator[str]:
+    if layer.experts is None:
+        return
+    if layer.experts.gating is Gating.SPARSE_MIXER:
+        yield f"experts chosen by {layer.experts.gating.value}"
+    if layer.experts.scales_input:
+        yield "experts whose input is scaled"
+    if layer.activation is not Activation.SILU:
+        yield f"experts with {layer.activation}"
+    if not all(f"ffn_{name}_exps.weight" in layer.tensors for name in ("gate", "up", "down")):
+        yield "experts whose matrices are fused"
+
+
 def _known(spec: ModelSpec) -> Iterator[str]:
     """The tensors that the graph has a place for; those of blocks by the names behind "blk.N."."""
     yield from (EMBEDDING, POSITIONS, *_FACTORS)
+    yield from _ROUTERS
+    yield from (f"{name}.weight" for name in _EXPERTS)
     for name in (*_MATRICES, "output"):
         yield from (f"{name}.{part}" for part in ("weight", "bias", "scale"))
     for name in (*_NORMS, *_OUTSIDE_NORMS):

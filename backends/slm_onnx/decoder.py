@@ -17,7 +17,7 @@ import numpy as np
 
 from slm_core.architectures import LayerSpec, ModelSpec, NormKind, RopeSpec, RopeStyle, alibi_slopes
 from slm_core.gguf import GgufFile
-from slm_onnx.activations import activated
+from slm_onnx.feedforward import FeedForward
 from slm_onnx.graphwriter import ELEMENT_TYPES, MICROSOFT, Dim, GraphWriter
 from slm_onnx.ports import PLANES, Kinds, past, present, rotation, sight, temperature
 from slm_onnx.products import GraphOptions, Products
@@ -51,6 +51,7 @@ class DecoderGraph:
         self._dtype = options.dtype
         self._graph = GraphWriter("decoder", opset=self.opset)
         self._products = Products(self._graph, gguf, options)
+        self._feed_forward = FeedForward(self._graph, gguf, spec, options, self._products)
         self._scoring: dict[str, Any] = {}
         if spec.attention_scale is not None:
             self._scoring["scale"] = spec.attention_scale
@@ -148,7 +149,7 @@ class DecoderGraph:
         return x, both
 
     def _fed(self, layer: int, x: str) -> str:
-        return self._added(self._feed_forward(layer, x), f"blk.{layer}.post_ffw_norm")
+        return self._added(self._feed_forward.layer(layer, x), f"blk.{layer}.post_ffw_norm")
 
     def _added(self, made: str, post_norm: str) -> str:
         """What a layer adds to the residual stream."""
@@ -241,22 +242,6 @@ class DecoderGraph:
     def _rotation(self, rope: RopeSpec) -> Sequence[str]:
         """Inputs of RoPE: positions, and the tables that they are rows of."""
         return "rows", *rotation(self._kinds.ropes.index(rope))
-
-    def _feed_forward(self, index: int, x: str) -> str:
-        """Its gate may have a matrix of its own, or the upper half of the one that goes up."""
-        prefix, activation = f"blk.{index}.", self._spec.layers[index].activation
-        gate, up, down = (f"{prefix}ffn_{name}" for name in ("gate", "up", "down"))
-        outputs, n_ff = [f"{prefix}gate", f"{prefix}up"], self._gguf.tensors[f"{down}.weight"].shape[1]
-        if self._gguf.tensors[f"{up}.weight"].shape[0] == 2 * n_ff:
-            gates = self._products.split(self._products.linear(x, up, f"{prefix}gate_up"), [n_ff, n_ff], outputs)
-        elif self._has(f"{gate}.weight"):
-            gates = [self._products.linear(x, gate, outputs[0]), self._products.linear(x, up, outputs[1])]
-        else:
-            gates = [self._products.linear(x, up, f"{prefix}up")]
-        inner = activated(self._graph, gates[0], activation, self._dtype)
-        if len(gates) > 1:
-            inner = self._graph.node("Mul", [inner, gates[1]], f"{prefix}gated")
-        return self._products.linear(inner, down, f"{prefix}fed")
 
     def _logits(self, rows: str) -> None:
         """The rest, in float32: logits may be scaled, and capped."""

@@ -63,5 +63,14 @@ def pack(tensor: QuantizedTensor) -> PackedMatrix | None:
     return PackedMatrix(codes, parts.scale, bits, group, correction)
 
 
+def finer(matrix: PackedMatrix, bits: int, block: int) -> PackedMatrix:
+    """The same weights in codes of at least as many bits, and in blocks that are no larger; nothing to correct."""
+    codes, n_parts = matrix.codes, matrix.block // block
+    if bits > matrix.bits:
+        codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], -1) + np.uint8(128 - 8)
+    codes = codes.reshape(len(codes), codes.shape[1] * n_parts, -1)
+    return PackedMatrix(codes, np.repeat(matrix.scales, n_parts, axis=1), bits, block, None)
+
+
 def _pack_codes(q: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     return np.ascontiguousarray(q if bits == 8 else q[..., 0::2] | q[..., 1::2] << np.uint8(4))

@@ -76,10 +76,15 @@ class Device:
         return not self.provider.memory
 
     @property
+    def is_cpu(self) -> bool:
+        """Whether it is the CPU, which has operators that others lack."""
+        return self.provider.name == _PROVIDERS[_CPU].name
+
+    @property
     def kv_types(self) -> tuple[KvType, ...]:
-        """What keys and values can be kept as, the default first: 8 bits need operators that only the CPU has."""
+        """What keys and values can be kept as, the default first."""
         own = KV_TYPES[self.provider.dtype]
-        return (own, KvType.Q8_0) if self.provider.name == _PROVIDERS[_CPU].name else (own,)
+        return (own, KvType.Q8_0) if self.is_cpu else (own,)
 
     def place(self, array: NDArray[Any]) -> Any:
         """An ``OrtValue`` with an array's values; it shares the array's memory where the device is the host."""
@@ -110,7 +115,7 @@ class Device:
 
     def session_providers(self, options: Mapping[str, str]) -> list[tuple[str, Mapping[str, str]]]:
         """What a session is given: this provider, and the CPU for operators that it lacks."""
-        if self.provider.name == _PROVIDERS[_CPU].name:
+        if self.is_cpu:
             return [(self.provider.name, options)]
         numbered = {"device_id": str(self.device_id)} if self.provider.memory else {}
         return [(self.provider.name, {**numbered, **options}), (_PROVIDERS[_CPU].name, {})]

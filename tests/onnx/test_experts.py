@@ -1,0 +1,115 @@
+"""Experts in quantized weights; families in float are in test_families. The oracle is the native engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slm_conformance.families import family_model
+from slm_conformance.family_table import FAMILIES
+from slm_conformance.tolerance import relative_errors
+from slm_core.errors import UnsupportedModel
+from slm_core.gguf import GgufFile
+from slm_core.quantizing import quantize_model
+from slm_core.types import ContextOptions, ModelOptions
+from slm_native.backend import NativeBackend
+from slm_onnx.backend import OnnxBackend
+from slm_onnx.coverage import read_supported
+from slm_onnx.decoder import DecoderGraph
+from slm_onnx.nbits import PackedMatrix, finer
+from slm_onnx.products import GraphOptions
+
+FLOAT32 = 1e-4  # clause 9 of the contract, relative
+MARGIN = 1.5
+"""So many times the error of native's cpu tier, which rounds activations to 8 bits as well. A token for which another
+expert is chosen thereby is far off on either, so that the medians are compared."""
+SIZES = ContextOptions(n_ctx=128)
+WIDE = {
+    "block_count": 2,
+    "embedding_length": 256,
+    "feed_forward_length": 256,
+    "expert_feed_forward_length": 256,
+    "expert_shared_feed_forward_length": 256,
+}
+
+
+@pytest.fixture
+def quantized(tmp_path, monkeypatch):
+    """A tiny model of a family, of widths that every type packs, in another number format."""
+
+    def make(family, weight_type, **overrides):
+        own = FAMILIES[family].metadata
+        wide = {**own, **{key: value for key, value in WIDE.items() if key in own}}
+        monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], metadata=wide))
+        target = tmp_path / f"{family}-{weight_type}-{len(overrides)}.gguf"
+        quantize_model(family_model(tmp_path, family), target, weight_type, overrides=overrides, force=True, pure=True)
+        return target
+
+    return make
+
+
+@pytest.fixture
+def exact(feed):
+    def rows(path, tokens, tier="reference"):
+        options = ModelOptions(backend_options={"tier": tier})
+        with NativeBackend().load(path, options) as model, model.new_context(SIZES) as context:
+            return feed(context, tokens)
+
+    return rows
+
+
+def operators(path, level):
+    with GgufFile.open(path) as gguf:
+        graph = DecoderGraph(gguf, read_supported(gguf), GraphOptions(accuracy_level=level)).build(lambda share: None)
+        return {node.op_type for node in graph.model().graph.node}
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "olmoe"])
+def test_codes_of_four_bits_equal_the_native_engine(load, feed, random_tokens, assert_close, quantized, exact, family):
+    path, tokens = quantized(family, "Q4_0"), random_tokens(40)
+    assert "QMoE" in operators(path, 0)
+    assert "MoE" not in operators(path, 0)
+    found = feed(load(path, accuracy_level=0).new_context(SIZES), tokens)
+    assert_close(found, exact(path, tokens), FLOAT32)
+
+
+MIXED = {"gate_exps": "Q4_0", "up_exps": "Q8_0", "down_exps": "Q6_K"}
+
+
+@pytest.mark.parametrize("overrides", [{}, MIXED], ids=["Q8_0", "mixed"])
+def test_codes_of_eight_bits(load, feed, random_tokens, assert_close, quantized, exact, overrides) -> None:
+    """Matrices of one layer in types of their own: blocks of 16 and 32, 4 and 8 bits."""
+    path, tokens = quantized("qwen3moe", "Q8_0", **overrides), random_tokens(40)
+    wanted = exact(path, tokens)
+    assert {"QMoE"} == {"QMoE", "MoE"} & operators(path, 4)
+    ours = np.median(relative_errors(feed(load(path).new_context(SIZES), tokens), wanted))
+    theirs = np.median(relative_errors(exact(path, tokens, "cpu"), wanted))
+    assert 0 < ours < MARGIN * theirs, f"relative error {ours:.1e}, native's is {theirs:.1e}"
+    assert {"MoE"} == {"QMoE", "MoE"} & operators(path, 0), "QMoE has no products of 8 bits in float"
+    assert_close(feed(load(path, accuracy_level=0).new_context(SIZES), tokens), wanted, FLOAT32)
+
+
+@pytest.mark.parametrize("weight_type", ["Q4_K_M", "Q5_1"])
+def test_affine_types_are_refused_by_name(quantized, weight_type) -> None:
+    path = quantized("mixtral", weight_type)
+    name = weight_type.removesuffix("_M")
+    assert f"no experts in {name}" in OnnxBackend().supports(path).reason
+    with pytest.raises(UnsupportedModel, match=f"no experts in {name} .accepted: BF16"):
+        OnnxBackend().load(path, ModelOptions("cpu", 1))
+
+
+def test_finer_codes_are_the_same_weights() -> None:
+    rng = np.random.default_rng(0)
+    coarse = PackedMatrix(rng.integers(0, 256, (6, 4, 16), np.uint8), rng.random((6, 4), np.float32), 4, 32, None)
+    nibbles = np.stack([coarse.codes & 15, coarse.codes >> 4], axis=-1).reshape(6, 4, 32)
+    wanted = (nibbles.astype(np.float32) - 8) * coarse.scales[..., None]
+    for bits, block in ((8, 32), (8, 16)):
+        fine = finer(coarse, bits, block)
+        assert fine.codes.shape == (6, 128 // block, block * bits // 8)
+        values = (fine.codes.astype(np.float32) - 128) * fine.scales[..., None]
+        assert np.array_equal(values.reshape(6, 128), wanted.reshape(6, 128))
+    halved = finer(coarse, 4, 16)
+    assert halved.codes.shape == (6, 8, 8)
+    assert np.array_equal(halved.codes.reshape(-1), coarse.codes.reshape(-1))
