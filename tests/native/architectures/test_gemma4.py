@@ -88,3 +88,17 @@ def test_keys_of_a_block_that_is_not_there_are_refused(tmp_path, monkeypatch):
     )
     with pytest.raises(InvalidModelFile, match="7 of 7 blocks read the keys"):
         spec_of(tmp_path, "gemma4")
+
+
+def test_layers_that_are_streamed_give_the_same_bits(tmp_path, tier, load, feed):
+    """Those with experts beside a dense layer, of which a matrix of the file becomes two."""
+    path, rows = family_model(tmp_path, "gemma4_experts"), []
+    with GgufFile.open(path) as file:
+        n_bytes = sum(tensor.n_bytes for name, tensor in file.tensors.items() if name.startswith("blk."))
+    for options in ({}, {"resident_bytes": n_bytes * 9 // 10}):
+        model = load(path, tier, **options)
+        with model.new_context(ContextOptions(n_ctx=128)) as context:
+            rows.append(feed(context, range(80)))
+    assert model.paging is not None
+    assert model.paging.loads > 0
+    np.testing.assert_array_equal(*rows)
