@@ -43,10 +43,13 @@ class Positions:
         kernels: KernelSet,
     ) -> None:
         self._kernels = kernels
-        self._layers = spec.layers
         self._kind = rope_kind(spec, n_ctx)
         ropes = ropes_of(spec, n_ctx, read_factors)
         self._ropes = [None if layer.rope is None else ropes[layer.rope] for layer in spec.layers]
+        # What differs from layer to layer, each once: a model of 28 layers that are alike does it once a batch.
+        kinds = [(rope, layer.temperature) for rope, layer in zip(self._ropes, spec.layers, strict=True)]
+        self._distinct = list(dict.fromkeys(kinds))
+        self._kinds = [self._distinct.index(kind) for kind in kinds]
 
     @property
     def kind(self) -> str:
@@ -56,19 +59,20 @@ class Positions:
     def at(self, positions: NDArray[np.int32]) -> Sequence[LayerPositions]:
         """What each layer [L] does to the heads of a batch at ``positions`` [T], once it has ``arrived``."""
         stage = self._kernels.stage
-        made = {rope: _rotation(rope, *rope.tables(positions), stage) for rope in self._ropes if rope is not None}
+        made = {
+            rope: _rotation(rope, *rope.tables(positions), stage)
+            for rope in dict.fromkeys(self._ropes)
+            if rope is not None
+        }
         factors = {
-            layer.temperature: None
-            if layer.temperature is None
-            else stage(temperatures(layer.temperature, positions)[:, None, None])
-            for layer in self._layers
+            temperature: None if temperature is None else stage(temperatures(temperature, positions)[:, None, None])
+            for temperature in dict.fromkeys(temperature for _, temperature in self._distinct)
         }
-        kinds = [(rope, layer.temperature) for rope, layer in zip(self._ropes, self._layers, strict=True)]
-        each = {
-            (rope, temperature): LayerPositions(None if rope is None else made[rope], factors[temperature])
-            for rope, temperature in kinds
-        }
-        return [each[kind] for kind in kinds]
+        each = [
+            LayerPositions(None if rope is None else made[rope], factors[temperature])
+            for rope, temperature in self._distinct
+        ]
+        return [each[kind] for kind in self._kinds]
 
     def move_keys(self, keys: Array, delta: int, blocks: Sequence[int]) -> Array:
         """Move keys [n, L, K, D] of some blocks [L] by ``delta`` positions, as if they had been rotated there."""

@@ -59,7 +59,7 @@ def test_later_numbers_come_to_the_same_place():
     staged = up.upload(first)
     places = [x.data_ptr() for x in tensors_of(staged.tree)]
     other = up.upload(first)
-    up.refill(staged, second)
+    up.refill(staged, tensors_of(second))
     assert [x.data_ptr() for x in tensors_of(staged.tree)] == places
     assert all(map(torch.equal, tensors_of(staged.tree), tensors_of(second)))
     assert all(map(torch.equal, tensors_of(other.tree), tensors_of(first))), "what came before was written to"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -84,10 +85,11 @@ class StepGraphs:
             step: depends on nothing but the shapes and numbers of ``tensors_of(inputs)``.
             inputs: with tensors of the host.
         """
-        shape = tuple(tuple(tensor.shape) for tensor in tensors_of(inputs))
+        tensors = tensors_of(inputs)
+        shape = tuple(tuple(tensor.shape) for tensor in tensors)
         if shape in self._held:
             captured, staged = self._held[shape]
-            self._uploader.refill(staged, inputs)
+            self._uploader.refill(staged, tensors)
         else:
             while len(self._held) >= self._most:
                 self._held.popitem(last=False)
@@ -118,7 +120,8 @@ def filled(plan: BatchPlan, n_rows: int, spare: int) -> TorchPlan:
     runs = [Run(-1, slice(n_tokens + i, n_tokens + i + 1), 0, 1, whole) for i in added.tolist()]
     pages = np.concatenate([plan.pages, np.full(len(added), spare, np.intp)])
     slots = np.concatenate([plan.slots, added % PAGE_TOKENS])
-    return place(BatchPlan([*plan.runs, *runs], pages, slots, plan.tables), in_powers=True)
+    placed = place(BatchPlan([*plan.runs, *runs], pages, slots, plan.tables), in_powers=True)
+    return dataclasses.replace(placed, runs=())  # of which a step of a fixed shape reads nothing
 
 
 def filled_prefill(plan: BatchPlan) -> TorchPlan:
@@ -131,7 +134,7 @@ def filled_prefill(plan: BatchPlan) -> TorchPlan:
     rows, positions = (torch.arange(start, start + n_tokens) for start in (0, run.start))
     whole = Prefill(rows, torch.from_numpy(pages), len(pages) * PAGE_TOKENS, positions)
     placed = place(plan)
-    return TorchPlan(plan.runs, placed.pages, placed.slots, plan.tables, None, [whole])
+    return TorchPlan((), placed.pages, placed.slots, plan.tables, None, [whole])
 
 
 def chunks_alone(n_tokens: int, n_pages: int, spare: int) -> Iterator[BatchPlan]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+_known: dict[type[Any], tuple[str, ...]] = {}
 _ALIGNMENT = 16  # of each tensor: enough for any load that Triton makes
 _N_BUFFERS = 2  # while one travels, the next is filled
 
@@ -59,9 +60,8 @@ class StepUploader:
         }
         return Staged(memory, _replaced(tree, placed, {}))
 
-    def refill(self, staged: Staged[T], tree: T) -> None:
-        """Copy the tensors of ``tree``, which has the shapes of the one before, to where those of ``staged`` lie."""
-        tensors = tensors_of(tree)
+    def refill(self, staged: Staged[T], tensors: list[Tensor]) -> None:
+        """Copy tensors of the host, which have the shapes of the ones before, to where those of ``staged`` lie."""
         offsets, size = _laid_out(tensors)
         assert size == len(staged.memory), "a step of another shape"
         self._send(tensors, offsets, staged.memory)
@@ -95,19 +95,34 @@ class StepUploader:
 
 def tensors_of(tree: object) -> list[Tensor]:
     """Every tensor in dataclasses and containers, each once, in a fixed order."""
-    found: dict[int, Tensor] = {}
-    for tensor in _walked(tree, set()):
-        found.setdefault(id(tensor), tensor)
-    return list(found.values())
+    found: list[Tensor] = []
+    _gather(tree, found, set())
+    return found
 
 
-def _walked(value: object, seen: set[int]) -> Iterator[Tensor]:
+def _gather(value: object, found: list[Tensor], seen: set[int]) -> None:
+    """This is done between two replays of a graph: nothing is looked at twice."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
     if isinstance(value, Tensor):
-        yield value
-    elif id(value) not in seen:
-        seen.add(id(value))
-        for part in _parts(value).values():
-            yield from _walked(part, seen)
+        found.append(value)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _gather(part, found, seen)
+    elif names := _names(type(value)):
+        for name in names:
+            _gather(getattr(value, name), found, seen)
+    elif isinstance(value, dict):
+        for part in value.values():
+            _gather(part, found, seen)
+
+
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    """The fields of a dataclass; of anything else, none."""
+    if kind not in _known:
+        _known[kind] = tuple(x.name for x in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+    return _known[kind]
 
 
 def _parts(value: object) -> Mapping[Any, object]:
@@ -116,9 +131,7 @@ def _parts(value: object) -> Mapping[Any, object]:
         return dict(enumerate(value))
     if isinstance(value, dict):
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return {}
+    return {name: getattr(value, name) for name in _names(type(value))}
 
 
 def _replaced(value: Any, tensors: Mapping[int, Tensor], done: dict[int, Any]) -> Any:
