@@ -21,7 +21,7 @@ from slm_core.jsonfile import read_json
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 _GENERATES = re.compile("ForCausalLM$|LMHeadModel$|ForConditionalGeneration$")
 _ENCODES = re.compile("Model$|ForMaskedLM$")
-_ENCODERS = ("modernbert",)
+_ENCODERS = ("bert", "modernbert")
 _POOLING, _DENSE = "1_Pooling/config.json", "2_Dense"  # as sentence-transformers saves them
 _POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
 """As GGUF numbers them."""

@@ -1,7 +1,8 @@
 """Vocabularies of model directories: ``tokenizer.json``, read by the ``tokenizers`` library, and the files beside it.
 
 The library's own encoder is the reference for such a directory. Where spelled-out control tokens are to stay text, it
-runs without them. Byte-pair models are read, with the decoders of byte-level and of SentencePiece vocabularies.
+runs without them. Byte-pair models are read, with the decoders of byte-level and of SentencePiece vocabularies;
+and BERT's WordPiece.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from slm_core.tokenization.pieces import from_byte_level, from_metaspace, stored
 from slm_core.tokenization.vocab import well_formed
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+_MODELS = ("BPE", "WordPiece")
 _MAX_SIZE = 1 << 24
 _MAX_CACHED_TOKENS = 65536
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -133,11 +135,19 @@ class DirectoryVocab:
 
 def _check_model(source: Path, stated: Mapping[str, Any]) -> None:
     model = stated.get("model")
-    kind = model.get("type", "BPE" if "merges" in model else None) if isinstance(model, dict) else None
-    if kind != "BPE":
-        raise UnsupportedModel(f"{source}: tokenizer model {str(kind)[:80]!r} (accepted: 'BPE')")
-    if model is not None and not (isinstance(model.get("vocab"), dict) and isinstance(model.get("merges"), list)):
+    kind = _model_kind(model) if isinstance(model, dict) else None
+    if not isinstance(model, dict) or kind not in _MODELS:
+        raise UnsupportedModel(f"{source}: tokenizer model {str(kind)[:80]!r} (accepted: {', '.join(_MODELS)})")
+    has_merges = isinstance(model.get("merges"), list) or kind == "WordPiece"
+    if not (isinstance(model.get("vocab"), dict) and has_merges):
         raise InvalidModelFile(f"{source}: the tokenizer's model has no vocabulary or no merges")
+
+
+def _model_kind(model: Mapping[str, Any]) -> object:
+    """What a tokenizer's model is; old files do not say it."""
+    if "type" in model:
+        return model["type"]
+    return "BPE" if "merges" in model else "WordPiece" if "continuing_subword_prefix" in model else None
 
 
 def _tokenizer(source: Path, stated: Mapping[str, Any]) -> Any:
@@ -162,7 +172,7 @@ def _content_tokenizer(source: Path, whole: Any, stated: Mapping[str, Any], cont
     listed = bool(model.get("ignore_merges")) and not control.isdisjoint(model["vocab"])
     if listed or any(len(text) == 1 or text == model.get("unk_token") for text in control & model["vocab"].keys()):
         return _tokenizer(source, _without(stated, control))
-    if any(not control.isdisjoint(_parts(merge)) for merge in model["merges"]):
+    if any(not control.isdisjoint(_parts(merge)) for merge in model.get("merges", ())):
         return _tokenizer(source, _without(stated, control))
     shared = Tokenizer(whole.model)
     for part in ("normalizer", "pre_tokenizer"):
@@ -181,10 +191,11 @@ def _without(stated: Mapping[str, Any], control: set[str]) -> dict[str, Any]:
     model = stated["model"]
     unknown = model.get("unk_token")
     vocab = {text: i for text, i in model["vocab"].items() if text not in control or text == unknown}
-    merges = [merge for merge in model["merges"] if not control.intersection(_parts(merge))]
+    merges = [merge for merge in model.get("merges", ()) if not control.intersection(_parts(merge))]
     added = [token for token in stated.get("added_tokens") or () if not token.get("special")]
     vocab |= {token["content"]: token["id"] for token in added}  # else the library numbers them anew
-    return {**stated, "model": {**model, "vocab": vocab, "merges": merges}, "added_tokens": added}
+    kept = {"merges": merges} if "merges" in model else {}
+    return {**stated, "model": {**model, "vocab": vocab, **kept}, "added_tokens": added}
 
 
 def _parts(merge: str | Sequence[str]) -> tuple[str, str, str]:
@@ -205,6 +216,9 @@ def _decoder(source: Path, stated: object) -> tuple[Callable[[str], bytes], bool
     """What gives the bytes of an ordinary token, and whether a text's first space is not its own."""
     steps = list(_steps(stated))
     kinds = {str(step.get("type")) for step in steps}
+    if kinds == {"WordPiece"}:
+        prefix = str(steps[0].get("prefix", "##"))
+        return lambda text: stored(text.removeprefix(prefix) if text.startswith(prefix) else f" {text}"), True
     if kinds - {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         raise UnsupportedModel(f"{source}: decoder {', '.join(sorted(kinds))[:80]} is not known here")
     if "ByteLevel" in kinds:

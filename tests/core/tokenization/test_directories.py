@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from slm_conformance.factories import make_tiny_model
 from slm_core.errors import InvalidModelFile, InvalidToken, UnsupportedModel
@@ -123,7 +124,7 @@ def test_content_never_becomes_a_control_token_not_even_by_merges(demo) -> None:
     ("change", "error", "message"),
     [
         (lambda s: s["model"].update(type="Unigram", vocab=[["a", 0.0]]), UnsupportedModel, "Unigram"),
-        (lambda s: s["model"].update(type="WordPiece"), UnsupportedModel, "WordPiece"),
+        (lambda s: s["model"].update(type="WordLevel"), UnsupportedModel, "WordLevel"),
         (lambda s: s.update(decoder=CTC), UnsupportedModel, "CTC"),
         (lambda s: s.update(model=None), UnsupportedModel, "model"),
         (lambda s: s["model"].pop("merges"), InvalidModelFile, "merges"),
@@ -157,3 +158,35 @@ def test_a_vocabulary_that_cannot_be_written_is_refused_by_name(tmp_path) -> Non
     path = replace(tiny, metadata={**tiny.metadata, "tokenizer.ggml.model": "t5"}).write(tmp_path / "m.gguf")
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.model 't5'"):
         write(path, tmp_path)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_wordpiece_is_read_as_the_library_reads_it(tmp_path, make_texts, old) -> None:
+    """Old files do not say of what kind they are. Content that spells a control token is its characters."""
+    letters = [*"abcdefghijklmnopqrstuvwxyz0123456789.,!?[]'", "é"]
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        "the",
+        "##ing",
+        "cls",
+    ]
+    made = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    made.post_processor, made.decoder = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)), decoders.WordPiece()
+    made.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    if old:
+        changed(tmp_path, lambda stated: stated["model"].pop("type"))
+    found = directory_vocab(tmp_path)
+    for text in make_texts(200, seed=6, spelled=("[CLS]", "[SEP]", "[UNK]")):
+        for add_special in (False, True):
+            wanted = made.encode(text, add_special_tokens=add_special).ids
+            assert found.encode(text, add_special=add_special, parse_special=True) == wanted, text
+    ids = found.encode("the [CLS] thing", add_special=True, parse_special=False)
+    assert [pieces[i] for i in ids] == ["[CLS]", "the", "[", "cls", "]", "t", "##h", "##ing", "[SEP]"]
+    assert found.decode(ids) == "the [ cls ] thing"

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from slm_conformance.factories import n_vocab
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-WITHOUT_ROPE = ("bloom", "dbrx", "gpt2", "jamba", "mamba", "mamba2", "mpt")
+WITHOUT_ROPE = ("bert", "bloom", "dbrx", "gpt2", "jamba", "mamba", "mamba2", "mpt")
 """Configurations that say nothing of rotation, or of heads' widths, but what their class does."""
 
 
@@ -25,15 +25,7 @@ def save_directory(model: Any, folder: Path, **how: Any) -> Path:
     disable_progress_bar()
     model.save_pretrained(folder, **how)
     known = type(model.config)().to_dict().keys() | {"architectures", "dtype"}
-    if model.config.model_type not in (
-        "bloom",
-        "dbrx",
-        "gpt2",
-        "jamba",
-        "mamba",
-        "mamba2",
-        "mpt",
-    ):  # which have no use for them
+    if model.config.model_type not in WITHOUT_ROPE:
         known |= {"head_dim", "rope_parameters"}
     known -= {"eos_token_id"}
     change_config(folder, lambda stated: {key: value for key, value in stated.items() if key in known})

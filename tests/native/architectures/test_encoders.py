@@ -151,9 +151,10 @@ def test_a_causal_bert_is_refused(tmp_path, load, monkeypatch):
         load(write_family(tmp_path / "m.gguf", "bert", tensors))
 
 
-def test_a_directory_of_modernbert(tmp_path, load, tokens, assert_close):
-    """It holds what the file holds, gives the states of transformers, and pools as it says."""
-    subject = make_subject(tmp_path, "modern_bert", CASES)
+@pytest.mark.parametrize("family", ["bert", "modern_bert"])
+def test_a_directory_holds_what_the_file_holds(tmp_path, load, tokens, assert_close, family):
+    """It gives the states of transformers, too, and pools as sentence-transformers says beside it."""
+    subject = make_subject(tmp_path, family, CASES)
     folder = save_directory(subject.model, tmp_path / "hf")
     (folder / "1_Pooling").mkdir()
     about = {"word_embedding_dimension": 144, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
