@@ -202,7 +202,7 @@ class TestBadDumps(Scenarios):
     def test_with_tokens_that_do_not_exist(self, bench: Bench) -> None:
         """Clause 6: tokens outside the vocabulary are refused, whoever dumped them."""
         snapshot = SequenceSnapshot.from_bytes(self._data(bench))
-        for bad in (bench.vocab.size, 2**31 - 1, -1):
+        for bad in (bench.vocab.size, 2**31 - 1, -1, -2):
             tokens = snapshot.tokens.copy()
             tokens[3] = bad
             ours = dataclasses.replace(snapshot, tokens=tokens)
