@@ -53,7 +53,7 @@ class OnnxBackend:
             if (reason := runtime.missing()) is not None:
                 raise BackendUnavailable(reason)
             if device not in ("auto", "cpu"):
-                providers.choose(device)
+                _described(source, on_cpu=providers.choose(device).is_cpu)
         except (UnsupportedModel, BackendUnavailable) as error:
             return Support(False, str(error))
         return Support(True, what, _RANK)
@@ -94,12 +94,12 @@ def _load_directory(
     return directory_model(source, device, place, progress)
 
 
-def _described(source: ModelSource) -> str:
+def _described(source: ModelSource, *, on_cpu: bool = True) -> str:
     """What a source holds, by its headers."""
     if isinstance(source, Path) and source.is_dir():
         return f"a directory of ONNX models ({find_layout(source).name})"
     with GgufFile.open(source) as gguf:
-        return f"a decoder of architecture {read_supported(gguf).architecture}"
+        return f"a decoder of architecture {read_supported(gguf, on_cpu=on_cpu).architecture}"
 
 
 def _n_threads(asked: int | None) -> int:

@@ -50,8 +50,12 @@ _WORDS = {
 _HEAD_WIDTHS = 8  # GroupQueryAttention takes heads of a multiple of this
 
 
-def read_supported(gguf: GgufFile) -> ModelSpec:
+def read_supported(gguf: GgufFile, *, on_cpu: bool = True) -> ModelSpec:
     """Read and check a file whose model the graph can compute.
+
+    Args:
+        gguf: the file.
+        on_cpu: whether it is to run on the CPU, which has operators that others lack.
 
     Raises:
         InvalidModelFile, UnsupportedModel: see ``read_spec`` and ``check_tensors``; or the graph has no place for what
@@ -61,6 +65,8 @@ def read_supported(gguf: GgufFile) -> ModelSpec:
     check_tensors(gguf, spec)
     for need in _lacking(spec):
         raise UnsupportedModel(f"{gguf.path}: this {spec.architecture} model needs {need}, which {BACKEND} lacks")
+    if not on_cpu and any(layer.experts for layer in spec.layers):
+        raise UnsupportedModel(f'{gguf.path}: {BACKEND} runs experts on the CPU alone: use device="cpu"')
     known = set(_known(spec))
     for name in gguf.tensors:
         inside = name.split(".", 2)[2] if name.startswith("blk.") else name

@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from slm_core.architectures import EMBEDDING, POSITIONS
-from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedModel
+from slm_core.errors import InvalidModelFile, InvalidOption
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.tokenization import build_vocab
@@ -45,9 +45,7 @@ def gguf_model(
         raise InvalidOption(
             "enable_cuda_graph captures runs in one shape each, and batches have many: use buckets=True"
         )
-    spec, read_factors = read_supported(gguf), functools.partial(read_values, gguf)
-    if not device.is_cpu and any(layer.experts for layer in spec.layers):
-        raise UnsupportedModel(f"{gguf.path}: {BACKEND} runs experts on the CPU alone, not on {device.label}")
+    spec, read_factors = read_supported(gguf, on_cpu=device.is_cpu), functools.partial(read_values, gguf)
     for n_ctx in (1, sys.maxsize):  # refuses bad factors now, of either table
         Positions(spec, n_ctx, read_factors)
     default, *_ = device.kv_types

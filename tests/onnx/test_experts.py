@@ -15,6 +15,7 @@ from slm_core.gguf import GgufFile
 from slm_core.quantizing import quantize_model
 from slm_core.types import ContextOptions, ModelOptions
 from slm_native.backend import NativeBackend
+from slm_onnx import providers
 from slm_onnx.backend import OnnxBackend
 from slm_onnx.coverage import read_supported
 from slm_onnx.decoder import DecoderGraph
@@ -98,6 +99,15 @@ def test_affine_types_are_refused_by_name(quantized, weight_type) -> None:
     assert f"no experts in {name}" in OnnxBackend().supports(path).reason
     with pytest.raises(UnsupportedModel, match=f"no experts in {name} .accepted: BF16"):
         OnnxBackend().load(path, ModelOptions("cpu", 1))
+
+
+def test_other_devices_are_refused_by_name(tmp_path, monkeypatch) -> None:
+    path = family_model(tmp_path, "mixtral")
+    monkeypatch.setattr(providers, "installed", lambda: ("CUDAExecutionProvider", "CPUExecutionProvider"))
+    assert OnnxBackend().supports(path, "cpu").supported
+    assert 'use device="cpu"' in OnnxBackend().supports(path, "cuda").reason
+    with pytest.raises(UnsupportedModel, match="experts on the CPU alone"):
+        OnnxBackend().load(path, ModelOptions("cuda", 1))
 
 
 def test_finer_codes_are_the_same_weights() -> None:
