@@ -25,13 +25,24 @@ bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
+bool has_avx_vnni() {
+    if (!has_avx2()) return false;
+#if defined(SLM_CHECK_VNNI_AS_AVX512)
+    return __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#else  // nor has every builtin a name for this bit
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 4);
+#endif
+}
+
 bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+           __builtin_cpu_supports("avx512vnni");
 }
 #else
 bool has_avx2() { return false; }
+bool has_avx_vnni() { return false; }
 bool has_avx512() { return false; }
 #endif
 
@@ -55,6 +66,7 @@ bool has_neon() { return false; }
 const char* name_of(Isa isa) {
     switch (isa) {
         case Isa::avx2: return "avx2";
+        case Isa::avx_vnni: return "avx_vnni";
         case Isa::avx512: return "avx512";
         case Isa::neon: return "neon";
         default: return "scalar";
@@ -64,6 +76,7 @@ const char* name_of(Isa isa) {
 bool is_available(Isa isa) {
     switch (isa) {
         case Isa::avx2: return has_avx2();
+        case Isa::avx_vnni: return has_avx_vnni();
         case Isa::avx512: return has_avx512();
         case Isa::neon: return has_neon();
         default: return true;

@@ -4,9 +4,9 @@
 
 namespace slm {
 
-enum class Isa { scalar, avx2, avx512, neon };
+enum class Isa { scalar, avx2, avx_vnni, avx512, neon };
 
-inline constexpr Isa all_isas[] = {Isa::scalar, Isa::avx2, Isa::avx512, Isa::neon};  // the best last
+inline constexpr Isa all_isas[] = {Isa::scalar, Isa::avx2, Isa::avx_vnni, Isa::avx512, Isa::neon};  // the best last
 
 const char* name_of(Isa isa);
 

@@ -101,6 +101,7 @@ struct IsaKernels {
 
 namespace scalar { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 namespace avx2 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
+namespace avx_vnni { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 namespace avx512 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 namespace neon { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 

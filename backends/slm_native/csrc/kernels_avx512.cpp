@@ -5,6 +5,7 @@
 #include "simd/avx512.h"
 
 #include "formats/all.h"
+#include "formats/chunks_avx512.h"
 #include "quantize.inc"
 #include "rows.inc"
 #include "exponential.inc"

@@ -185,6 +185,7 @@ void* Scratch::bytes(std::size_t n) {
 const IsaKernels& kernels_of(Isa isa) {
 #if defined(SLM_HAVE_X86)
     if (isa == Isa::avx512) return avx512::kernels;
+    if (isa == Isa::avx_vnni) return avx_vnni::kernels;
     if (isa == Isa::avx2) return avx2::kernels;
 #endif
 #if defined(SLM_HAVE_NEON)

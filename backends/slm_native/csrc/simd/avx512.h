@@ -1,4 +1,4 @@
-// AVX-512 with VNNI and VBMI. What the names mean is in README.md beside.
+// AVX-512 with VNNI. What the names mean is in README.md beside.
 #pragma once
 
 #include "x86.h"
@@ -43,18 +43,18 @@ inline Floats load_bf16(const void* p) {
 }
 inline float half(std::uint16_t bits) { return _cvtsh_ss(bits); }
 
-struct ByteIndex {
-    alignas(64) std::uint8_t at[64];
+struct WordIndex {
+    alignas(64) std::uint16_t at[32];
 };
-// Where the first bytes of eight halves lie.
+// Where eight halves lie, counted in halves.
 template <int stride>
-constexpr ByteIndex halves_at() {
-    ByteIndex index{};
-    for (int i = 0; i < 16; ++i) index.at[i] = std::uint8_t(i / 2 * stride + i % 2);
+constexpr WordIndex halves_at() {
+    WordIndex index{};
+    for (int i = 0; i < 8; ++i) index.at[i] = std::uint16_t(i * stride / 2);
     return index;
 }
 template <int stride>
-alignas(64) constexpr ByteIndex halves_index = halves_at<stride>();
+alignas(64) constexpr WordIndex halves_index = halves_at<stride>();
 
 // Sixteen factors, or eight and what goes with them.
 using Scales = __m512;
@@ -64,7 +64,7 @@ template <int stride>
 inline __m256 eight_halves(const std::uint8_t* p) {
     if constexpr (stride == 18) {  // all within two registers
         const __m512i index = _mm512_load_si512(halves_index<stride>.at);
-        const __m512i found = _mm512_permutex2var_epi8(_mm512_loadu_si512(p), index, _mm512_loadu_si512(p + 64));
+        const __m512i found = _mm512_permutex2var_epi16(_mm512_loadu_si512(p), index, _mm512_loadu_si512(p + 64));
         return _mm256_cvtph_ps(_mm512_castsi512_si128(found));
     }
     const auto at = [&](int i) { return short(read16(p + i * stride)); };
@@ -133,6 +133,7 @@ inline Ints dot_same(Ints sums, Same codes, Bytes x) {
 }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+inline void prefetch_first(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 inline Floats largest(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats magnitude(Floats a) { return _mm512_abs_ps(a); }

@@ -205,6 +205,7 @@ inline Ints dot_same(Ints sums, Same codes, Bytes x) {
 }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_first(const void* p) { __builtin_prefetch(p); }
 
 inline float32x4_t larger(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 inline Floats largest(Floats a, Floats b) { return {larger(a.first, b.first), larger(a.second, b.second)}; }

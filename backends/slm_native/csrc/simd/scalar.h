@@ -166,6 +166,7 @@ inline Ints dot_same(Ints sums, Same codes, Bytes x) {
 }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_first(const void* p) { __builtin_prefetch(p); }
 
 inline Floats largest(Floats a, Floats b) { return each<Floats>([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; }); }
 inline Floats magnitude(Floats a) { return each<Floats>([&](int i) { return __builtin_fabsf(a.at[i]); }); }

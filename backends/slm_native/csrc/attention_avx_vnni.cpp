@@ -1,0 +1,13 @@
+// Attention and state spaces of one instruction set, in a namespace beside that of its other kernels: see simd/README.md.
+#include "kernels.h"
+
+#define SLM_NAMESPACE slm::avx_vnni::attending
+#include "simd/avx_vnni.h"
+
+#include "quantize.inc"
+#include "rows.inc"
+#include "tiles.inc"
+#include "kv_types.inc"
+#include "exponential.inc"
+#include "attention.inc"
+#include "scan.inc"

@@ -1,0 +1,13 @@
+// The kernels of one instruction set: see simd/README.md.
+#include "kernels.h"
+
+#define SLM_NAMESPACE slm::avx_vnni
+#include "simd/avx_vnni.h"
+
+#include "formats/all.h"
+#include "quantize.inc"
+#include "rows.inc"
+#include "exponential.inc"
+#include "steps.inc"
+#include "tiles.inc"
+#include "table.inc"

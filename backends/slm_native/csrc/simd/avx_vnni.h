@@ -1,0 +1,37 @@
+// AVX2, FMA, F16C and VNNI in 256 bits. What the names mean is in README.md beside.
+#pragma once
+
+#include "x86_256.h"
+
+namespace SLM_NAMESPACE {
+
+constexpr bool centres = false;
+
+inline Ints dot_products(Ints sums, __m256i codes, __m256i x) {
+#if defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(sums, codes, x);
+#else  // a build that checks these kernels where there is AVX-512: the same instruction, encoded as there
+    return _mm256_dpbusd_epi32(sums, codes, x);
+#endif
+}
+
+// VNNI multiplies unsigned by signed bytes without saturation: codes of any width will do.
+template <bool wide>
+inline Ints dot(Ints sums, Chunk codes, const std::int8_t* x) {
+    return dot_products(sums, codes, load(x));
+}
+
+// Products of codes that are the same for all lanes.
+using Same = __m256i;
+template <bool wide>
+inline Same same_codes(const std::uint8_t* four) {
+    return _mm256_set1_epi32(int(read32(four)));
+}
+using Bytes = __m256i;
+inline Bytes load_bytes(const std::int8_t* p) { return load(p); }
+template <bool wide>
+inline Ints dot_same(Ints sums, Same codes, Bytes x) {
+    return dot_products(sums, codes, x);
+}
+
+}  // namespace SLM_NAMESPACE
