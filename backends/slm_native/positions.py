@@ -77,7 +77,11 @@ class Positions:
     def move_keys(self, keys: Array, delta: int, blocks: Sequence[int]) -> Array:
         """Move keys [n, L, K, D] of some blocks [L] by ``delta`` positions, as if they had been rotated there."""
         ropes, put = [self._ropes[block] for block in blocks], self._kernels.from_host
-        moves = {rope: _rotation(rope, *rope.step_tables(delta, len(keys)), put) for rope in ropes if rope is not None}
+        moves = {
+            rope: _rotation(rope, *rope.step_tables(delta, len(keys)), put)
+            for rope in dict.fromkeys(ropes)
+            if rope is not None
+        }
         if len(moves) == 1 and None not in ropes:
             flat = keys.reshape(len(keys), -1, keys.shape[-1])
             return self._turned(flat, *moves.values()).reshape(keys.shape)

@@ -271,9 +271,9 @@ class Transformer:
         turns = self._turns(inputs, layers)
         wanted = [None] * (self.spec.n_layers - 1) + [inputs.wanted]
         first = 0
-        if self._fused is not None:
-            x = self._fused.run(x, [turn.place.rotation for turn in turns], turns[0].pages, layers)
-            first = self._fused.n_blocks
+        if self._fused is not None:  # the last, of which only some rows may be wanted, where all are
+            first = self.spec.n_layers - (inputs.wanted is not None and not inputs.wanted.all())
+            x = self._fused.run(x, [turn.place.rotation for turn in turns[:first]], turns[0].pages, layers)
         streams, own = spread(self._kernels, self._weights.streams, x), self._layer_embeddings(inputs.tokens, x)
         with self._blocks.walk() as block_at:
             for i in range(first, self.spec.n_layers):
@@ -312,8 +312,7 @@ class Transformer:
             blocks.append(self._reader.block(i))
             progress(len(blocks) / self.spec.n_layers)
         self._kernels.ready()
-        # Of the last, only some rows may be wanted.
-        self._fused = None if self.keeps_windows else self._fuse(blocks[:-1])
+        self._fused = None if self.keeps_windows else self._fuse(blocks)
         return ResidentBlocks(blocks)
 
     def _fuse(self, blocks: Sequence[Block]) -> FusedBlocks | None:

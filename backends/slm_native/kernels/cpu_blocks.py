@@ -27,19 +27,27 @@ class CpuBlocks(FusedBlocks):
     """
 
     def __init__(self, kernels: _native.Kernels, layers: Sequence[_native.Layer]) -> None:
-        self.n_blocks = len(layers)
         self._kernels = kernels
+        self._new_angles = _extension.load().Angles.of
         self._layers = list(layers)
 
     def run(self, x: Array, rotations: Sequence[Rotation | None], plan: BatchPlan, caches: Sequence[KvLayer]) -> Array:
         """Without the GIL from the first block to the last."""
         assert isinstance(plan, CpuPlan), "a plan that another kernel set placed"
-        shared = {id(rotation): _angles(rotation, len(x)) for rotation in rotations}
-        angles = [shared[id(rotation)] for rotation in rotations[: self.n_blocks]]
-        pages = [_native_layer(cache) for cache in caches[: self.n_blocks]]
+        different = {id(rotation): rotation for rotation in rotations}
+        made = {key: self._angles(rotation, len(x)) for key, rotation in different.items()}
+        angles, n = [made[id(rotation)] for rotation in rotations], len(rotations)
+        pages = [_native_layer(cache) for cache in caches[:n]]
         x = np.ascontiguousarray(x)
-        y: Array = self._kernels.run_layers(x, self._layers, pages, angles, plan.pages, plan.slots, plan.native)
+        y: Array = self._kernels.run_layers(x, self._layers[:n], pages, angles, plan.pages, plan.slots, plan.native)
         return y
+
+    def _angles(self, rotation: Rotation | None, n_tokens: int) -> _native.Angles:
+        none = np.empty((n_tokens, 0), np.float32)
+        cos, sin = (none, none) if rotation is None else (rotation.cos, rotation.sin)
+        interleaved = rotation is not None and rotation.style is RopeStyle.INTERLEAVED
+        angles: _native.Angles = self._new_angles(cos, sin, interleaved)
+        return angles
 
 
 def fuses(norm: Norm | None, width: int | None = None) -> bool:
@@ -77,14 +85,6 @@ def layer_of(block: PlainBlock, packed: Sequence[_native.Weights | None]) -> _na
         *(scoring.softcap or 0.0, scoring.window or 0, scoring.slopes, scoring.sinks),
     )
     return made
-
-
-def _angles(rotation: Rotation | None, n_tokens: int) -> _native.Angles:
-    none = np.empty((n_tokens, 0), np.float32)
-    cos, sin = (none, none) if rotation is None else (rotation.cos, rotation.sin)
-    interleaved = rotation is not None and rotation.style is RopeStyle.INTERLEAVED
-    angles: _native.Angles = _extension.load().Angles.of(cos, sin, interleaved)
-    return angles
 
 
 def _native_layer(cache: KvLayer) -> _native.CacheLayer:

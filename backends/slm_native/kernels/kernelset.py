@@ -40,17 +40,15 @@ _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the prompt
 class FusedBlocks(ABC):
     """Several blocks that a tier computes in one call."""
 
-    n_blocks: int
-
     @abstractmethod
     def run(self, x: Array, rotations: Sequence[Rotation | None], plan: BatchPlan, caches: Sequence[KvLayer]) -> Array:
-        """What leaves the last of them, [T, E].
+        """What leaves the last of the first blocks, of as many as there are rotations, [T, E].
 
         Args:
             x: what enters the first, [T, E].
-            rotations: of the heads of each block; more than there are blocks is fine.
+            rotations: of the heads of each of these blocks.
             plan: what ``place`` gave.
-            caches: the KV cache of each block, likewise.
+            caches: the KV cache of each block.
         """
 
 
