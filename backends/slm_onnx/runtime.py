@@ -70,6 +70,7 @@ def load() -> Any:
     except (ImportError, OSError) as error:
         raise BackendUnavailable(f"onnxruntime cannot be loaded: {error} (to get it: {INSTALL_HINT})") from error
     module.set_default_logger_severity(_SILENT)
+    module.disable_telemetry_events()  # some builds have it on, and nobody was asked
     return module
 
 

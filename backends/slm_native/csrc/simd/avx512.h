@@ -28,6 +28,7 @@ inline Ints load_ints(const std::int32_t* p) { return _mm512_loadu_si512(p); }
 inline Floats no_floats() { return _mm512_setzero_ps(); }
 inline Floats load_floats(const void* p) { return _mm512_loadu_ps(p); }
 inline void store_floats(float* p, Floats a) { _mm512_storeu_ps(p, a); }
+inline void store(std::uint8_t* to, Chunk a) { _mm512_storeu_si512(to, a); }
 inline Floats all(float a) { return _mm512_set1_ps(a); }
 inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
