@@ -93,5 +93,6 @@ def test_a_making_that_fails_leaves_nothing(root: Path) -> None:
 
 def test_the_folder_is_the_users_own_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLM_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_root().name == "slm-core"
     assert cache_root().is_relative_to(Path.home())
