@@ -1,5 +1,5 @@
 // Instruction sets: which this build has, and which this machine can run. Included by files of every instruction set,
-// so it defines no functions and includes none (see simd/contract.h).
+// so it defines no functions and includes none (see simd/README.md).
 #pragma once
 
 namespace slm {
