@@ -176,7 +176,9 @@ template <int i>
 inline Floats part_as_floats(Codes a) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(a, i)));
 }
-inline std::uint16_t to_half(float a) { return _cvtss_sh(a, _MM_FROUND_TO_NEAREST_INT); }
+inline std::uint16_t to_half(float a) {
+    return std::uint16_t(_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(a), _MM_FROUND_TO_NEAREST_INT)));
+}
 inline void store_f16(void* p, Floats a) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }

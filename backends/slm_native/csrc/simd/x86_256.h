@@ -158,7 +158,9 @@ inline Floats part_as_floats(Codes a) {
     const __m128i half = _mm256_extracti128_si256(a, i / 2);
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(i % 2 ? _mm_bsrli_si128(half, 8) : half));
 }
-inline std::uint16_t to_half(float a) { return _cvtss_sh(a, _MM_FROUND_TO_NEAREST_INT); }
+inline std::uint16_t to_half(float a) {
+    return std::uint16_t(_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(a), _MM_FROUND_TO_NEAREST_INT)));
+}
 inline void store_f16(void* p, Floats a) {
     _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
