@@ -3,18 +3,21 @@
     python benchmarks/architectures.py
     python benchmarks/architectures.py --families gemma3n,qwen3moe --tier reference --rounds 3
 
-The models are random, in Q8_0, four times as wide as those of the tests. In the first table each family takes turns
-with a llama of the same widths, heads and layers, and both are divided by the bytes of weights that a token passes
-through, as a family without a gate, or with experts, has others than llama. Its ratios are times for a byte.
+The models are random, in Q8_0: those of the tests as wide as small models that are published, 1056 to 1152 numbers a
+token, and feed-forward layers three times that (experts: half of it). In the first table each family takes turns with a
+llama of the same widths, heads and layers, and both are divided by the bytes of weights that a token passes through, as
+a family without a gate, or with experts, has others than llama. Its ratios are times for a byte.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import statistics
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,13 +37,14 @@ from slm_core.types import ContextOptions, ModelOptions, Pos
 from slm_native.backend import NativeBackend
 from slm_native.kernels.reference import ReferenceKernels
 
-WIDER = 4
+LEAST_WIDTH = 1024
 WIDTHS = (
-    "embedding_length", "feed_forward_length", "expert_feed_forward_length", "expert_shared_feed_forward_length",
+    "embedding_length",
     "attention.key_length", "attention.value_length", "attention.key_length_mla", "attention.value_length_mla",
     "attention.kv_lora_rank", "attention.q_lora_rank", "rope.dimension_count", "rope.dimension_sections",
     "ssm.inner_size", "ssm.time_step_rank",
 )  # fmt: skip
+FEED_FORWARD = {"feed_forward_length": 3.0, "expert_feed_forward_length": 0.5, "expert_shared_feed_forward_length": 0.5}
 PROMPT, DECODED = 128, 8
 DEPTHS = (0, 512, 2048)
 LARGEST_RATIO = 1.15
@@ -69,7 +73,7 @@ def costs(folder: Path, names: list[str], tier: str, rounds: int) -> None:
     for name in names:
         try:
             path = wide_model(folder, name, FAMILIES[name])
-            twin = wide_model(folder, f"llama beside {name}", Family("llama", like_llama(FAMILIES[name].metadata)))
+            twin = twin_of(folder, FAMILIES[name].metadata)
             with pair(path, twin, tier) as contexts:
                 ratios = measured(contexts, [bytes_a_token(path), bytes_a_token(twin)], rounds)
         except SlmError as error:
@@ -111,18 +115,37 @@ def mixtures(folder: Path, names: list[str]) -> None:
 
 
 def wide_model(folder: Path, name: str, family: Family) -> Path:
-    """The file of a family with wider matrices."""
-    wide = {key: widened(value) if key in WIDTHS else value for key, value in family.metadata.items()}
+    """The file of a family with wider matrices; made once."""
     label = f"wide {name}"
-    FAMILIES[label] = replace(family, metadata=wide)
+    if made := list(folder.glob(f"{label}-*")):
+        return made[0]
+    FAMILIES[label] = replace(family, metadata=widened(family.metadata))
     try:
         return family_model(folder, label, "q8_0")
     finally:
         del FAMILIES[label]
 
 
-def widened(value: Any) -> Any:
-    return [WIDER * each for each in value] if isinstance(value, list) else WIDER * value
+def twin_of(folder: Path, metadata: Mapping[str, Any]) -> Path:
+    """The file of the llama beside a family; those of the same shapes share it."""
+    alike = like_llama(metadata)
+    return wide_model(folder, f"llama {zlib.crc32(repr(sorted(alike.items())).encode()):08x}", Family("llama", alike))
+
+
+def widened(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata with widths of published models: whole multiples of what they are, so that they fit each other."""
+    n_embd = metadata["embedding_length"]
+    factor = 2 * -(-LEAST_WIDTH // (2 * n_embd))
+    wide = {key: times(value, factor) if key in WIDTHS else value for key, value in metadata.items()}
+    for key, share in FEED_FORWARD.items():
+        n_ff = metadata.get(key) or 0
+        if narrowest := min(n_ff) if isinstance(n_ff, list) else n_ff:
+            wide[key] = times(n_ff, 2 * math.ceil(share * factor * n_embd / (2 * narrowest)))
+    return wide
+
+
+def times(value: Any, factor: int) -> Any:
+    return [factor * each for each in value] if isinstance(value, list) else factor * value
 
 
 def like_llama(metadata: Mapping[str, Any]) -> dict[str, Any]:
