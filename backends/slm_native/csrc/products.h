@@ -2,44 +2,11 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <initializer_list>
-#include <memory>
 #include <span>
-#include <vector>
 
-#include "kernels.h"
-#include "pool.h"
+#include "multiply.h"
 
 namespace slm {
-
-// A matrix of weights as it lies in the file. Exactly one of `format` and `floats` is set.
-struct Matrix {
-    const FormatKernels* format;
-    const FloatKernels* floats;
-    const std::uint8_t* data;
-    std::size_t n_out, n_in, row_bytes;
-};
-
-// Memory of a cache line's alignment that grows and is used again.
-class Scratch {
-public:
-    // Room for n values; what it held is lost.
-    template <class T>
-    T* room(std::size_t n) {
-        return static_cast<T*>(bytes(n * sizeof(T)));
-    }
-    ~Scratch();
-    Scratch() = default;
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-
-private:
-    void* bytes(std::size_t n);
-
-    void* memory_ = nullptr;
-    std::size_t size_ = 0;
-};
 
 const IsaKernels& kernels_of(Isa isa);  // an available one
 

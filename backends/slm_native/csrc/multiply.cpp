@@ -1,0 +1,233 @@
+#include "multiply.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+namespace slm {
+
+namespace {
+
+constexpr std::size_t few_rows = 6;     // of activations: up to here weights are taken apart for each pass over them
+constexpr std::size_t panel_rows = 32;  // a panel and a column of activations stay in the second-level cache
+constexpr std::size_t least_task_bytes = 1 << 14;
+constexpr std::size_t least_shared = 1 << 13;  // activations; fewer are rounded before a thread has heard of it
+
+// Of each thread; activations belong to the thread that called, panels to whoever computes.
+thread_local Scratch inputs_scratch, panel_scratch;
+
+std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+std::size_t padded(std::size_t n_in) { return div_up(n_in, span_weights) * span_weights; }
+
+bool is_few(const Multiplication& p) { return p.n_rows <= few_rows; }
+
+// Activations as the kernels take them: spans or packed rows for quantized weights, for others packed floats, or
+// nothing where few rows are read as they are.
+struct Input {
+    const Multiplication* of;  // one of the products that take them so
+    std::size_t n_vectors, bytes;
+    Span* spans;
+    float* floats;
+    PackedRows rows;
+};
+
+// Whether two products take the same activations alike.
+bool alike(const Multiplication& a, const Multiplication& b) {
+    if (a.x != b.x || a.n_rows != b.n_rows || a.matrix->n_in != b.matrix->n_in) return false;
+    const FormatKernels *f = a.matrix->format, *g = b.matrix->format;
+    if (!f || !g) return !f && !g;
+    return f->start_zero == g->start_zero && (is_few(a) || f->groups == g->groups);
+}
+
+// What the parts of packed rows take.
+struct PackedSizes {
+    std::size_t q, scales, groups;
+
+    PackedSizes(const Multiplication& p, std::size_t n_vectors, std::size_t lanes) {
+        const std::size_t n_in = padded(p.matrix->n_in), n = n_vectors * lanes;
+        q = n * n_in, scales = n * (n_in / 32), groups = n * (n_in / span_weights) * std::size_t(p.matrix->format->groups);
+    }
+    std::size_t bytes() const { return q + 4 * (scales + 2 * groups); }
+};
+
+Input input_of(const Multiplication& p, std::size_t lanes) {
+    Input input{&p, is_few(p) ? 0 : div_up(p.n_rows, lanes), 0, nullptr, nullptr, {}};
+    const std::size_t n_in = p.matrix->n_in;
+    if (p.matrix->floats) input.bytes = 4 * input.n_vectors * lanes * n_in;
+    else if (is_few(p)) input.bytes = p.n_rows * div_up(n_in, span_weights) * sizeof(Span);
+    else input.bytes = PackedSizes(p, input.n_vectors, lanes).bytes();
+    return input;
+}
+
+void place(Input& input, std::uint8_t* memory, std::size_t lanes) {
+    const Multiplication& p = *input.of;
+    if (p.matrix->floats) {
+        input.floats = reinterpret_cast<float*>(memory);
+    } else if (is_few(p)) {
+        input.spans = reinterpret_cast<Span*>(memory);
+    } else {
+        const PackedSizes sizes(p, input.n_vectors, lanes);
+        input.rows = {input.n_vectors, padded(p.matrix->n_in), reinterpret_cast<std::int8_t*>(memory),
+                      reinterpret_cast<float*>(memory + sizes.q), nullptr, nullptr};
+        input.rows.start = reinterpret_cast<std::int32_t*>(input.rows.scale + sizes.scales);
+        input.rows.sum = reinterpret_cast<float*>(input.rows.start + sizes.groups);
+    }
+}
+
+// Round or pack row `i` of few, or vector `i` of many.
+void fill(const IsaKernels& kernels, Input& input, std::size_t i) {
+    const Multiplication& p = *input.of;
+    const std::size_t n_in = p.matrix->n_in, lanes = std::size_t(kernels.lanes);
+    if (is_few(p)) {
+        kernels.quantize(p.x + i * n_in, n_in, p.matrix->format->start_zero, input.spans + i * div_up(n_in, span_weights));
+        return;
+    }
+    const float* x = p.x + i * lanes * n_in;
+    const std::size_t n_here = std::min(lanes, p.n_rows - i * lanes);
+    if (p.matrix->floats) kernels.pack_floats(x, n_here, n_in, input.floats + i * n_in * lanes);
+    else kernels.pack(x, n_here, n_in, p.matrix->format->start_zero, p.matrix->format->groups, input.rows, i);
+}
+
+// A row or a vector of an input.
+struct Piece {
+    std::size_t input, index;
+};
+
+// All inputs of some products, and which of them each product takes.
+class Inputs {
+public:
+    Inputs(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products) {
+        const std::size_t lanes = std::size_t(kernels.lanes);
+        for (const Multiplication& p : products) {
+            // From the last: products that have activations in common follow each other.
+            const auto found = std::find_if(inputs_.rbegin(), inputs_.rend(), [&](const Input& i) { return alike(*i.of, p); });
+            of_.push_back(std::size_t(inputs_.rend() - found) - 1);
+            if (found != inputs_.rend()) continue;
+            of_.back() = inputs_.size();
+            inputs_.push_back(input_of(p, lanes));
+        }
+        const auto room_of = [](const Input& input) { return div_up(input.bytes, 64) * 64; };
+        std::size_t bytes = 0, n_values = 0;
+        for (const Input& input : inputs_) bytes += room_of(input), n_values += input.of->n_rows * input.of->matrix->n_in;
+        auto* memory = inputs_scratch.room<std::uint8_t>(bytes);
+        std::vector<Piece> pieces;
+        for (std::size_t i = 0; i < inputs_.size(); ++i) {
+            place(inputs_[i], memory, lanes);
+            memory += room_of(inputs_[i]);
+            for (std::size_t k = 0; k < n_pieces(inputs_[i]); ++k) pieces.push_back({i, k});
+        }
+        const auto fill_piece = [&](std::size_t i) { fill(kernels, inputs_[pieces[i].input], pieces[i].index); };
+        if (n_values >= least_shared) pool.run(pieces.size(), fill_piece);
+        else
+            for (std::size_t i = 0; i < pieces.size(); ++i) fill_piece(i);
+    }
+
+    const Input& of(std::size_t product) const { return inputs_[of_[product]]; }
+
+private:
+    static std::size_t n_pieces(const Input& input) {
+        if (!is_few(*input.of)) return input.n_vectors;
+        return input.of->matrix->format ? input.of->n_rows : 0;
+    }
+
+    std::vector<Input> inputs_;
+    std::vector<std::size_t> of_;  // [products]
+};
+
+// Rows of the matrix of one product.
+struct Share {
+    std::size_t product, begin, end;
+};
+
+// Products of many rows a panel at a time; then the matrices of the others in shares that shrink: threads get long
+// straight lines to read first, and there is little to wait for at the end.
+std::vector<Share> shares_of(const Pool& pool, std::span<const Multiplication> products) {
+    std::vector<Share> shares;
+    std::size_t left = 0;
+    for (std::size_t i = 0; i < products.size(); ++i) {
+        const Matrix& m = *products[i].matrix;
+        if (is_few(products[i])) left += m.n_out * m.row_bytes;
+        else
+            for (std::size_t begin = 0; begin < m.n_out; begin += panel_rows)
+                shares.push_back({i, begin, std::min(begin + panel_rows, m.n_out)});
+    }
+    for (std::size_t i = 0; i < products.size(); ++i) {
+        const Matrix& m = *products[i].matrix;
+        for (std::size_t begin = 0, n; is_few(products[i]) && begin < m.n_out; begin += n) {
+            const std::size_t bytes = std::max(least_task_bytes, left / (2 * std::size_t(pool.n_threads())));
+            n = std::clamp<std::size_t>(bytes / m.row_bytes, 1, m.n_out - begin);
+            shares.push_back({i, begin, begin + n});
+            left -= n * m.row_bytes;
+        }
+    }
+    return shares;
+}
+
+Rows rows_of(const Matrix& m) {
+    const std::size_t n_spans = m.n_in / span_weights, per_span = span_weights / std::size_t(m.format->block);
+    return {m.data, m.row_bytes, n_spans, m.row_bytes - n_spans * per_span * m.format->block_bytes};
+}
+
+void multiply_few(const Multiplication& p, const Input& input, const Share& share) {
+    const Matrix& m = *p.matrix;
+    if (m.floats) m.floats->rows(m.data, m.n_in, share.begin, share.end, p.x, p.n_rows, p.y, m.n_out);
+    else m.format->rows(rows_of(m), share.begin, share.end, input.spans, div_up(m.n_in, span_weights), p.n_rows, p.y, m.n_out);
+}
+
+void multiply_many_floats(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share) {
+    const Matrix& m = *p.matrix;
+    const std::size_t lanes = std::size_t(kernels.lanes), n_here = share.end - share.begin;
+    float* panel = panel_scratch.room<float>(panel_rows * (m.n_in + 4 * lanes));
+    m.floats->expand(m.data + share.begin * m.row_bytes, n_here * m.n_in, panel);
+    kernels.float_tiles(panel, n_here, m.n_in, input.floats, input.n_vectors, p.n_rows, panel + panel_rows * m.n_in,
+                        p.y + share.begin, m.n_out);
+}
+
+// `next` is a share that will be taken apart later, or null.
+void multiply_many(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share, const Share* next,
+                   const Matrix* next_matrix) {
+    const Matrix& m = *p.matrix;
+    const std::size_t n_in = input.rows.n_in, lanes = std::size_t(kernels.lanes);
+    const std::size_t n_factors = n_in / span_weights * std::size_t(m.format->groups * (m.format->has_min ? 2 : 1));
+    auto* memory = panel_scratch.room<std::uint8_t>(panel_rows * (n_in + 4 * n_factors + 16 * lanes));
+    Panel panel{share.end - share.begin, n_in, memory, reinterpret_cast<float*>(memory + panel_rows * n_in), nullptr, 0};
+    if (next) {
+        panel.next = next_matrix->data + next->begin * next_matrix->row_bytes;
+        panel.next_bytes = (next->end - next->begin) * next_matrix->row_bytes;
+    }
+    m.format->expand(rows_of(m), share.begin, share.end, panel);
+    m.format->tiles(panel, input.rows, p.n_rows, panel.factors + panel_rows * n_factors, p.y + share.begin, m.n_out);
+}
+
+}  // namespace
+
+Scratch::~Scratch() { std::free(memory_); }
+
+void* Scratch::bytes(std::size_t n) {
+    if (n > size_) {
+        std::free(memory_);
+        size_ = 0;
+        memory_ = std::aligned_alloc(64, (n + 63) / 64 * 64);
+        if (!memory_) throw std::bad_alloc();
+        size_ = n;
+    }
+    return memory_;
+}
+
+void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products) {
+    const Inputs inputs(kernels, pool, products);
+    const std::vector<Share> shares = shares_of(pool, products);
+    pool.run(shares.size(), [&](std::size_t i) {
+        const Share& share = shares[i];
+        const Multiplication& p = products[share.product];
+        const Input& input = inputs.of(share.product);
+        if (is_few(p)) return multiply_few(p, input, share);
+        if (p.matrix->floats) return multiply_many_floats(kernels, p, input, share);
+        const std::size_t later = i + std::size_t(pool.n_threads());
+        const Share* next = later < shares.size() ? &shares[later] : nullptr;
+        multiply_many(kernels, p, input, share, next, next ? products[next->product].matrix : nullptr);
+    });
+}
+
+}  // namespace slm

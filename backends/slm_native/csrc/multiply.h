@@ -1,0 +1,52 @@
+// Products of activations with matrices of weights, several at once, shared among threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace slm {
+
+// A matrix of weights as it lies in the file. Exactly one of `format` and `floats` is set.
+struct Matrix {
+    const FormatKernels* format;
+    const FloatKernels* floats;
+    const std::uint8_t* data;
+    std::size_t n_out, n_in, row_bytes;
+};
+
+// Memory of a cache line's alignment that grows and is used again.
+class Scratch {
+public:
+    // Room for n values; what it held is lost.
+    template <class T>
+    T* room(std::size_t n) {
+        return static_cast<T*>(bytes(n * sizeof(T)));
+    }
+    ~Scratch();
+    Scratch() = default;
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+
+private:
+    void* bytes(std::size_t n);
+
+    void* memory_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+// One product of several: y = x @ matrix.T. Those that have rows of activations in common share what is made of them.
+struct Multiplication {
+    const Matrix* matrix;
+    const float* x;  // [n_rows][n_in]
+    std::size_t n_rows;
+    float* y;  // [n_rows][n_out]
+};
+
+// All products: threads meet once when activations are rounded, and once at the end, however many products there are.
+void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products);
+
+}  // namespace slm
