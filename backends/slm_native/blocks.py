@@ -12,10 +12,9 @@ from typing import NamedTuple
 from numpy import bool_
 from numpy.typing import NDArray
 
-from slm_core.architectures import AnyActivation, LayerSpec, ModelSpec
+from slm_core.architectures import LayerSpec, ModelSpec
 from slm_native.encoding import attended_both_ways
-from slm_native.experts import route, run_routed
-from slm_native.kernels import KernelSet, Linear, Norm, PlainBlock
+from slm_native.kernels import FeedForward, KernelSet, Linear, Norm, PlainBlock
 from slm_native.kv import Array, BatchPlan, KvLayer
 from slm_native.latent import latent_queries_and_keys, latent_results
 from slm_native.positions import LayerPositions
@@ -23,7 +22,7 @@ from slm_native.recurrent import mixed_by_state
 from slm_native.rwkv import ChannelMix, channel_mixed
 from slm_native.states import StateGroup
 from slm_native.streams import corrected, learned_residual, let_in, predicted
-from slm_native.weights import Attention, Beside, Block, Experts, FeedForward, LatentAttention
+from slm_native.weights import Attention, Beside, Block, LatentAttention
 
 
 class Turn(NamedTuple):
@@ -220,15 +219,13 @@ class BlockRunner:
             return self._added(residual, inner, weights.down, post_norm)
         if isinstance(weights, Beside):
             return self._scaled_sum(residual, self._both(weights, block, layer, x), post_norm)
-        normed = self._kernels.normed(x, block.ffn_norm)
-        return self._scaled_sum(residual, self._routed(weights, layer, normed, normed), post_norm)
+        return self._scaled_sum(residual, weights.run(x, block.ffn_norm), post_norm)
 
     def _both(self, weights: Beside, block: Block, layer: LayerSpec, x: Array) -> Array:
         """What a dense layer and experts beside it make of ``x``, each normalized."""
         kernels = self._kernels
-        dense = self._dense(weights.dense, layer.activation, kernels.normed(x, block.ffn_norm))
-        told, read = kernels.normed(x, weights.router_norm), kernels.normed(x, weights.experts_norm)
-        mixed = self._routed(weights.experts, layer, read, told)
+        dense = kernels.feed_forward(kernels.normed(x, block.ffn_norm), weights.dense, layer.activation)
+        mixed = weights.experts.run(x, weights.experts_norm, kernels.normed(x, weights.router_norm))
         return kernels.normed(dense, weights.dense_norm) + kernels.normed(mixed, weights.mixed_norm)
 
     def _sparsely_gated(self, weights: FeedForward, layer: LayerSpec, threshold: float, x: Array) -> Array:
@@ -236,27 +233,3 @@ class BlockRunner:
         kernels = self._kernels
         gate = kernels.above_threshold(kernels.linear(x, weights.gate), threshold)
         return kernels.gated(gate, kernels.linear(x, weights.up), layer.activation)
-
-    def _routed(self, weights: Experts, layer: LayerSpec, x: Array, told: Array) -> Array:
-        """What the experts that a router chooses by ``told`` [T, E] make of ``x`` [T, E]."""
-        assert layer.experts is not None, "the weights were read by it"
-        kernels, bias = self._kernels, weights.selection_bias
-        scores = kernels.to_host(kernels.linear(told, weights.router))  # [T, X]
-        routes = route(scores, layer.experts, None if bias is None else kernels.to_host(bias))
-        mixed = run_routed(
-            x,
-            routes,
-            lambda i, rows: self._dense(weights.experts[i], layer.activation, rows),
-            kernels,
-            scales_input=layer.experts.scales_input,
-        )
-        if weights.shared is None:
-            return mixed
-        shared = self._dense(weights.shared, layer.activation, x)
-        if weights.shared_gate is not None:
-            shared = shared * kernels.sigmoid(kernels.linear(x, weights.shared_gate))  # [T, 1]
-        return mixed + shared
-
-    def _dense(self, weights: FeedForward, activation: AnyActivation, x: Array) -> Array:
-        inner = self._kernels.gate_up(x, None, weights.gate, weights.up, activation)  # [T, F]
-        return self._kernels.linear(inner, weights.down)

@@ -8,10 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.architectures import DENSE, TEXT_TYPES, LayerSpec, ModelSpec, alibi_slopes
+from slm_core.architectures import DENSE, TEXT_TYPES, ExpertsSpec, LayerSpec, ModelSpec, alibi_slopes
 from slm_core.gguf import GgmlType, WeightSource
 from slm_core.quant import QuantizedTensor, check_tensor
-from slm_native.kernels import KernelSet, Linear, Norm, Scoring, Weight, WeightBytes
+from slm_native.kernels import (
+    Experts,
+    FeedForward,
+    KernelSet,
+    Linear,
+    Mixture,
+    Norm,
+    Scoring,
+    Weight,
+    WeightBytes,
+)
 from slm_native.kv import Array
 from slm_native.recurrent import Recurrent
 from slm_native.recurrent_weights import Tensors, read_channel_mix, read_recurrent
@@ -59,32 +69,12 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FeedForward:
-    """The weights of a feed-forward layer, or of one expert."""
-
-    gate: Linear | None  # (F, E)
-    up: Linear  # (F, E)
-    down: Linear  # (E, F)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Experts:
-    """The weights of a layer of experts."""
-
-    router: Linear  # (X, E)
-    selection_bias: Array | None  # [X], on scores, for the choice alone
-    experts: Sequence[FeedForward]  # [X]
-    shared: FeedForward | None  # used by every token
-    shared_gate: Linear | None  # (1, E)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Beside:
     """The weights of a dense feed-forward layer with experts beside it, which read the same."""
 
     dense: FeedForward
     dense_norm: Norm | None  # [E], of what it makes
-    experts: Experts
+    experts: Mixture
     router_norm: Norm  # [E]
     experts_norm: Norm | None  # [E]
     mixed_norm: Norm | None  # [E], of what the experts make
@@ -100,7 +90,7 @@ class Block:
     attn_post_norm: Norm | None  # [E], of what attention makes
     attn_sum_norm: Norm | None  # [E], of the sum of that and what entered
     ffn_norm: Norm | None  # [E]
-    feed_forward: FeedForward | Experts | Beside | ChannelMix | None
+    feed_forward: FeedForward | Mixture | Beside | ChannelMix | None
     ffn_post_norm: Norm | None  # [E]
     ffn_sum_norm: Norm | None  # [E]
     scoring: Scoring
@@ -229,11 +219,11 @@ class WeightReader:
             return None
         return self._latent_attention(prefix) if layer.latent else self._attention(prefix, layer)
 
-    def _any_feed_forward(self, prefix: str, layer: LayerSpec) -> FeedForward | Experts | Beside | ChannelMix | None:
+    def _any_feed_forward(self, prefix: str, layer: LayerSpec) -> FeedForward | Mixture | Beside | ChannelMix | None:
         if self._has(f"{prefix}pre_ffw_norm_2.weight"):
-            return self._beside(prefix)
-        if layer.experts:
-            return self._experts(prefix)
+            return self._beside(prefix, layer)
+        if layer.experts is not None:
+            return self._experts(prefix, layer, layer.experts)
         if self._has(f"{prefix}channel_mix_key.weight"):
             return read_channel_mix(self._tensors(), prefix)
         return self._feed_forward(prefix) if self._has(f"{prefix}ffn_up.weight") else None
@@ -292,32 +282,30 @@ class WeightReader:
             self._linear(gate) if self._has(f"{gate}.weight") else None, self._linear(up), self._linear(down)
         )
 
-    def _experts(self, prefix: str) -> Experts:
+    def _experts(self, prefix: str, layer: LayerSpec, spec: ExpertsSpec) -> Mixture:
         shared_gate = f"{prefix}ffn_gate_inp_shexp"
         gates, ups, downs = (self._each(f"{prefix}ffn_{name}_exps") for name in ("gate", "up", "down"))
-        return Experts(
+        experts = Experts(
+            spec,
             router=self._linear(f"{prefix}ffn_gate_inp"),
             selection_bias=self._vector(f"{prefix}exp_probs_b.bias"),
             experts=[FeedForward(*each) for each in zip(gates, ups, downs, strict=True)],
+            activation=layer.activation,
             shared=self._feed_forward(prefix, "_shexp") if self._has(f"{prefix}ffn_up_shexp.weight") else None,
             shared_gate=self._row(shared_gate) if self._has(f"{shared_gate}.weight") else None,
         )
+        return self._kernels.mixture(experts)
 
-    def _beside(self, prefix: str) -> Beside:
+    def _beside(self, prefix: str, layer: LayerSpec) -> Beside:
         scale = self._vector(f"{prefix}ffn_gate_inp.scale")
-        assert scale is not None, "the architecture declares it"
+        assert scale is not None and layer.experts is not None, "the architecture declares them"
         gates, ups = self._halves(f"{prefix}ffn_gate_up_exps")
-        experts = zip(gates, ups, self._each(f"{prefix}ffn_down_exps"), strict=True)
+        each = [FeedForward(*one) for one in zip(gates, ups, self._each(f"{prefix}ffn_down_exps"), strict=True)]
+        router = Linear(self._prepared(f"{prefix}ffn_gate_inp.weight"))
         return Beside(
             dense=self._feed_forward(prefix),
             dense_norm=self._norm(f"{prefix}post_ffw_norm_1"),
-            experts=Experts(
-                router=Linear(self._prepared(f"{prefix}ffn_gate_inp.weight")),
-                selection_bias=None,
-                experts=[FeedForward(*each) for each in experts],
-                shared=None,
-                shared_gate=None,
-            ),
+            experts=self._kernels.mixture(Experts(layer.experts, router, None, each, layer.activation)),
             router_norm=Norm(scale * self._spec.n_embd**-0.5, None, self._spec.norm, self._spec.norm_eps),
             experts_norm=self._norm(f"{prefix}pre_ffw_norm_2"),
             mixed_norm=self._norm(f"{prefix}post_ffw_norm_2"),

@@ -137,7 +137,7 @@ class FeedForward:
         )
 
     def _routes(self, prefix: str, x: str, experts: ExpertsSpec) -> Routes:
-        """Chooses as ``slm_native.experts.route`` does."""
+        """Chooses as ``slm_native.kernels.mixtures.route`` does."""
         graph, n = self._graph, experts.n_experts
         scores = self._products.linear(x, f"{prefix}ffn_gate_inp", f"{prefix}router")
         scores = graph.node("Reshape", [scores, graph.constant(f"experts.{n}", [-1, n])], f"{prefix}scores.router")

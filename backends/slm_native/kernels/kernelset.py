@@ -18,8 +18,11 @@ from numpy.typing import NDArray
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType, TopLogits
+from slm_native.kernels.mixtures import Mixture, SteppedMixture
 from slm_native.kernels.parameters import (
     PLAIN,
+    Experts,
+    FeedForward,
     Linear,
     Norm,
     PlainBlock,
@@ -430,6 +433,14 @@ class KernelSet(ABC):
         if gate is None:
             return self.activate(inner, activation)
         return self.gated(self.linear(normed, gate), inner, activation)
+
+    def feed_forward(self, x: Array, weights: FeedForward, activation: AnyActivation) -> Array:
+        """What a feed-forward layer makes of ``x``: [T, E] to [T, E]."""
+        return self.linear(self.gate_up(x, None, weights.gate, weights.up, activation), weights.down)
+
+    def mixture(self, experts: Experts) -> Mixture:
+        """A layer of experts, prepared once and run for each batch."""
+        return SteppedMixture(self, experts)
 
     def heads(self, flat: Array, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Array:
         """Heads of ``flat`` [T, heads * D], normalized over what the norm's weight covers, and rotated: [T, heads, D].

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slm_core.architectures import AnyActivation, NormKind, RopeStyle
+from slm_core.architectures import AnyActivation, ExpertsSpec, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_native.kv import Array
 
@@ -74,6 +74,28 @@ class Norm:
     bias: Array | None  # [width]
     kind: NormKind
     eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeedForward:
+    """The weights of a feed-forward layer, or of one expert."""
+
+    gate: Linear | None  # (F, E)
+    up: Linear  # (F, E)
+    down: Linear  # (E, F)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """A layer of experts, of which each token uses a few."""
+
+    spec: ExpertsSpec  # how they are chosen
+    router: Linear  # (X, E)
+    selection_bias: Array | None  # [X], on scores, for the choice alone
+    experts: Sequence[FeedForward]  # [X]
+    activation: AnyActivation
+    shared: FeedForward | None = None  # used by every token
+    shared_gate: Linear | None = None  # (1, E)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,167 @@
+"""Feed-forward layers of experts; each token uses a few, and each expert runs once for all tokens that chose it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.architectures import ExpertsSpec, Gating
+from slm_native.kernels.parameters import Experts, Norm
+from slm_native.kv import Array
+
+if TYPE_CHECKING:
+    from slm_native.kernels.kernelset import KernelSet
+
+FloatArray: TypeAlias = NDArray[np.float32]
+
+_NEAR = 0.02  # twice the noise that Phi 3.5 MoE was trained with; files do not say it
+
+
+class Routes(NamedTuple):
+    """Which experts the tokens of a batch use.
+
+    Attributes:
+        experts: of each token [T, n_used].
+        weights: of each, float32 [T, n_used].
+    """
+
+    experts: NDArray[np.intp]
+    weights: FloatArray
+
+
+def route(scores: FloatArray, spec: ExpertsSpec, selection_bias: FloatArray | None) -> Routes:
+    """Choose the experts of each token.
+
+    Args:
+        scores: the router's product [T, X].
+        spec: how to choose.
+        selection_bias: added to what is compared, but not to the weights (DeepSeek-V3), [X].
+    """
+    shares = _shares(scores, spec.gating)
+    ranked = shares if selection_bias is None else shares + selection_bias
+    if spec.n_groups > 1:
+        ranked = _in_best_groups(ranked, spec)
+    chosen = np.argsort(-ranked, axis=1, kind="stable")[:, : spec.n_used]
+    weights = np.take_along_axis(shares, chosen, axis=1)
+    if spec.gating is Gating.SPARSE_MIXER:
+        weights = _mixed_sparsely(scores, chosen)
+    if spec.gating is Gating.SOFTMAX_OF_CHOSEN:
+        weights = _softmax(weights)
+    if spec.normalized:
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return Routes(chosen, weights * np.float32(spec.scale))
+
+
+def _in_best_groups(ranked: FloatArray, spec: ExpertsSpec) -> FloatArray:
+    """What is compared [T, X], but for experts outside the groups whose two best have the largest sums."""
+    groups = ranked.reshape(len(ranked), spec.n_groups, -1)
+    sums = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
+    best = np.argsort(-sums, axis=1, kind="stable")[:, : spec.n_groups_used]
+    is_best = np.zeros(sums.shape, np.bool_)
+    np.put_along_axis(is_best, best, True, axis=1)
+    return np.where(is_best[:, :, None], groups, -np.inf).reshape(ranked.shape)
+
+
+class Mixture(ABC):
+    """A layer of experts, prepared. Nothing that a run changes, so threads may share it."""
+
+    @abstractmethod
+    def run(self, x: Array, norm: Norm | None, told: Array | None = None) -> Array:
+        """The weighted sum of what each token's experts make of it; only experts that a token uses are run.
+
+        Args:
+            x: [T, E].
+            norm: of what the experts read.
+            told: what the router reads [T, E], where that is not what the experts read.
+
+        Returns:
+            [T, E].
+        """
+
+
+class SteppedMixture(Mixture):
+    """The steps of any kernel set one by one, routing in NumPy.
+
+    Args:
+        kernels: the arithmetic.
+        experts: the layer.
+    """
+
+    def __init__(self, kernels: KernelSet, experts: Experts) -> None:
+        self._kernels = kernels
+        self._experts = experts
+
+    def run(self, x: Array, norm: Norm | None, told: Array | None = None) -> Array:
+        """Each expert after the other."""
+        kernels, experts, bias = self._kernels, self._experts, self._experts.selection_bias
+        x = kernels.normed(x, norm)
+        scores = kernels.to_host(kernels.linear(x if told is None else told, experts.router))  # [T, X]
+        mixed = self._routed(x, route(scores, experts.spec, None if bias is None else kernels.to_host(bias)))
+        if experts.shared is None:
+            return mixed
+        shared = kernels.feed_forward(x, experts.shared, experts.activation)
+        if experts.shared_gate is not None:
+            shared = shared * kernels.sigmoid(kernels.linear(x, experts.shared_gate))  # [T, 1]
+        return mixed + shared
+
+    def _routed(self, x: Array, routes: Routes) -> Array:
+        kernels, experts, n_used = self._kernels, self._experts, routes.experts.shape[1]
+        flat = routes.experts.reshape(-1)
+        order = np.argsort(flat, kind="stable")  # (token, choice) pairs, those of one expert side by side
+        grouped = kernels.rows(x, order // n_used)
+        if experts.spec.scales_input:
+            grouped = grouped * kernels.beside(grouped, routes.weights.reshape(-1)[order, None])
+        bounds = np.flatnonzero(np.diff(flat[order], prepend=-1, append=-1))
+        parts = [
+            kernels.feed_forward(
+                kernels.rows(grouped, slice(int(start), int(stop))),
+                experts.experts[int(flat[order[start]])],
+                experts.activation,
+            )
+            for start, stop in pairwise(bounds)
+        ]
+        return self._weighted(kernels.concatenated(parts), routes, order)
+
+    def _weighted(self, made: Array, routes: Routes, order: NDArray[np.intp]) -> Array:
+        """The sum for each token of what its experts made [T * n_used, E], in the order given."""
+        kernels, n_used = self._kernels, routes.experts.shape[1]
+        place, mixed = np.empty_like(order), None
+        place[order] = np.arange(len(order))
+        for choice in range(n_used):
+            part = kernels.rows(made, place[choice::n_used])
+            if not self._experts.spec.scales_input:
+                part = part * kernels.beside(part, routes.weights[:, choice : choice + 1])
+            mixed = part if mixed is None else mixed + part
+        return mixed
+
+
+def _shares(scores: FloatArray, gating: Gating) -> FloatArray:
+    if gating is Gating.SOFTMAX:
+        return _softmax(scores)
+    if gating is Gating.SIGMOID:
+        with np.errstate(over="ignore"):
+            shares: FloatArray = np.reciprocal(1 + np.exp(-scores))
+        return shares
+    return scores
+
+
+def _mixed_sparsely(scores: FloatArray, chosen: NDArray[np.intp]) -> FloatArray:
+    """The weights [T, n_used] of ``Gating.SPARSE_MIXER``, for experts ``chosen`` in falling order of their scores."""
+    left, weights = scores.copy(), np.empty(chosen.shape, np.float32)
+    for rank in range(chosen.shape[1]):
+        expert = chosen[:, rank : rank + 1]
+        best = np.take_along_axis(scores, expert, axis=1)
+        near = best - scores <= _NEAR * np.maximum(np.abs(scores), best)
+        weights[:, rank] = 1 / np.where(near, np.exp(left - best), 0).sum(axis=1)
+        np.put_along_axis(left, expert, -np.inf, axis=1)
+    return weights
+
+
+def _softmax(scores: FloatArray) -> FloatArray:
+    shares: FloatArray = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    return shares
