@@ -100,15 +100,6 @@ class Kernels:
         slopes: NDArray[np.float32] | None,
         sinks: NDArray[np.float32] | None,
     ) -> NDArray[np.float32]: ...
-    def selective_scan(
-        self,
-        x: NDArray[np.float32],
-        steps: NDArray[np.float32],
-        a: NDArray[np.float32],
-        b: NDArray[np.float32],
-        c: NDArray[np.float32],
-        state: NDArray[np.float32],
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
     def run_layers(
         self,
         x: NDArray[np.float32],
@@ -118,4 +109,67 @@ class Kernels:
         pages: NDArray[np.intp],
         slots: NDArray[np.intp],
         batch: Batch,
+    ) -> NDArray[np.float32]: ...
+
+class StateKernels:
+    def __init__(self, isa: str, n_threads: int) -> None: ...
+    def selective_scan(
+        self,
+        x: NDArray[np.float32],
+        steps: NDArray[np.float32],
+        a: NDArray[np.float32],
+        b: NDArray[np.float32],
+        c: NDArray[np.float32],
+        state: NDArray[np.float32],
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    def gated_convolution(
+        self, projected: NDArray[np.float32], window: NDArray[np.float32], taps: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    def mamba(
+        self,
+        projected: NDArray[np.float32],
+        window: NDArray[np.float32],
+        state: NDArray[np.float32],
+        taps: NDArray[np.float32],
+        conv_bias: NDArray[np.float32] | None,
+        select: Weights,
+        step_norm: NDArray[np.float32] | None,
+        b_norm: NDArray[np.float32] | None,
+        c_norm: NDArray[np.float32] | None,
+        epsilons: Sequence[float],
+        steps: Weights,
+        step_bias: NDArray[np.float32] | None,
+        a: NDArray[np.float32],
+        d: NDArray[np.float32],
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]: ...
+    def mamba2(
+        self,
+        projected: NDArray[np.float32],
+        window: NDArray[np.float32],
+        state: NDArray[np.float32],
+        taps: NDArray[np.float32],
+        conv_bias: NDArray[np.float32] | None,
+        step_bias: NDArray[np.float32],
+        a: NDArray[np.float32],
+        d: NDArray[np.float32],
+        norm: NDArray[np.float32] | None,
+        eps: float,
+        n_groups: int,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]: ...
+    def time_mix(
+        self,
+        x: NDArray[np.float32],
+        last: NDArray[np.float32],
+        state: NDArray[np.float32],
+        first_value: NDArray[np.float32] | None,
+        shares: NDArray[np.float32],
+        matrices: Sequence[Weights],
+        rows: Sequence[NDArray[np.float32]],
+        unit: NDArray[np.float32],
+        unit_eps: float,
+        norm_eps: float,
+        slowest: float,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]: ...
+    def channel_mix(
+        self, x: NDArray[np.float32], last: NDArray[np.float32], share: NDArray[np.float32], up: Weights, down: Weights
     ) -> NDArray[np.float32]: ...

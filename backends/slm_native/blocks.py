@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import LayerSpec, ModelSpec
 from slm_native.encoding import attended_both_ways
-from slm_native.kernels import FeedForward, KernelSet, Linear, Norm, PlainBlock
+from slm_native.kernels import ChannelMix, FeedForward, KernelSet, Linear, Norm, PlainBlock
 from slm_native.kv import Array, BatchPlan, KvLayer
 from slm_native.latent import latent_queries_and_keys, latent_results
 from slm_native.positions import LayerPositions
-from slm_native.recurrent import mixed_by_state
-from slm_native.rwkv import ChannelMix, channel_mixed
+from slm_native.recurrent import channel_mixed, mixed_by_state
 from slm_native.states import StateGroup
 from slm_native.streams import corrected, learned_residual, let_in, predicted
 from slm_native.weights import Attention, Beside, Block, LatentAttention

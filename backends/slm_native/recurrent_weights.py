@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from slm_core.architectures import MambaSpec, NormKind, RecurrentSpec, Rwkv7Spec, ShortConvSpec
-from slm_native.kernels import KernelSet, Linear, Norm
+from slm_native.kernels import ChannelMix, KernelSet, Linear, LowRank, Mamba, Mamba2, Norm, Rwkv7, ShortConv
 from slm_native.kv import Array
-from slm_native.recurrent import Mamba, Mamba2, Recurrent, ShortConv
-from slm_native.rwkv import ChannelMix, LowRank, Rwkv7
+from slm_native.recurrent import Recurrent
 
 _HEAD_EPS = 64e-5  # RWKV-7's, whatever the epsilon of its other norms
 _NO_LENGTH = 1e-24  # of the mean square of a key: what is shorter than 1e-12 stays short
@@ -100,10 +99,9 @@ def _rwkv7(tensors: Tensors, prefix: str, spec: Rwkv7Spec) -> Rwkv7:
 
     heads = (spec.n_embd // spec.head_dim, spec.head_dim)
     to_unit = tensors.kernels.from_host(np.full(spec.head_dim, spec.head_dim**-0.5, np.float32))
-    shares = vector("lerp_fused.weight", 6, -1)
     return Rwkv7(
         spec=spec,
-        shares=[shares[i] for i in range(6)],
+        shares=vector("lerp_fused.weight", 6, -1),
         receptance=linear("receptance"),
         key=linear("key"),
         value=linear("value"),
@@ -120,7 +118,7 @@ def _rwkv7(tensors: Tensors, prefix: str, spec: Rwkv7Spec) -> Rwkv7:
     )
 
 
-def _taps(tensors: Tensors, name: str) -> list[Array]:
-    """The columns of a convolution's weights [channels, W]."""
+def _taps(tensors: Tensors, name: str) -> Array:
+    """A convolution's weights [channels, W], tap by tap: [W, channels]."""
     weights = tensors.kernels.to_host(tensors.vector(name))
-    return [tensors.kernels.from_host(np.ascontiguousarray(column)) for column in weights.T]
+    return tensors.kernels.from_host(np.ascontiguousarray(weights.T))

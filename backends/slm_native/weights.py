@@ -12,6 +12,7 @@ from slm_core.architectures import DENSE, TEXT_TYPES, ExpertsSpec, LayerSpec, Mo
 from slm_core.gguf import GgmlType, WeightSource
 from slm_core.quant import QuantizedTensor, check_tensor
 from slm_native.kernels import (
+    ChannelMix,
     Experts,
     FeedForward,
     KernelSet,
@@ -25,7 +26,6 @@ from slm_native.kernels import (
 from slm_native.kv import Array
 from slm_native.recurrent import Recurrent
 from slm_native.recurrent_weights import Tensors, read_channel_mix, read_recurrent
-from slm_native.rwkv import ChannelMix
 from slm_native.stream_weights import (
     Tensors as StreamTensors,
 )

@@ -234,7 +234,7 @@ def check_scan(kernels):
 def test_scans_that_do_not_fit_are_refused_by_the_extension():
     if (missing := _extension.why_missing()) is not None:
         pytest.skip(f"the cpu tier is not tested, as the C++ extension is missing: {missing}")
-    native = _extension.load().Kernels("scalar", 1)
+    native = _extension.load().StateKernels("scalar", 1)
 
     def given(**shapes):
         sizes = {"x": (1, 3, 6, 2), "steps": (1, 3, 6), "a": (6, 1), "b": (1, 3, 2, 5), "c": (1, 3, 2, 5)}

@@ -10,4 +10,4 @@
 #include "kv_types.inc"
 #include "exponential.inc"
 #include "attention.inc"
-#include "scan.inc"
+#include "states.inc"

@@ -9,10 +9,17 @@
 
 #include "arrays.h"
 #include "attention.h"
+#include "isa.h"
 #include "layers.h"
 #include "products.h"
 
 namespace slm::python {
+
+inline Isa find_isa(const std::string& name) {
+    for (Isa isa : all_isas)
+        if (name_of(isa) == name && is_available(isa)) return isa;
+    throw nb::value_error(("instruction set '" + name + "' is not available here").c_str());
+}
 
 // A matrix of weights and the array that holds it.
 struct Weights {

@@ -17,20 +17,14 @@
 #include "handles.h"
 #include "isa.h"
 #include "layers.h"
+#include "module_states.h"
 #include "products.h"
-#include "scan.h"
 
 namespace slm::python {
 
 namespace {
 
 using namespace nb::literals;
-
-Isa find_isa(const std::string& name) {
-    for (Isa isa : all_isas)
-        if (name_of(isa) == name && is_available(isa)) return isa;
-    throw nb::value_error(("instruction set '" + name + "' is not available here").c_str());
-}
 
 class Kernels {
 public:
@@ -208,44 +202,7 @@ public:
         return owned<FloatMatrix>(std::move(y), {n_tokens, width});
     }
 
-    nb::tuple selective_scan(const Array& x, const Array& steps, const Array& a, const Array& b, const Array& c,
-                             const Array& state) const {
-        Scan scan{};
-        scan.x = elements<float>(x, "x", "float32", 4);
-        scan.n_sequences = x.shape(0), scan.n_tokens = x.shape(1), scan.n_heads = x.shape(2), scan.width = x.shape(3);
-        scan.a = elements<float>(a, "a", "float32", 2);
-        const float* before = elements<float>(state, "state", "float32", 4);
-        scan.n_groups = b.ndim() == 4 ? b.shape(2) : 0, scan.n_state = state.shape(3), scan.n_rates = a.shape(1);
-        if (scan.n_heads == 0 || scan.n_groups == 0 || scan.n_heads % scan.n_groups)
-            throw nb::value_error("the heads of x must be a multiple of the groups of b, at least one");
-        if (a.shape(0) != scan.n_heads || (scan.n_rates != 1 && scan.n_rates != scan.n_state))
-            throw nb::value_error(("a must have a rate, or one for each number of the state, for each head; its shape is " +
-                                   shape_of(a)).c_str());
-        scan.steps = shaped(steps, "steps", {scan.n_sequences, scan.n_tokens, scan.n_heads});
-        scan.b = shaped(b, "b", {scan.n_sequences, scan.n_tokens, scan.n_groups, scan.n_state});
-        scan.c = shaped(c, "c", {scan.n_sequences, scan.n_tokens, scan.n_groups, scan.n_state});
-        shaped(state, "state", {scan.n_sequences, scan.n_heads, scan.width, scan.n_state});
-        std::unique_ptr<float[]> y(new float[x.size()]), after(new float[state.size()]);
-        std::copy_n(before, state.size(), after.get());
-        scan.y = y.get(), scan.state = after.get();
-        {
-            nb::gil_scoped_release unlocked;
-            slm::selective_scan(kernels_, *pool_, scan);
-        }
-        return nb::make_tuple(owned<StateArray>(std::move(y), {scan.n_sequences, scan.n_tokens, scan.n_heads, scan.width}),
-                              owned<StateArray>(std::move(after), {scan.n_sequences, scan.n_heads, scan.width, scan.n_state}));
-    }
-
 private:
-    static const float* shaped(const Array& array, const char* name, std::initializer_list<std::size_t> shape) {
-        const float* values = elements<float>(array, name, "float32", shape.size());
-        std::size_t i = 0;
-        for (std::size_t n : shape)
-            if (array.shape(i++) != n)
-                throw nb::value_error((std::string(name) + " does not fit the others; its shape is " + shape_of(array)).c_str());
-        return values;
-    }
-
     // Rows of activations that fit a matrix.
     struct Activations {
         const float* values;
@@ -409,18 +366,6 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, a page or slot that there is not.")
-        .def("selective_scan", &Kernels::selective_scan, "x"_a, "steps"_a, "a"_a, "b"_a, "c"_a, "state"_a,
-             "A selective state space, token by token, without the GIL: y and the state after the last token.\n\n"
-             "Args: float32, C-contiguous.\n"
-             "    x: [B, T, H, P].\n"
-             "    steps: before softplus [B, T, H].\n"
-             "    a: rates [H, 1] or [H, N].\n"
-             "    b: [B, T, G, N], H a multiple of G.\n"
-             "    c: likewise.\n"
-             "    state: before the first token [B, H, P, N].\n\n"
-             "Raises:\n"
-             "    TypeError: a wrong dtype, or no CPU array.\n"
-             "    ValueError: a wrong shape or layout.")
         .def("run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "pages"_a, "slots"_a, "batch"_a,
              "x [T, E] through one layer after another, without the GIL: float32 [T, E].\n\n"
              "Args:\n"
@@ -449,4 +394,5 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, a page that there is not.");
+    bind_states(module);
 }

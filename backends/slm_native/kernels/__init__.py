@@ -14,12 +14,15 @@ from slm_native.kernels.parameters import (
     Weight,
     WeightBytes,
 )
+from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv
+from slm_native.kernels.rwkv import ChannelMix, LowRank, Rwkv7
 from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, uses_torch
 
 __all__ = [
     "HOST_DEVICES",
     "PLAIN",
     "TIERS",
+    "ChannelMix",
     "Experts",
     "FeedForward",
     "FixedShape",
@@ -28,11 +31,16 @@ __all__ = [
     "KernelChoice",
     "KernelSet",
     "Linear",
+    "LowRank",
+    "Mamba",
+    "Mamba2",
     "Mixture",
     "Norm",
     "PlainBlock",
     "Rotation",
+    "Rwkv7",
     "Scoring",
+    "ShortConv",
     "Weight",
     "WeightBytes",
     "select_kernels",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +14,10 @@ from slm_core.quant import QuantizedTensor
 from slm_native import _extension
 from slm_native.kernels.cpu_blocks import CpuBlocks, fuses, layer_of
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPageStore, CpuPlan, placed
+from slm_native.kernels.cpu_states import CpuStateKernels
+from slm_native.kernels.cpu_weights import CpuWeight, handle_of
 from slm_native.kernels.kernelset import FusedBlocks
 from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
-from slm_native.kernels.reference import ReferenceKernels, ReferenceWeight
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
 
 if TYPE_CHECKING:
@@ -26,15 +26,8 @@ if TYPE_CHECKING:
 _MOST_THREADS = 512
 
 
-@dataclass(slots=True, eq=False)
-class CpuWeight(ReferenceWeight):
-    """A matrix and, where its type has C++ kernels, their handle on the same bytes."""
-
-    packed: _native.Weights | None = None
-
-
-class CpuKernels(ReferenceKernels):
-    """The reference kernels, with products and attention in C++.
+class CpuKernels(CpuStateKernels):
+    """The reference kernels, with products, attention and layers with a state in C++.
 
     Quantized weights are multiplied as integers, by activations rounded to int8 with a scale for each 32 of them: about
     0.5 % of noise in a product. Weights of F32, F16 and BF16 are multiplied in float32. Types without a kernel (IQ1,
@@ -57,7 +50,6 @@ class CpuKernels(ReferenceKernels):
     name = "cpu"
 
     def __init__(self, isa: str | None, n_threads: int | None, expanded_bytes: int) -> None:
-        super().__init__(expanded_bytes)
         native = _extension.load()
         available: list[str] = native.available_isas()
         if isa is not None and isa not in available:
@@ -70,6 +62,7 @@ class CpuKernels(ReferenceKernels):
             raise InvalidOption(f"n_threads is {n_threads} (accepted: 1 to {_MOST_THREADS})")
         try:
             self._native: _native.Kernels = native.Kernels(self.isa, self.n_threads)
+            super().__init__(self.isa, self.n_threads, expanded_bytes)
         except RuntimeError as error:
             raise InvalidOption(f"n_threads is {n_threads}, and the system gives no more threads: {error}") from error
         self._types = frozenset(self._native.types)
@@ -98,7 +91,7 @@ class CpuKernels(ReferenceKernels):
 
     def project(self, x: Array, norm: Norm | None, linears: Sequence[Linear]) -> Sequence[Array]:
         """In one call: activations are normalized and rounded once for all matrices."""
-        packed = [weights for linear in linears if (weights := _packed(linear)) is not None]
+        packed = [weights for linear in linears if (weights := handle_of(linear)) is not None]
         if not fuses(norm) or len(packed) < len(linears):
             return super().project(x, norm, linears)
         products: Sequence[Array] = self._native.project(np.ascontiguousarray(x), *_weight_and_eps(norm), packed)
@@ -109,7 +102,7 @@ class CpuKernels(ReferenceKernels):
 
     def add_product(self, residual: Array, x: Array, linear: Linear) -> Array:
         """In one call."""
-        packed = _packed(linear)
+        packed = handle_of(linear)
         if packed is None:
             return super().add_product(residual, x, linear)
         y: Array = self._native.add_product(np.ascontiguousarray(residual), np.ascontiguousarray(x), packed)
@@ -120,7 +113,7 @@ class CpuKernels(ReferenceKernels):
     def gate_up(self, x: Array, norm: Norm | None, gate: Linear | None, up: Linear, activation: AnyActivation) -> Array:
         """In one call, for SwiGLU without biases."""
         if gate is not None and activation is Activation.SILU and fuses(norm):
-            packed = [weights for part in (gate, up) if part.bias is None and (weights := _packed(part)) is not None]
+            packed = [weights for part in (gate, up) if part.bias is None and (weights := handle_of(part)) is not None]
             if len(packed) == 2:
                 return self._native.gate_up(np.ascontiguousarray(x), *_weight_and_eps(norm), *packed)
         return super().gate_up(x, norm, gate, up, activation)
@@ -139,16 +132,11 @@ class CpuKernels(ReferenceKernels):
         layers: list[_native.Layer] = []
         for block in blocks:
             linears = (block.q, block.k, block.v, block.output, block.gate, block.up, block.down)
-            layer = layer_of(block, [None if linear is None else _packed(linear) for linear in linears])
+            layer = layer_of(block, [None if linear is None else handle_of(linear) for linear in linears])
             if layer is None:
                 return None
             layers.append(layer)
         return CpuBlocks(self._native, layers)
-
-    def selective_scan(self, x: Array, steps: Array, a: Array, b: Array, c: Array, state: Array) -> tuple[Array, Array]:
-        """In one call, heads shared among threads."""
-        given = (np.ascontiguousarray(array) for array in (x, steps, a, b, c, state))
-        return self._native.selective_scan(*given)
 
     def place(self, plan: BatchPlan) -> CpuPlan:
         """Hand the runs to C++."""
@@ -175,12 +163,6 @@ class CpuKernels(ReferenceKernels):
             scoring.sinks,
         )
         return mixed
-
-
-def _packed(linear: Linear) -> _native.Weights | None:
-    """The matrix in C++; None where its product is more than that."""
-    assert isinstance(linear.weight, CpuWeight), "a weight that another kernel set prepared"
-    return linear.weight.packed if linear.scale is None else None
 
 
 def _weight_and_eps(norm: Norm | None) -> tuple[Array | None, float]:

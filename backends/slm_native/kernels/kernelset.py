@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType, TopLogits
+from slm_native.kernels import recurrent, rwkv
 from slm_native.kernels.mixtures import Mixture, SteppedMixture
 from slm_native.kernels.parameters import (
     PLAIN,
@@ -32,6 +33,8 @@ from slm_native.kernels.parameters import (
     Weight,
     WeightBytes,
 )
+from slm_native.kernels.recurrent import Mamba, Mamba2
+from slm_native.kernels.rwkv import ChannelMix, Rwkv7
 from slm_native.kv import Array, BatchPlan, HostPageStore, KvLayer, PageLayout, PageStore
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -358,15 +361,13 @@ class KernelSet(ABC):
     def inner(self, x: Array, y: Array) -> Array:
         """The sum of ``x * y`` over the last axis, which stays, with one number."""
 
-    def short_convolution(
-        self, x: Array, before: Array, taps: Sequence[Array], bias: Array | None = None
-    ) -> tuple[Array, Array]:
+    def short_convolution(self, x: Array, before: Array, taps: Array, bias: Array | None = None) -> tuple[Array, Array]:
         """Each channel's weighted sum of its last W values.
 
         Args:
             x: [B, T, C] of B sequences with T tokens each.
             before: what came before them, oldest first, [B, W - 1, C].
-            taps: the weights [C] of the oldest value, then of later ones, [W].
+            taps: the weights of the oldest value, then of later ones, [W, C].
             bias: [C].
 
         Returns:
@@ -375,9 +376,61 @@ class KernelSet(ABC):
         n_tokens = x.shape[1]
         held = self.concatenated([before, x], axis=1)
         y = held[:, :n_tokens] * taps[0]
-        for i, tap in enumerate(taps[1:], 1):
-            y = y + held[:, i : i + n_tokens] * tap
+        for i in range(1, len(taps)):
+            y = y + held[:, i : i + n_tokens] * taps[i]
         return y if bias is None else y + bias, held[:, n_tokens:] * 1  # a copy, which keeps no more than itself
+
+    def gated_convolution(self, projected: Array, window: Array, taps: Array) -> tuple[Array, Array]:
+        """A gated short convolution, ``c * convolution(b * x)``, between its matrices.
+
+        Args:
+            projected: b, c and x side by side, [B, T, 3E].
+            window: values of ``b * x`` before the first token [B, W - 1, E].
+            taps: see ``short_convolution``, [W, E].
+
+        Returns:
+            [B, T, E], and the window after the last token.
+        """
+        return recurrent.gated_convolution(self, projected, window, taps)
+
+    def mamba(self, weights: Mamba, projected: Array, window: Array, state: Array) -> tuple[Array, Array, Array]:
+        """Mamba between its input and its output matrix.
+
+        Args:
+            weights: of the layer.
+            projected: what the convolution takes, and the gate, [B, T, 2D].
+            window: of the convolution before the first token [B, W - 1, D].
+            state: likewise [B, D, 1, N].
+
+        Returns:
+            [B, T, D], the window and the state after the last token.
+        """
+        return recurrent.mamba(self, weights, projected, window, state)
+
+    def mamba2(self, weights: Mamba2, projected: Array, window: Array, state: Array) -> tuple[Array, Array, Array]:
+        """``mamba`` with heads: of [B, T, D + C + H], with a window [B, W - 1, C] and a state [B, H, P, N]."""
+        return recurrent.mamba2(self, weights, projected, window, state)
+
+    def time_mix(
+        self, weights: Rwkv7, x: Array, last: Array, state: Array, first_value: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """RWKV-7's time mixing up to its output matrix.
+
+        Args:
+            weights: of the layer.
+            x: tokens, normalized, [B, T, E].
+            last: the token before them [B, 1, E].
+            state: before the first token [B, H, P, P].
+            first_value: values [B * T, E] of the model's first layer; None in that.
+
+        Returns:
+            [B, T, E], the layer's own values [B * T, E], and the state after the last token.
+        """
+        return rwkv.time_mix(self, weights, x, last, state, first_value)
+
+    def channel_mix(self, weights: ChannelMix, x: Array, last: Array) -> Array:
+        """RWKV-7's channel mixing of tokens ``x``, normalized, [B, T, E], after ``last`` [B, 1, E]: [B, T, E]."""
+        return rwkv.channel_mix(self, weights, x, last)
 
     @abstractmethod
     def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:

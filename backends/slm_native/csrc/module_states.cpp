@@ -1,0 +1,304 @@
+// Python bindings of layers with a state: checks of arguments, and nothing else.
+#include "module_states.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "states.h"
+
+namespace slm::python {
+
+namespace {
+
+using namespace nb::literals;
+
+// Numbers of a float32 array of this shape.
+const float* shaped(const Array& array, const char* name, std::initializer_list<std::size_t> shape) {
+    const float* values = elements<float>(array, name, "float32", shape.size());
+    std::size_t i = 0;
+    for (std::size_t n : shape)
+        if (array.shape(i++) != n)
+            throw nb::value_error((std::string(name) + " does not fit the others; its shape is " + shape_of(array)).c_str());
+    return values;
+}
+
+const float* shaped(const MaybeArray& array, const char* name, std::initializer_list<std::size_t> shape) {
+    return array ? shaped(*array, name, shape) : nullptr;
+}
+
+std::unique_ptr<float[]> room(std::size_t n) { return std::unique_ptr<float[]>(new float[n]); }
+
+// B sequences of T tokens, and the width of their rows.
+struct Entered {
+    const float* rows;
+    Sequences batch;
+    std::size_t width;
+};
+
+Entered entered(const Array& x, const char* name) {
+    const float* rows = elements<float>(x, name, "float32", 3);
+    if (x.size() == 0) throw nb::value_error((std::string(name) + " has no numbers").c_str());
+    return {rows, {x.shape(0), x.shape(1)}, x.shape(2)};
+}
+
+// The taps of a convolution, [W][channels].
+std::size_t n_taps_of(const Array& taps, std::size_t width) {
+    shaped(taps, "taps", {taps.ndim() == 2 ? taps.shape(0) : 0, width});
+    if (taps.shape(0) == 0) throw nb::value_error("no taps");
+    return taps.shape(0);
+}
+
+class StateKernels {
+public:
+    StateKernels(const std::string& isa, int n_threads) : kernels_(kernels_of(find_isa(isa))) {
+        if (n_threads < 1) throw nb::value_error(("n_threads is " + std::to_string(n_threads)).c_str());
+        pool_ = Pool::shared(n_threads);
+    }
+
+    nb::tuple selective_scan(const Array& x, const Array& steps, const Array& a, const Array& b, const Array& c,
+                             const Array& state) const {
+        Scan scan{};
+        scan.x.at = elements<float>(x, "x", "float32", 4);
+        scan.n_sequences = x.shape(0), scan.n_tokens = x.shape(1), scan.n_heads = x.shape(2), scan.width = x.shape(3);
+        scan.a = elements<float>(a, "a", "float32", 2);
+        scan.before = elements<float>(state, "state", "float32", 4);
+        scan.n_groups = b.ndim() == 4 ? b.shape(2) : 0, scan.n_state = state.shape(3), scan.n_rates = a.shape(1);
+        if (scan.n_heads == 0 || scan.n_groups == 0 || scan.n_heads % scan.n_groups)
+            throw nb::value_error("the heads of x must be a multiple of the groups of b, at least one");
+        if (a.shape(0) != scan.n_heads || (scan.n_rates != 1 && scan.n_rates != scan.n_state))
+            throw nb::value_error(("a must have a rate, or one for each number of the state, for each head; its shape is " +
+                                   shape_of(a)).c_str());
+        scan.steps.at = shaped(steps, "steps", {scan.n_sequences, scan.n_tokens, scan.n_heads});
+        scan.b.at = shaped(b, "b", {scan.n_sequences, scan.n_tokens, scan.n_groups, scan.n_state});
+        scan.c.at = shaped(c, "c", {scan.n_sequences, scan.n_tokens, scan.n_groups, scan.n_state});
+        shaped(state, "state", {scan.n_sequences, scan.n_heads, scan.width, scan.n_state});
+        scan.x.stride = scan.n_heads * scan.width, scan.steps.stride = scan.n_heads;
+        scan.b.stride = scan.c.stride = scan.n_groups * scan.n_state;
+        auto y = room(x.size()), after = room(state.size());
+        scan.y = y.get(), scan.after = after.get();
+        {
+            nb::gil_scoped_release unlocked;
+            slm::selective_scan(kernels_, *pool_, scan);
+        }
+        return nb::make_tuple(owned<StateArray>(std::move(y), {scan.n_sequences, scan.n_tokens, scan.n_heads, scan.width}),
+                              owned<StateArray>(std::move(after), {scan.n_sequences, scan.n_heads, scan.width, scan.n_state}));
+    }
+
+    nb::tuple gated_convolution(const Array& projected, const Array& window, const Array& taps) const {
+        const Entered in = entered(projected, "projected");
+        const std::size_t width = in.width / 3;
+        if (in.width % 3) throw nb::value_error("projected must have rows of three parts of one width");
+        Convolution c{};
+        c.n_sequences = in.batch.n_sequences, c.n_tokens = in.batch.n_tokens, c.width = width;
+        c.n_taps = n_taps_of(taps, width), c.taps = static_cast<const float*>(taps.data());
+        c.x_gate = {in.rows, in.width}, c.y_gate = {in.rows + width, in.width}, c.x = {in.rows + 2 * width, in.width};
+        c.before = shaped(window, "window", {c.n_sequences, c.n_taps - 1, width});
+        auto y = room(in.batch.n_rows() * width), after = room(window.size());
+        c.y = y.get(), c.after = after.get();
+        {
+            nb::gil_scoped_release unlocked;
+            slm::convolve(kernels_, *pool_, c);
+        }
+        return nb::make_tuple(owned<HeadArray>(std::move(y), {c.n_sequences, c.n_tokens, width}),
+                              owned<HeadArray>(std::move(after), {c.n_sequences, c.n_taps - 1, width}));
+    }
+
+    nb::tuple mamba(const Array& projected, const Array& window, const Array& state, const Array& taps, const MaybeArray& conv_bias,
+                    const Weights& select, const MaybeArray& step_norm, const MaybeArray& b_norm, const MaybeArray& c_norm,
+                    const std::vector<float>& epsilons, const Weights& steps, const MaybeArray& step_bias, const Array& a,
+                    const Array& d) const {
+        const Entered in = entered(projected, "projected");
+        check(select), check(steps);
+        Mamba layer{};
+        layer.n_inner = steps.matrix.n_out, layer.n_rank = steps.matrix.n_in, layer.n_state = a.ndim() == 2 ? a.shape(1) : 0;
+        const std::size_t inner = layer.n_inner, n_state = layer.n_state;
+        if (in.width != 2 * inner || select.matrix.n_in != inner || select.matrix.n_out != layer.n_rank + 2 * n_state)
+            throw nb::value_error("projected, select and steps do not fit each other");
+        if (epsilons.size() != 3) throw nb::value_error("three norms have as many epsilons");
+        layer.n_taps = n_taps_of(taps, inner), layer.taps = static_cast<const float*>(taps.data());
+        layer.conv_bias = row_of(conv_bias, "conv_bias", inner), layer.step_bias = row_of(step_bias, "step_bias", inner);
+        layer.select = &select.matrix, layer.steps = &steps.matrix;
+        layer.norms[0] = {row_of(step_norm, "step_norm", layer.n_rank), epsilons[0]};
+        layer.norms[1] = {row_of(b_norm, "b_norm", n_state), epsilons[1]};
+        layer.norms[2] = {row_of(c_norm, "c_norm", n_state), epsilons[2]};
+        layer.a = shaped(a, "a", {inner, n_state}), layer.d = shaped(d, "d", {inner});
+        const float* before = shaped(state, "state", {in.batch.n_sequences, inner, 1, n_state});
+        return with_states(in.batch, inner, inner, layer.n_taps, window, state, before, [&](const MambaStates& states, float* y) {
+            slm::mamba(kernels_, *pool_, layer, in.batch, in.rows, states, y);
+        });
+    }
+
+    nb::tuple mamba2(const Array& projected, const Array& window, const Array& state, const Array& taps, const MaybeArray& conv_bias,
+                     const Array& step_bias, const Array& a, const Array& d, const MaybeArray& norm, float eps,
+                     std::size_t n_groups) const {
+        const Entered in = entered(projected, "projected");
+        const float* before = elements<float>(state, "state", "float32", 4);
+        Mamba2 layer{};
+        layer.n_heads = state.shape(1), layer.n_state = state.shape(3), layer.n_groups = n_groups;
+        layer.n_inner = layer.n_heads * state.shape(2);
+        const std::size_t inner = layer.n_inner, n_heads = layer.n_heads, convolved = inner + 2 * n_groups * layer.n_state;
+        if (n_groups == 0 || n_heads == 0 || n_heads % n_groups || state.shape(0) != in.batch.n_sequences)
+            throw nb::value_error("the heads of the state must be a multiple of the groups, at least one, and fit the sequences");
+        if (in.width != inner + convolved + n_heads) throw nb::value_error("projected does not fit the state");
+        layer.n_taps = n_taps_of(taps, convolved), layer.taps = static_cast<const float*>(taps.data());
+        layer.conv_bias = row_of(conv_bias, "conv_bias", convolved), layer.step_bias = shaped(step_bias, "step_bias", {n_heads});
+        layer.a = shaped(a, "a", {n_heads, 1}), layer.d = shaped(d, "d", {n_heads, 1});
+        layer.norm = {shaped(norm, "norm", {n_groups, inner / n_groups}), eps};
+        return with_states(in.batch, inner, convolved, layer.n_taps, window, state, before, [&](const MambaStates& states, float* y) {
+            slm::mamba2(kernels_, *pool_, layer, in.batch, in.rows, states, y);
+        });
+    }
+
+    nb::tuple time_mix(const Array& x, const Array& last, const Array& state, const MaybeArray& first_value, const Array& shares,
+                       const std::vector<const Weights*>& matrices, const std::vector<Array>& rows, const Array& unit, float unit_eps,
+                       float norm_eps, float slowest) const {
+        const Entered in = entered(x, "x");
+        const std::size_t width = in.width, n_rows = in.batch.n_rows();
+        if (state.ndim() != 4 || state.shape(1) * state.shape(2) != width)
+            throw nb::value_error(("state must have heads that fill a row of x; its shape is " + shape_of(state)).c_str());
+        if (matrices.size() != (first_value ? 11 : 9) || rows.size() != (first_value ? 8 : 7))
+            throw nb::value_error("matrices or rows are missing, or too many");
+        TimeMix layer{};
+        DeltaRule& rule = layer.rule;
+        rule.n_sequences = in.batch.n_sequences, rule.n_tokens = in.batch.n_tokens;
+        rule.n_heads = state.shape(1), rule.width = state.shape(2);
+        rule.before = shaped(state, "state", {rule.n_sequences, rule.n_heads, rule.width, rule.width});
+        layer.shares = shaped(shares, "shares", {6, width});
+        const Matrix** to[] = {&layer.receptance, &layer.key, &layer.value, &layer.decay.down, &layer.decay.up, &layer.rate.down,
+                               &layer.rate.up, &layer.gate.down, &layer.gate.up, &layer.first_value.down, &layer.first_value.up};
+        for (std::size_t i = 0; i < matrices.size(); ++i) check(*matrices[i]), *to[i] = &matrices[i]->matrix;
+        for (const Matrix* m : {layer.receptance, layer.key, layer.value}) check_shape(*m, width, width);
+        for (const LowRank* m : {&layer.decay, &layer.rate, &layer.gate, &layer.first_value})
+            if (m->down) check_shape(*m->down, m->up->n_in, width), check_shape(*m->up, width, m->down->n_out);
+        const float** vectors[] = {&rule.decay_base, &rule.rate_base, &rule.key_removed, &rule.key_rate,
+                                   &rule.bonus, &rule.norm_weight, &rule.norm_bias, &rule.value_base};
+        for (std::size_t i = 0; i < rows.size(); ++i) *vectors[i] = shaped(rows[i], "rows", {width});
+        rule.unit = shaped(unit, "unit", {rule.width});
+        rule.unit_eps = unit_eps, rule.norm_eps = norm_eps, rule.slowest = slowest;
+        rule.first_value = shaped(first_value, "first_value", {n_rows, width});
+        const float* before = shaped(last, "last", {rule.n_sequences, 1, width});
+        auto y = room(x.size()), value = room(x.size()), after = room(state.size());
+        rule.y = y.get(), rule.after = after.get();
+        {
+            nb::gil_scoped_release unlocked;
+            slm::time_mix(kernels_, *pool_, layer, in.batch, in.rows, before, value.get());
+        }
+        return nb::make_tuple(owned<HeadArray>(std::move(y), {rule.n_sequences, rule.n_tokens, width}),
+                              owned<FloatMatrix>(std::move(value), {n_rows, width}),
+                              owned<StateArray>(std::move(after), {rule.n_sequences, rule.n_heads, rule.width, rule.width}));
+    }
+
+    HeadArray channel_mix(const Array& x, const Array& last, const Array& share, const Weights& up, const Weights& down) const {
+        const Entered in = entered(x, "x");
+        check(up), check(down);
+        check_shape(up.matrix, down.matrix.n_in, in.width), check_shape(down.matrix, in.width, up.matrix.n_out);
+        const ChannelMix layer{shaped(share, "share", {in.width}), &up.matrix, &down.matrix};
+        const float* before = shaped(last, "last", {in.batch.n_sequences, 1, in.width});
+        auto y = room(x.size());
+        {
+            nb::gil_scoped_release unlocked;
+            slm::channel_mix(kernels_, *pool_, layer, in.batch, in.rows, before, y.get());
+        }
+        return owned<HeadArray>(std::move(y), {in.batch.n_sequences, in.batch.n_tokens, in.width});
+    }
+
+private:
+    void check(const Weights& weights) const {
+        if (weights.kernels != &kernels_) throw nb::value_error("the weights are another instruction set's");
+    }
+
+    static void check_shape(const Matrix& m, std::size_t n_out, std::size_t n_in) {
+        if (m.n_out != n_out || m.n_in != n_in)
+            throw nb::value_error(("a matrix is [" + std::to_string(m.n_out) + ", " + std::to_string(m.n_in) + "], not [" +
+                                   std::to_string(n_out) + ", " + std::to_string(n_in) + "]").c_str());
+    }
+
+    // y, the window and the state after the batch, as `compute` leaves them.
+    template <class Compute>
+    static nb::tuple with_states(Sequences batch, std::size_t n_inner, std::size_t convolved, std::size_t n_taps, const Array& window,
+                                 const Array& state, const float* before, const Compute& compute) {
+        const float* window_before = shaped(window, "window", {batch.n_sequences, n_taps - 1, convolved});
+        auto y = room(batch.n_rows() * n_inner), window_after = room(window.size()), state_after = room(state.size());
+        {
+            nb::gil_scoped_release unlocked;
+            compute({window_before, before, window_after.get(), state_after.get()}, y.get());
+        }
+        return nb::make_tuple(owned<HeadArray>(std::move(y), {batch.n_sequences, batch.n_tokens, n_inner}),
+                              owned<HeadArray>(std::move(window_after), {batch.n_sequences, n_taps - 1, convolved}),
+                              owned<StateArray>(std::move(state_after), {state.shape(0), state.shape(1), state.shape(2), state.shape(3)}));
+    }
+
+    const IsaKernels& kernels_;
+    std::shared_ptr<Pool> pool_;
+};
+
+}  // namespace
+
+void bind_states(nb::module_& module) {
+    nb::class_<StateKernels>(module, "StateKernels",
+                             "Layers with a state, on the kernels of one instruction set and some threads; see Kernels.\n\n"
+                             "All arrays are float32 and C-contiguous, of B sequences with T tokens each, at least one; no call holds\n"
+                             "the GIL while it computes, or changes what it is given. All raise TypeError for a wrong dtype or no CPU\n"
+                             "array, ValueError for a wrong shape or layout and for weights of another instruction set.")
+        .def(nb::init<const std::string&, int>(), "isa"_a, "n_threads"_a)
+        .def("selective_scan", &StateKernels::selective_scan, "x"_a, "steps"_a, "a"_a, "b"_a, "c"_a, "state"_a,
+             "A selective state space, token by token: y and the state after the last token.\n\n"
+             "Args:\n"
+             "    x: [B, T, H, P].\n"
+             "    steps: before softplus [B, T, H].\n"
+             "    a: rates [H, 1] or [H, N].\n"
+             "    b: [B, T, G, N], H a multiple of G.\n"
+             "    c: likewise.\n"
+             "    state: before the first token [B, H, P, N].")
+        .def("gated_convolution", &StateKernels::gated_convolution, "projected"_a, "window"_a, "taps"_a,
+             "Of projected [B, T, b | c | x] c times the convolution of b * x with taps [W, E]: that [B, T, E], and the\n"
+             "window [B, W - 1, E] after the last token.")
+        .def("mamba", &StateKernels::mamba, "projected"_a, "window"_a, "state"_a, "taps"_a, "conv_bias"_a.none(), "select"_a,
+             "step_norm"_a.none(), "b_norm"_a.none(), "c_norm"_a.none(), "epsilons"_a, "steps"_a, "step_bias"_a.none(), "a"_a, "d"_a,
+             "Mamba between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
+             "Args:\n"
+             "    projected: [B, T, 2D], what the convolution takes and then the gate.\n"
+             "    window: before the first token [B, W - 1, D].\n"
+             "    state: likewise [B, D, 1, N].\n"
+             "    taps: [W, D].\n"
+             "    conv_bias: [D].\n"
+             "    select: (R + 2N, D).\n"
+             "    step_norm: [R], b_norm and c_norm: [N], with an epsilon each.\n"
+             "    steps: (D, R), and step_bias [D].\n"
+             "    a: [D, N].\n"
+             "    d: [D].")
+        .def("mamba2", &StateKernels::mamba2, "projected"_a, "window"_a, "state"_a, "taps"_a, "conv_bias"_a.none(), "step_bias"_a, "a"_a,
+             "d"_a, "norm"_a.none(), "eps"_a, "n_groups"_a,
+             "Mamba 2 between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
+             "Args:\n"
+             "    projected: [B, T, D + C + H], the gate, the C = D + 2GN channels of the convolution, and step sizes.\n"
+             "    window: before the first token [B, W - 1, C].\n"
+             "    state: likewise [B, H, D / H, N].\n"
+             "    taps: [W, C].\n"
+             "    conv_bias: [C].\n"
+             "    step_bias: [H].\n"
+             "    a: [H, 1], as is d.\n"
+             "    norm: [G, D / G], with its epsilon.\n"
+             "    n_groups: G.")
+        .def("time_mix", &StateKernels::time_mix, "x"_a, "last"_a, "state"_a, "first_value"_a.none(), "shares"_a, "matrices"_a, "rows"_a,
+             "unit"_a, "unit_eps"_a, "norm_eps"_a, "slowest"_a,
+             "RWKV-7's time mixing up to its output matrix: y [B, T, E], values [B * T, E], the state after the last token.\n\n"
+             "Args:\n"
+             "    x: [B, T, E].\n"
+             "    last: the token before [B, 1, E].\n"
+             "    state: before the first token [B, H, P, P].\n"
+             "    first_value: values of the model's first layer [B * T, E]; None in that.\n"
+             "    shares: [6, E], of the token before, for receptance, decay, key, value, rate and gate.\n"
+             "    matrices: receptance, key, value; then down and up of decay, rate, gate, and where first_value is given,\n"
+             "        of its share.\n"
+             "    rows: [E] each: what is added to decay and rate, key_removed, key_rate, bonus, the weight and the bias of\n"
+             "        the norm of heads, and where first_value is given, what is added to its share.\n"
+             "    unit: [P], the weight of the norm of what is taken out of the state, with its epsilon.\n"
+             "    norm_eps: of the norm of heads.\n"
+             "    slowest: what the logarithm of a decay is a share of.")
+        .def("channel_mix", &StateKernels::channel_mix, "x"_a, "last"_a, "share"_a, "up"_a, "down"_a,
+             "RWKV-7's channel mixing of x [B, T, E] and the tokens before, last [B, 1, E]: [B, T, E].");
+}
+
+}  // namespace slm::python

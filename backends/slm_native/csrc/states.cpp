@@ -1,0 +1,176 @@
+#include "states.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace slm {
+
+namespace {
+
+constexpr std::size_t state_floats = 4096;   // of the heads that one task advances: they stay in the nearest cache
+constexpr std::size_t task_values = 1 << 13; // of a step without products: fewer are done before a thread has heard of it
+
+// Of the thread that calls, and of whoever computes.
+thread_local Scratch flow_scratch, work_scratch;
+
+std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
+// Takes arrays from one piece of memory.
+class Taking {
+public:
+    explicit Taking(float* memory) : memory_(memory) {}
+    float* operator()(std::size_t n) {
+        float* taken = memory_;
+        memory_ += in_vectors(n);
+        return taken;
+    }
+
+private:
+    float* memory_;
+};
+
+void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_rows, const Matrix& matrix, float* y) {
+    const Product product{&matrix, y};
+    multiply(kernels, pool, x, n_rows, {&product, 1});
+}
+
+void follow(const IsaKernels& kernels, Pool& pool, Curve curve, float* x, std::size_t n) {
+    pool.run(div_up(n, task_values), [&](std::size_t i) {
+        kernels.scan->curve(curve, x + i * task_values, std::min(task_values, n - i * task_values));
+    });
+}
+
+void shift(const IsaKernels& kernels, Pool& pool, const Shift& shares, std::size_t n_rows) {
+    const std::size_t step = std::max<std::size_t>(1, task_values / (shares.width * shares.n_shares));
+    pool.run(div_up(n_rows, step), [&](std::size_t i) {
+        for (std::size_t t = i * step; t < std::min(n_rows, (i + 1) * step); ++t) kernels.scan->shift(shares, t);
+    });
+}
+
+void normalize(const IsaKernels& kernels, const Norm& norm, std::size_t width, float* row) {
+    if (norm.weight) kernels.rms_norm(row, 1, width, norm.weight, norm.eps, row);
+}
+
+}  // namespace
+
+void selective_scan(const IsaKernels& kernels, Pool& pool, const Scan& scan) {
+    std::size_t step = std::max<std::size_t>(1, state_floats / std::max<std::size_t>(1, scan.width * scan.n_state));
+    if (step > most_lanes) step -= step % most_lanes;  // whole vectors of heads
+    const std::size_t n_blocks = div_up(scan.n_heads, step);
+    pool.run(scan.n_sequences * n_blocks, [&](std::size_t i) {
+        const std::size_t begin = i % n_blocks * step;
+        kernels.scan->heads(scan, i / n_blocks, begin, std::min(scan.n_heads, begin + step), work_scratch.room<float>(scan_room(scan, step)));
+    });
+}
+
+void convolve(const IsaKernels& kernels, Pool& pool, const Convolution& c) {
+    const std::size_t step = in_vectors(std::max<std::size_t>(1, task_values / (c.n_tokens + c.n_taps))), n_blocks = div_up(c.width, step);
+    pool.run(c.n_sequences * n_blocks, [&](std::size_t i) {
+        const std::size_t begin = i % n_blocks * step;
+        kernels.scan->convolve(c, i / n_blocks, begin, std::min(c.width, begin + step));
+    });
+}
+
+void mamba(const IsaKernels& kernels, Pool& pool, const Mamba& layer, Sequences batch, const float* projected,
+           const MambaStates& states, float* y) {
+    const std::size_t n = batch.n_rows(), inner = layer.n_inner, rank = layer.n_rank, n_state = layer.n_state;
+    const std::size_t n_selected = rank + 2 * n_state;
+    Taking take(flow_scratch.room<float>(in_vectors(n * inner) * 2 + in_vectors(n * n_selected) + in_vectors(n * rank)));
+    float *x = take(n * inner), *steps = take(n * inner), *selected = take(n * n_selected), *ranks = take(n * rank);
+    convolve(kernels, pool, {batch.n_sequences, batch.n_tokens, inner, layer.n_taps, {projected, 2 * inner}, {}, {}, layer.taps,
+                             layer.conv_bias, states.window, true, states.window_after, x});
+    multiply(kernels, pool, x, n, *layer.select, selected);
+    for (std::size_t t = 0; t < n; ++t) {
+        float* row = selected + t * n_selected;
+        normalize(kernels, layer.norms[0], rank, row);
+        normalize(kernels, layer.norms[1], n_state, row + rank);
+        normalize(kernels, layer.norms[2], n_state, row + rank + n_state);
+        std::memcpy(ranks + t * rank, row, rank * sizeof(float));
+    }
+    multiply(kernels, pool, ranks, n, *layer.steps, steps);
+    Scan scan{};
+    scan.n_sequences = batch.n_sequences, scan.n_tokens = batch.n_tokens, scan.n_heads = inner, scan.width = 1;
+    scan.n_groups = 1, scan.n_state = scan.n_rates = n_state;
+    scan.x = {x, inner}, scan.steps = {steps, inner}, scan.z = {projected + inner, 2 * inner};
+    scan.b = {selected + rank, n_selected}, scan.c = {selected + rank + n_state, n_selected};
+    scan.step_bias = layer.step_bias, scan.a = layer.a, scan.d = layer.d;
+    scan.before = states.state, scan.after = states.state_after, scan.y = y;
+    selective_scan(kernels, pool, scan);
+}
+
+void mamba2(const IsaKernels& kernels, Pool& pool, const Mamba2& layer, Sequences batch, const float* projected,
+            const MambaStates& states, float* y) {
+    const std::size_t n = batch.n_rows(), inner = layer.n_inner, n_selected = layer.n_groups * layer.n_state;
+    const std::size_t convolved = inner + 2 * n_selected, entered = inner + convolved + layer.n_heads;
+    float* x = flow_scratch.room<float>(n * convolved);
+    convolve(kernels, pool, {batch.n_sequences, batch.n_tokens, convolved, layer.n_taps, {projected + inner, entered}, {}, {}, layer.taps,
+                             layer.conv_bias, states.window, true, states.window_after, x});
+    Scan scan{};
+    scan.n_sequences = batch.n_sequences, scan.n_tokens = batch.n_tokens, scan.n_heads = layer.n_heads;
+    scan.width = inner / layer.n_heads, scan.n_groups = layer.n_groups, scan.n_state = layer.n_state, scan.n_rates = 1;
+    scan.x = {x, convolved}, scan.b = {x + inner, convolved}, scan.c = {x + inner + n_selected, convolved};
+    scan.steps = {projected + inner + convolved, entered}, scan.z = {projected, entered};
+    scan.step_bias = layer.step_bias, scan.a = layer.a, scan.d = layer.d;
+    scan.before = states.state, scan.after = states.state_after, scan.y = y;
+    selective_scan(kernels, pool, scan);
+    if (!layer.norm.weight) return;
+    const std::size_t width = inner / layer.n_groups, step = std::max<std::size_t>(1, task_values / inner);
+    pool.run(div_up(n, step), [&](std::size_t i) {
+        for (std::size_t t = i * step; t < std::min(n, (i + 1) * step); ++t)
+            for (std::size_t group = 0; group < layer.n_groups; ++group)
+                normalize(kernels, {layer.norm.weight + group * width, layer.norm.eps}, width, y + t * inner + group * width);
+    });
+}
+
+namespace {
+
+// The widest of what lies between two matrices.
+std::size_t widest(const TimeMix& layer) {
+    std::size_t most = 0;
+    for (const LowRank* each : {&layer.decay, &layer.rate, &layer.gate, &layer.first_value})
+        if (each->down) most = std::max(most, each->down->n_out);
+    return most;
+}
+
+}  // namespace
+
+void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Sequences batch, const float* x, const float* last,
+              float* value) {
+    DeltaRule rule = layer.rule;
+    const std::size_t n = batch.n_rows(), width = rule.n_heads * rule.width, size = n * width, rank = n * widest(layer);
+    Taking take(flow_scratch.room<float>(in_vectors(6 * size) + 6 * in_vectors(size) + in_vectors(rank)));
+    float *given = take(6 * size), *r = take(size), *k = take(size), *inner = take(rank);
+    shift(kernels, pool, {batch.n_tokens, width, 6, x, last, layer.shares, given, size}, n);
+    // The order of shares: receptance, decay, key, value, rate, gate.
+    multiply(kernels, pool, given, n, *layer.receptance, r);
+    multiply(kernels, pool, given + 2 * size, n, *layer.key, k);
+    multiply(kernels, pool, given + 3 * size, n, *layer.value, value);
+    const auto through = [&](const LowRank& matrices, std::size_t share, const Curve* curve) {
+        float* y = take(size);
+        multiply(kernels, pool, given + share * size, n, *matrices.down, inner);
+        if (curve) follow(kernels, pool, *curve, inner, n * matrices.down->n_out);
+        multiply(kernels, pool, inner, n, *matrices.up, y);
+        return y;
+    };
+    const Curve tanh = Curve::tanh, sigmoid = Curve::sigmoid;
+    rule.r = r, rule.k = k, rule.v = value;
+    rule.decay = through(layer.decay, 1, &tanh), rule.rate = through(layer.rate, 4, nullptr);
+    rule.gate = through(layer.gate, 5, &sigmoid);
+    if (layer.first_value.down) rule.value_share = through(layer.first_value, 3, nullptr);
+    pool.run(rule.n_sequences * rule.n_heads, [&](std::size_t i) {
+        kernels.scan->delta(rule, i / rule.n_heads, i % rule.n_heads, work_scratch.room<float>(delta_room(rule)));
+    });
+}
+
+void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer, Sequences batch, const float* x, const float* last,
+                 float* y) {
+    const std::size_t n = batch.n_rows(), width = layer.up->n_in, inner = layer.up->n_out;
+    Taking take(flow_scratch.room<float>(in_vectors(n * width) + in_vectors(n * inner)));
+    float *given = take(n * width), *between = take(n * inner);
+    shift(kernels, pool, {batch.n_tokens, width, 1, x, last, layer.share, given, n * width}, n);
+    multiply(kernels, pool, given, n, *layer.up, between);
+    follow(kernels, pool, Curve::relu_squared, between, n * inner);
+    multiply(kernels, pool, between, n, *layer.down, y);
+}
+
+}  // namespace slm

@@ -1,0 +1,77 @@
+// Layers with a state, shared among threads. Shapes: B sequences of T tokens each, E embedding width, D channels of a
+// state, N numbers of each, W taps; rows are those of the B * T tokens, sequence by sequence.
+#pragma once
+
+#include <cstddef>
+
+#include "products.h"
+
+namespace slm {
+
+void selective_scan(const IsaKernels& kernels, Pool& pool, const Scan& scan);
+
+void convolve(const IsaKernels& kernels, Pool& pool, const Convolution& convolution);
+
+struct Sequences {
+    std::size_t n_sequences, n_tokens;  // tokens of each
+    std::size_t n_rows() const { return n_sequences * n_tokens; }
+};
+
+// What a layer with a convolution and a state space remembers: before a batch, and after it.
+struct MambaStates {
+    const float *window, *state;      // [B][W - 1][channels of the convolution], [B][D][N]
+    float *window_after, *state_after;
+};
+
+// Mamba between its input and its output matrix; see Mamba in slm_native/kernels/recurrent.py.
+struct Mamba {
+    std::size_t n_inner, n_state, n_taps, n_rank;
+    const float *taps, *conv_bias;    // [W][D], [D] or null
+    const Matrix *select, *steps;     // (R + 2N, D), (D, R)
+    Norm norms[3];                    // of the step sizes [R], b [N] and c [N]
+    const float *step_bias, *a, *d;   // [D] or null, [D][N], [D]
+};
+
+// y [B * T][D] of projected [B * T][2D].
+void mamba(const IsaKernels& kernels, Pool& pool, const Mamba& layer, Sequences batch, const float* projected,
+           const MambaStates& states, float* y);
+
+// Mamba 2 between its input and its output matrix.
+struct Mamba2 {
+    std::size_t n_inner, n_state, n_taps, n_heads, n_groups;
+    const float *taps, *conv_bias;    // [W][D + 2GN], [D + 2GN] or null
+    const float *step_bias, *a, *d;   // [H] of each
+    Norm norm;                        // [G][D / G]
+};
+
+// y [B * T][D] of projected [B * T][2D + 2GN + H].
+void mamba2(const IsaKernels& kernels, Pool& pool, const Mamba2& layer, Sequences batch, const float* projected,
+            const MambaStates& states, float* y);
+
+// Two matrices, one after another.
+struct LowRank {
+    const Matrix *down, *up;          // (rank, E), (E, rank)
+};
+
+// RWKV-7's time mixing up to its output matrix; see Rwkv7 in slm_native/kernels/recurrent.py.
+struct TimeMix {
+    const float* shares;              // [6][E], for receptance, decay, key, value, rate and gate
+    const Matrix *receptance, *key, *value;
+    LowRank decay, rate, gate, first_value;  // the last null in the model's first layer
+    DeltaRule rule;                   // its weights and sizes, states and y; what products give is found here
+};
+
+// `value` [B * T][E] is what later layers mix in, where this is the first.
+void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Sequences batch, const float* x, const float* last,
+              float* value);
+
+// RWKV-7's channel mixing: y [B * T][E] of x [B * T][E] and the tokens before, last [B][E].
+struct ChannelMix {
+    const float* share;               // [E]
+    const Matrix *up, *down;          // (F, E), (E, F)
+};
+
+void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer, Sequences batch, const float* x, const float* last,
+                 float* y);
+
+}  // namespace slm

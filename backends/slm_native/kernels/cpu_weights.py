@@ -1,0 +1,31 @@
+"""Matrices of the cpu tier: the file's bytes, and the handle that C++ has on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slm_native.kernels.parameters import Linear
+from slm_native.kernels.reference import ReferenceWeight
+
+if TYPE_CHECKING:
+    from slm_native import _native
+
+
+@dataclass(slots=True, eq=False)
+class CpuWeight(ReferenceWeight):
+    """A matrix and, where its type has C++ kernels, their handle on the same bytes."""
+
+    packed: _native.Weights | None = None
+
+
+def handle_of(linear: Linear) -> _native.Weights | None:
+    """The matrix in C++; None where its product is more than that."""
+    assert isinstance(linear.weight, CpuWeight), "a weight that another kernel set prepared"
+    return linear.weight.packed if linear.scale is None else None
+
+
+def plain_handles(*linears: Linear) -> list[_native.Weights] | None:
+    """All matrices in C++; None where one is not, or has a bias."""
+    found = [handle for linear in linears if linear.bias is None and (handle := handle_of(linear)) is not None]
+    return found if len(found) == len(linears) else None
