@@ -17,7 +17,8 @@ namespace slm {
 
 constexpr int span_weights = 256;
 
-// 256 activations of one row, as `rows` takes them; behind the end of the row they are zero.
+// 256 activations of one row, as `rows` takes them. Those that are left at the end of a row stand at the end of the last
+// span, zeros before them: they meet the last 256 weights of the row, where it has as many. Else zeros are behind them.
 struct alignas(64) Span {
     std::int8_t q[256];
     std::int32_t start[64];  // -zero times the sum of four adjacent q: where integer sums begin
@@ -29,7 +30,7 @@ struct alignas(64) Span {
 
 // Activations of `lanes` rows side by side, as `tiles` takes them: vector v holds rows lanes * v and following.
 struct PackedRows {
-    std::size_t n_vectors, n_in;  // n_in is a multiple of 256
+    std::size_t n_vectors, n_in, n_given;  // n_in is n_given, the width of a row, up to a multiple of 256
     std::int8_t* q;               // [n_vectors][n_in / 4][lanes][4]
     float* scale;                 // [n_vectors][n_in / 32][lanes]
     std::int32_t* start;          // [n_vectors][n_in / group][lanes]

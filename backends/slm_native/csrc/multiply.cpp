@@ -68,7 +68,7 @@ void place(Input& input, std::uint8_t* memory, std::size_t lanes) {
         input.spans = reinterpret_cast<Span*>(memory);
     } else {
         const PackedSizes sizes(p, input.n_vectors, lanes);
-        input.rows = {input.n_vectors, padded(p.matrix->n_in), reinterpret_cast<std::int8_t*>(memory),
+        input.rows = {input.n_vectors, padded(p.matrix->n_in), p.matrix->n_in, reinterpret_cast<std::int8_t*>(memory),
                       reinterpret_cast<float*>(memory + sizes.q), nullptr, nullptr};
         input.rows.start = reinterpret_cast<std::int32_t*>(input.rows.scale + sizes.scales);
         input.rows.sum = reinterpret_cast<float*>(input.rows.start + sizes.groups);
