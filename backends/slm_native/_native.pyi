@@ -28,32 +28,32 @@ class Angles:
     @staticmethod
     def of(cos: NDArray[np.float32], sin: NDArray[np.float32], interleaved: bool) -> Angles: ...
 
+class Norm:
+    @staticmethod
+    def of(weight: NDArray[np.float32], bias: NDArray[np.float32] | None, eps: float, centred: bool) -> Norm: ...
+
+class Linear:
+    def __init__(self, weights: Weights, scale: float, bias: NDArray[np.float32] | None) -> None: ...
+
+class Activation:
+    @staticmethod
+    def of(name: str, numbers: Sequence[float]) -> Activation: ...
+
 class Layer:
     def __init__(
         self,
-        q: Weights,
-        q_bias: NDArray[np.float32] | None,
-        k: Weights,
-        k_bias: NDArray[np.float32] | None,
-        v: Weights,
-        v_bias: NDArray[np.float32] | None,
-        output: Weights,
-        output_bias: NDArray[np.float32] | None,
-        gate: Weights,
-        up: Weights,
-        down: Weights,
-        down_bias: NDArray[np.float32] | None,
-        attn_norm: NDArray[np.float32] | None,
-        ffn_norm: NDArray[np.float32] | None,
-        q_norm: NDArray[np.float32] | None,
-        k_norm: NDArray[np.float32] | None,
-        eps: float,
+        linears: Sequence[Linear | None],
+        norms: Sequence[Norm | None],
+        activation: Activation,
         head_dim: int,
         scale: float,
         softcap: float,
         window: int,
         slopes: NDArray[np.float32] | None,
         sinks: NDArray[np.float32] | None,
+        limit: float,
+        residual_scale: float,
+        parallel: bool,
     ) -> None: ...
 
 class Kernels:
@@ -62,21 +62,21 @@ class Kernels:
     def types(self) -> list[int]: ...
     def matrix(self, data: NDArray[np.uint8], ggml_type: int, n_out: int, n_in: int) -> Weights: ...
     def matmul(self, x: NDArray[np.float32], weights: Weights) -> NDArray[np.float32]: ...
+    def normalize(self, x: NDArray[np.float32], norm: Norm) -> NDArray[np.float32]: ...
     def project(
-        self, x: NDArray[np.float32], norm: NDArray[np.float32] | None, eps: float, weights: Sequence[Weights]
+        self, x: NDArray[np.float32], norm: Norm | None, linears: Sequence[Linear]
     ) -> list[NDArray[np.float32]]: ...
     def gate_up(
-        self, x: NDArray[np.float32], norm: NDArray[np.float32] | None, eps: float, gate: Weights, up: Weights
+        self, x: NDArray[np.float32], norm: Norm | None, gate: Linear | None, up: Linear, activation: Activation
     ) -> NDArray[np.float32]: ...
     def add_product(
-        self, residual: NDArray[np.float32], x: NDArray[np.float32], weights: Weights
+        self, residual: NDArray[np.float32], x: NDArray[np.float32], linear: Linear
     ) -> NDArray[np.float32]: ...
     def turn_heads(
         self,
         x: NDArray[np.float32],
         width: int,
-        norm: NDArray[np.float32] | None,
-        eps: float,
+        norm: Norm | None,
         cos: NDArray[np.float32] | None,
         sin: NDArray[np.float32] | None,
         interleaved: bool,
@@ -109,6 +109,7 @@ class Kernels:
         pages: NDArray[np.intp],
         slots: NDArray[np.intp],
         batch: Batch,
+        wanted: Sequence[int] | None,
     ) -> NDArray[np.float32]: ...
 
 class StateKernels:

@@ -7,6 +7,7 @@ width, X experts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from numpy import bool_
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import LayerSpec, ModelSpec
 from slm_native.encoding import attended_both_ways
-from slm_native.kernels import ChannelMix, FeedForward, KernelSet, Linear, Norm, PlainBlock
+from slm_native.kernels import ChannelMix, FeedForward, FusedBlocks, KernelSet, Linear, Norm, PlainBlock
 from slm_native.kv import Array, BatchPlan, KvLayer
 from slm_native.latent import latent_queries_and_keys, latent_results
 from slm_native.positions import LayerPositions
@@ -34,6 +35,13 @@ class Turn(NamedTuple):
     state: int | None  # which of the recurrent layers it has
 
 
+class Fused(NamedTuple):
+    """One block or several that follow each other, as one call; of one, it may be its attention alone."""
+
+    blocks: FusedBlocks
+    is_whole: bool
+
+
 class BlockRunner:
     """Runs blocks. Holds nothing that a run changes, so threads may share it.
 
@@ -47,27 +55,39 @@ class BlockRunner:
         self._kernels = kernels
 
     def plain(self, block: Block, layer: LayerSpec) -> PlainBlock | None:
-        """A block that does nothing beyond what ``PlainBlock`` says, else None."""
+        """As much of a block as ``PlainBlock`` has, from its beginning; None where that is not even its attention."""
         spec, attention, feed_forward = self._spec, block.attention, block.feed_forward
-        if not isinstance(attention, Attention) or not isinstance(feed_forward, FeedForward) or layer.recurrent:
+        if not isinstance(attention, Attention) or layer.recurrent is not None or not spec.causal:
             return None
-        if block.attn_post_norm is not None or block.ffn_post_norm is not None or layer.temperature is not None:
+        if layer.temperature is not None or block.attn_sum_norm is not None or block.ffn_sum_norm is not None:
             return None
-        if block.attn_sum_norm is not None or block.ffn_sum_norm is not None:
-            return None
-        if layer.chunk is not None or attention.v_norm is not None or attention.k is None or attention.v is None:
-            return None
-        if layer.gate_threshold is not None or block.laurel is not None:
-            return None
-        if block.embedding is not None or block.output_scale is not None:
-            return None
-        if spec.parallel or spec.residual_scale != 1 or spec.qkv_limit is not None or not spec.causal:
-            return None
-        return PlainBlock(
-            block.attn_norm,
-            *(attention.q, attention.k, attention.v, attention.q_norm, attention.k_norm),
-            *(spec.width_of(layer), spec.scale_of(layer), block.scoring, attention.output, block.ffn_norm),
-            *(feed_forward.gate, feed_forward.up, layer.activation, feed_forward.down),
+        begun = PlainBlock(
+            attn_norm=block.attn_norm,
+            q=attention.q,
+            k=attention.k,
+            v=attention.v,
+            qkv_limit=spec.qkv_limit,
+            q_norm=attention.q_norm,
+            k_norm=attention.k_norm,
+            v_norm=attention.v_norm,
+            head_dim=spec.width_of(layer),
+            scale=spec.scale_of(layer),
+            scoring=block.scoring,
+            output=attention.output,
+            attn_post_norm=block.attn_post_norm,
+            residual_scale=spec.residual_scale,
+            parallel=spec.parallel,
+        )
+        if not isinstance(feed_forward, FeedForward) or layer.gate_threshold is not None or block.laurel is not None:
+            return begun
+        return replace(
+            begun,
+            ffn_norm=block.ffn_norm,
+            gate=feed_forward.gate,
+            up=feed_forward.up,
+            activation=layer.activation,
+            down=feed_forward.down,
+            ffn_post_norm=block.ffn_post_norm,
         )
 
     def run(
@@ -78,11 +98,22 @@ class BlockRunner:
         turn: Turn,
         own: Array | None,
         wanted: NDArray[bool_] | None,
+        fused: Fused | None = None,
     ) -> list[Array]:
-        """What leaves a block in each stream; one stream without rows, where none are wanted."""
+        """What leaves a block in each stream; one stream without rows, where none are wanted.
+
+        Args:
+            block: its weights.
+            layer: what it declares.
+            streams: what enters it [T, E].
+            turn: the batch.
+            own: its own embedding of the tokens.
+            wanted: which tokens' rows are wanted [T], None for all.
+            fused: as much of it as is one call.
+        """
         kernels, active = self._kernels, self._spec.active_stream or 0
         guessed = streams if block.altup is None else predicted(kernels, block.altup, streams, active)
-        x = self._through(block, layer, guessed[active], turn, wanted)
+        x = self._through(block, layer, guessed[active], turn, wanted, fused)
         if len(x) == 0:
             return [x]
         if block.altup is None:
@@ -99,8 +130,24 @@ class BlockRunner:
             x = x + let_in(self._kernels, block.embedding, x, own, layer.activation)
         return x if block.output_scale is None else x * block.output_scale
 
-    def _through(self, block: Block, layer: LayerSpec, x: Array, turn: Turn, wanted: NDArray[bool_] | None) -> Array:
+    def _through(
+        self,
+        block: Block,
+        layer: LayerSpec,
+        x: Array,
+        turn: Turn,
+        wanted: NDArray[bool_] | None,
+        fused: Fused | None,
+    ) -> Array:
         """What leaves a block [T, E]; after the last, of the rows that are wanted [rows, E]."""
+        if fused is not None:
+            assert turn.cache is not None, "what is fused attends to a cache"
+            after = fused.blocks.run(x, [turn.place.rotation], turn.pages, [turn.cache], wanted)
+            if fused.is_whole or len(after) == 0:
+                return after
+            x = x if wanted is None else self._kernels.rows(x, wanted)
+            after = self._with_laurel(block, x, after)
+            return self._fed(block, layer, x if self._spec.parallel else after, after)
         branches = self._mixed(block, layer, x, turn)
         if isinstance(block.feed_forward, ChannelMix):
             x = self._channel_mixed(block, block.feed_forward, self._all_added(block, x, branches), turn)
@@ -110,7 +157,8 @@ class BlockRunner:
             branches = [(self._kernels.rows(mixed, wanted), output) for mixed, output in branches]
             if len(x) == 0:
                 return x
-        after = self._kernels.normed(self._all_added(block, x, branches), block.attn_sum_norm)
+        after = self._with_laurel(block, x, self._all_added(block, x, branches))
+        after = self._kernels.normed(after, block.attn_sum_norm)
         made = self._fed(block, layer, x if self._spec.parallel else after, after)
         return self._kernels.normed(made, block.ffn_sum_norm)
 
@@ -118,6 +166,10 @@ class BlockRunner:
         after = x
         for mixed, output in branches:
             after = self._added(after, mixed, output, block.attn_post_norm)
+        return after
+
+    def _with_laurel(self, block: Block, x: Array, after: Array) -> Array:
+        """What follows attention, ``x`` having entered the block."""
         if block.laurel is None:
             return after
         residual = learned_residual(self._kernels, block.laurel, self._kernels.normed(x, block.attn_norm))

@@ -18,8 +18,8 @@ from slm_core.architectures import LayerSpec, ModelSpec
 from slm_core.errors import InvalidOption
 from slm_core.gguf import WeightSource
 from slm_core.types import EMBEDDED, KvType, Logits, States, TopLogits
-from slm_native.blocks import BlockRunner, Turn
-from slm_native.kernels import FixedShape, FusedBlocks, KernelSet
+from slm_native.blocks import BlockRunner, Fused, Turn
+from slm_native.kernels import FixedShape, KernelSet, PlainBlock
 from slm_native.kv import Array, BatchPlan, KvLayer, in_chunks, part_of
 from slm_native.memory import ContextMemory, MemoryPlan, Room
 from slm_native.paging import LayerPager, Paging, PagingStats, ResidentBlocks
@@ -62,6 +62,14 @@ class _Inputs:
     wanted: NDArray[np.bool_] | None
 
 
+class _Stretch(NamedTuple):
+    """Blocks from ``first`` to ``stop``, as one call; or one of them, of which a part may be that."""
+
+    first: int
+    stop: int
+    fused: Fused | None
+
+
 class Transformer:
     """Weights and the way through them. Nothing changes after creation, so threads may share it.
 
@@ -98,7 +106,7 @@ class Transformer:
         kernels.reserve(sizes._replace(absent=absent))
         self._weights = self._reader.model()
         self._runner = BlockRunner(spec, kernels)
-        self._fused: FusedBlocks | None = None
+        self._stretches = [_Stretch(i, i + 1, None) for i in range(spec.n_layers)]
         self._blocks = self._resident(progress) if paging is None else self._paged(gguf, sizes.blocks, paging, progress)
         self.positions(1)  # refuses bad factors now
 
@@ -132,7 +140,7 @@ class Transformer:
     def close(self) -> None:
         """Let go of the blocks; no pass may run."""
         self._blocks.close()
-        self._fused = None
+        self._stretches = []
 
     @property
     def paging(self) -> PagingStats | None:
@@ -269,16 +277,17 @@ class Transformer:
         """The rows that are wanted: logits [rows, V], or hidden states [rows, E]; of none, [0, E]."""
         x = self._embed(inputs)  # [T, E]
         turns = self._turns(inputs, layers)
-        wanted = [None] * (self.spec.n_layers - 1) + [inputs.wanted]
-        first = 0
-        if self._fused is not None:  # the last, of which only some rows may be wanted, where all are
-            first = self.spec.n_layers - (inputs.wanted is not None and not inputs.wanted.all())
-            x = self._fused.run(x, [turn.place.rotation for turn in turns[:first]], turns[0].pages, layers)
+        all_wanted = inputs.wanted is None or inputs.wanted.all()
         streams, own = spread(self._kernels, self._weights.streams, x), self._layer_embeddings(inputs.tokens, x)
         with self._blocks.walk() as block_at:
-            for i in range(first, self.spec.n_layers):
-                streams = [self._kernels.entering(x, i) for x in streams]
-                streams = self._runner.run(block_at(i), self.spec.layers[i], streams, turns[i], own[i], wanted[i])
+            for first, stop, fused in self._stretches:
+                wanted = inputs.wanted if stop == self.spec.n_layers and not all_wanted else None
+                streams = [self._kernels.entering(x, first) for x in streams]
+                if stop > first + 1 and fused is not None:
+                    streams = [self._run_fused(fused, streams[0], turns[first:stop], wanted)]
+                    continue
+                layer = self.spec.layers[first]
+                streams = self._runner.run(block_at(first), layer, streams, turns[first], own[first], wanted, fused)
         x = self._kernels.entering(merged(self._kernels, self._weights.streams, streams), self.spec.n_layers)
         if len(x) == 0:
             return x
@@ -312,14 +321,36 @@ class Transformer:
             blocks.append(self._reader.block(i))
             progress(len(blocks) / self.spec.n_layers)
         self._kernels.ready()
-        self._fused = None if self.keeps_windows else self._fuse(blocks)
+        self._stretches = self._fuse(blocks)
         return ResidentBlocks(blocks)
 
-    def _fuse(self, blocks: Sequence[Block]) -> FusedBlocks | None:
-        """The first blocks of the model as one call, where they are all plain and the kernels have it for them."""
-        plain = [self._runner.plain(*both) for both in zip(blocks, self.spec.layers, strict=False)]
-        fit = [block for block in plain if block is not None]
-        return self._kernels.fuse(fit) if fit and len(fit) == len(plain) else None
+    def _fuse(self, blocks: Sequence[Block]) -> list[_Stretch]:
+        """The model's blocks, as many of them in one call as can be."""
+        plain = [self._runner.plain(*both) for both in zip(blocks, self.spec.layers, strict=True)]
+        single = [None if each is None else self._fused([each]) for each in plain]
+        stretches: list[_Stretch] = []
+        for joins, group in itertools.groupby(range(len(blocks)), lambda i: self._joins(blocks[i], single[i])):
+            several = list(group)
+            if joins:
+                as_one = self._fused([each for i in several if (each := plain[i]) is not None])
+                stretches.append(_Stretch(several[0], several[-1] + 1, as_one))
+            else:
+                stretches += [_Stretch(i, i + 1, single[i]) for i in several]
+        return stretches
+
+    def _fused(self, plain: Sequence[PlainBlock]) -> Fused | None:
+        made = self._kernels.fuse(plain)
+        return None if made is None else Fused(made, plain[-1].up is not None)
+
+    def _joins(self, block: Block, fused: Fused | None) -> bool:
+        """Whether nothing is to be done between the block and another like it."""
+        beside = (block.embedding, block.output_scale, block.altup)
+        return fused is not None and fused.is_whole and self._has_one_plan and all(part is None for part in beside)
+
+    @staticmethod
+    def _run_fused(fused: Fused, x: Array, turns: Sequence[Turn], wanted: NDArray[np.bool_] | None) -> Array:
+        caches = [turn.cache for turn in turns if turn.cache is not None]
+        return fused.blocks.run(x, [turn.place.rotation for turn in turns], turns[0].pages, caches, wanted)
 
     def _paged(
         self, gguf: WeightSource, sizes: Sequence[int], paging: Paging, progress: Callable[[float], None]

@@ -25,11 +25,14 @@ if (_missing := _extension.why_missing()) is not None:
 Rows = NDArray[np.float32]
 every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
 every_batch = pytest.mark.parametrize("seq_ids", [[0], [2, 0, 1, 0, 2, 2], [0] * 90 + [1] * 7], ids=["1", "6", "97"])
-N_HEADS, N_KV_HEADS, HEAD_DIM, WIDTH, N_FF, N_BLOCKS = 16, 2, 32, 256, 768, 3
+N_HEADS, N_KV_HEADS, HEAD_DIM, WIDTH, N_FF, N_BLOCKS = 16, 2, 32, 256, 768, 6
 
 
 class Blocks:
-    """Three blocks of different kinds, and a cache that already holds something."""
+    """Blocks of different kinds, and a cache that already holds something.
+
+    Factors are powers of two: whether a product and a sum are rounded once or twice is then the same.
+    """
 
     def __init__(self, isa: str, types: Sequence[GgmlType]) -> None:
         self.kernels = CpuKernels(isa, 2, 0)
@@ -51,6 +54,11 @@ class Blocks:
             up=self._linear(N_FF, WIDTH, 15),
             activation=Activation.SILU,
             down=self._linear(WIDTH, N_FF, 16),
+            v_norm=None,
+            qkv_limit=None,
+            attn_post_norm=None,
+            residual_scale=1.0,
+            parallel=False,
         )
         biased = {name: replace(getattr(plain, name), bias=_f32(n, seed=n)) for name, n in (("q", q), ("k", kv))}
         biased |= {
@@ -62,6 +70,30 @@ class Blocks:
             plain,
             replace(plain, **biased, down=replace(plain.down, bias=_f32(WIDTH, seed=7)), q_norm=None, k_norm=None),
             replace(plain, scoring=scoring, attn_norm=None, ffn_norm=None, scale=0.7),
+            replace(
+                plain,
+                attn_norm=_layer_norm(WIDTH, 20),
+                q_norm=_norm((N_HEADS, HEAD_DIM), 21),
+                k_norm=_norm(kv, 22),
+                attn_post_norm=_layer_norm(WIDTH, 23),
+                ffn_norm=_norm(WIDTH, 24, eps=0.5),
+                gate=None,
+                up=replace(plain.up, bias=_f32(N_FF, seed=25), scale=np.array([0.25], np.float32)),
+                activation=Activation.GELU,
+                down=replace(plain.down, bias=_f32(WIDTH, seed=26)),
+                ffn_post_norm=_norm(WIDTH, 27),
+                residual_scale=0.5,
+            ),
+            replace(
+                plain,
+                v=None,
+                v_norm=_norm(HEAD_DIM, 30),
+                qkv_limit=0.75,
+                gate=replace(plain.gate, bias=_f32(N_FF, seed=31)),
+                activation=Activation.GELU_TANH,
+                parallel=True,
+            ),
+            replace(plain, k=None, v=None, k_norm=None, ffn_norm=None, gate=None, up=None, down=None),
         ]
         layout = PageLayout(
             range(N_BLOCKS), N_KV_HEADS, HEAD_DIM, codec_of(KvType.F16, HEAD_DIM), codec_of(KvType.Q8_0, HEAD_DIM)
@@ -70,7 +102,13 @@ class Blocks:
 
     def _linear(self, n_out: int, n_in: int, seed: int) -> Linear:
         matrix = random_matrix(self._types[seed % len(self._types)], n_out, n_in, seed)
-        return Linear(self.kernels.prepare(QuantizedTensor(f"w{seed}", matrix.shape, matrix.ggml_type, matrix.data)))
+        weight = self.kernels.prepare(QuantizedTensor(f"w{seed}", matrix.shape, matrix.ggml_type, matrix.data))
+        return Linear(weight, None if seed in {11, 12} else np.array([2.0**-4], np.float32))  # some, lest sums explode
+
+    @property
+    def caches(self) -> list[KvLayer]:
+        """Where each block's keys are: those of the last are the first's."""
+        return [*self.cache.layers[:-1], self.cache.layers[0]]
 
     def fused(self) -> FusedBlocks:
         fused = self.kernels.fuse(self.blocks)
@@ -87,22 +125,43 @@ class Blocks:
     ) -> Rows:
         kernels = self.kernels
         for block, rotation, cache in zip(self.blocks, rotations, caches, strict=True):
-            q, k, v = kernels.project(x, block.attn_norm, (block.q, block.k, block.v))
-            kernels.store(cache, plan, k, v, HEAD_DIM, block.k_norm, rotation)
+            linears = [linear for linear in (block.q, block.k, block.v) if linear is not None]
+            flat = kernels.project(x, block.attn_norm, linears)
+            q, *kv = flat if block.qkv_limit is None else [kernels.clip(each, block.qkv_limit) for each in flat]
+            if kv:
+                v = kernels.heads(kv[-1], HEAD_DIM, block.v_norm).reshape(len(x), -1)
+                kernels.store(cache, plan, kv[0], v, HEAD_DIM, block.k_norm, rotation)
             q = kernels.heads(q, HEAD_DIM, block.q_norm, rotation)
             mixed = kernels.attention_over_runs(q, cache, plan, block.scale, block.scoring).reshape(len(x), -1)
-            x = kernels.add_product(x, mixed, block.output)
-            inner = kernels.gate_up(x, block.ffn_norm, block.gate, block.up, block.activation)
-            x = kernels.add_product(x, inner, block.down)
+            after = self._added(x, mixed, block.output, block.attn_post_norm, block.residual_scale)
+            if block.up is None or block.down is None:
+                x = after
+                continue
+            given = x if block.parallel else after
+            inner = kernels.gate_up(given, block.ffn_norm, block.gate, block.up, block.activation)
+            x = self._added(after, inner, block.down, block.ffn_post_norm, block.residual_scale)
         return x
+
+    def _added(self, residual: Rows, x: Rows, linear: Linear, norm: Norm | None, scale: float) -> Rows:
+        made: Rows = self.kernels.normed(self.kernels.linear(x, linear), norm)
+        return residual + made * np.float32(scale)
 
 
 def _f32(*shape: int, seed: int) -> Rows:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def _norm(width: int, seed: int) -> Norm:
-    return Norm(_f32(width, seed=seed), None, NormKind.RMS, 1e-3)
+def _norm(shape: int | tuple[int, ...], seed: int, eps: float = 1e-3) -> Norm:
+    return Norm(_f32(*np.atleast_1d(shape), seed=seed), None, NormKind.RMS, eps)
+
+
+def _layer_norm(width: int, seed: int) -> Norm:
+    return Norm(_f32(width, seed=seed), _f32(width, seed=seed + 100), NormKind.LAYER, 1e-2)
+
+
+def _rotations(n_tokens: int) -> list[Rotation | None]:
+    split, pairs = _rotation(n_tokens, 16, RopeStyle.HALF_SPLIT, 1), _rotation(n_tokens, 8, RopeStyle.INTERLEAVED, 2)
+    return [split, None, pairs, split, pairs, split]
 
 
 def _rotation(n_tokens: int, half: int, style: RopeStyle, seed: int) -> Rotation:
@@ -116,16 +175,19 @@ def _rotation(n_tokens: int, half: int, style: RopeStyle, seed: int) -> Rotation
 def test_blocks_are_their_steps(isa: str, seq_ids: list[int], types: tuple[GgmlType, ...]) -> None:
     blocks = Blocks(isa, types)
     n = len(seq_ids)
-    rotations = [_rotation(n, 16, RopeStyle.HALF_SPLIT, 1), None, _rotation(n, 8, RopeStyle.INTERLEAVED, 2)]
+    rotations = _rotations(n)
     for turn in range(2):  # the second reads what the first has stored
         x, plan = _f32(n, WIDTH, seed=turn), blocks.plan(seq_ids, 0 if turn == 0 else seq_ids.count(seq_ids[0]))
         if turn and len(set(seq_ids)) > 1:
             return  # sequences of different lengths: one turn is enough
         before = x.copy()
-        wanted = blocks.step_by_step(x, rotations, plan, blocks.cache.layers)
+        caches = blocks.caches
+        wanted = blocks.step_by_step(x, rotations, plan, caches)
         stored = [layer.keys(slice(0, 9), 9 * 64).copy() for layer in blocks.cache.layers]
-        found = blocks.fused().run(x, rotations, plan, blocks.cache.layers)
+        found = blocks.fused().run(x, rotations, plan, caches)
         np.testing.assert_array_equal(found, wanted)
+        some = np.arange(n) % 3 == 1
+        np.testing.assert_array_equal(blocks.fused().run(x, rotations, plan, caches, some), wanted[some])
         np.testing.assert_array_equal(x, before, "what came in was written")
         for layer, keys in zip(blocks.cache.layers, stored, strict=True):
             np.testing.assert_array_equal(layer.keys(slice(0, 9), 9 * 64), keys)
@@ -137,43 +199,52 @@ def test_each_part_of_a_block_matters(isa: str) -> None:
     """What is left out of one block changes what leaves the last: no part is passed over."""
     blocks = Blocks(isa, (GgmlType.F32,))
     x, plan = _f32(40, WIDTH, seed=1), blocks.plan([0] * 40, 0)
-    rotations = [_rotation(40, 16, RopeStyle.HALF_SPLIT, 1), None, _rotation(40, 8, RopeStyle.INTERLEAVED, 2)]
-    whole = blocks.fused().run(x, rotations, plan, blocks.cache.layers)
+    rotations = _rotations(40)
+    whole = blocks.fused().run(x, rotations, plan, blocks.caches)
     original = blocks.blocks
-    first, second, third = original
+    first, second, third, fourth, fifth, last = original
     scores = ("window", "softcap", "slopes", "sinks")
     unbiased = {name: replace(getattr(second, name), bias=None) for name in ("q", "k", "v", "output", "down")}
+    norms = ("attn_norm", "q_norm", "k_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm")
+    layer_norm = fourth.attn_norm
+    assert layer_norm is not None
+    assert fourth.up is not None
+    assert fifth.gate is not None
     parts: list[tuple[int, PlainBlock]] = [
         *((0, replace(first, **{name: None})) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm")),
         *((1, replace(second, **{name: linear})) for name, linear in unbiased.items()),
         *((2, replace(third, scoring=replace(third.scoring, **{name: None}))) for name in scores),
         (2, replace(third, scale=0.1)),
         (0, replace(first, gate=first.up)),
+        *((3, replace(fourth, **{name: None})) for name in norms),
+        (3, replace(fourth, attn_norm=replace(layer_norm, bias=None))),
+        (3, replace(fourth, attn_norm=replace(layer_norm, kind=NormKind.RMS))),
+        (0, replace(first, attn_norm=_norm(WIDTH, 1, eps=0.5))),
+        (3, replace(fourth, gate=first.gate)),
+        (3, replace(fourth, up=replace(fourth.up, bias=None))),
+        (3, replace(fourth, up=replace(fourth.up, scale=None))),
+        (3, replace(fourth, activation=Activation.RELU)),
+        (3, replace(fourth, residual_scale=1.0)),
+        (4, replace(fifth, v=first.v)),
+        (4, replace(fifth, v_norm=None)),
+        (4, replace(fifth, qkv_limit=None)),
+        (4, replace(fifth, gate=replace(fifth.gate, bias=None))),
+        (4, replace(fifth, parallel=False)),
+        (5, replace(last, k=first.k, v=first.v)),
+        (5, replace(last, up=first.up, down=first.down)),
     ]
-    for i, block in parts:
+    for number, (i, block) in enumerate(parts):
         blocks.blocks = [block if i == k else other for k, other in enumerate(original)]
-        assert not np.array_equal(blocks.fused().run(x, rotations, plan, blocks.cache.layers), whole)
+        assert not np.array_equal(blocks.fused().run(x, rotations, plan, blocks.caches), whole), number
 
 
 @every_isa
 def test_other_blocks_are_not_fused(isa: str) -> None:
     blocks = Blocks(isa, (GgmlType.F32,))
     first, *others = blocks.blocks
-    layer_norm = Norm(_f32(WIDTH, seed=1), _f32(WIDTH, seed=2), NormKind.LAYER, 1e-5)
     iq = random_matrix(GgmlType.IQ2_XS, N_FF, WIDTH, 1)
     no_kernel = Linear(blocks.kernels.prepare(QuantizedTensor("iq", iq.shape, iq.ggml_type, iq.data)))
-    changes: list[dict[str, object]] = [
-        {"activation": Activation.GELU},
-        {"gate": None},
-        {"attn_norm": layer_norm},
-        {"q_norm": _norm(N_HEADS * HEAD_DIM, 3)},
-        {"ffn_norm": replace(_norm(WIDTH, 3), eps=0.5)},
-        {"up": no_kernel},
-        {"up": replace(first.up, bias=_f32(N_FF, seed=3))},
-        {"down": replace(first.down, scale=_f32(1, seed=3))},
-    ]
-    for change in changes:
-        assert blocks.kernels.fuse([replace(first, **change), *others]) is None, change  # type: ignore[arg-type]
+    assert blocks.kernels.fuse([replace(first, up=no_kernel), *others]) is None
 
 
 @every_isa
@@ -181,21 +252,29 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
     native = _extension.load()
     blocks = Blocks(isa, (GgmlType.F32,))
     x, plan, angles = _f32(2, WIDTH, seed=1), blocks.plan([0, 0], 0), _rotation(2, 16, RopeStyle.HALF_SPLIT, 1)
-    fused, caches = blocks.fused(), blocks.cache.layers
+    fused, caches = blocks.fused(), blocks.caches
     with pytest.raises(ValueError, match="x has rows of 255, the layer takes 256"):
-        fused.run(x[:, :255], [angles] * 3, plan, caches)
+        fused.run(x[:, :255], [angles] * 6, plan, caches)
     with pytest.raises(ValueError, match="tokens that x"):
-        fused.run(_f32(3, WIDTH, seed=1), [None] * 3, plan, caches)
+        fused.run(_f32(3, WIDTH, seed=1), [None] * 6, plan, caches)
     with pytest.raises(ValueError, match="at most half a head"):
-        fused.run(x, [_rotation(2, 17, RopeStyle.HALF_SPLIT, 1)] * 3, plan, caches)
+        fused.run(x, [_rotation(2, 17, RopeStyle.HALF_SPLIT, 1)] * 6, plan, caches)
     with pytest.raises(ValueError, match="differ in number"):
-        fused.run(x, [angles] * 3, plan, caches[:2])
-    layout = PageLayout(range(3), N_KV_HEADS, 16, codec_of(KvType.F32, 16), codec_of(KvType.F32, 16))
+        fused.run(x, [angles] * 6, plan, caches[:2])
+    layout = PageLayout(range(6), N_KV_HEADS, 16, codec_of(KvType.F32, 16), codec_of(KvType.F32, 16))
     other = PagedKvCache([layout], PagedKvCache.n_pages_for(600, 3), 3, blocks.kernels.new_pages)
     with pytest.raises(ValueError, match="the cache has other heads than the layer"):
-        fused.run(x, [angles] * 3, plan, other.layers)
+        fused.run(x, [angles] * 6, plan, other.layers)
     with pytest.raises(ValueError, match="cos and sin differ in shape"):
         native.Angles.of(_f32(2, 4, seed=1), _f32(2, 5, seed=1), False)
+    with pytest.raises(ValueError, match="wanted tokens are none of x"):
+        fused.run(x, [angles] * 6, plan, caches, np.array([False, False, True]))
+    with pytest.raises(ValueError, match="attn_norm has not the width 256"):
+        blocks.kernels.fuse([replace(blocks.blocks[0], attn_norm=_norm(255, 1))])
+    with pytest.raises(ValueError, match="q_norm covers neither a head"):
+        blocks.kernels.fuse([replace(blocks.blocks[0], q_norm=_norm(31, 1))])
+    with pytest.raises(ValueError, match="a feed-forward layer without up, or down"):
+        blocks.kernels.fuse([replace(blocks.blocks[0], down=None)])
     elsewhere = Blocks(isa, (GgmlType.F32,))
     with pytest.raises(ValueError, match=r"output is \[768, 512\], not \[256, 512\]"):
         elsewhere.kernels.fuse([replace(blocks.blocks[0], output=elsewhere._linear(768, 512, 1))])

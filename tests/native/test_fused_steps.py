@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slm_core.architectures import Activation, NormKind, RopeStyle
+from slm_core.architectures import Activation, AnyActivation, NormKind, RopeStyle, Xielu
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, dequantize
 from slm_native import _extension
 from slm_native.kernels import Linear, Norm, Rotation
-from slm_native.kernels.cpu import CpuKernels
+from slm_native.kernels.cpu import CpuKernels, CpuWeight
 
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
@@ -33,6 +37,13 @@ def linear(
     w = f32(n_out, n_in, seed=seed)
     tensor = QuantizedTensor(f"w{seed}", w.shape, GgmlType.F32, w.reshape(-1).view(np.uint8))
     return Linear(kernels.prepare(tensor), bias=f32(n_out, seed=seed + 1) if bias else None), w.astype(np.float64)
+
+
+def native_linear(kernels: CpuKernels, n_out: int, n_in: int, seed: int) -> object:
+    """A linear as C++ has it."""
+    prepared = linear(kernels, n_out, n_in, seed)[0].weight
+    assert isinstance(prepared, CpuWeight)
+    return _extension.load().Linear(prepared.packed, 1.0, None)
 
 
 def rms(x: Rows, weight: Rows, eps: float) -> NDArray[np.float64]:
@@ -62,15 +73,97 @@ def test_project(isa: str, n_tokens: int, normed: bool) -> None:
 
 
 @every_isa
+@pytest.mark.parametrize("n_tokens", [0, 1, 7, 600])
+@pytest.mark.parametrize("kind", list(NormKind))
+@pytest.mark.parametrize("shape", [(1,), (16,), (75,), (3, 24), (5, 7)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_normed(isa: str, n_tokens: int, kind: NormKind, shape: tuple[int, ...], biased: bool) -> None:
+    """Over rows of any width, weights of their own for each row of several."""
+    weight, x = f32(*shape, seed=1), f32(n_tokens, *shape, seed=2) + 3
+    norm = Norm(weight, f32(*shape, seed=3) if biased else None, kind, 1e-3)
+    wide = x.astype(np.float64)
+    if kind is NormKind.LAYER:
+        wide = wide - wide.mean(axis=-1, keepdims=True)
+    wide = wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + 1e-3) * weight
+    assert_close(CpuKernels(isa, 2, 0).normed(x, norm), wide if norm.bias is None else wide + norm.bias)
+
+
+def _gelu(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return x / 2 * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))
+
+
+_XIELU = Xielu(alpha_n=0.7, alpha_p=0.9, beta=0.5, eps=-1e-6)
+FORMULAS: list[tuple[AnyActivation, Callable[[NDArray[np.float64]], NDArray[np.float64]]]] = [
+    (Activation.SILU, lambda x: x / (1 + np.exp(-x))),
+    (Activation.GELU, _gelu),
+    (Activation.GELU_TANH, lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+    (Activation.RELU, lambda x: np.maximum(x, 0)),
+    (Activation.RELU_SQUARED, lambda x: np.maximum(x, 0) ** 2),
+    (_XIELU, lambda x: np.where(x > 0, 0.9 * x**2, 0.7 * (np.expm1(np.minimum(x, -1e-6)) - x)) + 0.5 * x),
+]
+every_formula = pytest.mark.parametrize(("activation", "formula"), FORMULAS, ids=lambda f: getattr(f, "value", "_"))
+
+
+@every_isa
 @every_count
-def test_gate_up(isa: str, n_tokens: int) -> None:
+@pytest.mark.parametrize("biased", [True, False])
+@every_formula
+def test_gate_up(
+    isa: str,
+    n_tokens: int,
+    biased: bool,
+    activation: AnyActivation,
+    formula: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+) -> None:
+    """With a gate, and without."""
     kernels = CpuKernels(isa, 2, 0)
     x, weight = f32(n_tokens, 40, seed=1), f32(40, seed=2)
+    (gate, wide_gate), (up, wide_up) = linear(kernels, 51, 40, 3, biased), linear(kernels, 51, 40, 5, biased)
+    norm, normed = Norm(weight, None, NormKind.RMS, 1e-5), rms(x, weight, 1e-5)
+    g, u = (
+        normed @ wide.T + (0 if made.bias is None else made.bias) for wide, made in ((wide_gate, gate), (wide_up, up))
+    )
+    assert_close(kernels.gate_up(x, norm, gate, up, activation), formula(g) * u)
+    assert_close(kernels.gate_up(x, norm, None, up, activation), formula(u))
+
+
+@every_isa
+@pytest.mark.parametrize("n_tokens", [1, 40])
+def test_clamped_swiglu(isa: str, n_tokens: int) -> None:
+    kernels = CpuKernels(isa, 2, 0)
+    x = 6 * f32(n_tokens, 40, seed=1)  # so that either clamp holds some
     (gate, wide_gate), (up, wide_up) = linear(kernels, 51, 40, 3), linear(kernels, 51, 40, 5)
-    y = kernels.gate_up(x, Norm(weight, None, NormKind.RMS, 1e-5), gate, up, Activation.SILU)
-    normed = rms(x, weight, 1e-5)
-    g = normed @ wide_gate.T
-    assert_close(y, g / (1 + np.exp(-g)) * (normed @ wide_up.T))
+    g, u = np.minimum(x.astype(np.float64) @ wide_gate.T, 7), np.clip(x.astype(np.float64) @ wide_up.T, -7, 7)
+    assert (g == 7).any()
+    assert (abs(u) == 7).any()
+    assert_close(kernels.gate_up(x, None, gate, up, Activation.SWIGLU_CLAMPED), g / (1 + np.exp(-1.702 * g)) * (u + 1))
+
+
+@every_isa
+@pytest.mark.parametrize("n_tokens", [1, 40])
+def test_products_are_scaled_before_they_are_shifted(isa: str, n_tokens: int) -> None:
+    kernels = CpuKernels(isa, 2, 0)
+    x, residual = f32(n_tokens, 72, seed=1), f32(n_tokens, 33, seed=2)
+    plain, wide = linear(kernels, 33, 72, 3, bias=True)
+    scaled = replace(plain, scale=np.array([0.37], np.float32))
+    wanted = (x.astype(np.float64) @ wide.T) * np.float64(np.float32(0.37)) + plain.bias
+    assert_close(kernels.project(x, None, [scaled])[0], wanted)
+    assert_close(kernels.add_product(residual, x, scaled), wanted + residual)
+
+
+@every_isa
+@every_formula
+def test_activations_far_out(
+    isa: str, activation: AnyActivation, formula: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+) -> None:
+    """Near the formula wherever that is finite: some roundings of 2 ** -24 off, below 1 those that 1 would have."""
+    values = np.concatenate([np.linspace(-80, 80, 4001), [0.0, -0.0, 1e-30, -1e-30, -1e4, 1e4]]).astype(np.float32)
+    kernels, one = CpuKernels(isa, 1, 0), np.ones((1, 1), np.float32)
+    tensor = QuantizedTensor("w", (len(values), 1), GgmlType.F32, values.view(np.uint8))
+    y = kernels.gate_up(one, None, None, Linear(kernels.prepare(tensor)), activation)[0]
+    with np.errstate(over="ignore"):
+        wanted = formula(values.astype(np.float64))
+    np.testing.assert_allclose(y, wanted, rtol=6e-7, atol=1e-6)
 
 
 @every_isa
@@ -90,16 +183,19 @@ def test_add_product(isa: str, n_tokens: int, bias: bool) -> None:
 @pytest.mark.parametrize("n_tokens", [1, 5, 600])
 @pytest.mark.parametrize("style", list(RopeStyle))
 @pytest.mark.parametrize(("width", "rotated"), [(8, 8), (24, 24), (24, 16), (80, 80), (128, 128)])
-@pytest.mark.parametrize("normed", [True, False])
-def test_heads(isa: str, n_tokens: int, style: RopeStyle, width: int, rotated: int, normed: bool) -> None:
+@pytest.mark.parametrize("normed", ["", "a head", "each head", "all"])
+def test_heads(isa: str, n_tokens: int, style: RopeStyle, width: int, rotated: int, normed: str) -> None:
     """Pairs of values as complex numbers, turned by their angle."""
     kernels = CpuKernels(isa, 2, 0)
-    flat, weight = f32(n_tokens, 3 * width, seed=1), f32(width, seed=2)
+    shapes = {"": (width,), "a head": (width,), "each head": (3, width), "all": (3 * width,)}
+    flat, weight = f32(n_tokens, 3 * width, seed=1), f32(*shapes[normed], seed=2)
     angles = np.random.default_rng(3).uniform(-9, 9, (n_tokens, rotated // 2))
     rotation = Rotation(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), style)
     norm = Norm(weight, None, NormKind.RMS, 1e-6) if normed else None
     wide = flat.reshape(n_tokens, 3, width).astype(np.float64)
-    wide = rms(wide.astype(np.float32), weight, 1e-6) if normed else wide
+    if normed:
+        given = flat if normed == "all" else wide.astype(np.float32)
+        wide = rms(given, weight, 1e-6).reshape(n_tokens, 3, width)
     first, second = slice(0, rotated // 2), slice(rotated // 2, rotated)
     if style is RopeStyle.INTERLEAVED:
         first, second = slice(0, rotated, 2), slice(1, rotated, 2)
@@ -147,20 +243,32 @@ def test_quantized_weights_are_fused_too(isa: str) -> None:
 def test_what_does_not_fit_is_refused(isa: str) -> None:
     native = _extension.load()
     kernels = native.Kernels(isa, 1)
-    w = kernels.matrix(f32(3, 8, seed=1).reshape(-1).view(np.uint8), 0, 3, 8)
-    other = kernels.matrix(f32(4, 16, seed=1).reshape(-1).view(np.uint8), 0, 4, 16)
-    x = f32(2, 8, seed=2)
+    of = CpuKernels(isa, 1, 0)
+    w, other, silu = native_linear(of, 3, 8, 1), native_linear(of, 4, 16, 1), native.Activation.of("silu", [])
+    x, norm = f32(2, 8, seed=2), native.Norm.of(f32(7, seed=3), None, 1e-5, False)
     with pytest.raises(ValueError, match="norm has 7 numbers, not 8"):
-        kernels.project(x, f32(7, seed=3), 1e-5, [w])
+        kernels.project(x, norm, [w])
+    with pytest.raises(ValueError, match="x has rows of 8, the norm takes 7"):
+        kernels.normalize(x, norm)
+    with pytest.raises(ValueError, match="weight and bias differ in shape"):
+        native.Norm.of(f32(7, seed=3), f32(8, seed=3), 1e-5, False)
+    with pytest.raises(ValueError, match="no kernel for the activation 'tanh'"):
+        native.Activation.of("tanh", [])
+    with pytest.raises(ValueError, match="other numbers than those of xielu"):
+        native.Activation.of("xielu", [1.0])
     with pytest.raises(ValueError, match="rows of different widths"):
-        kernels.project(x, None, 0, [w, other])
+        kernels.project(x, None, [w, other])
     with pytest.raises(ValueError, match="gate and up have different shapes"):
-        kernels.gate_up(x, None, 0, w, other)
+        kernels.gate_up(x, None, other, w, silu)
+    with pytest.raises(ValueError, match="swiglu_clamped without a gate"):
+        kernels.gate_up(x, None, None, w, native.Activation.of("swiglu_clamped", []))
     with pytest.raises(ValueError, match=r"residual has the shape \[2, 4\], the product \[2, 3\]"):
         kernels.add_product(f32(2, 4, seed=3), x, w)
     with pytest.raises(ValueError, match="no whole number of heads of 3"):
-        kernels.turn_heads(x, 3, None, 0, None, None, False)
+        kernels.turn_heads(x, 3, None, None, None, False)
+    with pytest.raises(ValueError, match="norm covers neither a head, nor each of them, nor all as one"):
+        kernels.turn_heads(x, 4, norm, None, None, False)
     with pytest.raises(ValueError, match="cos and sin are not"):
-        kernels.turn_heads(x, 4, None, 0, f32(1, 2, seed=3), f32(1, 2, seed=3), False)
+        kernels.turn_heads(x, 4, None, f32(1, 2, seed=3), f32(1, 2, seed=3), False)
     with pytest.raises(TypeError, match="cos must be float32"):
-        kernels.turn_heads(x, 4, None, 0, np.ones((2, 2)), f32(2, 2, seed=3), False)
+        kernels.turn_heads(x, 4, None, np.ones((2, 2)), f32(2, 2, seed=3), False)

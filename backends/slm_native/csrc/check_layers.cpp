@@ -17,7 +17,7 @@ namespace {
 
 using Wide = std::vector<double>;
 
-constexpr std::size_t width = 40, n_heads = 6, n_kv_heads = 2, head_dim = 32, n_ff = 56, n_layers = 2, n_all = 150;
+constexpr std::size_t width = 40, n_heads = 6, n_kv_heads = 2, head_dim = 32, n_ff = 56, n_layers = 3, n_all = 150;
 constexpr std::size_t steps[] = {70, 1, 6, 1, 64, 8};  // tokens of each batch: pages begin and end within them
 constexpr float eps = 1e-3f;
 
@@ -52,6 +52,20 @@ const Matrix* matrix_of(Model& model, const IsaKernels& kernels, std::size_t n_o
         Matrix{nullptr, floats, reinterpret_cast<const std::uint8_t*>(w.data()), n_out, n_in, n_in * sizeof(float)});
 }
 
+Norm rms(const float* weight, std::size_t row) { return {weight, nullptr, row, 1, eps, false}; }
+
+Norm layer_norm(Model& model) { return {vector_of(model, width), vector_of(model, width), width, 1, eps, true}; }
+
+// The plainest layer, but for what every layer has: side by side, without a gate, shifted, limited, normalized after.
+void make_other(Model& model, Layer& layer) {
+    layer.attn_norm = layer_norm(model), layer.ffn_norm = layer_norm(model), layer.attn_post_norm = layer_norm(model);
+    layer.k_norm = {vector_of(model, n_kv_heads * head_dim), nullptr, n_kv_heads * head_dim, 1, eps, false};
+    layer.v = {}, layer.v_norm = {vector_of(model, n_kv_heads * head_dim), nullptr, head_dim, n_kv_heads, eps, false};
+    layer.limit = 0.75f, layer.gate = {}, layer.activation.kind = ActivationKind::gelu_tanh;
+    layer.up.bias = vector_of(model, n_ff), layer.up.scale = 0.5f;
+    layer.residual_scale = 0.5f, layer.parallel = true;
+}
+
 std::unique_ptr<Model> model_of(const IsaKernels& kernels) {
     auto model = std::make_unique<Model>();
     Model& m = *model;
@@ -62,13 +76,14 @@ std::unique_ptr<Model> model_of(const IsaKernels& kernels) {
     for (std::size_t i = 0; i < n_layers; ++i) {
         const bool odd = i % 2;
         Layer layer{};
-        layer.attn_norm = {vector_of(m, width), eps}, layer.ffn_norm = {odd ? nullptr : vector_of(m, width), eps};
+        layer.attn_norm = rms(vector_of(m, width), width), layer.ffn_norm = rms(odd ? nullptr : vector_of(m, width), width);
         layer.q = linear(n_heads * head_dim, width, odd), layer.k = linear(n_kv_heads * head_dim, width, odd);
         layer.v = linear(n_kv_heads * head_dim, width, odd), layer.output = linear(width, n_heads * head_dim, odd);
-        layer.q_norm = {odd ? nullptr : vector_of(m, head_dim), eps}, layer.k_norm = {odd ? nullptr : vector_of(m, head_dim), eps};
+        layer.q_norm = rms(odd ? nullptr : vector_of(m, head_dim), head_dim), layer.k_norm = rms(odd ? nullptr : vector_of(m, head_dim), head_dim);
         layer.scoring = {0.2f, odd ? 4.0f : 0.0f, odd ? 20 : no_window, nullptr, odd ? vector_of(m, n_heads) : nullptr};
-        layer.gate = matrix_of(m, kernels, n_ff, width), layer.up = matrix_of(m, kernels, n_ff, width);
+        layer.gate = linear(n_ff, width, false), layer.up = linear(n_ff, width, false), layer.residual_scale = 1;
         layer.down = linear(width, n_ff, odd);
+        if (i == 2) make_other(m, layer);
         m.layers.push_back(layer);
     }
     for (std::size_t t = 0; t < n_all; ++t)
@@ -79,27 +94,59 @@ std::unique_ptr<Model> model_of(const IsaKernels& kernels) {
     return model;
 }
 
-Wide normed(const Wide& x, std::size_t row, const Norm& norm) {
+Wide normed(const Wide& x, const Norm& norm) {
     if (!norm.weight) return x;
     Wide y(x.size());
-    for (std::size_t at = 0; at < x.size(); at += row) {
+    for (std::size_t at = 0, row = 0; at < x.size(); at += norm.width, ++row) {
+        const auto begin = x.begin() + std::ptrdiff_t(at), end = begin + std::ptrdiff_t(norm.width);
+        const double mean = norm.centred ? std::accumulate(begin, end, 0.0) / double(norm.width) : 0;
         double squares = 0;
-        for (std::size_t i = 0; i < row; ++i) squares += x[at + i] * x[at + i];
-        for (std::size_t i = 0; i < row; ++i) y[at + i] = x[at + i] / std::sqrt(squares / double(row) + double(eps)) * double(norm.weight[i]);
+        for (std::size_t i = 0; i < norm.width; ++i) squares += (x[at + i] - mean) * (x[at + i] - mean);
+        const double factor = 1 / std::sqrt(squares / double(norm.width) + double(norm.eps));
+        const std::size_t weights = row % norm.n_rows * norm.width;
+        for (std::size_t i = 0; i < norm.width; ++i)
+            y[at + i] = (x[at + i] - mean) * factor * double(norm.weight[weights + i]) + (norm.bias ? double(norm.bias[weights + i]) : 0);
     }
     return y;
 }
 
-Wide times(const Wide& x, const Matrix& m, const float* bias = nullptr) {
+Wide times(const Wide& x, const Linear& linear) {
+    const Matrix& m = *linear.matrix;
     const auto* w = reinterpret_cast<const float*>(m.data);
     const std::size_t n = x.size() / m.n_in;
     Wide y(n * m.n_out);
     for (std::size_t t = 0; t < n; ++t)
         for (std::size_t r = 0; r < m.n_out; ++r) {
-            double sum = bias ? double(bias[r]) : 0;
+            double sum = 0;
             for (std::size_t i = 0; i < m.n_in; ++i) sum += x[t * m.n_in + i] * double(w[r * m.n_in + i]);
-            y[t * m.n_out + r] = sum;
+            y[t * m.n_out + r] = sum * double(linear.scale) + (linear.bias ? double(linear.bias[r]) : 0);
         }
+    return y;
+}
+
+Wide limited(Wide x, float limit) {
+    for (double& value : x)
+        if (limit != 0) value = std::clamp(value, -double(limit), double(limit));
+    return x;
+}
+
+// What the feed-forward layer takes to its last matrix.
+Wide gated(const Layer& layer, const Wide& x) {
+    const Wide in = normed(x, layer.ffn_norm);
+    Wide up = times(in, layer.up);
+    if (layer.gate.matrix) {
+        const Wide gate = times(in, layer.gate);
+        for (std::size_t j = 0; j < up.size(); ++j) up[j] *= gate[j] / (1 + std::exp(-gate[j]));
+        return up;
+    }
+    for (double& u : up) u = u / 2 * (1 + std::tanh(std::sqrt(2 / 3.14159265358979) * (u + 0.044715 * u * u * u)));
+    return up;
+}
+
+// x and a branch of it.
+Wide sum_of(const Layer& layer, const Wide& x, const Wide& branch) {
+    Wide y(x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) y[i] = x[i] + double(layer.residual_scale) * branch[i];
     return y;
 }
 
@@ -139,17 +186,13 @@ Wide expected(const Model& model, const std::vector<float>& x0) {
     Wide x(x0.begin(), x0.end());
     for (std::size_t i = 0; i < n_layers; ++i) {
         const Layer& layer = model.layers[i];
-        const Wide in = normed(x, width, layer.attn_norm);
-        Wide q = normed(times(in, *layer.q.matrix, layer.q.bias), head_dim, layer.q_norm);
-        Wide k = normed(times(in, *layer.k.matrix, layer.k.bias), head_dim, layer.k_norm);
+        const Wide in = normed(x, layer.attn_norm), keys = limited(times(in, layer.k), layer.limit);
+        const Wide values = layer.v.matrix ? limited(times(in, layer.v), layer.limit) : keys;
+        Wide q = normed(limited(times(in, layer.q), layer.limit), layer.q_norm), k = normed(keys, layer.k_norm);
         turn(model, q, n_heads, i % 2), turn(model, k, n_kv_heads, i % 2);
-        const Wide mixed = times(attended(layer.scoring, q, k, times(in, *layer.v.matrix, layer.v.bias)), *layer.output.matrix, layer.output.bias);
-        std::transform(x.begin(), x.end(), mixed.begin(), x.begin(), std::plus<>());
-        const Wide inner = normed(x, width, layer.ffn_norm), up = times(inner, *layer.up);
-        Wide gate = times(inner, *layer.gate);
-        for (std::size_t j = 0; j < gate.size(); ++j) gate[j] = gate[j] / (1 + std::exp(-gate[j])) * up[j];
-        const Wide down = times(gate, *layer.down.matrix, layer.down.bias);
-        std::transform(x.begin(), x.end(), down.begin(), x.begin(), std::plus<>());
+        const Wide mixed = times(attended(layer.scoring, q, k, normed(values, layer.v_norm)), layer.output);
+        const Wide after = sum_of(layer, x, normed(mixed, layer.attn_post_norm));
+        x = sum_of(layer, after, normed(times(gated(layer, layer.parallel ? x : after), layer.down), layer.ffn_post_norm));
     }
     return x;
 }
@@ -175,7 +218,7 @@ std::vector<float> found(const Model& model, const IsaKernels& kernels, Pool& po
         std::vector<Place> places;
         for (std::size_t i = 0; i < n_layers; ++i)
             places.push_back({&caches[i], {&model.cos[start * head_dim / 2], &model.sin[start * head_dim / 2], head_dim / 2, i % 2 == 1}});
-        run_layers(kernels, pool, model.layers, places, {n, page.data(), slot.data(), &runs}, &x[start * width]);
+        run_layers(kernels, pool, model.layers, places, {n, page.data(), slot.data(), &runs}, nullptr, &x[start * width]);
         start += n;
     }
     return x;

@@ -118,29 +118,79 @@ inline Scoring scoring_of(float scale, float softcap, std::int64_t window, const
     return {scale, softcap, window ? std::size_t(window) : no_window, row_of(slopes, "slopes", n_heads), row_of(sinks, "sinks", n_heads)};
 }
 
+// A norm and the arrays that hold it.
+struct NormHandle {
+    Norm norm;
+    Array weight;
+    MaybeArray bias;
+};
+
+inline NormHandle new_norm(const Array& weight, const MaybeArray& bias, float eps, bool centred) {
+    if (weight.ndim() != 1 && weight.ndim() != 2) throw nb::value_error("a norm's weight must be [width] or [rows, width]");
+    const float* values = elements<float>(weight, "weight", "float32", weight.ndim());
+    const std::size_t n_rows = weight.ndim() == 2 ? weight.shape(0) : 1, width = weight.shape(weight.ndim() - 1);
+    if (n_rows * width == 0) throw nb::value_error("a norm's weight holds nothing");
+    const float* shifts = bias ? elements<float>(*bias, "bias", "float32", weight.ndim()) : nullptr;
+    if (bias && (bias->size() != weight.size() || bias->shape(0) != weight.shape(0)))
+        throw nb::value_error("a norm's weight and bias differ in shape");
+    return {{values, shifts, width, n_rows, eps, centred}, weight, bias};
+}
+
+// A matrix, what its product is multiplied with and shifted by, and the arrays that hold it.
+struct LinearHandle {
+    LinearHandle(const Weights& given, float scale, const MaybeArray& given_bias) : weights(given), bias(given_bias) {
+        shift = row_of(bias, "bias", weights.matrix.n_out), factor = scale;
+    }
+
+    // Points into this.
+    Linear linear() const { return {&weights.matrix, shift, factor}; }
+
+    Weights weights;
+    MaybeArray bias;
+    const float* shift;
+    float factor;
+};
+
+using MaybeLinear = std::optional<LinearHandle>;
+using MaybeNorm = std::optional<NormHandle>;
+
+inline Activation activation_of(const std::string& name, const std::vector<float>& numbers) {
+    static const char* const names[] = {"silu", "gelu", "gelu_tanh", "relu", "relu_squared", "swiglu_clamped", "xielu"};
+    for (std::size_t i = 0; i < std::size(names); ++i) {
+        if (name != names[i]) continue;
+        if (numbers.size() != (ActivationKind(i) == ActivationKind::xielu ? 4u : 0u)) throw nb::value_error(("other numbers than those of " + name).c_str());
+        Activation made{ActivationKind(i), 0, 0, 0, 0};
+        if (!numbers.empty()) made.alpha_n = numbers[0], made.alpha_p = numbers[1], made.beta = numbers[2], made.eps = numbers[3];
+        return made;
+    }
+    throw nb::value_error(("no kernel for the activation '" + name + "'").c_str());
+}
+
 // A layer with all that it points to.
 class LayerHandle {
 public:
-    LayerHandle(const Weights& q, const MaybeArray& q_bias, const Weights& k, const MaybeArray& k_bias, const Weights& v,
-                const MaybeArray& v_bias, const Weights& output, const MaybeArray& output_bias, const Weights& gate, const Weights& up,
-                const Weights& down, const MaybeArray& down_bias, const MaybeArray& attn_norm, const MaybeArray& ffn_norm,
-                const MaybeArray& q_norm, const MaybeArray& k_norm, float eps, std::size_t head_dim, float scale, float softcap,
-                std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks)
-        : weights_{q, k, v, output, gate, up, down},
-          arrays_{q_bias, k_bias, v_bias, output_bias, down_bias, attn_norm, ffn_norm, q_norm, k_norm, slopes, sinks} {
-        const std::size_t width = q.matrix.n_in, n_q = q.matrix.n_out, n_kv = k.matrix.n_out, n_ff = up.matrix.n_out;
+    LayerHandle(std::vector<MaybeLinear> linears, std::vector<MaybeNorm> norms, const Activation& activation, std::size_t head_dim,
+                float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks, float limit,
+                float residual_scale, bool parallel)
+        : linears_(std::move(linears)), norms_(std::move(norms)), slopes_(slopes), sinks_(sinks), head_dim_(head_dim) {
+        if (linears_.size() != 7 || norms_.size() != 7) throw nb::value_error("a layer has seven linears and seven norms, or none in place");
+        if (!linears_[0] || !linears_[3] || (linears_[2] && !linears_[1])) throw nb::value_error("a layer without q, output, or the k of its v");
+        if (linears_[5].has_value() != linears_[6].has_value() || (linears_[4] && !linears_[5]))
+            throw nb::value_error("a feed-forward layer without up, or down");
+        const std::size_t width = linears_[0]->weights.matrix.n_in, n_q = linears_[0]->weights.matrix.n_out;
+        const std::size_t n_kv = linears_[1] ? linears_[1]->weights.matrix.n_out : head_dim;
+        const std::size_t n_ff = linears_[5] ? linears_[5]->weights.matrix.n_out : 0;
         if (!head_dim || n_q % head_dim || n_kv % head_dim || !n_kv || n_q % n_kv)
             throw nb::value_error("q and k are no heads of this width, or those of q no multiple of those of k");
-        layer_.attn_norm = {row_of(attn_norm, "attn_norm", width), eps};
-        layer_.q = linear(0, q_bias, n_q, width, "q"), layer_.k = linear(1, k_bias, n_kv, width, "k");
-        layer_.v = linear(2, v_bias, n_kv, width, "v");
-        layer_.q_norm = {row_of(q_norm, "q_norm", head_dim), eps}, layer_.k_norm = {row_of(k_norm, "k_norm", head_dim), eps};
-        layer_.output = linear(3, output_bias, width, n_q, "output");
-        layer_.scoring = scoring_of(scale, softcap, window, slopes, sinks, n_q / head_dim);
-        layer_.ffn_norm = {row_of(ffn_norm, "ffn_norm", width), eps};
-        layer_.gate = linear(4, std::nullopt, n_ff, width, "gate").matrix, layer_.up = linear(5, std::nullopt, n_ff, width, "up").matrix;
-        layer_.down = linear(6, down_bias, width, n_ff, "down");
-        head_dim_ = head_dim;
+        if (activation.kind == ActivationKind::swiglu_clamped && n_ff && !linears_[4]) throw nb::value_error("swiglu_clamped without a gate");
+        layer_.q = linear(0, n_q, width, "q"), layer_.k = linear(1, n_kv, width, "k"), layer_.v = linear(2, n_kv, width, "v");
+        layer_.output = linear(3, width, n_q, "output");
+        layer_.gate = linear(4, n_ff, width, "gate"), layer_.up = linear(5, n_ff, width, "up"), layer_.down = linear(6, width, n_ff, "down");
+        layer_.attn_norm = norm(0, width, "attn_norm"), layer_.attn_post_norm = norm(4, width, "attn_post_norm");
+        layer_.ffn_norm = norm(5, width, "ffn_norm"), layer_.ffn_post_norm = norm(6, width, "ffn_post_norm");
+        layer_.q_norm = heads_norm(1, n_q, "q_norm"), layer_.k_norm = heads_norm(2, n_kv, "k_norm"), layer_.v_norm = heads_norm(3, n_kv, "v_norm");
+        layer_.scoring = scoring_of(scale, softcap, window, slopes_, sinks_, n_q / head_dim);
+        layer_.activation = activation, layer_.limit = limit, layer_.residual_scale = residual_scale, layer_.parallel = parallel;
     }
     LayerHandle(const LayerHandle&) = delete;
     LayerHandle& operator=(const LayerHandle&) = delete;
@@ -148,12 +198,13 @@ public:
     // The layer, for a batch of so many tokens on these kernels, this cache and these angles.
     const Layer& checked(const IsaKernels& kernels, std::size_t width, std::size_t n_tokens, const Batch& batch, const KvLayer& cache,
                          const Angles& angles) const {
-        for (const Weights& weights : weights_)
-            if (weights.kernels != &kernels) throw nb::value_error("the weights are another instruction set's");
+        for (const MaybeLinear& linear : linears_)
+            if (linear && linear->weights.kernels != &kernels) throw nb::value_error("the weights are another instruction set's");
         if (width != layer_.q.matrix->n_in)
             throw nb::value_error(("x has rows of " + std::to_string(width) + ", the layer takes " +
                                    std::to_string(layer_.q.matrix->n_in)).c_str());
-        if (cache.head_dim != head_dim_ || cache.n_kv_heads * head_dim_ != layer_.k.matrix->n_out)
+        const std::size_t n_kv = cache.n_kv_heads * head_dim_;
+        if (cache.head_dim != head_dim_ || (layer_.k.matrix ? n_kv != layer_.k.matrix->n_out : layer_.q.matrix->n_out % n_kv != 0))
             throw nb::value_error("the cache has other heads than the layer");
         if (batch.n_tokens() != n_tokens || batch.n_pages() > cache.n_pages)
             throw nb::value_error("tokens that x, or a page that the cache, does not have");
@@ -163,18 +214,37 @@ public:
     }
 
 private:
-    Linear linear(std::size_t i, const MaybeArray& bias, std::size_t n_out, std::size_t n_in, const char* name) const {
-        const Matrix& m = weights_[i].matrix;
+    Linear linear(std::size_t i, std::size_t n_out, std::size_t n_in, const char* name) const {
+        if (!linears_[i]) return {nullptr, nullptr};
+        const Matrix& m = linears_[i]->weights.matrix;
         if (m.n_out != n_out || m.n_in != n_in)
             throw nb::value_error((std::string(name) + " is [" + std::to_string(m.n_out) + ", " + std::to_string(m.n_in) + "], not [" +
                                    std::to_string(n_out) + ", " + std::to_string(n_in) + "]").c_str());
-        return {&m, row_of(bias, name, n_out)};
+        return linears_[i]->linear();
     }
 
-    Weights weights_[7];
-    MaybeArray arrays_[11];
+    Norm norm(std::size_t i, std::size_t width, const char* name) const {
+        if (!norms_[i]) return {};
+        const Norm& found = norms_[i]->norm;
+        if (found.width != width || found.n_rows != 1)
+            throw nb::value_error((std::string(name) + " has not the width " + std::to_string(width)).c_str());
+        return found;
+    }
+
+    Norm heads_norm(std::size_t i, std::size_t n, const char* name) const {
+        if (!norms_[i]) return {};
+        const Norm& found = norms_[i]->norm;
+        const bool by_head = found.width == head_dim_ && (found.n_rows == 1 || found.n_rows * head_dim_ == n);
+        if (!by_head && (found.width != n || found.n_rows != 1))
+            throw nb::value_error((std::string(name) + " covers neither a head, nor each of them, nor all as one").c_str());
+        return found;
+    }
+
+    std::vector<MaybeLinear> linears_;
+    std::vector<MaybeNorm> norms_;
+    MaybeArray slopes_, sinks_;
     Layer layer_{};
-    std::size_t head_dim_ = 0;
+    std::size_t head_dim_;
 };
 
 }  // namespace slm::python

@@ -74,6 +74,22 @@ struct FloatKernels {
     void (*expand)(const std::uint8_t* weights, std::size_t n, float* to);
 };
 
+// A root mean square norm, or a layer norm where `centred`; none where `weight` is null.
+struct Norm {
+    const float *weight, *bias;  // [n_rows][width], for one row after another, in turn; bias may be null
+    std::size_t width, n_rows;
+    float eps;
+    bool centred;
+};
+
+enum class ActivationKind { silu, gelu, gelu_tanh, relu, relu_squared, swiglu_clamped, xielu };
+
+// The nonlinearity of a feed-forward layer; see Activation and Xielu in slm_core/architectures.
+struct Activation {
+    ActivationKind kind;
+    float alpha_n, alpha_p, beta, eps;  // of xielu
+};
+
 struct IsaKernels {
     int lanes;
     const FormatKernels* formats;
@@ -89,10 +105,10 @@ struct IsaKernels {
     // y[t * y_stride + r] += rows of a panel [n_rows][n_in] times x [n_vectors][n_in][lanes].
     void (*float_tiles)(const float* panel, std::size_t n_rows, std::size_t n_in, const float* x, std::size_t n_vectors,
                         std::size_t n_tokens, float* work, float* y, std::size_t y_stride);
-    // Rows x [n_rows][width], divided by their root mean square and times weight [width]; y may be x.
-    void (*rms_norm)(const float* x, std::size_t n_rows, std::size_t width, const float* weight, float eps, float* y);
-    // gate * sigmoid(gate) * up; y may be gate.
-    void (*silu_mul)(const float* gate, const float* up, std::size_t n, float* y);
+    // Rows x [n_rows][norm.width], normalized; y may be x.
+    void (*normalize)(const Norm& norm, const float* x, std::size_t n_rows, float* y);
+    // Of each gate, times up where that is given; y may be gate.
+    void (*activate)(const Activation& activation, const float* gate, const float* up, std::size_t n, float* y);
     // Turn heads x [n_heads][width] of one token in place: values 2 i and 2 i + 1, or i and half + i, by angle i.
     void (*rotate)(float* x, std::size_t n_heads, std::size_t width, const float* cos, const float* sin,
                    std::size_t half, bool interleaved);

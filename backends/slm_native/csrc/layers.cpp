@@ -1,6 +1,7 @@
 #include "layers.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace slm {
 
@@ -20,10 +21,12 @@ std::size_t widest(std::span<const Layer> layers, const Width& width) {
     return most;
 }
 
+std::size_t n_out_of(const Linear& linear) { return linear.matrix ? linear.matrix->n_out : 0; }
+
 Flow flow_of(std::span<const Layer> layers, std::size_t n_tokens) {
-    const std::size_t n_q = widest(layers, [](const Layer& l) { return l.q.matrix->n_out; });
-    const std::size_t n_kv = widest(layers, [](const Layer& l) { return l.k.matrix->n_out; });
-    const std::size_t n_ff = widest(layers, [](const Layer& l) { return l.up->n_out; });
+    const std::size_t n_q = widest(layers, [](const Layer& l) { return n_out_of(l.q); });
+    const std::size_t n_kv = widest(layers, [](const Layer& l) { return n_out_of(l.k); });
+    const std::size_t n_ff = widest(layers, [](const Layer& l) { return n_out_of(l.up); });
     const std::size_t width = layers[0].q.matrix->n_in;
     float* memory = flow_scratch.room<float>(n_tokens * (2 * n_q + 2 * n_kv + n_ff + width));
     const auto take = [&](std::size_t n) {
@@ -34,40 +37,70 @@ Flow flow_of(std::span<const Layer> layers, std::size_t n_tokens) {
     return {take(n_q), take(n_kv), take(n_kv), take(n_q), take(n_ff), take(width)};
 }
 
-void shift(float* y, const Linear& linear, std::size_t n_tokens) {
-    if (!linear.bias) return;
-    const std::size_t n = linear.matrix->n_out;
-    for (std::size_t t = 0; t < n_tokens; ++t, y += n)
-        for (std::size_t i = 0; i < n; ++i) y[i] += linear.bias[i];
+void limit(float* y, std::size_t n, float most) {
+    for (std::size_t i = 0; i < n; ++i) y[i] = y[i] > most ? most : y[i] < -most ? -most : y[i];
+}
+
+// The queries of a batch, unturned; its keys and values go into the cache.
+void project_heads(const IsaKernels& kernels, Pool& pool, const Layer& layer, const Place& place, const Tokens& tokens,
+                   const float* x, const Flow& flow) {
+    const KvLayer& cache = *place.cache;
+    const std::size_t n = tokens.n_tokens, n_kv = n * n_out_of(layer.k);
+    const Made made[3] = {{&layer.q, flow.q}, {&layer.k, flow.k}, {&layer.v, flow.v}};
+    project(kernels, pool, x, n, layer.attn_norm, {made, layer.v.matrix ? 3u : layer.k.matrix ? 2u : 1u});
+    if (!layer.v.matrix) std::copy_n(flow.k, n_kv, flow.v);
+    if (layer.limit != 0.0f) {
+        limit(flow.q, n * n_out_of(layer.q), layer.limit);
+        limit(flow.k, n_kv, layer.limit), limit(flow.v, n_kv, layer.limit);
+    }
+    if (!layer.k.matrix) return;
+    turn_heads(kernels, pool, flow.k, n, cache.n_kv_heads, cache.head_dim, layer.k_norm, place.rotation, flow.k);
+    if (layer.v_norm.weight) turn_heads(kernels, pool, flow.v, n, cache.n_kv_heads, cache.head_dim, layer.v_norm, {}, flow.v);
+    write(kernels, pool, cache, n, tokens.pages, tokens.slots, flow.k, flow.v);
 }
 
 void attend_in(const IsaKernels& kernels, Pool& pool, const Layer& layer, const Place& place, const Tokens& tokens, const float* x,
                const Flow& flow) {
-    const KvLayer& cache = *place.cache;
-    const std::size_t n = tokens.n_tokens, width = cache.head_dim, n_heads = layer.q.matrix->n_out / width;
-    const Product products[3] = {{layer.q.matrix, flow.q}, {layer.k.matrix, flow.k}, {layer.v.matrix, flow.v}};
-    project(kernels, pool, x, n, layer.attn_norm, products);
-    shift(flow.q, layer.q, n), shift(flow.k, layer.k, n), shift(flow.v, layer.v, n);
-    turn_heads(kernels, pool, flow.k, n, cache.n_kv_heads, width, layer.k_norm, place.rotation, flow.k);
-    write(kernels, pool, cache, n, tokens.pages, tokens.slots, flow.k, flow.v);
-    turn_heads(kernels, pool, flow.q, n, n_heads, width, layer.q_norm, place.rotation, flow.q);
-    attend(kernels, pool, cache, *tokens.runs, layer.scoring, n_heads, flow.q, flow.mixed);
+    const std::size_t n_heads = n_out_of(layer.q) / place.cache->head_dim;
+    project_heads(kernels, pool, layer, place, tokens, x, flow);
+    turn_heads(kernels, pool, flow.q, tokens.n_tokens, n_heads, place.cache->head_dim, layer.q_norm, place.rotation, flow.q);
+    attend(kernels, pool, *place.cache, *tokens.runs, layer.scoring, n_heads, flow.q, flow.mixed);
+}
+
+// y = residual and what a branch of the layer makes of x at last.
+void add_branch(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,
+                const Norm& post_norm, float scale, const float* residual, float* y) {
+    if (!post_norm.weight && scale == 1.0f) return add_product(kernels, pool, x, n_tokens, linear, residual, y);
+    add_normed(kernels, pool, x, n_tokens, linear, post_norm, scale, residual, y);
+}
+
+void keep_rows(float* x, std::size_t width, const std::vector<std::int64_t>& wanted) {
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+        if (const std::size_t from = std::size_t(wanted[i]); from != i) std::copy_n(x + from * width, width, x + i * width);
 }
 
 }  // namespace
 
 void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> layers, std::span<const Place> places,
-                const Tokens& tokens, float* x) {
+                const Tokens& tokens, const std::vector<std::int64_t>* wanted, float* x) {
     if (layers.empty() || tokens.n_tokens == 0) return;
     const Flow flow = flow_of(layers, tokens.n_tokens);
+    const std::size_t width = layers[0].q.matrix->n_in;
+    std::size_t n = tokens.n_tokens;
     for (std::size_t i = 0; i < layers.size(); ++i) {
         const Layer& layer = layers[i];
         attend_in(kernels, pool, layer, places[i], tokens, x, flow);
-        add_product(kernels, pool, flow.mixed, tokens.n_tokens, *layer.output.matrix, x, flow.after);
-        shift(flow.after, layer.output, tokens.n_tokens);
-        gate_up(kernels, pool, flow.after, tokens.n_tokens, layer.ffn_norm, *layer.gate, *layer.up, flow.inner);
-        add_product(kernels, pool, flow.inner, tokens.n_tokens, *layer.down.matrix, flow.after, x);
-        shift(x, layer.down, tokens.n_tokens);
+        if (wanted && i + 1 == layers.size()) {  // what follows is done token by token
+            keep_rows(x, width, *wanted), keep_rows(flow.mixed, n_out_of(layer.q), *wanted);
+            n = wanted->size();
+        }
+        add_branch(kernels, pool, flow.mixed, n, layer.output, layer.attn_post_norm, layer.residual_scale, x, flow.after);
+        if (!layer.up.matrix) {
+            std::copy_n(flow.after, n * width, x);
+            continue;
+        }
+        gate_up(kernels, pool, layer.parallel ? x : flow.after, n, layer.ffn_norm, layer.gate, layer.up, layer.activation, flow.inner);
+        add_branch(kernels, pool, flow.inner, n, layer.down, layer.ffn_post_norm, layer.residual_scale, flow.after, x);
     }
 }
 

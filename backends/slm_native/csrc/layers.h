@@ -11,22 +11,23 @@
 
 namespace slm {
 
-// A matrix and what its product is shifted by.
-struct Linear {
-    const Matrix* matrix;
-    const float* bias;  // [n_out] or null
-};
-
-// x + attention(norm(x)), then x + feed_forward(norm(x)); see PlainBlock in slm_native/kernels/parameters.py.
+// Attention and a feed-forward layer, one after the other or side by side; see PlainBlock in
+// slm_native/kernels/parameters.py. What has no matrix or no weights is not there: of k, another layer's keys and values
+// are read; of v, keys are values, too; of up, the layer ends after its attention.
 struct Layer {
     Norm attn_norm;
     Linear q, k, v;
-    Norm q_norm, k_norm;  // of a head
+    float limit;                  // of what these make, either way; 0 for none
+    Norm q_norm, k_norm, v_norm;  // of a head, or of all heads of a token as one
     Linear output;
     Scoring scoring;
-    Norm ffn_norm;
-    const Matrix *gate, *up;
+    Norm attn_post_norm, ffn_norm;
+    Linear gate, up;
+    Activation activation;
     Linear down;
+    Norm ffn_post_norm;
+    float residual_scale;
+    bool parallel;  // the feed-forward layer reads what the attention reads
 };
 
 // What a batch brings to a layer.
@@ -42,8 +43,9 @@ struct Tokens {
     const std::vector<Run>* runs;
 };
 
-// x [n_tokens][n_in of the first q], through all layers, in place.
+// x [n_tokens][E] through all layers, in place. Of the last, what follows attention is done for tokens `wanted` alone, in
+// rising order, whose rows are then the first of x; for all where it is null.
 void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> layers, std::span<const Place> places,
-                const Tokens& tokens, float* x);
+                const Tokens& tokens, const std::vector<std::int64_t>* wanted, float* x);
 
 }  // namespace slm

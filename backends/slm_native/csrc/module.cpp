@@ -78,53 +78,72 @@ public:
         return owned<FloatMatrix>(std::move(y), {n_tokens, m.n_out});
     }
 
-    nb::list project(const Array& x, const std::optional<Array>& norm, float eps, const std::vector<const Weights*>& weights) const {
-        if (weights.empty()) throw nb::value_error("no weights");
-        const Activations a = activations(x, *weights[0], norm, eps);
-        nb::list found;
-        std::vector<Product> products;
-        for (const Weights* w : weights) {
-            check(*w);
-            if (w->matrix.n_in != a.width) throw nb::value_error("the matrices have rows of different widths");
-            std::unique_ptr<float[]> y(new float[a.n_tokens * w->matrix.n_out]);
-            products.push_back({&w->matrix, y.get()});
-            found.append(owned<FloatMatrix>(std::move(y), {a.n_tokens, w->matrix.n_out}));
+    FloatMatrix normalize(const Array& x, const NormHandle& norm) const {
+        const float* values = elements<float>(x, "x", "float32", 2);
+        const std::size_t n = x.size(), width = norm.norm.width * norm.norm.n_rows;
+        if (x.shape(1) != width)
+            throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", the norm takes " + std::to_string(width)).c_str());
+        std::unique_ptr<float[]> y(new float[n]);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::normalize(kernels_, *pool_, values, n, norm.norm, y.get());
         }
+        return owned<FloatMatrix>(std::move(y), {x.shape(0), width});
+    }
+
+    nb::list project(const Array& x, const NormHandle* norm, const std::vector<const LinearHandle*>& linears) const {
+        if (linears.empty()) throw nb::value_error("no weights");
+        const Activations a = activations(x, *linears[0], norm);
+        nb::list found;
+        std::vector<Linear> held;
+        std::vector<float*> results;
+        for (const LinearHandle* one : linears) {
+            check(one->weights);
+            if (one->weights.matrix.n_in != a.width) throw nb::value_error("the matrices have rows of different widths");
+            std::unique_ptr<float[]> y(new float[a.n_tokens * one->weights.matrix.n_out]);
+            held.push_back(one->linear()), results.push_back(y.get());
+            found.append(owned<FloatMatrix>(std::move(y), {a.n_tokens, one->weights.matrix.n_out}));
+        }
+        std::vector<Made> made;
+        for (std::size_t i = 0; i < held.size(); ++i) made.push_back({&held[i], results[i]});
         nb::gil_scoped_release unlocked;
-        slm::project(kernels_, *pool_, a.values, a.n_tokens, a.norm, products);
+        slm::project(kernels_, *pool_, a.values, a.n_tokens, a.norm, made);
         return found;
     }
 
-    FloatMatrix gate_up(const Array& x, const std::optional<Array>& norm, float eps, const Weights& gate, const Weights& up) const {
-        const Activations a = activations(x, gate, norm, eps);
-        check(up);
-        if (up.matrix.n_in != a.width || up.matrix.n_out != gate.matrix.n_out)
+    FloatMatrix gate_up(const Array& x, const NormHandle* norm, const LinearHandle* gate, const LinearHandle& up,
+                        const Activation& activation) const {
+        const Activations a = activations(x, up, norm);
+        if (gate) check(gate->weights);
+        if (gate && (gate->weights.matrix.n_in != a.width || gate->weights.matrix.n_out != up.weights.matrix.n_out))
             throw nb::value_error("gate and up have different shapes");
-        std::unique_ptr<float[]> y(new float[a.n_tokens * up.matrix.n_out]);
+        if (!gate && activation.kind == ActivationKind::swiglu_clamped) throw nb::value_error("swiglu_clamped without a gate");
+        const std::size_t n_out = up.weights.matrix.n_out;
+        std::unique_ptr<float[]> y(new float[a.n_tokens * n_out]);
         {
             nb::gil_scoped_release unlocked;
-            slm::gate_up(kernels_, *pool_, a.values, a.n_tokens, a.norm, gate.matrix, up.matrix, y.get());
+            slm::gate_up(kernels_, *pool_, a.values, a.n_tokens, a.norm, gate ? gate->linear() : Linear{}, up.linear(), activation, y.get());
         }
-        return owned<FloatMatrix>(std::move(y), {a.n_tokens, up.matrix.n_out});
+        return owned<FloatMatrix>(std::move(y), {a.n_tokens, n_out});
     }
 
-    FloatMatrix add_product(const Array& residual, const Array& x, const Weights& weights) const {
-        const Activations a = activations(x, weights, std::nullopt, 0);
+    FloatMatrix add_product(const Array& residual, const Array& x, const LinearHandle& linear) const {
+        const Activations a = activations(x, linear, nullptr);
         const float* before = elements<float>(residual, "residual", "float32", 2);
-        const std::size_t n_out = weights.matrix.n_out;
+        const std::size_t n_out = linear.weights.matrix.n_out;
         if (residual.shape(0) != a.n_tokens || residual.shape(1) != n_out)
             throw nb::value_error(("residual has the shape " + shape_of(residual) + ", the product [" +
                                    std::to_string(a.n_tokens) + ", " + std::to_string(n_out) + "]").c_str());
         std::unique_ptr<float[]> y(new float[a.n_tokens * n_out]);
         {
             nb::gil_scoped_release unlocked;
-            slm::add_product(kernels_, *pool_, a.values, a.n_tokens, weights.matrix, before, y.get());
+            slm::add_product(kernels_, *pool_, a.values, a.n_tokens, linear.linear(), before, y.get());
         }
         return owned<FloatMatrix>(std::move(y), {a.n_tokens, n_out});
     }
 
-    HeadArray turn_heads(const Array& x, std::size_t width, const std::optional<Array>& norm, float eps,
-                         const std::optional<Array>& cos, const std::optional<Array>& sin, bool interleaved) const {
+    HeadArray turn_heads(const Array& x, std::size_t width, const NormHandle* norm, const std::optional<Array>& cos,
+                         const std::optional<Array>& sin, bool interleaved) const {
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n_tokens = x.shape(0);
         if (width == 0 || x.shape(1) % width)
@@ -138,11 +157,13 @@ public:
                 2 * cos->shape(1) > width)
                 throw nb::value_error("cos and sin are not [tokens, at most half a head]");
         }
+        const Norm by = norm ? norm->norm : Norm{};
+        check_heads(norm, width, x.shape(1));
         const std::size_t n_heads = x.shape(1) / width;
         std::unique_ptr<float[]> y(new float[n_tokens * n_heads * width]);
         {
             nb::gil_scoped_release unlocked;
-            slm::turn_heads(kernels_, *pool_, values, n_tokens, n_heads, width, norm_of(norm, width, eps), rotation, y.get());
+            slm::turn_heads(kernels_, *pool_, values, n_tokens, n_heads, width, by, rotation, y.get());
         }
         return owned<HeadArray>(std::move(y), {n_tokens, n_heads, width});
     }
@@ -179,7 +200,8 @@ public:
     }
 
     FloatMatrix run_layers(const Array& x, const std::vector<const LayerHandle*>& layers, const std::vector<const CacheLayer*>& caches,
-                           const std::vector<const Angles*>& angles, const Array& pages, const Array& slots, const Batch& batch) const {
+                           const std::vector<const Angles*>& angles, const Array& pages, const Array& slots, const Batch& batch,
+                           const std::optional<std::vector<std::int64_t>>& wanted) const {
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n_tokens = x.shape(0), width = x.shape(1);
         if (caches.size() != layers.size() || angles.size() != layers.size())
@@ -191,15 +213,16 @@ public:
             places.push_back({&caches[i]->layer, angles[i]->rotation});
             check_places(caches[i]->layer, pages, slots, n_tokens);
         }
+        check_wanted(wanted, n_tokens);
         std::unique_ptr<float[]> y(new float[n_tokens * width]);
         std::copy_n(values, n_tokens * width, y.get());
         {
             nb::gil_scoped_release unlocked;
             const Tokens tokens{n_tokens, static_cast<const std::int64_t*>(pages.data()), static_cast<const std::int64_t*>(slots.data()),
                                 &batch.runs()};
-            slm::run_layers(kernels_, *pool_, found, places, tokens, y.get());
+            slm::run_layers(kernels_, *pool_, found, places, tokens, wanted ? &*wanted : nullptr, y.get());
         }
-        return owned<FloatMatrix>(std::move(y), {n_tokens, width});
+        return owned<FloatMatrix>(std::move(y), {wanted ? wanted->size() : n_tokens, width});
     }
 
 private:
@@ -210,8 +233,19 @@ private:
         Norm norm;
     };
 
-    static Norm norm_of(const std::optional<Array>& weight, std::size_t width, float eps) {
-        return {row_of(weight, "norm", width), eps};
+    static void check_heads(const NormHandle* norm, std::size_t width, std::size_t n) {
+        if (!norm) return;
+        const bool by_head = norm->norm.width == width && (norm->norm.n_rows == 1 || norm->norm.n_rows * width == n);
+        if (!by_head && (norm->norm.width != n || norm->norm.n_rows != 1))
+            throw nb::value_error("norm covers neither a head, nor each of them, nor all as one");
+    }
+
+    static void check_wanted(const std::optional<std::vector<std::int64_t>>& wanted, std::size_t n_tokens) {
+        std::int64_t least = 0;
+        for (std::int64_t token : wanted.value_or(std::vector<std::int64_t>{})) {
+            if (token < least || std::uint64_t(token) >= n_tokens) throw nb::value_error("wanted tokens are none of x, or do not rise");
+            least = token + 1;
+        }
     }
 
     static void check_places(const KvLayer& layer, const Array& pages, const Array& slots, std::size_t n_tokens) {
@@ -227,14 +261,15 @@ private:
         if (weights.kernels != &kernels_) throw nb::value_error("the weights are another instruction set's");
     }
 
-    Activations activations(const Array& x, const Weights& weights, const std::optional<Array>& norm, float eps) const {
-        check(weights);
+    Activations activations(const Array& x, const LinearHandle& linear, const NormHandle* norm) const {
+        check(linear.weights);
         const float* values = elements<float>(x, "x", "float32", 2);
-        const std::size_t width = x.shape(1);
-        if (width != weights.matrix.n_in)
-            throw nb::value_error(("x has rows of " + std::to_string(width) + ", the matrix takes " +
-                                   std::to_string(weights.matrix.n_in)).c_str());
-        return {values, x.shape(0), width, norm_of(norm, width, eps)};
+        const std::size_t width = x.shape(1), n_in = linear.weights.matrix.n_in;
+        if (width != n_in)
+            throw nb::value_error(("x has rows of " + std::to_string(width) + ", the matrix takes " + std::to_string(n_in)).c_str());
+        if (norm && (norm->norm.width != width || norm->norm.n_rows != 1))
+            throw nb::value_error(("norm has " + std::to_string(norm->norm.width) + " numbers, not " + std::to_string(width)).c_str());
+        return {values, x.shape(0), width, norm ? norm->norm : Norm{}};
     }
 
     static const float* heads(const Array& array, const char* name, std::size_t n_tokens, std::size_t n_heads, std::size_t head_dim) {
@@ -300,20 +335,42 @@ NB_MODULE(_native, module) {
                     "Raises:\n"
                     "    TypeError: a wrong dtype, or no CPU array.\n"
                     "    ValueError: a wrong shape or layout.");
+    nb::class_<NormHandle>(module, "Norm", "A norm; keeps its arrays.")
+        .def_static("of", &new_norm, "weight"_a, "bias"_a.none(), "eps"_a, "centred"_a,
+                    "A root mean square norm, or a layer norm where centred.\n\n"
+                    "Args:\n"
+                    "    weight: float32 [width], or [rows, width] for one row after another, in turn.\n"
+                    "    bias: likewise, or None.\n"
+                    "    eps: added to the mean square.\n"
+                    "    centred: whether the mean is taken off first.\n\n"
+                    "Raises:\n"
+                    "    TypeError: a wrong dtype, or no CPU array.\n"
+                    "    ValueError: a wrong shape or layout.");
+    nb::class_<LinearHandle>(module, "Linear", "A matrix, and what its product is multiplied with and shifted by then.")
+        .def(nb::init<const Weights&, float, const MaybeArray&>(), "weights"_a, "scale"_a, "bias"_a.none());
+    nb::class_<slm::Activation>(module, "Activation", "The nonlinearity of a feed-forward layer.")
+        .def_static("of", &activation_of, "name"_a, "numbers"_a,
+                    "One by the value of slm_core.architectures.Activation, or \"xielu\" with its four numbers.\n\n"
+                    "Raises:\n"
+                    "    ValueError: an unknown one, or other numbers.");
     nb::class_<LayerHandle>(module, "Layer",
                             "A transformer block as slm_native.kernels.PlainBlock has it; keeps its weights.\n\n"
-                            "Args: the matrices; biases, norms, slopes and sinks as float32 vectors or None; eps of all norms; head_dim,\n"
-                            "the width of a head; scale, softcap and window as attend takes them.\n\n"
+                            "Args:\n"
+                            "    linears: q, k, v, output, gate, up, down, or None in the place of one.\n"
+                            "    norms: attn_norm, q_norm, k_norm, v_norm, attn_post_norm, ffn_norm, ffn_post_norm, likewise.\n"
+                            "    activation: of the feed-forward layer.\n"
+                            "    head_dim: the width of a head.\n"
+                            "    scale, softcap, window, slopes, sinks: as attend takes them.\n"
+                            "    limit: of q, k and v, either way; 0 for none.\n"
+                            "    residual_scale: of what is added to x.\n"
+                            "    parallel: whether the feed-forward layer reads what the attention reads.\n\n"
                             "Raises:\n"
                             "    TypeError: a wrong dtype, or no CPU array.\n"
                             "    ValueError: shapes that do not fit each other.")
-        .def(nb::init<const Weights&, const MaybeArray&, const Weights&, const MaybeArray&, const Weights&, const MaybeArray&,
-                      const Weights&, const MaybeArray&, const Weights&, const Weights&, const Weights&, const MaybeArray&,
-                      const MaybeArray&, const MaybeArray&, const MaybeArray&, const MaybeArray&, float, std::size_t, float, float,
-                      std::int64_t, const MaybeArray&, const MaybeArray&>(),
-             "q"_a, "q_bias"_a.none(), "k"_a, "k_bias"_a.none(), "v"_a, "v_bias"_a.none(), "output"_a, "output_bias"_a.none(), "gate"_a,
-             "up"_a, "down"_a, "down_bias"_a.none(), "attn_norm"_a.none(), "ffn_norm"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(),
-             "eps"_a, "head_dim"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(), "sinks"_a.none());
+        .def(nb::init<std::vector<MaybeLinear>, std::vector<MaybeNorm>, const slm::Activation&, std::size_t, float, float, std::int64_t,
+                      const MaybeArray&, const MaybeArray&, float, float, bool>(),
+             "linears"_a, "norms"_a, "activation"_a, "head_dim"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(),
+             "sinks"_a.none(), "limit"_a, "residual_scale"_a, "parallel"_a);
     nb::class_<Kernels>(module, "Kernels",
                         "Kernels of one instruction set, on some threads.\n\n"
                         "Args:\n"
@@ -344,17 +401,16 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, or weights of another instruction set.")
-        .def("project", &Kernels::project, "x"_a, "norm"_a.none(), "eps"_a, "weights"_a,
-             "matmul with each of several weights, x divided by its root mean square and times norm [n_in] first,\n"
-             "where that is given.")
-        .def("gate_up", &Kernels::gate_up, "x"_a, "norm"_a.none(), "eps"_a, "gate"_a, "up"_a,
-             "silu(x @ gate.T) * (x @ up.T), x normalized as in project: float32 [T, n_out].")
-        .def("add_product", &Kernels::add_product, "residual"_a, "x"_a, "weights"_a,
-             "residual + x @ weights.T: float32 [T, n_out].")
-        .def("turn_heads", &Kernels::turn_heads, "x"_a, "width"_a, "norm"_a.none(), "eps"_a, "cos"_a.none(), "sin"_a.none(),
-             "interleaved"_a,
-             "Heads of x [T, heads * width], normalized by norm [width] and rotated by angles of cos and sin [T, R/2],\n"
-             "where those are given: float32 [T, heads, width].")
+        .def("normalize", &Kernels::normalize, "x"_a, "norm"_a, "x, rows of which are as wide as the norm's weights, normalized.")
+        .def("project", &Kernels::project, "x"_a, "norm"_a.none(), "linears"_a,
+             "What each of several linears makes of x [T, n_in], normalized first where there is a norm: float32 [T, n_out].")
+        .def("gate_up", &Kernels::gate_up, "x"_a, "norm"_a.none(), "gate"_a.none(), "up"_a, "activation"_a,
+             "activation(gate(x)) * up(x), without a gate activation(up(x)), x normalized as in project: float32 [T, n_out].")
+        .def("add_product", &Kernels::add_product, "residual"_a, "x"_a, "linear"_a,
+             "residual + linear(x): float32 [T, n_out].")
+        .def("turn_heads", &Kernels::turn_heads, "x"_a, "width"_a, "norm"_a.none(), "cos"_a.none(), "sin"_a.none(), "interleaved"_a,
+             "Heads of x [T, heads * width], normalized by a norm of [width], [heads, width] or [heads * width], and rotated by\n"
+             "angles of cos and sin [T, R/2], where those are given: float32 [T, heads, width].")
         .def("write", &Kernels::write, "layer"_a, "pages"_a, "slots"_a, "k"_a, "v"_a,
              "Store keys and values [T, K, D], without the GIL.\n\n"
              "Args:\n"
@@ -367,7 +423,8 @@ NB_MODULE(_native, module) {
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, a page or slot that there is not.")
         .def("run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "pages"_a, "slots"_a, "batch"_a,
-             "x [T, E] through one layer after another, without the GIL: float32 [T, E].\n\n"
+             "wanted"_a.none(),
+             "x [T, E] through one layer after another, without the GIL: float32 [T, E], or of the tokens wanted.\n\n"
              "Args:\n"
              "    x: float32 [T, E], C-contiguous.\n"
              "    layers: in order.\n"
@@ -375,7 +432,8 @@ NB_MODULE(_native, module) {
              "    angles: of each layer.\n"
              "    pages: int64, the page of each token [T].\n"
              "    slots: int64, its place on that page [T].\n"
-             "    batch: which sequence a token belongs to.\n\n"
+             "    batch: which sequence a token belongs to.\n"
+             "    wanted: which tokens are wanted of the last, in rising order; None for all.\n\n"
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: what does not fit each other, weights of another instruction set.")

@@ -119,9 +119,9 @@ public:
         layer.n_taps = n_taps_of(taps, inner), layer.taps = static_cast<const float*>(taps.data());
         layer.conv_bias = row_of(conv_bias, "conv_bias", inner), layer.step_bias = row_of(step_bias, "step_bias", inner);
         layer.select = &select.matrix, layer.steps = &steps.matrix;
-        layer.norms[0] = {row_of(step_norm, "step_norm", layer.n_rank), epsilons[0]};
-        layer.norms[1] = {row_of(b_norm, "b_norm", n_state), epsilons[1]};
-        layer.norms[2] = {row_of(c_norm, "c_norm", n_state), epsilons[2]};
+        layer.norms[0] = {row_of(step_norm, "step_norm", layer.n_rank), nullptr, layer.n_rank, 1, epsilons[0], false};
+        layer.norms[1] = {row_of(b_norm, "b_norm", n_state), nullptr, n_state, 1, epsilons[1], false};
+        layer.norms[2] = {row_of(c_norm, "c_norm", n_state), nullptr, n_state, 1, epsilons[2], false};
         layer.a = shaped(a, "a", {inner, n_state}), layer.d = shaped(d, "d", {inner});
         const float* before = shaped(state, "state", {in.batch.n_sequences, inner, 1, n_state});
         return with_states(in.batch, inner, inner, layer.n_taps, window, state, before, [&](const MambaStates& states, float* y) {
@@ -144,7 +144,7 @@ public:
         layer.n_taps = n_taps_of(taps, convolved), layer.taps = static_cast<const float*>(taps.data());
         layer.conv_bias = row_of(conv_bias, "conv_bias", convolved), layer.step_bias = shaped(step_bias, "step_bias", {n_heads});
         layer.a = shaped(a, "a", {n_heads, 1}), layer.d = shaped(d, "d", {n_heads, 1});
-        layer.norm = {shaped(norm, "norm", {n_groups, inner / n_groups}), eps};
+        layer.norm = {shaped(norm, "norm", {n_groups, inner / n_groups}), nullptr, inner / n_groups, n_groups, eps, false};
         return with_states(in.batch, inner, convolved, layer.n_taps, window, state, before, [&](const MambaStates& states, float* y) {
             slm::mamba2(kernels_, *pool_, layer, in.batch, in.rows, states, y);
         });

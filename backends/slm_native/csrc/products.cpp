@@ -18,19 +18,40 @@ constexpr std::size_t least_part = 1 << 13;  // values; less is done before a th
 // Values 0 .. n - 1 in parts that are multiples of `unit`.
 template <class Task>
 void in_parts(Pool& pool, std::size_t n, std::size_t unit, const Task& task) {
+    if (n == 0) return;
     const std::size_t n_units = n / unit, most = std::max<std::size_t>(1, n / least_part);
     const std::size_t n_parts = std::min({n_units, most, 4 * std::size_t(pool.n_threads())});
     const std::size_t step = div_up(n_units, std::max<std::size_t>(1, n_parts)) * unit;
     pool.run(div_up(n, step), [&](std::size_t i) { task(i * step, std::min(n, (i + 1) * step)); });
 }
 
-const float* normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::size_t width, Norm norm) {
+const float* normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n, const Norm& norm) {
     if (!norm.weight) return x;
-    float* to = normed_scratch.room<float>(n_tokens * width);
-    in_parts(pool, n_tokens * width, width, [&](std::size_t begin, std::size_t end) {
-        kernels.rms_norm(x + begin, (end - begin) / width, width, norm.weight, norm.eps, to + begin);
-    });
+    float* to = normed_scratch.room<float>(n);
+    normalize(kernels, pool, x, n, norm, to);
     return to;
+}
+
+// What a linear does to its product, and then `more` to each part of it.
+template <class More>
+void finish(Pool& pool, const Linear& linear, std::size_t n_tokens, float* y, const More& more) {
+    const std::size_t width = linear.matrix->n_out;
+    in_parts(pool, n_tokens * width, width, [&](std::size_t begin, std::size_t end) {
+        for (float* row = y + begin; row < y + end; row += width) {
+            if (linear.scale != 1.0f)
+                for (std::size_t i = 0; i < width; ++i) row[i] *= linear.scale;
+            if (linear.bias)
+                for (std::size_t i = 0; i < width; ++i) row[i] += linear.bias[i];
+        }
+        more(begin, end);
+    });
+}
+
+bool is_plain(const Linear& linear) { return !linear.bias && linear.scale == 1.0f; }
+
+void make(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear, float* y) {
+    const Product product{linear.matrix, y};
+    multiply(kernels, pool, x, n_tokens, {&product, 1});
 }
 
 }  // namespace
@@ -55,41 +76,60 @@ void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t
     multiply_all(kernels, pool, all);
 }
 
-void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, Norm norm,
-             std::span<const Product> products) {
-    if (n_tokens == 0 || products.empty()) return;
-    multiply(kernels, pool, normed(kernels, pool, x, n_tokens, products[0].matrix->n_in, norm), n_tokens, products);
-}
-
-void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, Norm norm, const Matrix& gate,
-             const Matrix& up, float* y) {
-    const std::size_t n = n_tokens * up.n_out;
-    if (n == 0) return;
-    float* other = gate_scratch.room<float>(n);
-    const Product products[2] = {{&gate, y}, {&up, other}};
-    project(kernels, pool, x, n_tokens, norm, products);
-    in_parts(pool, n, 1, [&](std::size_t begin, std::size_t end) {
-        kernels.silu_mul(y + begin, other + begin, end - begin, y + begin);
+void normalize(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n, const Norm& norm, float* y) {
+    in_parts(pool, n, norm.width * norm.n_rows, [&](std::size_t begin, std::size_t end) {
+        kernels.normalize(norm, x + begin, (end - begin) / norm.width, y + begin);
     });
 }
 
-void add_product(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Matrix& matrix,
-                 const float* residual, float* y) {
-    const Product product{&matrix, y};
-    multiply(kernels, pool, x, n_tokens, {&product, 1});
-    const std::size_t n = n_tokens * matrix.n_out;
+void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm,
+             std::span<const Made> made) {
+    if (n_tokens == 0 || made.empty()) return;
+    std::vector<Product> products;
+    for (const Made& one : made) products.push_back({one.linear->matrix, one.y});
+    multiply(kernels, pool, normed(kernels, pool, x, n_tokens * products[0].matrix->n_in, norm), n_tokens, products);
+    for (const Made& one : made)
+        if (!is_plain(*one.linear)) finish(pool, *one.linear, n_tokens, one.y, [](std::size_t, std::size_t) {});
+}
+
+void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, const Linear& gate,
+             const Linear& up, const Activation& activation, float* y) {
+    const std::size_t n = n_tokens * up.matrix->n_out;
     if (n == 0) return;
+    float* other = gate.matrix ? gate_scratch.room<float>(n) : nullptr;
+    const Made made[2] = {{&up, gate.matrix ? other : y}, {&gate, y}};
+    project(kernels, pool, x, n_tokens, norm, {made, gate.matrix ? 2u : 1u});
     in_parts(pool, n, 1, [&](std::size_t begin, std::size_t end) {
+        kernels.activate(activation, y + begin, other ? other + begin : nullptr, end - begin, y + begin);
+    });
+}
+
+void add_product(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,
+                 const float* residual, float* y) {
+    if (n_tokens * linear.matrix->n_out == 0) return;
+    make(kernels, pool, x, n_tokens, linear, y);
+    finish(pool, linear, n_tokens, y, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) y[i] += residual[i];
     });
 }
 
+void add_normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear, const Norm& norm,
+                float scale, const float* residual, float* y) {
+    const std::size_t width = linear.matrix->n_out;
+    if (n_tokens * width == 0) return;
+    make(kernels, pool, x, n_tokens, linear, y);
+    finish(pool, linear, n_tokens, y, [&](std::size_t begin, std::size_t end) {
+        if (norm.weight) kernels.normalize(norm, y + begin, (end - begin) / width, y + begin);
+        for (std::size_t i = begin; i < end; ++i) y[i] = residual[i] + scale * y[i];
+    });
+}
+
 void turn_heads(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::size_t n_heads,
-                std::size_t width, Norm norm, Rotation rotation, float* y) {
+                std::size_t width, const Norm& norm, Rotation rotation, float* y) {
     const std::size_t per_token = n_heads * width;
     if (n_tokens * per_token == 0) return;
     in_parts(pool, n_tokens * per_token, per_token, [&](std::size_t begin, std::size_t end) {
-        if (norm.weight) kernels.rms_norm(x + begin, (end - begin) / width, width, norm.weight, norm.eps, y + begin);
+        if (norm.weight) kernels.normalize(norm, x + begin, (end - begin) / norm.width, y + begin);
         else if (y != x) std::memcpy(y + begin, x + begin, (end - begin) * sizeof(float));
         if (rotation.half == 0) return;
         for (std::size_t t = begin / per_token; t < end / per_token; ++t)

@@ -16,25 +16,39 @@ struct Product {
     float* y;  // [n_tokens][n_out]
 };
 
-// Weights of a root mean square norm; none where `weight` is null.
-struct Norm {
-    const float* weight;
-    float eps;
+// A matrix, and what its product is multiplied with and shifted by then; none where `matrix` is null.
+struct Linear {
+    const Matrix* matrix;
+    const float* bias;  // [n_out] or null
+    float scale = 1.0f;
+};
+
+// What one linear of several that have their activations in common makes.
+struct Made {
+    const Linear* linear;
+    float* y;  // [n_tokens][n_out]
 };
 
 // y = x @ matrix.T for each product; x is [n_tokens][n_in].
 void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::span<const Product> products);
 
-// The same with x normalized first.
-void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, Norm norm, std::span<const Product> products);
+// y = n values x, normalized; n is a multiple of what the norm has weights for, and y may be x.
+void normalize(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n, const Norm& norm, float* y);
 
-// y = silu(gate) * up, both products of x, normalized first; y is [n_tokens][n_out].
-void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, Norm norm, const Matrix& gate,
-             const Matrix& up, float* y);
+// What each linear makes of x, normalized first; at most three.
+void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, std::span<const Made> made);
 
-// y = residual + x @ matrix.T, both [n_tokens][n_out].
-void add_product(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Matrix& matrix,
+// y = activation(gate) * up, both made of x, normalized first; without a gate, activation(up). y is [n_tokens][n_out].
+void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, const Linear& gate,
+             const Linear& up, const Activation& activation, float* y);
+
+// y = residual + what the linear makes of x, both [n_tokens][n_out].
+void add_product(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,
                  const float* residual, float* y);
+
+// y = residual + scale * normalized(what the linear makes of x).
+void add_normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear, const Norm& norm,
+                float scale, const float* residual, float* y);
 
 // How heads are turned to their positions; not at all where `half` is 0.
 struct Rotation {
@@ -43,8 +57,8 @@ struct Rotation {
     bool interleaved;
 };
 
-// y = heads x [n_tokens][n_heads][width], each normalized, then rotated; y may be x.
+// y = heads x [n_tokens][n_heads][width], each (or all of a token as one) normalized, then rotated; y may be x.
 void turn_heads(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::size_t n_heads,
-                std::size_t width, Norm norm, Rotation rotation, float* y);
+                std::size_t width, const Norm& norm, Rotation rotation, float* y);
 
 }  // namespace slm

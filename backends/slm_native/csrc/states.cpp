@@ -47,8 +47,8 @@ void shift(const IsaKernels& kernels, Pool& pool, const Shift& shares, std::size
     });
 }
 
-void normalize(const IsaKernels& kernels, const Norm& norm, std::size_t width, float* row) {
-    if (norm.weight) kernels.rms_norm(row, 1, width, norm.weight, norm.eps, row);
+void normalize(const IsaKernels& kernels, const Norm& norm, float* row) {
+    if (norm.weight) kernels.normalize(norm, row, 1, row);
 }
 
 }  // namespace
@@ -82,9 +82,9 @@ void mamba(const IsaKernels& kernels, Pool& pool, const Mamba& layer, Sequences 
     multiply(kernels, pool, x, n, *layer.select, selected);
     for (std::size_t t = 0; t < n; ++t) {
         float* row = selected + t * n_selected;
-        normalize(kernels, layer.norms[0], rank, row);
-        normalize(kernels, layer.norms[1], n_state, row + rank);
-        normalize(kernels, layer.norms[2], n_state, row + rank + n_state);
+        normalize(kernels, layer.norms[0], row);
+        normalize(kernels, layer.norms[1], row + rank);
+        normalize(kernels, layer.norms[2], row + rank + n_state);
         std::memcpy(ranks + t * rank, row, rank * sizeof(float));
     }
     multiply(kernels, pool, ranks, n, *layer.steps, steps);
@@ -113,13 +113,7 @@ void mamba2(const IsaKernels& kernels, Pool& pool, const Mamba2& layer, Sequence
     scan.step_bias = layer.step_bias, scan.a = layer.a, scan.d = layer.d;
     scan.before = states.state, scan.after = states.state_after, scan.y = y;
     selective_scan(kernels, pool, scan);
-    if (!layer.norm.weight) return;
-    const std::size_t width = inner / layer.n_groups, step = std::max<std::size_t>(1, task_values / inner);
-    pool.run(div_up(n, step), [&](std::size_t i) {
-        for (std::size_t t = i * step; t < std::min(n, (i + 1) * step); ++t)
-            for (std::size_t group = 0; group < layer.n_groups; ++group)
-                normalize(kernels, {layer.norm.weight + group * width, layer.norm.eps}, width, y + t * inner + group * width);
-    });
+    if (layer.norm.weight) slm::normalize(kernels, pool, y, n * inner, layer.norm, y);
 }
 
 namespace {

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slm_core.architectures import Activation, AnyActivation, RopeStyle
+from slm_core.architectures import AnyActivation, RopeStyle
 from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption
 from slm_core.quant import QuantizedTensor
 from slm_native import _extension
-from slm_native.kernels.cpu_blocks import CpuBlocks, fuses, layer_of
+from slm_native.kernels.cpu_blocks import CpuBlocks, layer_of, native_activation, native_norm, optional_norm
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPageStore, CpuPlan, placed
 from slm_native.kernels.cpu_states import CpuStateKernels
-from slm_native.kernels.cpu_weights import CpuWeight, handle_of
+from slm_native.kernels.cpu_weights import CpuWeight, native_linear
 from slm_native.kernels.kernelset import FusedBlocks
 from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
@@ -89,53 +89,57 @@ class CpuKernels(CpuStateKernels):
             y += bias
         return y
 
+    def normed(self, x: Array, norm: Norm | None) -> Array:
+        """In one call."""
+        if norm is None:
+            return x
+        rows: Array = self._native.normalize(np.ascontiguousarray(x).reshape(-1, norm.weight.size), native_norm(norm))
+        return rows.reshape(x.shape)
+
     def project(self, x: Array, norm: Norm | None, linears: Sequence[Linear]) -> Sequence[Array]:
         """In one call: activations are normalized and rounded once for all matrices."""
-        packed = [weights for linear in linears if (weights := handle_of(linear)) is not None]
-        if not fuses(norm) or len(packed) < len(linears):
+        made = [native for linear in linears if (native := native_linear(linear)) is not None]
+        if len(made) < len(linears):
             return super().project(x, norm, linears)
-        products: Sequence[Array] = self._native.project(np.ascontiguousarray(x), *_weight_and_eps(norm), packed)
-        for y, linear in zip(products, linears, strict=True):
-            if linear.bias is not None:
-                y += linear.bias
+        products: Sequence[Array] = self._native.project(np.ascontiguousarray(x), optional_norm(norm), made)
         return products
 
     def add_product(self, residual: Array, x: Array, linear: Linear) -> Array:
         """In one call."""
-        packed = handle_of(linear)
-        if packed is None:
+        made = native_linear(linear)
+        if made is None:
             return super().add_product(residual, x, linear)
-        y: Array = self._native.add_product(np.ascontiguousarray(residual), np.ascontiguousarray(x), packed)
-        if linear.bias is not None:
-            y += linear.bias
+        y: Array = self._native.add_product(np.ascontiguousarray(residual), np.ascontiguousarray(x), made)
         return y
 
     def gate_up(self, x: Array, norm: Norm | None, gate: Linear | None, up: Linear, activation: AnyActivation) -> Array:
-        """In one call, for SwiGLU without biases."""
-        if gate is not None and activation is Activation.SILU and fuses(norm):
-            packed = [weights for part in (gate, up) if part.bias is None and (weights := handle_of(part)) is not None]
-            if len(packed) == 2:
-                return self._native.gate_up(np.ascontiguousarray(x), *_weight_and_eps(norm), *packed)
-        return super().gate_up(x, norm, gate, up, activation)
+        """In one call."""
+        gates = None if gate is None else native_linear(gate)
+        ups = native_linear(up)
+        if ups is None or (gate is not None and gates is None):
+            return super().gate_up(x, norm, gate, up, activation)
+        x, by = np.ascontiguousarray(x), native_activation(activation)
+        inner: Array = self._native.gate_up(x, optional_norm(norm), gates, ups, by)
+        return inner
 
     def heads(self, flat: Array, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Array:
-        """In one call, where the norm covers a head."""
-        if not fuses(norm, width) or (norm is None and rotation is None):
-            return super().heads(flat, width, norm, rotation)
+        """In one call."""
+        if norm is None and rotation is None:
+            return super().heads(flat, width)
         cos, sin, style = (None, None, None) if rotation is None else (rotation.cos, rotation.sin, rotation.style)
         interleaved = style is RopeStyle.INTERLEAVED
-        turned: Array = self._native.turn_heads(flat, width, *_weight_and_eps(norm), cos, sin, interleaved)
+        turned: Array = self._native.turn_heads(flat, width, optional_norm(norm), cos, sin, interleaved)
         return turned
 
     def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:
-        """In one call, for SwiGLU and root mean square norms, where all matrices have kernels."""
+        """In one call, where all matrices have kernels."""
         layers: list[_native.Layer] = []
         for block in blocks:
             linears = (block.q, block.k, block.v, block.output, block.gate, block.up, block.down)
-            layer = layer_of(block, [None if linear is None else handle_of(linear) for linear in linears])
-            if layer is None:
+            made = [None if linear is None else native_linear(linear) for linear in linears]
+            if any(linear is not None and native is None for linear, native in zip(linears, made, strict=True)):
                 return None
-            layers.append(layer)
+            layers.append(layer_of(block, made))
         return CpuBlocks(self._native, layers)
 
     def place(self, plan: BatchPlan) -> CpuPlan:
@@ -163,7 +167,3 @@ class CpuKernels(CpuStateKernels):
             scoring.sinks,
         )
         return mixed
-
-
-def _weight_and_eps(norm: Norm | None) -> tuple[Array | None, float]:
-    return (None, 0.0) if norm is None else (norm.weight, norm.eps)

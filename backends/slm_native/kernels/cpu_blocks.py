@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from slm_core.architectures import Activation, NormKind, RopeStyle
+from slm_core.architectures import AnyActivation, NormKind, RopeStyle, Xielu
 from slm_native import _extension
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPlan
 from slm_native.kernels.kernelset import FusedBlocks
-from slm_native.kernels.parameters import Linear, Norm, PlainBlock, Rotation
+from slm_native.kernels.parameters import Norm, PlainBlock, Rotation
 from slm_native.kv import Array, BatchPlan, KvLayer
 
 if TYPE_CHECKING:
@@ -31,15 +32,25 @@ class CpuBlocks(FusedBlocks):
         self._new_angles = _extension.load().Angles.of
         self._layers = list(layers)
 
-    def run(self, x: Array, rotations: Sequence[Rotation | None], plan: BatchPlan, caches: Sequence[KvLayer]) -> Array:
+    def run(
+        self,
+        x: Array,
+        rotations: Sequence[Rotation | None],
+        plan: BatchPlan,
+        caches: Sequence[KvLayer],
+        wanted: NDArray[np.bool_] | None = None,
+    ) -> Array:
         """Without the GIL from the first block to the last."""
         assert isinstance(plan, CpuPlan), "a plan that another kernel set placed"
         different = {id(rotation): rotation for rotation in rotations}
         made = {key: self._angles(rotation, len(x)) for key, rotation in different.items()}
-        angles, n = [made[id(rotation)] for rotation in rotations], len(rotations)
-        pages = [_native_layer(cache) for cache in caches[:n]]
+        angles = [made[id(rotation)] for rotation in rotations]
+        pages, rows = (
+            [_native_layer(cache) for cache in caches],
+            None if wanted is None else np.flatnonzero(wanted).tolist(),
+        )
         x = np.ascontiguousarray(x)
-        y: Array = self._kernels.run_layers(x, self._layers[:n], pages, angles, plan.pages, plan.slots, plan.native)
+        y: Array = self._kernels.run_layers(x, self._layers, pages, angles, plan.pages, plan.slots, plan.native, rows)
         return y
 
     def _angles(self, rotation: Rotation | None, n_tokens: int) -> _native.Angles:
@@ -50,39 +61,41 @@ class CpuBlocks(FusedBlocks):
         return angles
 
 
-def fuses(norm: Norm | None, width: int | None = None) -> bool:
-    """Whether C++ has this norm, over rows of ``width`` where that is given."""
-    if norm is None:
-        return True
-    is_plain = norm.kind is NormKind.RMS and norm.bias is None and norm.weight.ndim == 1
-    return is_plain and width in (None, len(norm.weight))
+def native_norm(norm: Norm) -> _native.Norm:
+    """A norm in C++."""
+    made: _native.Norm = _extension.load().Norm.of(norm.weight, norm.bias, norm.eps, norm.kind is NormKind.LAYER)
+    return made
 
 
-def layer_of(block: PlainBlock, packed: Sequence[_native.Weights | None]) -> _native.Layer | None:
-    """A block in C++, None where it is none of those that C++ has.
+def optional_norm(norm: Norm | None) -> _native.Norm | None:
+    """Likewise, where there is one."""
+    return None if norm is None else native_norm(norm)
 
-    Args:
-        block: the block.
-        packed: its matrices q, k, v, output, gate, up, down; None for one that is not in C++.
-    """
-    q, k, v, output, gate, up, down = packed
-    if q is None or k is None or v is None or output is None or gate is None or up is None or down is None:
-        return None
-    if block.activation is not Activation.SILU or block.up.bias is not None or _bias(block.gate) is not None:
-        return None
-    heads, rows = (block.q_norm, block.k_norm), (block.attn_norm, block.ffn_norm)
-    if not all(fuses(norm, block.head_dim) for norm in heads) or not all(fuses(norm) for norm in rows):
-        return None
-    epsilons = {norm.eps for norm in (*heads, *rows) if norm is not None}
-    if len(epsilons) > 1:
-        return None
+
+def native_activation(activation: AnyActivation) -> _native.Activation:
+    """An activation in C++."""
+    of = _extension.load().Activation.of
+    if isinstance(activation, Xielu):
+        made: _native.Activation = of(
+            "xielu", [activation.alpha_n, activation.alpha_p, activation.beta, activation.eps]
+        )
+    else:
+        made = of(activation.value, [])
+    return made
+
+
+def layer_of(block: PlainBlock, linears: Sequence[_native.Linear | None]) -> _native.Layer:
+    """A block in C++; ``linears`` are its q, k, v, output, gate, up and down, None for one that it has not."""
+    rows = (block.attn_post_norm, block.ffn_norm, block.ffn_post_norm)
+    norms = (block.attn_norm, block.q_norm, block.k_norm, block.v_norm, *rows)
     scoring = block.scoring
     made: _native.Layer = _extension.load().Layer(
-        *(q, block.q.bias, k, block.k.bias, v, block.v.bias),
-        *(output, block.output.bias, gate, up, down, block.down.bias),
-        *(_weight(norm) for norm in (*rows, *heads)),
-        *(max(epsilons, default=0.0), block.head_dim, block.scale),
+        linears,
+        [optional_norm(norm) for norm in norms],
+        native_activation(block.activation),
+        *(block.head_dim, block.scale),
         *(scoring.softcap or 0.0, scoring.window or 0, scoring.slopes, scoring.sinks),
+        *(block.qkv_limit or 0.0, block.residual_scale, block.parallel),
     )
     return made
 
@@ -90,11 +103,3 @@ def layer_of(block: PlainBlock, packed: Sequence[_native.Weights | None]) -> _na
 def _native_layer(cache: KvLayer) -> _native.CacheLayer:
     assert isinstance(cache, CpuKvLayer), "pages that another kernel set made"
     return cache.native
-
-
-def _weight(norm: Norm | None) -> Array | None:
-    return None if norm is None else norm.weight
-
-
-def _bias(linear: Linear | None) -> Array | None:
-    return None if linear is None else linear.bias

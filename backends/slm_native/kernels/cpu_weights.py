@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slm_native import _extension
 from slm_native.kernels.parameters import Linear
 from slm_native.kernels.reference import ReferenceWeight
 
@@ -29,3 +30,13 @@ def plain_handles(*linears: Linear) -> list[_native.Weights] | None:
     """All matrices in C++; None where one is not, or has a bias."""
     found = [handle for linear in linears if linear.bias is None and (handle := handle_of(linear)) is not None]
     return found if len(found) == len(linears) else None
+
+
+def native_linear(linear: Linear) -> _native.Linear | None:
+    """A linear in C++; None where there are no kernels for its matrix."""
+    assert isinstance(linear.weight, CpuWeight), "a weight that another kernel set prepared"
+    if linear.weight.packed is None:
+        return None
+    scale = 1.0 if linear.scale is None else float(linear.scale[0])
+    made: _native.Linear = _extension.load().Linear(linear.weight.packed, scale, linear.bias)
+    return made

@@ -47,14 +47,22 @@ class FusedBlocks(ABC):
     """Several blocks that a tier computes in one call."""
 
     @abstractmethod
-    def run(self, x: Array, rotations: Sequence[Rotation | None], plan: BatchPlan, caches: Sequence[KvLayer]) -> Array:
-        """What leaves the last of the first blocks, of as many as there are rotations, [T, E].
+    def run(
+        self,
+        x: Array,
+        rotations: Sequence[Rotation | None],
+        plan: BatchPlan,
+        caches: Sequence[KvLayer],
+        wanted: NDArray[np.bool_] | None = None,
+    ) -> Array:
+        """What leaves the last block, [T, E], or of the rows that are wanted.
 
         Args:
             x: what enters the first, [T, E].
-            rotations: of the heads of each of these blocks.
+            rotations: of the heads of each block.
             plan: what ``place`` gave.
-            caches: the KV cache of each block.
+            caches: where each block's keys and values are.
+            wanted: which tokens' rows are wanted [T], None for all.
         """
 
 

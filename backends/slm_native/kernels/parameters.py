@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slm_core.architectures import AnyActivation, ExpertsSpec, NormKind, RopeStyle
+from slm_core.architectures import Activation, AnyActivation, ExpertsSpec, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_native.kv import Array
 
@@ -153,20 +153,53 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainBlock:
-    """A transformer block of the commonest form: ``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``."""
+    """Attention over the cache and a feed-forward layer: what most transformer blocks are made of.
 
-    attn_norm: Norm | None  # [E]
-    q: Linear  # (H*D, E)
-    k: Linear  # (K*D, E)
-    v: Linear  # (K*D, E)
+    ``after = x + residual_scale * attn_post_norm(output(attention(attn_norm(x))))``, then in the same way ``after`` and
+    what the feed-forward layer makes of it; where ``parallel``, of ``x``. What is None is not there.
+
+    Attributes:
+        attn_norm: [E].
+        q: (H*D, E).
+        k: (K*D, E); None where another block's keys and values are read.
+        v: (K*D, E); None where keys, before their norm, are the values.
+        qkv_limit: of what these make, either way.
+        q_norm: as ``KernelSet.heads`` takes it, likewise the next two.
+        k_norm: of keys.
+        v_norm: of values.
+        head_dim: D.
+        scale: on q · k.
+        scoring: what else is done to scores.
+        output: (E, H*D).
+        attn_post_norm: [E].
+        residual_scale: on what is added.
+        parallel: whether the feed-forward layer reads ``x``.
+        ffn_norm: [E].
+        gate: (F, E).
+        up: (F, E); None where the block ends after its attention.
+        activation: of the feed-forward layer.
+        down: (E, F).
+        ffn_post_norm: [E].
+    """
+
+    attn_norm: Norm | None
+    q: Linear
+    k: Linear | None
+    v: Linear | None
+    qkv_limit: float | None
     q_norm: Norm | None
     k_norm: Norm | None
-    head_dim: int  # D
-    scale: float  # on q · k
+    v_norm: Norm | None
+    head_dim: int
+    scale: float
     scoring: Scoring
-    output: Linear  # (E, H*D)
-    ffn_norm: Norm | None  # [E]
-    gate: Linear | None  # (F, E)
-    up: Linear  # (F, E)
-    activation: AnyActivation
-    down: Linear  # (E, F)
+    output: Linear
+    attn_post_norm: Norm | None
+    residual_scale: float
+    parallel: bool
+    ffn_norm: Norm | None = None
+    gate: Linear | None = None
+    up: Linear | None = None
+    activation: AnyActivation = Activation.SILU
+    down: Linear | None = None
+    ffn_post_norm: Norm | None = None
