@@ -30,6 +30,11 @@ struct Convolution {
     float *after, *y;                     // as `before`; [B * T][width]
 };
 
+// A row of x, or what came before it, and of x_gate.
+struct TappedRow {
+    const float *x, *gate;
+};
+
 // Of each token and the one before it n_shares mixtures: x + (before - x) * share.
 struct Shift {
     std::size_t n_tokens, width, n_shares;  // tokens of a sequence
@@ -56,8 +61,8 @@ enum class Curve { sigmoid, tanh, relu_squared };
 struct ScanKernels {
     // Heads from begin to end of a sequence, all of its tokens; `work` holds `scan_room`.
     void (*heads)(const Scan& scan, std::size_t sequence, std::size_t begin, std::size_t end, float* work);
-    // Channels from begin to end of a sequence, all of its tokens.
-    void (*convolve)(const Convolution& convolution, std::size_t sequence, std::size_t begin, std::size_t end);
+    // Channels from begin to end of a sequence, all of its tokens; `rows` holds n_taps.
+    void (*convolve)(const Convolution& convolution, std::size_t sequence, std::size_t begin, std::size_t end, TappedRow* rows);
     // Token t of the batch.
     void (*shift)(const Shift& shift, std::size_t t);
     // One head of a sequence, all of its tokens; `work` holds `delta_room`.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <vector>
 
 namespace slm {
 
@@ -67,7 +69,7 @@ void convolve(const IsaKernels& kernels, Pool& pool, const Convolution& c) {
     const std::size_t step = in_vectors(std::max<std::size_t>(1, task_values / (c.n_tokens + c.n_taps))), n_blocks = div_up(c.width, step);
     pool.run(c.n_sequences * n_blocks, [&](std::size_t i) {
         const std::size_t begin = i % n_blocks * step;
-        kernels.scan->convolve(c, i / n_blocks, begin, std::min(c.width, begin + step));
+        kernels.scan->convolve(c, i / n_blocks, begin, std::min(c.width, begin + step), work_scratch.room<TappedRow>(c.n_taps));
     });
 }
 
@@ -118,12 +120,37 @@ void mamba2(const IsaKernels& kernels, Pool& pool, const Mamba2& layer, Sequence
 
 namespace {
 
-// The widest of what lies between two matrices.
-std::size_t widest(const TimeMix& layer) {
-    std::size_t most = 0;
-    for (const LowRank* each : {&layer.decay, &layer.rate, &layer.gate, &layer.first_value})
-        if (each->down) most = std::max(most, each->down->n_out);
-    return most;
+// Pairs of matrices of some products, and what lies between them.
+class Pairs {
+public:
+    Pairs(std::size_t n_rows, Taking& take) : n_(n_rows), take_(take) {}
+
+    void add(const Matrix& matrix, const float* x, float* y) { first_.push_back({&matrix, x, n_, y}); }
+
+    // What lies between, and at `y` what comes out.
+    float* add(const LowRank& matrices, const float* x, const float*& y) {
+        float *between = take_(n_ * matrices.down->n_out), *to = take_(n_ * matrices.up->n_out);
+        add(*matrices.down, x, between);
+        second_.push_back({matrices.up, between, n_, to});
+        y = to;
+        return between;
+    }
+
+    std::span<const Multiplication> first() const { return first_; }
+    std::span<const Multiplication> second() const { return second_; }
+
+private:
+    std::size_t n_;
+    Taking& take_;
+    std::vector<Multiplication> first_, second_;
+};
+
+// Floats of memory that a layer's rows take.
+std::size_t room_of(const TimeMix& layer, std::size_t n_rows, std::size_t width) {
+    std::size_t room = in_vectors(6 * n_rows * width) + 2 * in_vectors(n_rows * width);
+    for (const LowRank* pair : {&layer.decay, &layer.rate, &layer.gate, &layer.first_value})
+        if (pair->down) room += in_vectors(n_rows * pair->down->n_out) + in_vectors(n_rows * width);
+    return room;
 }
 
 }  // namespace
@@ -131,26 +158,23 @@ std::size_t widest(const TimeMix& layer) {
 void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Sequences batch, const float* x, const float* last,
               float* value) {
     DeltaRule rule = layer.rule;
-    const std::size_t n = batch.n_rows(), width = rule.n_heads * rule.width, size = n * width, rank = n * widest(layer);
-    Taking take(flow_scratch.room<float>(in_vectors(6 * size) + 6 * in_vectors(size) + in_vectors(rank)));
-    float *given = take(6 * size), *r = take(size), *k = take(size), *inner = take(rank);
+    const std::size_t n = batch.n_rows(), width = rule.n_heads * rule.width, size = n * width;
+    Taking take(flow_scratch.room<float>(room_of(layer, n, width)));
+    float *given = take(6 * size), *r = take(size), *k = take(size);
     shift(kernels, pool, {batch.n_tokens, width, 6, x, last, layer.shares, given, size}, n);
-    // The order of shares: receptance, decay, key, value, rate, gate.
-    multiply(kernels, pool, given, n, *layer.receptance, r);
-    multiply(kernels, pool, given + 2 * size, n, *layer.key, k);
-    multiply(kernels, pool, given + 3 * size, n, *layer.value, value);
-    const auto through = [&](const LowRank& matrices, std::size_t share, const Curve* curve) {
-        float* y = take(size);
-        multiply(kernels, pool, given + share * size, n, *matrices.down, inner);
-        if (curve) follow(kernels, pool, *curve, inner, n * matrices.down->n_out);
-        multiply(kernels, pool, inner, n, *matrices.up, y);
-        return y;
-    };
-    const Curve tanh = Curve::tanh, sigmoid = Curve::sigmoid;
+    const float *given_r = given, *given_decay = given + size, *given_k = given + 2 * size, *given_v = given + 3 * size;
+    const float *given_rate = given + 4 * size, *given_gate = given + 5 * size;
+    Pairs pairs(n, take);
+    pairs.add(*layer.receptance, given_r, r), pairs.add(*layer.key, given_k, k), pairs.add(*layer.value, given_v, value);
+    if (layer.first_value.down) pairs.add(layer.first_value, given_v, rule.value_share);
+    float* decay = pairs.add(layer.decay, given_decay, rule.decay);
+    pairs.add(layer.rate, given_rate, rule.rate);
+    float* gate = pairs.add(layer.gate, given_gate, rule.gate);
+    multiply_all(kernels, pool, pairs.first());
+    follow(kernels, pool, Curve::tanh, decay, n * layer.decay.down->n_out);
+    follow(kernels, pool, Curve::sigmoid, gate, n * layer.gate.down->n_out);
+    multiply_all(kernels, pool, pairs.second());
     rule.r = r, rule.k = k, rule.v = value;
-    rule.decay = through(layer.decay, 1, &tanh), rule.rate = through(layer.rate, 4, nullptr);
-    rule.gate = through(layer.gate, 5, &sigmoid);
-    if (layer.first_value.down) rule.value_share = through(layer.first_value, 3, nullptr);
     pool.run(rule.n_sequences * rule.n_heads, [&](std::size_t i) {
         kernels.scan->delta(rule, i / rule.n_heads, i % rule.n_heads, work_scratch.room<float>(delta_room(rule)));
     });
