@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "kept_memory.h"
+
 namespace slm::python {
 
 namespace nb = nanobind;
@@ -47,10 +49,9 @@ const T* elements(const Array& array, const char* name, const char* type, std::s
 
 // Memory of `values` as an array that owns it.
 template <class Owned>
-Owned owned(std::unique_ptr<float[]> values, std::initializer_list<std::size_t> shape) {
+Owned owned(Room values, std::initializer_list<std::size_t> shape) {
     float* data = values.get();
-    nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-    static_cast<void>(values.release());
+    nb::capsule owner(new Room(std::move(values)), [](void* p) noexcept { delete static_cast<Room*>(p); });
     return Owned(data, shape, owner);
 }
 

@@ -69,7 +69,7 @@ public:
         if (x.shape(1) != m.n_in)
             throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", the matrix takes " +
                                    std::to_string(m.n_in)).c_str());
-        std::unique_ptr<float[]> y(new float[n_tokens * m.n_out]);
+        Room y(n_tokens * m.n_out);
         {
             nb::gil_scoped_release unlocked;
             const Product product{&m, y.get()};
@@ -83,7 +83,7 @@ public:
         const std::size_t n = x.size(), width = norm.norm.width * norm.norm.n_rows;
         if (x.shape(1) != width)
             throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", the norm takes " + std::to_string(width)).c_str());
-        std::unique_ptr<float[]> y(new float[n]);
+        Room y(n);
         {
             nb::gil_scoped_release unlocked;
             slm::normalize(kernels_, *pool_, values, n, norm.norm, y.get());
@@ -100,7 +100,7 @@ public:
         for (const LinearHandle* one : linears) {
             check(one->weights);
             if (one->weights.matrix.n_in != a.width) throw nb::value_error("the matrices have rows of different widths");
-            std::unique_ptr<float[]> y(new float[a.n_tokens * one->weights.matrix.n_out]);
+            Room y(a.n_tokens * one->weights.matrix.n_out);
             held.push_back(one->linear()), results.push_back(y.get());
             found.append(owned<FloatMatrix>(std::move(y), {a.n_tokens, one->weights.matrix.n_out}));
         }
@@ -119,7 +119,7 @@ public:
             throw nb::value_error("gate and up have different shapes");
         if (!gate && activation.kind == ActivationKind::swiglu_clamped) throw nb::value_error("swiglu_clamped without a gate");
         const std::size_t n_out = up.weights.matrix.n_out;
-        std::unique_ptr<float[]> y(new float[a.n_tokens * n_out]);
+        Room y(a.n_tokens * n_out);
         {
             nb::gil_scoped_release unlocked;
             slm::gate_up(kernels_, *pool_, a.values, a.n_tokens, a.norm, gate ? gate->linear() : Linear{}, up.linear(), activation, y.get());
@@ -134,7 +134,7 @@ public:
         if (residual.shape(0) != a.n_tokens || residual.shape(1) != n_out)
             throw nb::value_error(("residual has the shape " + shape_of(residual) + ", the product [" +
                                    std::to_string(a.n_tokens) + ", " + std::to_string(n_out) + "]").c_str());
-        std::unique_ptr<float[]> y(new float[a.n_tokens * n_out]);
+        Room y(a.n_tokens * n_out);
         {
             nb::gil_scoped_release unlocked;
             slm::add_product(kernels_, *pool_, a.values, a.n_tokens, linear.linear(), before, y.get());
@@ -160,7 +160,7 @@ public:
         const Norm by = norm ? norm->norm : Norm{};
         check_heads(norm, width, x.shape(1));
         const std::size_t n_heads = x.shape(1) / width;
-        std::unique_ptr<float[]> y(new float[n_tokens * n_heads * width]);
+        Room y(n_tokens * n_heads * width);
         {
             nb::gil_scoped_release unlocked;
             slm::turn_heads(kernels_, *pool_, values, n_tokens, n_heads, width, by, rotation, y.get());
@@ -191,7 +191,7 @@ public:
         if (batch.n_pages() > layer.n_pages) throw nb::value_error("a page that the cache does not have");
         const Scoring scoring = scoring_of(scale, softcap, window, slopes, sinks, n_heads);
         const std::size_t n = batch.n_tokens() * n_heads * layer.head_dim;
-        std::unique_ptr<float[]> out(new float[n]);
+        Room out(n);
         {
             nb::gil_scoped_release unlocked;
             slm::attend(kernels_, *pool_, layer, batch.runs(), scoring, n_heads, queries, out.get());
@@ -214,7 +214,7 @@ public:
             check_places(caches[i]->layer, pages, slots, n_tokens);
         }
         check_wanted(wanted, n_tokens);
-        std::unique_ptr<float[]> y(new float[n_tokens * width]);
+        Room y(n_tokens * width);
         std::copy_n(values, n_tokens * width, y.get());
         {
             nb::gil_scoped_release unlocked;

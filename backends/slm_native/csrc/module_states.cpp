@@ -27,8 +27,6 @@ const float* shaped(const MaybeArray& array, const char* name, std::initializer_
     return array ? shaped(*array, name, shape) : nullptr;
 }
 
-std::unique_ptr<float[]> room(std::size_t n) { return std::unique_ptr<float[]>(new float[n]); }
-
 // B sequences of T tokens, and the width of their rows.
 struct Entered {
     const float* rows;
@@ -75,7 +73,7 @@ public:
         shaped(state, "state", {scan.n_sequences, scan.n_heads, scan.width, scan.n_state});
         scan.x.stride = scan.n_heads * scan.width, scan.steps.stride = scan.n_heads;
         scan.b.stride = scan.c.stride = scan.n_groups * scan.n_state;
-        auto y = room(x.size()), after = room(state.size());
+        Room y(x.size()), after(state.size());
         scan.y = y.get(), scan.after = after.get();
         {
             nb::gil_scoped_release unlocked;
@@ -94,7 +92,7 @@ public:
         c.n_taps = n_taps_of(taps, width), c.taps = static_cast<const float*>(taps.data());
         c.x_gate = {in.rows, in.width}, c.y_gate = {in.rows + width, in.width}, c.x = {in.rows + 2 * width, in.width};
         c.before = shaped(window, "window", {c.n_sequences, c.n_taps - 1, width});
-        auto y = room(in.batch.n_rows() * width), after = room(window.size());
+        Room y(in.batch.n_rows() * width), after(window.size());
         c.y = y.get(), c.after = after.get();
         {
             nb::gil_scoped_release unlocked;
@@ -178,7 +176,7 @@ public:
         rule.unit_eps = unit_eps, rule.norm_eps = norm_eps, rule.slowest = slowest;
         rule.first_value = shaped(first_value, "first_value", {n_rows, width});
         const float* before = shaped(last, "last", {rule.n_sequences, 1, width});
-        auto y = room(x.size()), value = room(x.size()), after = room(state.size());
+        Room y(x.size()), value(x.size()), after(state.size());
         rule.y = y.get(), rule.after = after.get();
         {
             nb::gil_scoped_release unlocked;
@@ -195,7 +193,7 @@ public:
         check_shape(up.matrix, down.matrix.n_in, in.width), check_shape(down.matrix, in.width, up.matrix.n_out);
         const ChannelMix layer{shaped(share, "share", {in.width}), &up.matrix, &down.matrix};
         const float* before = shaped(last, "last", {in.batch.n_sequences, 1, in.width});
-        auto y = room(x.size());
+        Room y(x.size());
         {
             nb::gil_scoped_release unlocked;
             slm::channel_mix(kernels_, *pool_, layer, in.batch, in.rows, before, y.get());
@@ -219,7 +217,7 @@ private:
     static nb::tuple with_states(Sequences batch, std::size_t n_inner, std::size_t convolved, std::size_t n_taps, const Array& window,
                                  const Array& state, const float* before, const Compute& compute) {
         const float* window_before = shaped(window, "window", {batch.n_sequences, n_taps - 1, convolved});
-        auto y = room(batch.n_rows() * n_inner), window_after = room(window.size()), state_after = room(state.size());
+        Room y(batch.n_rows() * n_inner), window_after(window.size()), state_after(state.size());
         {
             nb::gil_scoped_release unlocked;
             compute({window_before, before, window_after.get(), state_after.get()}, y.get());
