@@ -56,6 +56,27 @@ class Layer:
         parallel: bool,
     ) -> None: ...
 
+class Choice:
+    @staticmethod
+    def of(
+        gating: str, n_experts: int, n_used: int, normalized: bool, scale: float, n_groups: int, n_groups_used: int
+    ) -> Choice: ...
+
+class Mixture:
+    def __init__(
+        self,
+        router: Linear,
+        selection_bias: NDArray[np.float32] | None,
+        choice: Choice,
+        gates: Sequence[Linear],
+        ups: Sequence[Linear],
+        downs: Sequence[Linear],
+        activation: Activation,
+        scales_input: bool,
+        shared: Sequence[Linear | None],
+        shared_gate: Linear | None,
+    ) -> None: ...
+
 class Kernels:
     def __init__(self, isa: str, n_threads: int) -> None: ...
     @property
@@ -71,6 +92,9 @@ class Kernels:
     ) -> NDArray[np.float32]: ...
     def add_product(
         self, residual: NDArray[np.float32], x: NDArray[np.float32], linear: Linear
+    ) -> NDArray[np.float32]: ...
+    def mix(
+        self, x: NDArray[np.float32], norm: Norm | None, told: NDArray[np.float32] | None, mixture: Mixture
     ) -> NDArray[np.float32]: ...
     def turn_heads(
         self,

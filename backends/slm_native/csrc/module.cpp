@@ -17,6 +17,7 @@
 #include "handles.h"
 #include "isa.h"
 #include "layers.h"
+#include "mixture_handle.h"
 #include "module_states.h"
 #include "products.h"
 
@@ -225,6 +226,25 @@ public:
         return owned<FloatMatrix>(std::move(y), {wanted ? wanted->size() : n_tokens, width});
     }
 
+    FloatMatrix mix(const Array& x, const NormHandle* norm, const std::optional<Array>& told, const MixtureHandle& handle) const {
+        const Mixture& mixture = handle.checked_for(kernels_);
+        const float* values = elements<float>(x, "x", "float32", 2);
+        const std::size_t n_tokens = x.shape(0), width = x.shape(1);
+        if (width != mixture.router.matrix->n_in)
+            throw nb::value_error(("x has rows of " + std::to_string(width) + ", the experts take " +
+                                   std::to_string(mixture.router.matrix->n_in)).c_str());
+        if (norm && (norm->norm.width != width || norm->norm.n_rows != 1))
+            throw nb::value_error(("norm has " + std::to_string(norm->norm.width) + " numbers, not " + std::to_string(width)).c_str());
+        const float* read = told ? elements<float>(*told, "told", "float32", 2) : nullptr;
+        if (told && (told->shape(0) != n_tokens || told->shape(1) != width)) throw nb::value_error("told and x differ in shape");
+        Room y(n_tokens * width);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::mix(kernels_, *pool_, mixture, values, read, n_tokens, norm ? norm->norm : Norm{}, y.get());
+        }
+        return owned<FloatMatrix>(std::move(y), {n_tokens, width});
+    }
+
 private:
     // Rows of activations that fit a matrix.
     struct Activations {
@@ -371,6 +391,23 @@ NB_MODULE(_native, module) {
                       const MaybeArray&, const MaybeArray&, float, float, bool>(),
              "linears"_a, "norms"_a, "activation"_a, "head_dim"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(),
              "sinks"_a.none(), "limit"_a, "residual_scale"_a, "parallel"_a);
+    nb::class_<slm::Choice>(module, "Choice", "How experts are chosen; see slm_core.architectures.ExpertsSpec.")
+        .def_static("of", &new_choice, "gating"_a, "n_experts"_a, "n_used"_a, "normalized"_a, "scale"_a, "n_groups"_a,
+                    "n_groups_used"_a,
+                    "Raises:\n"
+                    "    ValueError: an unknown gating, or numbers that do not fit each other.");
+    nb::class_<MixtureHandle>(module, "Mixture",
+                              "A layer of experts as slm_native.kernels.Experts has it; keeps its weights.\n\n"
+                              "Args: the router and the selection bias, float32 [X] or None; how experts are chosen; gates, none where\n"
+                              "experts have none, ups and downs, one for each expert; the activation; whether weights go before the\n"
+                              "experts; gate or None, up and down of the shared expert, or nothing; and its gate to one number.\n\n"
+                              "Raises:\n"
+                              "    TypeError: a wrong dtype, or no CPU array.\n"
+                              "    ValueError: shapes that do not fit each other.")
+        .def(nb::init<const LinearHandle&, const MaybeArray&, const slm::Choice&, std::vector<LinearHandle>, std::vector<LinearHandle>,
+                      std::vector<LinearHandle>, const slm::Activation&, bool, std::vector<MaybeLinear>, const MaybeLinear&>(),
+             "router"_a, "selection_bias"_a.none(), "choice"_a, "gates"_a, "ups"_a, "downs"_a, "activation"_a, "scales_input"_a,
+             "shared"_a, "shared_gate"_a.none());
     nb::class_<Kernels>(module, "Kernels",
                         "Kernels of one instruction set, on some threads.\n\n"
                         "Args:\n"
@@ -422,6 +459,13 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, a page or slot that there is not.")
+        .def("mix", &Kernels::mix, "x"_a, "norm"_a.none(), "told"_a.none(), "mixture"_a,
+             "The weighted sum of what each token's experts make of x [T, E], normalized first, without the GIL:\n"
+             "float32 [T, E]. The router reads told [T, E], or what the experts read. Routing, and the experts of all\n"
+             "tokens, which are read once; experts that no token uses are not read.\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: a wrong shape or layout, weights of another instruction set.")
         .def("run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "pages"_a, "slots"_a, "batch"_a,
              "wanted"_a.none(),
              "x [T, E] through one layer after another, without the GIL: float32 [T, E], or of the tokens wanted.\n\n"

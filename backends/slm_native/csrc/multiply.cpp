@@ -14,16 +14,16 @@ constexpr std::size_t panel_rows = 32;  // a panel and a column of activations s
 constexpr std::size_t least_task_bytes = 1 << 14;
 constexpr std::size_t least_shared = 1 << 13;  // activations; fewer are rounded before a thread has heard of it
 
-// Of each thread; activations belong to the thread that called, panels to whoever computes.
-thread_local Scratch inputs_scratch, panel_scratch;
+// Of each thread; inputs belong to the thread that called, what else there is to whoever computes.
+thread_local Scratch inputs_scratch, gather_scratch, panel_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 std::size_t padded(std::size_t n_in) { return div_up(n_in, span_weights) * span_weights; }
 
 bool is_few(const Multiplication& p) { return p.n_rows <= few_rows; }
 
-// Activations as the kernels take them: spans or packed rows for quantized weights, for others packed floats, or
-// nothing where few rows are read as they are.
+// Activations as the kernels take them: spans or packed rows for quantized weights, for others packed floats, or, of
+// few, rows as they are.
 struct Input {
     const Multiplication* of;  // one of the products that take them so
     std::size_t n_vectors, bytes;
@@ -32,9 +32,14 @@ struct Input {
     PackedRows rows;
 };
 
+bool same_rows(const Multiplication& a, const Multiplication& b) {
+    if (a.x != b.x || a.n_rows != b.n_rows || a.matrix->n_in != b.matrix->n_in) return false;
+    return a.which == b.which || (a.which && b.which && std::equal(a.which, a.which + a.n_rows, b.which));
+}
+
 // Whether two products take the same activations alike.
 bool alike(const Multiplication& a, const Multiplication& b) {
-    if (a.x != b.x || a.n_rows != b.n_rows || a.matrix->n_in != b.matrix->n_in) return false;
+    if (!same_rows(a, b)) return false;
     const FormatKernels *f = a.matrix->format, *g = b.matrix->format;
     if (!f || !g) return !f && !g;
     return f->start_zero == g->start_zero && (is_few(a) || f->groups == g->groups);
@@ -54,7 +59,7 @@ struct PackedSizes {
 Input input_of(const Multiplication& p, std::size_t lanes) {
     Input input{&p, is_few(p) ? 0 : div_up(p.n_rows, lanes), 0, nullptr, nullptr, {}};
     const std::size_t n_in = p.matrix->n_in;
-    if (p.matrix->floats) input.bytes = 4 * input.n_vectors * lanes * n_in;
+    if (p.matrix->floats) input.bytes = 4 * n_in * (is_few(p) ? (p.which ? p.n_rows : 0) : input.n_vectors * lanes);
     else if (is_few(p)) input.bytes = p.n_rows * div_up(n_in, span_weights) * sizeof(Span);
     else input.bytes = PackedSizes(p, input.n_vectors, lanes).bytes();
     return input;
@@ -75,17 +80,25 @@ void place(Input& input, std::uint8_t* memory, std::size_t lanes) {
     }
 }
 
-// Round or pack row `i` of few, or vector `i` of many.
+// Rows [begin, end) of the activations, side by side.
+const float* rows_from(const Multiplication& p, std::size_t begin, std::size_t end) {
+    const std::size_t n_in = p.matrix->n_in;
+    if (!p.which) return p.x + begin * n_in;
+    if (end - begin == 1) return p.x + p.which[begin] * n_in;
+    float* to = gather_scratch.room<float>((end - begin) * n_in);
+    for (std::size_t i = begin; i < end; ++i) std::copy_n(p.x + p.which[i] * n_in, n_in, to + (i - begin) * n_in);
+    return to;
+}
+
+// Round or copy row `i` of few, or pack vector `i` of many.
 void fill(const IsaKernels& kernels, Input& input, std::size_t i) {
     const Multiplication& p = *input.of;
-    const std::size_t n_in = p.matrix->n_in, lanes = std::size_t(kernels.lanes);
-    if (is_few(p)) {
-        kernels.quantize(p.x + i * n_in, n_in, p.matrix->format->start_zero, input.spans + i * div_up(n_in, span_weights));
-        return;
-    }
-    const float* x = p.x + i * lanes * n_in;
-    const std::size_t n_here = std::min(lanes, p.n_rows - i * lanes);
-    if (p.matrix->floats) kernels.pack_floats(x, n_here, n_in, input.floats + i * n_in * lanes);
+    const std::size_t n_in = p.matrix->n_in, lanes = std::size_t(kernels.lanes), step = is_few(p) ? 1 : lanes;
+    const std::size_t begin = i * step, n_here = std::min(step, p.n_rows - begin);
+    const float* x = rows_from(p, begin, begin + n_here);
+    if (is_few(p) && p.matrix->floats) std::copy_n(x, n_in, input.floats + i * n_in);
+    else if (is_few(p)) kernels.quantize(x, n_in, p.matrix->format->start_zero, input.spans + i * div_up(n_in, span_weights));
+    else if (p.matrix->floats) kernels.pack_floats(x, n_here, n_in, input.floats + i * n_in * lanes);
     else kernels.pack(x, n_here, n_in, p.matrix->format->start_zero, p.matrix->format->groups, input.rows, i);
 }
 
@@ -128,7 +141,7 @@ public:
 private:
     static std::size_t n_pieces(const Input& input) {
         if (!is_few(*input.of)) return input.n_vectors;
-        return input.of->matrix->format ? input.of->n_rows : 0;
+        return input.of->matrix->format || input.of->which ? input.of->n_rows : 0;
     }
 
     std::vector<Input> inputs_;
@@ -171,7 +184,7 @@ Rows rows_of(const Matrix& m) {
 
 void multiply_few(const Multiplication& p, const Input& input, const Share& share) {
     const Matrix& m = *p.matrix;
-    if (m.floats) m.floats->rows(m.data, m.n_in, share.begin, share.end, p.x, p.n_rows, p.y, m.n_out);
+    if (m.floats) m.floats->rows(m.data, m.n_in, share.begin, share.end, p.which ? input.floats : p.x, p.n_rows, p.y, m.n_out);
     else m.format->rows(rows_of(m), share.begin, share.end, input.spans, div_up(m.n_in, span_weights), p.n_rows, p.y, m.n_out);
 }
 

@@ -41,9 +41,10 @@ private:
 // One product of several: y = x @ matrix.T. Those that have rows of activations in common share what is made of them.
 struct Multiplication {
     const Matrix* matrix;
-    const float* x;  // [n_rows][n_in]
+    const float* x;  // [n_rows][n_in]; or [any number][n_in] of which `which` are read
     std::size_t n_rows;
-    float* y;  // [n_rows][n_out]
+    float* y;                              // [n_rows][n_out]
+    const std::uint32_t* which = nullptr;  // [n_rows]
 };
 
 // All products: threads meet once when activations are rounded, and once at the end, however many products there are.

@@ -13,11 +13,13 @@ from slm_core.errors import InvalidOption
 from slm_core.quant import QuantizedTensor
 from slm_native import _extension
 from slm_native.kernels.cpu_blocks import CpuBlocks, layer_of, native_activation, native_norm, optional_norm
+from slm_native.kernels.cpu_mixtures import CpuMixture, native_mixture
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPageStore, CpuPlan, placed
 from slm_native.kernels.cpu_states import CpuStateKernels
 from slm_native.kernels.cpu_weights import CpuWeight, native_linear
 from slm_native.kernels.kernelset import FusedBlocks
-from slm_native.kernels.parameters import PLAIN, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
+from slm_native.kernels.mixtures import Mixture
+from slm_native.kernels.parameters import PLAIN, Experts, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
 
 if TYPE_CHECKING:
@@ -121,6 +123,11 @@ class CpuKernels(CpuStateKernels):
         x, by = np.ascontiguousarray(x), native_activation(activation)
         inner: Array = self._native.gate_up(x, optional_norm(norm), gates, ups, by)
         return inner
+
+    def mixture(self, experts: Experts) -> Mixture:
+        """In one call, where all matrices have kernels."""
+        native = native_mixture(experts)
+        return super().mixture(experts) if native is None else CpuMixture(self._native, native)
 
     def heads(self, flat: Array, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Array:
         """In one call."""

@@ -1,0 +1,319 @@
+"""Layers of experts of the cpu tier, every instruction set of this machine.
+
+Routing against the reference; experts against float64 and, where activations are rounded, against the tier's own steps
+one by one, which have their own tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from random_matrices import random_matrix
+from slm_core.architectures import Activation, ExpertsSpec, Gating, NormKind
+from slm_core.gguf import GgmlType
+from slm_core.quant import QuantizedTensor, dequantize
+from slm_native import _extension
+from slm_native.kernels import Experts, FeedForward, Linear, Norm
+from slm_native.kernels.cpu import CpuKernels
+from slm_native.kernels.mixtures import Mixture, SteppedMixture, route
+
+if (_missing := _extension.why_missing()) is not None:
+    pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
+
+from slm_native.kernels.cpu_mixtures import CpuMixture
+
+Rows = NDArray[np.float32]
+Wide = NDArray[np.float64]
+every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
+every_count = pytest.mark.parametrize("n_tokens", [0, 1, 3, 8, 40, 150])
+WIDTH, N_FF, N_SHARED_FF, N_EXPERTS, N_USED = 72, 40, 56, 7, 3
+CLOSE = 4e-6  # float32 sums over at most 72 terms, three deep: a few roundings of 2 ** -24 on top of one another
+WEIGHTS_CLOSE = 1e-6  # of shares: exp in units of the last place, sums of at most 24 of them, and a quotient
+
+
+def f32(*shape: int, seed: int) -> Rows:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def linear(kernels: CpuKernels, w: Rows, bias: Rows | None = None, scale: Rows | None = None) -> Linear:
+    tensor = QuantizedTensor("w", w.shape, GgmlType.F32, np.ascontiguousarray(w).reshape(-1).view(np.uint8))
+    return Linear(kernels.prepare(tensor), scale, bias)
+
+
+def in_cpp(kernels: CpuKernels, experts: Experts) -> Mixture:
+    mixture = kernels.mixture(experts)
+    assert isinstance(mixture, CpuMixture), "it is made of steps"
+    return mixture
+
+
+# --- routing: experts that make a one where their number says, so that a result is the weights of all experts
+
+
+def weights_found(spec: ExpertsSpec, scores: Rows, bias: Rows | None = None) -> Rows:
+    kernels, n = CpuKernels(None, 2, 0), spec.n_experts
+    ups, downs = np.zeros((1, n), np.float32), np.zeros((n, 1), np.float32)
+    each = [
+        FeedForward(None, linear(kernels, ups), linear(kernels, downs, np.eye(n, dtype=np.float32)[i]))
+        for i in range(n)
+    ]
+    router = linear(kernels, np.eye(n, dtype=np.float32))
+    return in_cpp(kernels, Experts(spec, router, bias, each, Activation.RELU)).run(scores, None)
+
+
+def weights_wanted(spec: ExpertsSpec, scores: Rows, bias: Rows | None = None) -> Rows:
+    routes = route(scores, spec, bias)
+    wanted = np.zeros_like(scores)
+    np.put_along_axis(wanted, routes.experts, routes.weights, axis=1)
+    return wanted
+
+
+@pytest.mark.parametrize("n_tokens", [1, 500])
+@pytest.mark.parametrize("gating", Gating)
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("n_experts", "n_used", "n_groups", "n_groups_used"), [(7, 3, 1, 1), (24, 5, 6, 2), (4, 4, 4, 4)]
+)
+def test_routing(
+    n_tokens: int,
+    gating: Gating,
+    normalized: bool,
+    biased: bool,
+    n_experts: int,
+    n_used: int,
+    n_groups: int,
+    n_groups_used: int,
+) -> None:
+    spec = ExpertsSpec(n_experts, n_used, gating, normalized, 1.5, False, n_groups, n_groups_used)
+    scores, bias = f32(n_tokens, n_experts, seed=n_experts), f32(n_experts, seed=1) if biased else None
+    if gating is Gating.SPARSE_MIXER:
+        scores = 3 + np.float32(0.05) * scores  # so that some are within 2 % of others
+    if gating is Gating.SOFTMAX_OF_CHOSEN or gating is Gating.SPARSE_MIXER:
+        scores = abs(scores)  # whose weights may be divided by their sum
+    found, wanted = weights_found(spec, scores, bias), weights_wanted(spec, scores, bias)
+    np.testing.assert_array_equal(found != 0, wanted != 0, "other experts were chosen")
+    np.testing.assert_allclose(found, wanted, rtol=WEIGHTS_CLOSE)
+
+
+@pytest.mark.parametrize("gating", [Gating.SOFTMAX, Gating.SIGMOID])
+@pytest.mark.parametrize("n_groups", [1, 4])
+def test_of_equals_the_first_is_chosen(gating: Gating, n_groups: int) -> None:
+    spec = ExpertsSpec(12, 4, gating, normalized=False, n_groups=n_groups, n_groups_used=min(n_groups, 2))
+    scores = np.random.default_rng(1).integers(0, 3, (300, 12)).astype(np.float32)
+    found, wanted = weights_found(spec, scores), weights_wanted(spec, scores)
+    np.testing.assert_array_equal(found != 0, wanted != 0)
+    np.testing.assert_allclose(found, wanted, rtol=WEIGHTS_CLOSE)
+
+
+def test_scores_that_are_no_numbers_choose_experts_that_there_are() -> None:
+    spec = ExpertsSpec(12, 4, Gating.SIGMOID, normalized=True, n_groups=4, n_groups_used=2)
+    scores = np.full((40, 12), np.nan, np.float32)
+    scores[20:, ::2] = np.inf
+    assert np.isnan(weights_found(spec, scores)[:20]).any(axis=1).all()
+
+
+# --- experts
+
+
+class Layer:
+    """A layer of F32 experts, and what it makes in float64."""
+
+    def __init__(
+        self, kernels: CpuKernels, activation: Activation, gated: bool, shared: bool, biased: bool, scales_input: bool
+    ) -> None:
+        self._kernels, self._seed, self._biased = kernels, 100, biased
+        self.activation = activation
+        spec = ExpertsSpec(N_EXPERTS, N_USED, Gating.SOFTMAX, normalized=True, scales_input=scales_input)
+        self.experts = Experts(
+            spec,
+            replace(self._linear(N_EXPERTS, WIDTH), scale=None),
+            None,
+            [self._feed_forward(N_FF, gated) for _ in range(N_EXPERTS)],
+            activation,
+            self._feed_forward(N_SHARED_FF, gated) if shared else None,
+            self._linear(1, WIDTH) if shared else None,
+        )
+
+    def _linear(self, n_out: int, n_in: int) -> Linear:
+        self._seed += 1
+        w = f32(n_out, n_in, seed=self._seed) / np.float32(np.sqrt(n_in))
+        if not self._biased:
+            return linear(self._kernels, w)
+        return linear(self._kernels, w, f32(n_out, seed=-self._seed % 1000), np.float32([0.5 + self._seed % 3]))
+
+    def _feed_forward(self, n_ff: int, gated: bool) -> FeedForward:
+        gate = self._linear(n_ff, WIDTH) if gated else None
+        return FeedForward(gate, self._linear(n_ff, WIDTH), self._linear(WIDTH, n_ff))
+
+    def wanted(self, x: Rows, norm: Norm | None, told: Rows | None) -> Wide:
+        read = x.astype(np.float64)
+        if norm is not None:
+            read = read / np.sqrt(np.mean(read**2, axis=-1, keepdims=True) + norm.eps) * norm.weight
+        scores = times(read if told is None else told.astype(np.float64), self.experts.router)
+        routes, made = route(scores.astype(np.float32), self.experts.spec, None), np.zeros(x.shape)
+        for t in range(len(x)):
+            for expert, weight in zip(routes.experts[t], routes.weights[t].astype(np.float64), strict=True):
+                before, behind = (weight, 1) if self.experts.spec.scales_input else (1, weight)
+                made[t] += behind * self._made(read[t] * before, self.experts.experts[expert])
+            if self.experts.shared is not None and self.experts.shared_gate is not None:
+                share = 1 / (1 + np.exp(-times(read[t], self.experts.shared_gate)))
+                made[t] += share * self._made(read[t], self.experts.shared)
+        return made
+
+    def _made(self, x: Wide, weights: FeedForward) -> Wide:
+        inner = times(x, weights.up)
+        if weights.gate is None:
+            inner = np.maximum(inner, 0)
+        elif self.activation is Activation.SILU:
+            gate = times(x, weights.gate)
+            inner = gate / (1 + np.exp(-gate)) * inner
+        else:
+            gate = np.minimum(times(x, weights.gate), 7)
+            inner = gate / (1 + np.exp(-1.702 * gate)) * (np.clip(inner, -7, 7) + 1)
+        return times(inner, weights.down)
+
+
+def times(x: Wide, by: Linear) -> Wide:
+    tensor = by.weight.tensor
+    y: Wide = x @ dequantize(tensor.data, tensor.ggml_type, tensor.shape).T.astype(np.float64)
+    y = y if by.scale is None else y * by.scale
+    return y if by.bias is None else y + by.bias
+
+
+@every_isa
+@every_count
+@pytest.mark.parametrize(
+    ("activation", "gated", "shared", "biased", "scales_input"),
+    [
+        (Activation.SILU, True, False, False, False),
+        (Activation.SILU, True, True, False, False),
+        (Activation.SWIGLU_CLAMPED, True, False, True, False),
+        (Activation.SILU, True, True, True, True),
+        (Activation.RELU, False, True, True, False),
+    ],
+)
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_experts(
+    isa: str,
+    n_tokens: int,
+    activation: Activation,
+    gated: bool,
+    shared: bool,
+    biased: bool,
+    scales_input: bool,
+    n_threads: int,
+) -> None:
+    kernels = CpuKernels(isa, n_threads, 0)
+    layer = Layer(kernels, activation, gated=gated, shared=shared, biased=biased, scales_input=scales_input)
+    x, told = f32(n_tokens, WIDTH, seed=1), f32(n_tokens, WIDTH, seed=2) if biased else None
+    norm = Norm(f32(WIDTH, seed=3), None, NormKind.RMS, 1e-3) if gated else None
+    before = x.copy()
+    found = in_cpp(kernels, layer.experts).run(x, norm, told)
+    wanted = layer.wanted(x, norm, told)
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max(initial=0) <= CLOSE * np.abs(wanted).max(initial=1)
+    np.testing.assert_array_equal(x, before, "what came in was written")
+
+
+TYPES = [
+    (GgmlType.Q8_0, GgmlType.Q8_0, GgmlType.Q8_0),
+    (GgmlType.Q4_K, GgmlType.Q4_K, GgmlType.Q6_K),
+    (GgmlType.MXFP4, GgmlType.MXFP4, GgmlType.MXFP4),
+    (GgmlType.Q4_0, GgmlType.Q5_1, GgmlType.F16),
+]
+
+
+@every_isa
+@pytest.mark.parametrize("n_tokens", [1, 5, 33, 150])
+@pytest.mark.parametrize("types", TYPES, ids=lambda types: "-".join(each.name for each in types))
+def test_packed_experts_are_their_steps(isa: str, n_tokens: int, types: Sequence[GgmlType]) -> None:
+    """Each product rounds its activations as a product alone does; then only the weights' last places differ."""
+    kernels, width, n_ff = CpuKernels(isa, 2, 0), 512, 256
+
+    def packed(ggml_type: GgmlType, n_out: int, n_in: int, seed: int) -> Linear:
+        matrix = random_matrix(ggml_type, n_out, n_in, seed)
+        return Linear(kernels.prepare(QuantizedTensor("w", matrix.shape, matrix.ggml_type, matrix.data)))
+
+    def feed_forward(seed: int, n_inner: int) -> FeedForward:
+        gate, up, down = types
+        return FeedForward(
+            packed(gate, n_inner, width, seed),
+            packed(up, n_inner, width, seed + 50),
+            packed(down, width, n_inner, seed + 99),
+        )
+
+    experts = Experts(
+        ExpertsSpec(20, 4, Gating.SOFTMAX, normalized=True),
+        linear(kernels, f32(20, width, seed=1)),
+        None,
+        [feed_forward(i, n_ff) for i in range(20)],
+        Activation.SILU,
+        feed_forward(20, 2 * n_ff),
+    )
+    x = f32(n_tokens, width, seed=2)
+    found, wanted = in_cpp(kernels, experts).run(x, None), SteppedMixture(kernels, experts).run(x, None)
+    assert np.abs(found - wanted).max() <= 5 * WEIGHTS_CLOSE * np.abs(wanted).max()
+
+
+@every_isa
+def test_each_part_of_a_layer_matters(isa: str) -> None:
+    kernels = CpuKernels(isa, 2, 0)
+    experts = Layer(kernels, Activation.SILU, gated=True, shared=True, biased=True, scales_input=False).experts
+    x, told = f32(9, WIDTH, seed=1), f32(9, WIDTH, seed=2)
+    assert experts.shared is not None
+    whole, first = in_cpp(kernels, experts).run(x, None), experts.experts[0]
+    others = [
+        replace(experts, selection_bias=f32(N_EXPERTS, seed=3)),
+        replace(experts, shared=None, shared_gate=None),
+        replace(experts, shared_gate=None),
+        replace(experts, activation=Activation.GELU),
+        replace(experts, spec=replace(experts.spec, scale=2.0)),
+        replace(experts, spec=replace(experts.spec, scales_input=True)),
+        replace(experts, experts=[first] * N_EXPERTS),
+        replace(experts, experts=[replace(each, gate=None) for each in experts.experts]),
+        replace(experts, experts=[replace(each, down=replace(each.down, bias=None)) for each in experts.experts]),
+        replace(experts, experts=[replace(each, up=replace(each.up, scale=None)) for each in experts.experts]),
+    ]
+    for other in others:
+        assert not np.allclose(in_cpp(kernels, other).run(x, None), whole, rtol=1e-3)
+    assert not np.allclose(in_cpp(kernels, experts).run(x, None, told), whole, rtol=1e-3)
+
+
+@every_isa
+def test_a_type_without_kernels_goes_step_by_step(isa: str) -> None:
+    kernels = CpuKernels(isa, 2, 0)
+    experts = Layer(kernels, Activation.SILU, gated=True, shared=False, biased=False, scales_input=False).experts
+    iq = random_matrix(GgmlType.IQ2_XS, N_EXPERTS, 256, 1)
+    router = Linear(kernels.prepare(QuantizedTensor("iq", iq.shape, iq.ggml_type, iq.data)))
+    assert isinstance(kernels.mixture(replace(experts, router=router)), SteppedMixture)
+
+
+@every_isa
+def test_what_does_not_fit_is_refused(isa: str) -> None:
+    kernels = CpuKernels(isa, 1, 0)
+    experts = Layer(kernels, Activation.SILU, gated=True, shared=False, biased=False, scales_input=False).experts
+    x, mixture = f32(2, WIDTH, seed=1), kernels.mixture(experts)
+    with pytest.raises(ValueError, match="x has rows of 71, the experts take 72"):
+        mixture.run(x[:, :71], None)
+    with pytest.raises(ValueError, match="norm has 71 numbers, not 72"):
+        mixture.run(x, Norm(f32(71, seed=1), None, NormKind.RMS, 1e-5))
+    with pytest.raises(ValueError, match="told and x differ in shape"):
+        mixture.run(x, None, x[:1])
+    with pytest.raises(ValueError, match=r"down is \[40, 72\], not \[72, 40\]"):
+        kernels.mixture(replace(experts, experts=[replace(each, down=each.up) for each in experts.experts]))
+    with pytest.raises(ValueError, match="one for each expert"):
+        kernels.mixture(replace(experts, experts=experts.experts[:-1]))
+    with pytest.raises(ValueError, match="selection_bias has 3 numbers, not 7"):
+        kernels.mixture(replace(experts, selection_bias=f32(3, seed=1)))
+    with pytest.raises(ValueError, match="swiglu_clamped without a gate"):
+        ungated = [replace(each, gate=None) for each in experts.experts]
+        kernels.mixture(replace(experts, activation=Activation.SWIGLU_CLAMPED, experts=ungated))
+    with pytest.raises(ValueError, match="more than there are"):
+        kernels.mixture(replace(experts, spec=replace(experts.spec, n_used=8)))
+    with pytest.raises(ValueError, match="groups that do not share out the experts evenly"):
+        kernels.mixture(replace(experts, spec=replace(experts.spec, n_groups=2, n_groups_used=1)))
