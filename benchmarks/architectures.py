@@ -139,6 +139,7 @@ def widened(metadata: Mapping[str, Any]) -> dict[str, Any]:
     wide = {key: times(value, factor) if key in WIDTHS else value for key, value in metadata.items()}
     for key, share in FEED_FORWARD.items():
         n_ff = metadata.get(key) or 0
+        share = FEED_FORWARD["feed_forward_length"] if n_ff == metadata.get("feed_forward_length") else share
         if narrowest := min(n_ff) if isinstance(n_ff, list) else n_ff:
             wide[key] = times(n_ff, 2 * math.ceil(share * factor * n_embd / (2 * narrowest)))
     return wide

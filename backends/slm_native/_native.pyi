@@ -54,6 +54,7 @@ class Layer:
         limit: float,
         residual_scale: float,
         parallel: bool,
+        threshold: float | None,
     ) -> None: ...
 
 class Choice:
@@ -88,8 +89,18 @@ class Kernels:
         self, x: NDArray[np.float32], norm: Norm | None, linears: Sequence[Linear]
     ) -> list[NDArray[np.float32]]: ...
     def gate_up(
-        self, x: NDArray[np.float32], norm: Norm | None, gate: Linear | None, up: Linear, activation: Activation
+        self,
+        x: NDArray[np.float32],
+        norm: Norm | None,
+        gate: Linear | None,
+        up: Linear,
+        activation: Activation,
+        threshold: float | None,
     ) -> NDArray[np.float32]: ...
+    def activate(
+        self, gate: NDArray[np.float32], up: NDArray[np.float32] | None, activation: Activation
+    ) -> NDArray[np.float32]: ...
+    def mixed(self, x: Sequence[NDArray[np.float32]], shares: NDArray[np.float32]) -> list[NDArray[np.float32]]: ...
     def add_product(
         self, residual: NDArray[np.float32], x: NDArray[np.float32], linear: Linear
     ) -> NDArray[np.float32]: ...

@@ -77,14 +77,16 @@ class BlockRunner:
             attn_post_norm=block.attn_post_norm,
             residual_scale=spec.residual_scale,
             parallel=spec.parallel,
+            laurel=block.laurel,
         )
-        if not isinstance(feed_forward, FeedForward) or layer.gate_threshold is not None or block.laurel is not None:
+        if not isinstance(feed_forward, FeedForward):
             return begun
         return replace(
             begun,
             ffn_norm=block.ffn_norm,
             gate=feed_forward.gate,
             up=feed_forward.up,
+            gate_threshold=layer.gate_threshold,
             activation=layer.activation,
             down=feed_forward.down,
             ffn_post_norm=block.ffn_post_norm,
@@ -146,7 +148,6 @@ class BlockRunner:
             if fused.is_whole or len(after) == 0:
                 return after
             x = x if wanted is None else self._kernels.rows(x, wanted)
-            after = self._with_laurel(block, x, after)
             return self._fed(block, layer, x if self._spec.parallel else after, after)
         branches = self._mixed(block, layer, x, turn)
         if isinstance(block.feed_forward, ChannelMix):
@@ -262,11 +263,9 @@ class BlockRunner:
         weights, post_norm = block.feed_forward, block.ffn_post_norm
         if weights is None or isinstance(weights, ChannelMix):
             return residual
-        if isinstance(weights, FeedForward) and layer.gate_threshold is not None:
-            inner = self._sparsely_gated(weights, layer, layer.gate_threshold, self._kernels.normed(x, block.ffn_norm))
-            return self._added(residual, inner, weights.down, post_norm)
         if isinstance(weights, FeedForward):
-            inner = self._kernels.gate_up(x, block.ffn_norm, weights.gate, weights.up, layer.activation)
+            made_of = weights.gate, weights.up, layer.activation, layer.gate_threshold
+            inner = self._kernels.gate_up(x, block.ffn_norm, *made_of)
             return self._added(residual, inner, weights.down, post_norm)
         if isinstance(weights, Beside):
             return self._scaled_sum(residual, self._both(weights, block, layer, x), post_norm)
@@ -278,9 +277,3 @@ class BlockRunner:
         dense = kernels.feed_forward(kernels.normed(x, block.ffn_norm), weights.dense, layer.activation)
         mixed = weights.experts.run(x, weights.experts_norm, kernels.normed(x, weights.router_norm))
         return kernels.normed(dense, weights.dense_norm) + kernels.normed(mixed, weights.mixed_norm)
-
-    def _sparsely_gated(self, weights: FeedForward, layer: LayerSpec, threshold: float, x: Array) -> Array:
-        assert weights.gate is not None, "the architecture has one"
-        kernels = self._kernels
-        gate = kernels.above_threshold(kernels.linear(x, weights.gate), threshold)
-        return kernels.gated(gate, kernels.linear(x, weights.up), layer.activation)

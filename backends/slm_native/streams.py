@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slm_core.architectures import AnyActivation
-from slm_native.kernels import KernelSet, Linear, Norm, Weight
+from slm_native.kernels import KernelSet, Laurel, Linear, Norm, Weight
 from slm_native.kv import Array
 
 
@@ -25,15 +25,6 @@ class AltUp:
     predict: Linear  # (N*N, N)
     correct: Linear  # (N, N)
     scale: Array  # [E], on the block's stream before its own embedding is let in
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Laurel:
-    """A learned augmented residual layer (Menghani et al. 2024, https://arxiv.org/abs/2411.07501)."""
-
-    left: Linear  # (R, E)
-    right: Linear  # (E, R)
-    norm: Norm  # [E]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,15 +71,9 @@ def merged(kernels: KernelSet, weights: Streams | None, streams: Sequence[Array]
     return total * (1 / len(streams))
 
 
-def predicted(kernels: KernelSet, weights: AltUp, streams: Sequence[Array], active: int) -> list[Array]:
+def predicted(kernels: KernelSet, weights: AltUp, streams: Sequence[Array], active: int) -> Sequence[Array]:
     """The streams as they are expected behind the block: each, and a mixture of all that the active one chooses."""
-    n, mixture = len(streams), kernels.linear(_modalities(kernels, weights, streams[active]), weights.predict)
-    found = []
-    for i, stream in enumerate(streams):
-        for j, other in enumerate(streams):
-            stream = stream + other * mixture[:, i * n + j : i * n + j + 1]
-        found.append(stream)
-    return found
+    return kernels.mixed(streams, kernels.linear(_modalities(kernels, weights, streams[active]), weights.predict))
 
 
 def corrected(

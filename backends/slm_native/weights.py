@@ -16,6 +16,7 @@ from slm_native.kernels import (
     Experts,
     FeedForward,
     KernelSet,
+    Laurel,
     Linear,
     Mixture,
     Norm,
@@ -36,7 +37,7 @@ from slm_native.stream_weights import (
     read_layer_embeddings,
     read_streams,
 )
-from slm_native.streams import AltUp, Laurel, LayerEmbedding, LayerEmbeddings, Streams
+from slm_native.streams import AltUp, LayerEmbedding, LayerEmbeddings, Streams
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
 from slm_native import _extension
-from slm_native.kernels import FusedBlocks, Linear, Norm, PlainBlock, Rotation, Scoring
+from slm_native.kernels import FusedBlocks, Laurel, Linear, Norm, PlainBlock, Rotation, Scoring
 from slm_native.kernels.cpu import CpuKernels
 from slm_native.kv import BatchPlan, KvLayer, PagedKvCache, PageLayout, codec_of
 
@@ -25,7 +25,7 @@ if (_missing := _extension.why_missing()) is not None:
 Rows = NDArray[np.float32]
 every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
 every_batch = pytest.mark.parametrize("seq_ids", [[0], [2, 0, 1, 0, 2, 2], [0] * 90 + [1] * 7], ids=["1", "6", "97"])
-N_HEADS, N_KV_HEADS, HEAD_DIM, WIDTH, N_FF, N_BLOCKS = 16, 2, 32, 256, 768, 6
+N_HEADS, N_KV_HEADS, HEAD_DIM, WIDTH, N_FF, N_BLOCKS = 16, 2, 32, 256, 768, 7
 
 
 class Blocks:
@@ -93,6 +93,11 @@ class Blocks:
                 activation=Activation.GELU_TANH,
                 parallel=True,
             ),
+            replace(
+                plain,
+                laurel=Laurel(self._linear(256, WIDTH, 40), self._linear(WIDTH, 256, 41), _norm(WIDTH, 42)),
+                gate_threshold=0.4,
+            ),
             replace(plain, k=None, v=None, k_norm=None, ffn_norm=None, gate=None, up=None, down=None),
         ]
         layout = PageLayout(
@@ -134,11 +139,16 @@ class Blocks:
             q = kernels.heads(q, HEAD_DIM, block.q_norm, rotation)
             mixed = kernels.attention_over_runs(q, cache, plan, block.scale, block.scoring).reshape(len(x), -1)
             after = self._added(x, mixed, block.output, block.attn_post_norm, block.residual_scale)
+            if block.laurel is not None:
+                read = kernels.normed(x, block.attn_norm)
+                low = kernels.linear(read, block.laurel.left)
+                made = self._added(read + after, low, block.laurel.right, block.laurel.norm, 1.0)
+                after = made * np.float32(2**-0.5)
             if block.up is None or block.down is None:
                 x = after
                 continue
             given = x if block.parallel else after
-            inner = kernels.gate_up(given, block.ffn_norm, block.gate, block.up, block.activation)
+            inner = kernels.gate_up(given, block.ffn_norm, block.gate, block.up, block.activation, block.gate_threshold)
             x = self._added(after, inner, block.down, block.ffn_post_norm, block.residual_scale)
         return x
 
@@ -161,7 +171,7 @@ def _layer_norm(width: int, seed: int) -> Norm:
 
 def _rotations(n_tokens: int) -> list[Rotation | None]:
     split, pairs = _rotation(n_tokens, 16, RopeStyle.HALF_SPLIT, 1), _rotation(n_tokens, 8, RopeStyle.INTERLEAVED, 2)
-    return [split, None, pairs, split, pairs, split]
+    return [split, None, pairs, split, pairs, None, split]
 
 
 def _rotation(n_tokens: int, half: int, style: RopeStyle, seed: int) -> Rotation:
@@ -202,7 +212,7 @@ def test_each_part_of_a_block_matters(isa: str) -> None:
     rotations = _rotations(40)
     whole = blocks.fused().run(x, rotations, plan, blocks.caches)
     original = blocks.blocks
-    first, second, third, fourth, fifth, last = original
+    first, second, third, fourth, fifth, sixth, last = original
     scores = ("window", "softcap", "slopes", "sinks")
     unbiased = {name: replace(getattr(second, name), bias=None) for name in ("q", "k", "v", "output", "down")}
     norms = ("attn_norm", "q_norm", "k_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm")
@@ -210,6 +220,8 @@ def test_each_part_of_a_block_matters(isa: str) -> None:
     assert layer_norm is not None
     assert fourth.up is not None
     assert fifth.gate is not None
+    laurel = sixth.laurel
+    assert laurel is not None
     parts: list[tuple[int, PlainBlock]] = [
         *((0, replace(first, **{name: None})) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm")),
         *((1, replace(second, **{name: linear})) for name, linear in unbiased.items()),
@@ -230,8 +242,12 @@ def test_each_part_of_a_block_matters(isa: str) -> None:
         (4, replace(fifth, qkv_limit=None)),
         (4, replace(fifth, gate=replace(fifth.gate, bias=None))),
         (4, replace(fifth, parallel=False)),
-        (5, replace(last, k=first.k, v=first.v)),
-        (5, replace(last, up=first.up, down=first.down)),
+        (5, replace(sixth, laurel=None)),
+        (5, replace(sixth, laurel=replace(laurel, right=replace(laurel.right, scale=None), norm=_norm(WIDTH, 43)))),
+        (5, replace(sixth, gate_threshold=None)),
+        (5, replace(sixth, gate_threshold=0.5)),
+        (6, replace(last, k=first.k, v=first.v)),
+        (6, replace(last, up=first.up, down=first.down)),
     ]
     for number, (i, block) in enumerate(parts):
         blocks.blocks = [block if i == k else other for k, other in enumerate(original)]
@@ -254,25 +270,28 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
     x, plan, angles = _f32(2, WIDTH, seed=1), blocks.plan([0, 0], 0), _rotation(2, 16, RopeStyle.HALF_SPLIT, 1)
     fused, caches = blocks.fused(), blocks.caches
     with pytest.raises(ValueError, match="x has rows of 255, the layer takes 256"):
-        fused.run(x[:, :255], [angles] * 6, plan, caches)
+        fused.run(x[:, :255], [angles] * 7, plan, caches)
     with pytest.raises(ValueError, match="tokens that x"):
-        fused.run(_f32(3, WIDTH, seed=1), [None] * 6, plan, caches)
+        fused.run(_f32(3, WIDTH, seed=1), [None] * 7, plan, caches)
     with pytest.raises(ValueError, match="at most half a head"):
-        fused.run(x, [_rotation(2, 17, RopeStyle.HALF_SPLIT, 1)] * 6, plan, caches)
+        fused.run(x, [_rotation(2, 17, RopeStyle.HALF_SPLIT, 1)] * 7, plan, caches)
     with pytest.raises(ValueError, match="differ in number"):
-        fused.run(x, [angles] * 6, plan, caches[:2])
-    layout = PageLayout(range(6), N_KV_HEADS, 16, codec_of(KvType.F32, 16), codec_of(KvType.F32, 16))
+        fused.run(x, [angles] * 7, plan, caches[:2])
+    layout = PageLayout(range(7), N_KV_HEADS, 16, codec_of(KvType.F32, 16), codec_of(KvType.F32, 16))
     other = PagedKvCache([layout], PagedKvCache.n_pages_for(600, 3), 3, blocks.kernels.new_pages)
     with pytest.raises(ValueError, match="the cache has other heads than the layer"):
-        fused.run(x, [angles] * 6, plan, other.layers)
+        fused.run(x, [angles] * 7, plan, other.layers)
     with pytest.raises(ValueError, match="cos and sin differ in shape"):
         native.Angles.of(_f32(2, 4, seed=1), _f32(2, 5, seed=1), False)
     with pytest.raises(ValueError, match="wanted tokens are none of x"):
-        fused.run(x, [angles] * 6, plan, caches, np.array([False, False, True]))
+        fused.run(x, [angles] * 7, plan, caches, np.array([False, False, True]))
     with pytest.raises(ValueError, match="attn_norm has not the width 256"):
         blocks.kernels.fuse([replace(blocks.blocks[0], attn_norm=_norm(255, 1))])
     with pytest.raises(ValueError, match="q_norm covers neither a head"):
         blocks.kernels.fuse([replace(blocks.blocks[0], q_norm=_norm(31, 1))])
+    no_right = Laurel(blocks._linear(24, WIDTH, 1), blocks._linear(WIDTH, 25, 1), _norm(WIDTH, 1))
+    with pytest.raises(ValueError, match=r"right is \[256, 25\], not \[256, 24\]"):
+        blocks.kernels.fuse([replace(blocks.blocks[0], laurel=no_right)])
     with pytest.raises(ValueError, match="a feed-forward layer without up, or down"):
         blocks.kernels.fuse([replace(blocks.blocks[0], down=None)])
     elsewhere = Blocks(isa, (GgmlType.F32,))

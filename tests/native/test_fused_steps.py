@@ -141,6 +141,47 @@ def test_clamped_swiglu(isa: str, n_tokens: int) -> None:
 
 @every_isa
 @pytest.mark.parametrize("n_tokens", [1, 40])
+def test_gates_above_a_threshold(isa: str, n_tokens: int) -> None:
+    """Some are, by their own row's mean and deviation; the others are nothing."""
+    kernels = CpuKernels(isa, 2, 0)
+    x = f32(n_tokens, 40, seed=1) + 0.1
+    (gate, wide_gate), (up, wide_up) = linear(kernels, 51, 40, 3, bias=True), linear(kernels, 51, 40, 5)
+    g = x.astype(np.float64) @ wide_gate.T + gate.bias
+    g = np.maximum(g - g.mean(axis=1, keepdims=True) - 0.8 * g.std(axis=1, keepdims=True), 0)
+    assert 0.05 < (g > 0).mean() < 0.5
+    wanted = _gelu(g) * (x.astype(np.float64) @ wide_up.T)
+    assert_close(kernels.gate_up(x, None, gate, up, Activation.GELU, threshold=0.8), wanted)
+
+
+@every_isa
+@pytest.mark.parametrize("n_tokens", [0, 1, 7, 300])
+@pytest.mark.parametrize("width", [1, 33, 64])
+def test_streams_are_mixed(isa: str, n_tokens: int, width: int) -> None:
+    arrays, shares = [f32(n_tokens, width, seed=i) for i in range(3)], f32(n_tokens, 9, seed=4)
+    found = CpuKernels(isa, 2, 0).mixed(arrays, shares)
+    streams = np.stack(arrays, axis=1).astype(np.float64)  # [T, N, width]
+    wanted = streams + shares.reshape(-1, 3, 3).astype(np.float64) @ streams
+    for i, each in enumerate(found):
+        assert_close(each, wanted[:, i])
+
+
+@every_isa
+@pytest.mark.parametrize("shape", [(0, 5), (1, 33), (3, 2, 700)])
+@every_formula
+def test_activations_alone(
+    isa: str,
+    shape: tuple[int, ...],
+    activation: AnyActivation,
+    formula: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+) -> None:
+    kernels, gate, up = CpuKernels(isa, 2, 0), f32(*shape, seed=1), f32(*shape, seed=2)
+    wanted = formula(gate.astype(np.float64))
+    assert_close(kernels.activate(gate, activation), wanted)
+    assert_close(kernels.gated(gate, up, activation), wanted * up)
+
+
+@every_isa
+@pytest.mark.parametrize("n_tokens", [1, 40])
 def test_products_are_scaled_before_they_are_shifted(isa: str, n_tokens: int) -> None:
     kernels = CpuKernels(isa, 2, 0)
     x, residual = f32(n_tokens, 72, seed=1), f32(n_tokens, 33, seed=2)
@@ -259,9 +300,9 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
     with pytest.raises(ValueError, match="rows of different widths"):
         kernels.project(x, None, [w, other])
     with pytest.raises(ValueError, match="gate and up have different shapes"):
-        kernels.gate_up(x, None, other, w, silu)
+        kernels.gate_up(x, None, other, w, silu, None)
     with pytest.raises(ValueError, match="swiglu_clamped without a gate"):
-        kernels.gate_up(x, None, None, w, native.Activation.of("swiglu_clamped", []))
+        kernels.gate_up(x, None, None, w, native.Activation.of("swiglu_clamped", []), None)
     with pytest.raises(ValueError, match=r"residual has the shape \[2, 4\], the product \[2, 3\]"):
         kernels.add_product(f32(2, 4, seed=3), x, w)
     with pytest.raises(ValueError, match="no whole number of heads of 3"):

@@ -61,8 +61,8 @@ void make_other(Model& model, Layer& layer) {
     layer.attn_norm = layer_norm(model), layer.ffn_norm = layer_norm(model), layer.attn_post_norm = layer_norm(model);
     layer.k_norm = {vector_of(model, n_kv_heads * head_dim), nullptr, n_kv_heads * head_dim, 1, eps, false};
     layer.v = {}, layer.v_norm = {vector_of(model, n_kv_heads * head_dim), nullptr, head_dim, n_kv_heads, eps, false};
-    layer.limit = 0.75f, layer.gate = {}, layer.activation.kind = ActivationKind::gelu_tanh;
-    layer.up.bias = vector_of(model, n_ff), layer.up.scale = 0.5f;
+    layer.limit = 0.75f, layer.gating.gate = {}, layer.gating.activation.kind = ActivationKind::gelu_tanh;
+    layer.gating.up.bias = vector_of(model, n_ff), layer.gating.up.scale = 0.5f;
     layer.residual_scale = 0.5f, layer.parallel = true;
 }
 
@@ -81,7 +81,7 @@ std::unique_ptr<Model> model_of(const IsaKernels& kernels) {
         layer.v = linear(n_kv_heads * head_dim, width, odd), layer.output = linear(width, n_heads * head_dim, odd);
         layer.q_norm = rms(odd ? nullptr : vector_of(m, head_dim), head_dim), layer.k_norm = rms(odd ? nullptr : vector_of(m, head_dim), head_dim);
         layer.scoring = {0.2f, odd ? 4.0f : 0.0f, odd ? 20 : no_window, nullptr, odd ? vector_of(m, n_heads) : nullptr};
-        layer.gate = linear(n_ff, width, false), layer.up = linear(n_ff, width, false), layer.residual_scale = 1;
+        layer.gating.gate = linear(n_ff, width, false), layer.gating.up = linear(n_ff, width, false), layer.residual_scale = 1;
         layer.down = linear(width, n_ff, odd);
         if (i == 2) make_other(m, layer);
         m.layers.push_back(layer);
@@ -133,9 +133,9 @@ Wide limited(Wide x, float limit) {
 // What the feed-forward layer takes to its last matrix.
 Wide gated(const Layer& layer, const Wide& x) {
     const Wide in = normed(x, layer.ffn_norm);
-    Wide up = times(in, layer.up);
-    if (layer.gate.matrix) {
-        const Wide gate = times(in, layer.gate);
+    Wide up = times(in, layer.gating.up);
+    if (layer.gating.gate.matrix) {
+        const Wide gate = times(in, layer.gating.gate);
         for (std::size_t j = 0; j < up.size(); ++j) up[j] *= gate[j] / (1 + std::exp(-gate[j]));
         return up;
     }

@@ -171,12 +171,13 @@ class LayerHandle {
 public:
     LayerHandle(std::vector<MaybeLinear> linears, std::vector<MaybeNorm> norms, const Activation& activation, std::size_t head_dim,
                 float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks, float limit,
-                float residual_scale, bool parallel)
+                float residual_scale, bool parallel, std::optional<float> threshold)
         : linears_(std::move(linears)), norms_(std::move(norms)), slopes_(slopes), sinks_(sinks), head_dim_(head_dim) {
-        if (linears_.size() != 7 || norms_.size() != 7) throw nb::value_error("a layer has seven linears and seven norms, or none in place");
+        if (linears_.size() != 9 || norms_.size() != 8) throw nb::value_error("a layer has nine linears and eight norms, or none in place");
         if (!linears_[0] || !linears_[3] || (linears_[2] && !linears_[1])) throw nb::value_error("a layer without q, output, or the k of its v");
         if (linears_[5].has_value() != linears_[6].has_value() || (linears_[4] && !linears_[5]))
             throw nb::value_error("a feed-forward layer without up, or down");
+        if (linears_[7].has_value() != linears_[8].has_value()) throw nb::value_error("a learned residual without left, or right");
         const std::size_t width = linears_[0]->weights.matrix.n_in, n_q = linears_[0]->weights.matrix.n_out;
         const std::size_t n_kv = linears_[1] ? linears_[1]->weights.matrix.n_out : head_dim;
         const std::size_t n_ff = linears_[5] ? linears_[5]->weights.matrix.n_out : 0;
@@ -185,12 +186,14 @@ public:
         if (activation.kind == ActivationKind::swiglu_clamped && n_ff && !linears_[4]) throw nb::value_error("swiglu_clamped without a gate");
         layer_.q = linear(0, n_q, width, "q"), layer_.k = linear(1, n_kv, width, "k"), layer_.v = linear(2, n_kv, width, "v");
         layer_.output = linear(3, width, n_q, "output");
-        layer_.gate = linear(4, n_ff, width, "gate"), layer_.up = linear(5, n_ff, width, "up"), layer_.down = linear(6, width, n_ff, "down");
+        layer_.gating.gate = linear(4, n_ff, width, "gate"), layer_.gating.up = linear(5, n_ff, width, "up"), layer_.down = linear(6, width, n_ff, "down");
+        const std::size_t n_low = linears_[7] ? linears_[7]->weights.matrix.n_out : 0;
+        layer_.left = linear(7, n_low, width, "left"), layer_.right = linear(8, width, n_low, "right"), layer_.right_norm = norm(7, width, "right_norm");
         layer_.attn_norm = norm(0, width, "attn_norm"), layer_.attn_post_norm = norm(4, width, "attn_post_norm");
         layer_.ffn_norm = norm(5, width, "ffn_norm"), layer_.ffn_post_norm = norm(6, width, "ffn_post_norm");
         layer_.q_norm = heads_norm(1, n_q, "q_norm"), layer_.k_norm = heads_norm(2, n_kv, "k_norm"), layer_.v_norm = heads_norm(3, n_kv, "v_norm");
         layer_.scoring = scoring_of(scale, softcap, window, slopes_, sinks_, n_q / head_dim);
-        layer_.activation = activation, layer_.limit = limit, layer_.residual_scale = residual_scale, layer_.parallel = parallel;
+        layer_.gating.activation = activation, layer_.gating.threshold = threshold, layer_.limit = limit, layer_.residual_scale = residual_scale, layer_.parallel = parallel;
     }
     LayerHandle(const LayerHandle&) = delete;
     LayerHandle& operator=(const LayerHandle&) = delete;

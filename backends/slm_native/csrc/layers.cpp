@@ -26,15 +26,15 @@ std::size_t n_out_of(const Linear& linear) { return linear.matrix ? linear.matri
 Flow flow_of(std::span<const Layer> layers, std::size_t n_tokens) {
     const std::size_t n_q = widest(layers, [](const Layer& l) { return n_out_of(l.q); });
     const std::size_t n_kv = widest(layers, [](const Layer& l) { return n_out_of(l.k); });
-    const std::size_t n_ff = widest(layers, [](const Layer& l) { return n_out_of(l.up); });
+    const std::size_t n_ff = widest(layers, [](const Layer& l) { return std::max(n_out_of(l.gating.up), n_out_of(l.left)); });
     const std::size_t width = layers[0].q.matrix->n_in;
-    float* memory = flow_scratch.room<float>(n_tokens * (2 * n_q + 2 * n_kv + n_ff + width));
+    float* memory = flow_scratch.room<float>(n_tokens * (n_q + 2 * n_kv + std::max(n_q, width) + n_ff + width));
     const auto take = [&](std::size_t n) {
         float* taken = memory;
         memory += n_tokens * n;
         return taken;
     };
-    return {take(n_q), take(n_kv), take(n_kv), take(n_q), take(n_ff), take(width)};
+    return {take(n_q), take(n_kv), take(n_kv), take(std::max(n_q, width)), take(n_ff), take(width)};
 }
 
 void limit(float* y, std::size_t n, float most) {
@@ -74,6 +74,19 @@ void add_branch(const IsaKernels& kernels, Pool& pool, const float* x, std::size
     add_normed(kernels, pool, x, n_tokens, linear, post_norm, scale, residual, y);
 }
 
+// after = (after + what attention has read + what is made of it) / sqrt(2).
+void add_learned(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x, const Flow& flow) {
+    const std::size_t n = n_tokens * layer.right.matrix->n_out;
+    float* read = flow.mixed;
+    if (layer.attn_norm.weight) normalize(kernels, pool, x, n, layer.attn_norm, read);
+    else std::copy_n(x, n, read);
+    const Made low{&layer.left, flow.inner};
+    project(kernels, pool, read, n_tokens, {}, {&low, 1});
+    for (std::size_t i = 0; i < n; ++i) read[i] += flow.after[i];
+    add_normed(kernels, pool, flow.inner, n_tokens, layer.right, layer.right_norm, 1.0f, read, flow.after);
+    for (std::size_t i = 0; i < n; ++i) flow.after[i] *= 0.70710678f;
+}
+
 void keep_rows(float* x, std::size_t width, const std::vector<std::int64_t>& wanted) {
     for (std::size_t i = 0; i < wanted.size(); ++i)
         if (const std::size_t from = std::size_t(wanted[i]); from != i) std::copy_n(x + from * width, width, x + i * width);
@@ -95,11 +108,12 @@ void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> la
             n = wanted->size();
         }
         add_branch(kernels, pool, flow.mixed, n, layer.output, layer.attn_post_norm, layer.residual_scale, x, flow.after);
-        if (!layer.up.matrix) {
+        if (layer.left.matrix) add_learned(kernels, pool, layer, n, x, flow);
+        if (!layer.gating.up.matrix) {
             std::copy_n(flow.after, n * width, x);
             continue;
         }
-        gate_up(kernels, pool, layer.parallel ? x : flow.after, n, layer.ffn_norm, layer.gate, layer.up, layer.activation, flow.inner);
+        gate_up(kernels, pool, layer.parallel ? x : flow.after, n, layer.ffn_norm, layer.gating, flow.inner);
         add_branch(kernels, pool, flow.inner, n, layer.down, layer.ffn_post_norm, layer.residual_scale, flow.after, x);
     }
 }

@@ -13,7 +13,7 @@ namespace slm {
 
 // Attention and a feed-forward layer, one after the other or side by side; see PlainBlock in
 // slm_native/kernels/parameters.py. What has no matrix or no weights is not there: of k, another layer's keys and values
-// are read; of v, keys are values, too; of up, the layer ends after its attention.
+// are read; of v, keys are values, too; of gating.up, the layer ends after its attention.
 struct Layer {
     Norm attn_norm;
     Linear q, k, v;
@@ -21,9 +21,10 @@ struct Layer {
     Norm q_norm, k_norm, v_norm;  // of a head, or of all heads of a token as one
     Linear output;
     Scoring scoring;
-    Norm attn_post_norm, ffn_norm;
-    Linear gate, up;
-    Activation activation;
+    Norm attn_post_norm;
+    Linear left, right;  // a residual that is learned: a projection of low rank of what the attention reads
+    Norm right_norm, ffn_norm;
+    GateUp gating;
     Linear down;
     Norm ffn_post_norm;
     float residual_scale;

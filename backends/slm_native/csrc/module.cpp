@@ -113,19 +113,58 @@ public:
     }
 
     FloatMatrix gate_up(const Array& x, const NormHandle* norm, const LinearHandle* gate, const LinearHandle& up,
-                        const Activation& activation) const {
+                        const Activation& activation, std::optional<float> threshold) const {
         const Activations a = activations(x, up, norm);
         if (gate) check(gate->weights);
         if (gate && (gate->weights.matrix.n_in != a.width || gate->weights.matrix.n_out != up.weights.matrix.n_out))
             throw nb::value_error("gate and up have different shapes");
-        if (!gate && activation.kind == ActivationKind::swiglu_clamped) throw nb::value_error("swiglu_clamped without a gate");
+        check_gated(activation, gate != nullptr);
         const std::size_t n_out = up.weights.matrix.n_out;
         Room y(a.n_tokens * n_out);
         {
             nb::gil_scoped_release unlocked;
-            slm::gate_up(kernels_, *pool_, a.values, a.n_tokens, a.norm, gate ? gate->linear() : Linear{}, up.linear(), activation, y.get());
+            const GateUp gating{gate ? gate->linear() : Linear{}, up.linear(), activation, threshold};
+            slm::gate_up(kernels_, *pool_, a.values, a.n_tokens, a.norm, gating, y.get());
         }
         return owned<FloatMatrix>(std::move(y), {a.n_tokens, n_out});
+    }
+
+    FloatMatrix activate(const Array& gate, const std::optional<Array>& up, const Activation& activation) const {
+        const float* gates = elements<float>(gate, "gate", "float32", 2);
+        const float* ups = up ? elements<float>(*up, "up", "float32", 2) : nullptr;
+        if (up && (up->shape(0) != gate.shape(0) || up->shape(1) != gate.shape(1)))
+            throw nb::value_error("gate and up have different shapes");
+        check_gated(activation, ups != nullptr);
+        Room y(gate.size());
+        {
+            nb::gil_scoped_release unlocked;
+            slm::activate(kernels_, *pool_, gates, ups, gate.size(), activation, y.get());
+        }
+        return owned<FloatMatrix>(std::move(y), {gate.shape(0), gate.shape(1)});
+    }
+
+    // Several at once: each of x and what the columns of shares, those of one after those of another, add of all of them.
+    nb::list mixed(const std::vector<Array>& x, const Array& shares) const {
+        if (x.empty()) throw nb::value_error("nothing to mix");
+        std::vector<const float*> parts;
+        for (const Array& each : x) {
+            parts.push_back(elements<float>(each, "x", "float32", 2));
+            if (each.shape(0) != x[0].shape(0) || each.shape(1) != x[0].shape(1)) throw nb::value_error("arrays differ in shape");
+        }
+        const float* share = elements<float>(shares, "shares", "float32", 2);
+        const std::size_t n = x.size(), n_tokens = x[0].shape(0), width = x[0].shape(1);
+        if (shares.shape(0) != n_tokens || shares.shape(1) != n * n) throw nb::value_error(("shares are " + shape_of(shares)).c_str());
+        nb::list found;
+        std::vector<float*> results;
+        for (std::size_t i = 0; i < n; ++i) {
+            Room y(n_tokens * width);
+            results.push_back(y.get());
+            found.append(owned<FloatMatrix>(std::move(y), {n_tokens, width}));
+        }
+        nb::gil_scoped_release unlocked;
+        for (std::size_t i = 0; i < n; ++i)
+            slm::add_shares(*pool_, parts[i], parts, share + i * n, n * n, n_tokens, width, results[i]);
+        return found;
     }
 
     FloatMatrix add_product(const Array& residual, const Array& x, const LinearHandle& linear) const {
@@ -260,6 +299,10 @@ private:
             throw nb::value_error("norm covers neither a head, nor each of them, nor all as one");
     }
 
+    static void check_gated(const Activation& activation, bool gated) {
+        if (!gated && activation.kind == ActivationKind::swiglu_clamped) throw nb::value_error("swiglu_clamped without a gate");
+    }
+
     static void check_wanted(const std::optional<std::vector<std::int64_t>>& wanted, std::size_t n_tokens) {
         std::int64_t least = 0;
         for (std::int64_t token : wanted.value_or(std::vector<std::int64_t>{})) {
@@ -376,21 +419,22 @@ NB_MODULE(_native, module) {
     nb::class_<LayerHandle>(module, "Layer",
                             "A transformer block as slm_native.kernels.PlainBlock has it; keeps its weights.\n\n"
                             "Args:\n"
-                            "    linears: q, k, v, output, gate, up, down, or None in the place of one.\n"
-                            "    norms: attn_norm, q_norm, k_norm, v_norm, attn_post_norm, ffn_norm, ffn_post_norm, likewise.\n"
+                            "    linears: q, k, v, output, gate, up, down, left, right, or None in the place of one.\n"
+                            "    norms: attn_norm, q_norm, k_norm, v_norm, attn_post_norm, ffn_norm, ffn_post_norm, right_norm, likewise.\n"
                             "    activation: of the feed-forward layer.\n"
                             "    head_dim: the width of a head.\n"
                             "    scale, softcap, window, slopes, sinks: as attend takes them.\n"
                             "    limit: of q, k and v, either way; 0 for none.\n"
                             "    residual_scale: of what is added to x.\n"
-                            "    parallel: whether the feed-forward layer reads what the attention reads.\n\n"
+                            "    parallel: whether the feed-forward layer reads what the attention reads.\n"
+                            "    threshold: as gate_up takes it.\n\n"
                             "Raises:\n"
                             "    TypeError: a wrong dtype, or no CPU array.\n"
                             "    ValueError: shapes that do not fit each other.")
         .def(nb::init<std::vector<MaybeLinear>, std::vector<MaybeNorm>, const slm::Activation&, std::size_t, float, float, std::int64_t,
-                      const MaybeArray&, const MaybeArray&, float, float, bool>(),
+                      const MaybeArray&, const MaybeArray&, float, float, bool, std::optional<float>>(),
              "linears"_a, "norms"_a, "activation"_a, "head_dim"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(),
-             "sinks"_a.none(), "limit"_a, "residual_scale"_a, "parallel"_a);
+             "sinks"_a.none(), "limit"_a, "residual_scale"_a, "parallel"_a, "threshold"_a.none());
     nb::class_<slm::Choice>(module, "Choice", "How experts are chosen; see slm_core.architectures.ExpertsSpec.")
         .def_static("of", &new_choice, "gating"_a, "n_experts"_a, "n_used"_a, "normalized"_a, "scale"_a, "n_groups"_a,
                     "n_groups_used"_a,
@@ -442,7 +486,13 @@ NB_MODULE(_native, module) {
         .def("project", &Kernels::project, "x"_a, "norm"_a.none(), "linears"_a,
              "What each of several linears makes of x [T, n_in], normalized first where there is a norm: float32 [T, n_out].")
         .def("gate_up", &Kernels::gate_up, "x"_a, "norm"_a.none(), "gate"_a.none(), "up"_a, "activation"_a,
-             "activation(gate(x)) * up(x), without a gate activation(up(x)), x normalized as in project: float32 [T, n_out].")
+             "threshold"_a.none(),
+             "activation(gate(x)) * up(x), without a gate activation(up(x)), x normalized as in project: float32 [T, n_out].\n"
+             "Of gates [T, n_out], what is so many deviations above a row's mean is taken, where there is a threshold.")
+        .def("activate", &Kernels::activate, "gate"_a, "up"_a.none(), "activation"_a,
+             "activation(gate) * up, without up activation(gate): float32, of their shape.")
+        .def("mixed", &Kernels::mixed, "x"_a, "shares"_a,
+             "x[i] + the sum of x[j] * shares[:, i * n + j], for each of n arrays [T, width]; shares are [T, n * n].")
         .def("add_product", &Kernels::add_product, "residual"_a, "x"_a, "linear"_a,
              "residual + linear(x): float32 [T, n_out].")
         .def("turn_heads", &Kernels::turn_heads, "x"_a, "width"_a, "norm"_a.none(), "cos"_a.none(), "sin"_a.none(), "interleaved"_a,

@@ -1,6 +1,7 @@
 #include "products.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -45,6 +46,16 @@ void finish(Pool& pool, const Linear& linear, std::size_t n_tokens, float* y, co
         }
         more(begin, end);
     });
+}
+
+// Of each number by how much it is above the row's mean and so many of its deviations; 0 where it is not.
+void keep_above(float* row, std::size_t width, float n_deviations) {
+    double sum = 0, squares = 0;
+    for (std::size_t i = 0; i < width; ++i) sum += double(row[i]);
+    const double mean = sum / double(width);
+    for (std::size_t i = 0; i < width; ++i) squares += (double(row[i]) - mean) * (double(row[i]) - mean);
+    const float cutoff = float(mean + double(n_deviations) * std::sqrt(squares / double(width)));
+    for (std::size_t i = 0; i < width; ++i) row[i] = row[i] > cutoff ? row[i] - cutoff : 0.0f;
 }
 
 bool is_plain(const Linear& linear) { return !linear.bias && linear.scale == 1.0f; }
@@ -92,15 +103,37 @@ void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t 
         if (!is_plain(*one.linear)) finish(pool, *one.linear, n_tokens, one.y, [](std::size_t, std::size_t) {});
 }
 
-void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, const Linear& gate,
-             const Linear& up, const Activation& activation, float* y) {
-    const std::size_t n = n_tokens * up.matrix->n_out;
+void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, const GateUp& gating,
+             float* y) {
+    const std::size_t width = gating.up.matrix->n_out, n = n_tokens * width;
     if (n == 0) return;
-    float* other = gate.matrix ? gate_scratch.room<float>(n) : nullptr;
-    const Made made[2] = {{&up, gate.matrix ? other : y}, {&gate, y}};
-    project(kernels, pool, x, n_tokens, norm, {made, gate.matrix ? 2u : 1u});
+    const bool has_gate = gating.gate.matrix;
+    float* other = has_gate ? gate_scratch.room<float>(n) : nullptr;
+    const Made made[2] = {{&gating.up, has_gate ? other : y}, {&gating.gate, y}};
+    project(kernels, pool, x, n_tokens, norm, {made, has_gate ? 2u : 1u});
+    if (gating.threshold)
+        in_parts(pool, n, width, [&](std::size_t begin, std::size_t end) {
+            for (float* row = y + begin; row < y + end; row += width) keep_above(row, width, *gating.threshold);
+        });
+    activate(kernels, pool, y, other, n, gating.activation, y);
+}
+
+void activate(const IsaKernels& kernels, Pool& pool, const float* gate, const float* up, std::size_t n, const Activation& activation,
+              float* y) {
     in_parts(pool, n, 1, [&](std::size_t begin, std::size_t end) {
-        kernels.activate(activation, y + begin, other ? other + begin : nullptr, end - begin, y + begin);
+        kernels.activate(activation, gate + begin, up ? up + begin : nullptr, end - begin, y + begin);
+    });
+}
+
+void add_shares(Pool& pool, const float* x, std::span<const float* const> parts, const float* shares, std::size_t stride,
+                std::size_t n_tokens, std::size_t width, float* y) {
+    in_parts(pool, n_tokens * width, width, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t at = begin; at < end; at += width) {
+            const float* share = shares + at / width * stride;
+            std::copy_n(x + at, width, y + at);
+            for (std::size_t j = 0; j < parts.size(); ++j)
+                for (std::size_t i = 0; i < width; ++i) y[at + i] += parts[j][at + i] * share[j];
+        }
     });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 
 #include "multiply.h"
@@ -38,9 +39,24 @@ void normalize(const IsaKernels& kernels, Pool& pool, const float* x, std::size_
 // What each linear makes of x, normalized first; at most three.
 void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, std::span<const Made> made);
 
+// What makes the inner values of a feed-forward layer.
+struct GateUp {
+    Linear gate, up;  // gate may be none
+    Activation activation;
+    std::optional<float> threshold;  // of a row of gates, so many deviations above the mean: what is above it remains
+};
+
 // y = activation(gate) * up, both made of x, normalized first; without a gate, activation(up). y is [n_tokens][n_out].
-void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, const Linear& gate,
-             const Linear& up, const Activation& activation, float* y);
+void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, const GateUp& gating,
+             float* y);
+
+// y = activation(gate) * up of n values; without up, activation(gate). y may be gate.
+void activate(const IsaKernels& kernels, Pool& pool, const float* gate, const float* up, std::size_t n, const Activation& activation,
+              float* y);
+
+// y[t] = x[t] + the sum of parts[j][t] * shares[t * stride + j], all [n_tokens][width].
+void add_shares(Pool& pool, const float* x, std::span<const float* const> parts, const float* shares, std::size_t stride,
+                std::size_t n_tokens, std::size_t width, float* y);
 
 // y = residual + what the linear makes of x, both [n_tokens][n_out].
 void add_product(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,

@@ -114,20 +114,42 @@ class CpuKernels(CpuStateKernels):
         y: Array = self._native.add_product(np.ascontiguousarray(residual), np.ascontiguousarray(x), made)
         return y
 
-    def gate_up(self, x: Array, norm: Norm | None, gate: Linear | None, up: Linear, activation: AnyActivation) -> Array:
+    def gate_up(
+        self,
+        x: Array,
+        norm: Norm | None,
+        gate: Linear | None,
+        up: Linear,
+        activation: AnyActivation,
+        threshold: float | None = None,
+    ) -> Array:
         """In one call."""
         gates = None if gate is None else native_linear(gate)
         ups = native_linear(up)
         if ups is None or (gate is not None and gates is None):
-            return super().gate_up(x, norm, gate, up, activation)
+            return super().gate_up(x, norm, gate, up, activation, threshold)
         x, by = np.ascontiguousarray(x), native_activation(activation)
-        inner: Array = self._native.gate_up(x, optional_norm(norm), gates, ups, by)
+        inner: Array = self._native.gate_up(x, optional_norm(norm), gates, ups, by, threshold)
         return inner
 
     def mixture(self, experts: Experts) -> Mixture:
         """In one call, where all matrices have kernels."""
         native = native_mixture(experts)
         return super().mixture(experts) if native is None else CpuMixture(self._native, native)
+
+    def activate(self, x: Array, activation: AnyActivation) -> Array:
+        """In one call."""
+        rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+        return self._native.activate(rows, None, native_activation(activation)).reshape(x.shape)
+
+    def gated(self, gate: Array, up: Array, activation: AnyActivation) -> Array:
+        """In one call."""
+        rows, others = (np.ascontiguousarray(each).reshape(-1, gate.shape[-1]) for each in (gate, up))
+        return self._native.activate(rows, others, native_activation(activation)).reshape(gate.shape)
+
+    def mixed(self, arrays: Sequence[Array], shares: Array) -> Sequence[Array]:
+        """In one call."""
+        return self._native.mixed([np.ascontiguousarray(each) for each in arrays], np.ascontiguousarray(shares))
 
     def heads(self, flat: Array, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Array:
         """In one call."""
@@ -142,7 +164,8 @@ class CpuKernels(CpuStateKernels):
         """In one call, where all matrices have kernels."""
         layers: list[_native.Layer] = []
         for block in blocks:
-            linears = (block.q, block.k, block.v, block.output, block.gate, block.up, block.down)
+            laurel = (None, None) if block.laurel is None else (block.laurel.left, block.laurel.right)
+            linears = (block.q, block.k, block.v, block.output, block.gate, block.up, block.down, *laurel)
             made = [None if linear is None else native_linear(linear) for linear in linears]
             if any(linear is not None and native is None for linear, native in zip(linears, made, strict=True)):
                 return None

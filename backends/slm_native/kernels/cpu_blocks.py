@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle, Xielu
-from slm_native import _extension
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPlan
+from slm_native.kernels.cpu_weights import extension
 from slm_native.kernels.kernelset import FusedBlocks
 from slm_native.kernels.parameters import Norm, PlainBlock, Rotation
 from slm_native.kv import Array, BatchPlan, KvLayer
@@ -29,7 +29,7 @@ class CpuBlocks(FusedBlocks):
 
     def __init__(self, kernels: _native.Kernels, layers: Sequence[_native.Layer]) -> None:
         self._kernels = kernels
-        self._new_angles = _extension.load().Angles.of
+        self._new_angles = extension().Angles.of
         self._layers = list(layers)
 
     def run(
@@ -63,7 +63,7 @@ class CpuBlocks(FusedBlocks):
 
 def native_norm(norm: Norm) -> _native.Norm:
     """A norm in C++."""
-    made: _native.Norm = _extension.load().Norm.of(norm.weight, norm.bias, norm.eps, norm.kind is NormKind.LAYER)
+    made: _native.Norm = extension().Norm.of(norm.weight, norm.bias, norm.eps, norm.kind is NormKind.LAYER)
     return made
 
 
@@ -74,7 +74,7 @@ def optional_norm(norm: Norm | None) -> _native.Norm | None:
 
 def native_activation(activation: AnyActivation) -> _native.Activation:
     """An activation in C++."""
-    of = _extension.load().Activation.of
+    of = extension().Activation.of
     if isinstance(activation, Xielu):
         made: _native.Activation = of(
             "xielu", [activation.alpha_n, activation.alpha_p, activation.beta, activation.eps]
@@ -85,17 +85,22 @@ def native_activation(activation: AnyActivation) -> _native.Activation:
 
 
 def layer_of(block: PlainBlock, linears: Sequence[_native.Linear | None]) -> _native.Layer:
-    """A block in C++; ``linears`` are its q, k, v, output, gate, up and down, None for one that it has not."""
-    rows = (block.attn_post_norm, block.ffn_norm, block.ffn_post_norm)
+    """A block in C++; ``linears`` are its q, k, v, output, gate, up, down, left and right, None for one it has not."""
+    rows = (
+        block.attn_post_norm,
+        block.ffn_norm,
+        block.ffn_post_norm,
+        None if block.laurel is None else block.laurel.norm,
+    )
     norms = (block.attn_norm, block.q_norm, block.k_norm, block.v_norm, *rows)
     scoring = block.scoring
-    made: _native.Layer = _extension.load().Layer(
+    made: _native.Layer = extension().Layer(
         linears,
         [optional_norm(norm) for norm in norms],
         native_activation(block.activation),
         *(block.head_dim, block.scale),
         *(scoring.softcap or 0.0, scoring.window or 0, scoring.slopes, scoring.sinks),
-        *(block.qkv_limit or 0.0, block.residual_scale, block.parallel),
+        *(block.qkv_limit or 0.0, block.residual_scale, block.parallel, block.gate_threshold),
     )
     return made
 

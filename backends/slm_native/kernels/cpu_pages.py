@@ -9,7 +9,7 @@ import numpy as np
 
 from slm_core.errors import InvalidOption
 from slm_core.types import KvType
-from slm_native import _extension
+from slm_native.kernels.cpu_weights import extension
 from slm_native.kv import Array, BatchPlan, HostKvLayer, HostPageStore, KvLayer, PageLayout, Planes
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class CpuPageStore(HostPageStore):
         layout = self.layout
         types = str(layout.keys.kv_type), "" if layout.values_in_keys else str(layout.values.kv_type)
         sizes = layout.n_layers, i, layout.n_kv_heads, layout.head_dim
-        native = _extension.load().CacheLayer.of(self._pages, *types, *sizes)
+        native = extension().CacheLayer.of(self._pages, *types, *sizes)
         return CpuKvLayer(layout, planes, self._kernels, native)
 
 
@@ -85,7 +85,7 @@ def placed(plan: BatchPlan) -> CpuPlan:
     held = np.array([run.n_held for run in plan.runs], np.int32)
     spans = np.array([run.both_ways for run in plan.runs], np.int32)
     pages = _joined([_all(run.pages) for run in plan.runs])
-    batch = _extension.load().Batch(_joined(tokens), pages, counts, held, spans)
+    batch = extension().Batch(_joined(tokens), pages, counts, held, spans)
     return CpuPlan(plan.runs, plan.pages, plan.slots, plan.tables, batch)
 
 

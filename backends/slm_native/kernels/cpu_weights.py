@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from slm_native import _extension
@@ -18,6 +20,12 @@ class CpuWeight(ReferenceWeight):
     """A matrix and, where its type has C++ kernels, their handle on the same bytes."""
 
     packed: _native.Weights | None = None
+
+
+@functools.cache
+def extension() -> ModuleType:
+    """The extension, which is there where there are kernels; looked for once."""
+    return _extension.load()
 
 
 def handle_of(linear: Linear) -> _native.Weights | None:
@@ -38,5 +46,5 @@ def native_linear(linear: Linear) -> _native.Linear | None:
     if linear.weight.packed is None:
         return None
     scale = 1.0 if linear.scale is None else float(linear.scale[0])
-    made: _native.Linear = _extension.load().Linear(linear.weight.packed, scale, linear.bias)
+    made: _native.Linear = extension().Linear(linear.weight.packed, scale, linear.bias)
     return made

@@ -487,13 +487,40 @@ class KernelSet(ABC):
         """``residual + linear(x)``: [T, out]."""
         return residual + self.linear(x, linear)
 
-    def gate_up(self, x: Array, norm: Norm | None, gate: Linear | None, up: Linear, activation: AnyActivation) -> Array:
-        """The inner values [T, F] of a feed-forward layer, of ``x`` normalized."""
+    def gate_up(
+        self,
+        x: Array,
+        norm: Norm | None,
+        gate: Linear | None,
+        up: Linear,
+        activation: AnyActivation,
+        threshold: float | None = None,
+    ) -> Array:
+        """The inner values [T, F] of a feed-forward layer, of ``x`` normalized.
+
+        Args:
+            x: [T, E].
+            norm: of ``x``.
+            gate: (F, E).
+            up: (F, E).
+            activation: of the gate, or of what ``up`` makes where there is none.
+            threshold: see ``above_threshold``, through which the gate goes before its activation.
+        """
         normed = self.normed(x, norm)
         inner = self.linear(normed, up)
         if gate is None:
             return self.activate(inner, activation)
-        return self.gated(self.linear(normed, gate), inner, activation)
+        gates = self.linear(normed, gate)
+        return self.gated(gates if threshold is None else self.above_threshold(gates, threshold), inner, activation)
+
+    def mixed(self, arrays: Sequence[Array], shares: Array) -> Sequence[Array]:
+        """Each of N arrays [T, width] and the sum of all times its N columns of ``shares`` [T, N * N]."""
+        n, found = len(arrays), []
+        for i, each in enumerate(arrays):
+            for j, other in enumerate(arrays):
+                each = each + other * shares[:, i * n + j : i * n + j + 1]
+            found.append(each)
+        return found
 
     def feed_forward(self, x: Array, weights: FeedForward, activation: AnyActivation) -> Array:
         """What a feed-forward layer makes of ``x``: [T, E] to [T, E]."""

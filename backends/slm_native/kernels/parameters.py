@@ -152,6 +152,15 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Laurel:
+    """A learned augmented residual layer (Menghani et al. 2024, https://arxiv.org/abs/2411.07501)."""
+
+    left: Linear  # (R, E)
+    right: Linear  # (E, R)
+    norm: Norm  # [E]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlainBlock:
     """Attention over the cache and a feed-forward layer: what most transformer blocks are made of.
 
@@ -172,11 +181,14 @@ class PlainBlock:
         scoring: what else is done to scores.
         output: (E, H*D).
         attn_post_norm: [E].
+        laurel: a learned residual beside attention, of what that reads: ``after`` is then ``(after + attn_norm(x) +
+            norm(right(left(attn_norm(x))))) / sqrt(2)``.
         residual_scale: on what is added.
         parallel: whether the feed-forward layer reads ``x``.
         ffn_norm: [E].
         gate: (F, E).
         up: (F, E); None where the block ends after its attention.
+        gate_threshold: as ``KernelSet.gate_up`` takes it.
         activation: of the feed-forward layer.
         down: (E, F).
         ffn_post_norm: [E].
@@ -197,9 +209,11 @@ class PlainBlock:
     attn_post_norm: Norm | None
     residual_scale: float
     parallel: bool
+    laurel: Laurel | None = None
     ffn_norm: Norm | None = None
     gate: Linear | None = None
     up: Linear | None = None
+    gate_threshold: float | None = None
     activation: AnyActivation = Activation.SILU
     down: Linear | None = None
     ffn_post_norm: Norm | None = None
