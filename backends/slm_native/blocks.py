@@ -205,7 +205,7 @@ class BlockRunner:
         mixed = self._kernels.attention_over_runs(q, turn.cache, turn.pages, scale, block.scoring)
         if isinstance(weights, LatentAttention):
             assert layer.latent is not None, "the weights were read by it"
-            mixed = latent_results(self._kernels, weights, layer.latent, mixed)
+            mixed = latent_results(weights, layer.latent, mixed)
         return mixed.reshape(len(x), -1)
 
     def _attend_both_ways(

@@ -12,6 +12,7 @@ from slm_core.architectures import DENSE, TEXT_TYPES, ExpertsSpec, LayerSpec, Mo
 from slm_core.gguf import GgmlType, WeightSource
 from slm_core.quant import QuantizedTensor, check_tensor
 from slm_native.kernels import (
+    ByHead,
     ChannelMix,
     Experts,
     FeedForward,
@@ -63,8 +64,8 @@ class LatentAttention:
     q: Linear  # (H*(N+R), E) or (H*(N+R), Q)
     kv_down: Linear  # (C+R, E)
     kv_norm: Norm | None  # [C]
-    k_up: Sequence[Linear]  # [H] of (C, N)
-    v_up: Sequence[Linear]  # [H] of (U, C)
+    k_up: ByHead  # [H] of (C, N)
+    v_up: ByHead  # [H] of (U, C)
     output: Linear  # (E, H*U)
     sinks: None = None
 
@@ -256,8 +257,8 @@ class WeightReader:
             q=self._linear(f"{prefix}attn_q_b" if compressed else f"{prefix}attn_q"),
             kv_down=self._linear(f"{prefix}attn_kv_a_mqa"),
             kv_norm=self._norm(f"{prefix}attn_kv_a_norm"),
-            k_up=self._each(f"{prefix}attn_k_b"),
-            v_up=self._each(f"{prefix}attn_v_b"),
+            k_up=self._kernels.by_head(self._each(f"{prefix}attn_k_b")),
+            v_up=self._kernels.by_head(self._each(f"{prefix}attn_v_b")),
             output=self._linear(f"{prefix}attn_output"),
         )
 

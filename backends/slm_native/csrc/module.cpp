@@ -265,6 +265,25 @@ public:
         return owned<FloatMatrix>(std::move(y), {wanted ? wanted->size() : n_tokens, width});
     }
 
+    HeadArray by_head(const Array& x, const std::vector<const Weights*>& weights) const {
+        if (weights.empty()) throw nb::value_error("no weights");
+        const float* values = elements<float>(x, "x", "float32", 3);
+        const std::size_t n_tokens = x.shape(0), n_out = weights[0]->matrix.n_out;
+        std::vector<const Matrix*> matrices;
+        for (const Weights* one : weights) {
+            check(*one);
+            if (one->matrix.n_in != x.shape(2) || one->matrix.n_out != n_out || x.shape(1) != weights.size())
+                throw nb::value_error(("the matrices are not one for each head of x, of one shape; that of x is " + shape_of(x)).c_str());
+            matrices.push_back(&one->matrix);
+        }
+        Room y(n_tokens * weights.size() * n_out);
+        if (n_tokens) {
+            nb::gil_scoped_release unlocked;
+            slm::multiply_by_head(kernels_, *pool_, values, n_tokens, matrices, y.get());
+        }
+        return owned<HeadArray>(std::move(y), {n_tokens, weights.size(), n_out});
+    }
+
     FloatMatrix mix(const Array& x, const NormHandle* norm, const std::optional<Array>& told, const MixtureHandle& handle) const {
         const Mixture& mixture = handle.checked_for(kernels_);
         const float* values = elements<float>(x, "x", "float32", 2);
@@ -509,6 +528,8 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, a page or slot that there is not.")
+        .def("by_head", &Kernels::by_head, "x"_a, "weights"_a,
+             "matmul of each head's rows of x [T, H, n_in] with its own weights, all of one shape: float32 [T, H, n_out].")
         .def("mix", &Kernels::mix, "x"_a, "norm"_a.none(), "told"_a.none(), "mixture"_a,
              "The weighted sum of what each token's experts make of x [T, E], normalized first, without the GIL:\n"
              "float32 [T, E]. The router reads told [T, E], or what the experts read. Routing, and the experts of all\n"

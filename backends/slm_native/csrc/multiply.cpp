@@ -15,7 +15,7 @@ constexpr std::size_t least_task_bytes = 1 << 14;
 constexpr std::size_t least_shared = 1 << 13;  // activations; fewer are rounded before a thread has heard of it
 
 // Of each thread; inputs belong to the thread that called, what else there is to whoever computes.
-thread_local Scratch inputs_scratch, gather_scratch, panel_scratch;
+thread_local Scratch inputs_scratch, gather_scratch, panel_scratch, heads_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 std::size_t padded(std::size_t n_in) { return div_up(n_in, span_weights) * span_weights; }
@@ -241,6 +241,23 @@ void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multipl
         const Share* next = later < shares.size() ? &shares[later] : nullptr;
         multiply_many(kernels, p, input, share, next, next ? products[next->product].matrix : nullptr);
     });
+}
+
+void multiply_by_head(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens,
+                      std::span<const Matrix* const> matrices, float* y) {
+    const std::size_t n = matrices.size(), n_out = matrices[0]->n_out;
+    float* made = n_tokens > 1 ? heads_scratch.room<float>(n * n_tokens * n_out) : y;  // [n][n_tokens][n_out]
+    std::vector<std::uint32_t> rows(n * n_tokens);
+    std::vector<Multiplication> products;
+    for (std::size_t i = 0; i < n; ++i) {
+        for (std::size_t t = 0; t < n_tokens; ++t) rows[i * n_tokens + t] = std::uint32_t(t * n + i);
+        products.push_back({matrices[i], x, n_tokens, made + i * n_tokens * n_out, &rows[i * n_tokens]});
+    }
+    multiply_all(kernels, pool, products);
+    if (n_tokens > 1)
+        pool.run(n, [&](std::size_t i) {
+            for (std::size_t t = 0; t < n_tokens; ++t) std::copy_n(made + (i * n_tokens + t) * n_out, n_out, y + (t * n + i) * n_out);
+        });
 }
 
 }  // namespace slm

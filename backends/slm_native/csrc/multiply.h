@@ -50,4 +50,8 @@ struct Multiplication {
 // All products: threads meet once when activations are rounded, and once at the end, however many products there are.
 void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products);
 
+// Row t * n + i of x [n_tokens * n][n_in] times matrix i of n, all of one shape: y [n_tokens * n][n_out].
+void multiply_by_head(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens,
+                      std::span<const Matrix* const> matrices, float* y);
+
 }  // namespace slm

@@ -1,5 +1,6 @@
 """Kernel sets: the arithmetic of a transformer in tiers, one of which is chosen when a model is loaded."""
 
+from slm_native.kernels.by_head import ByHead
 from slm_native.kernels.kernelset import FixedShape, FloatArray, FusedBlocks, KernelSet
 from slm_native.kernels.mixtures import Mixture
 from slm_native.kernels.parameters import (
@@ -23,6 +24,7 @@ __all__ = [
     "HOST_DEVICES",
     "PLAIN",
     "TIERS",
+    "ByHead",
     "ChannelMix",
     "Experts",
     "FeedForward",

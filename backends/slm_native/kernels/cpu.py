@@ -12,11 +12,13 @@ from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption
 from slm_core.quant import QuantizedTensor
 from slm_native import _extension
+from slm_native.kernels.by_head import ByHead
 from slm_native.kernels.cpu_blocks import CpuBlocks, layer_of, native_activation, native_norm, optional_norm
+from slm_native.kernels.cpu_by_head import CpuByHead
 from slm_native.kernels.cpu_mixtures import CpuMixture, native_mixture
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPageStore, CpuPlan, placed
 from slm_native.kernels.cpu_states import CpuStateKernels
-from slm_native.kernels.cpu_weights import CpuWeight, native_linear
+from slm_native.kernels.cpu_weights import CpuWeight, native_linear, plain_handles
 from slm_native.kernels.kernelset import FusedBlocks
 from slm_native.kernels.mixtures import Mixture
 from slm_native.kernels.parameters import PLAIN, Experts, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
@@ -150,6 +152,11 @@ class CpuKernels(CpuStateKernels):
     def mixed(self, arrays: Sequence[Array], shares: Array) -> Sequence[Array]:
         """In one call."""
         return self._native.mixed([np.ascontiguousarray(each) for each in arrays], np.ascontiguousarray(shares))
+
+    def by_head(self, linears: Sequence[Linear]) -> ByHead:
+        """In one call, where all matrices have kernels and nothing follows."""
+        handles = plain_handles(*linears)
+        return super().by_head(linears) if handles is None else CpuByHead(self._native, handles)
 
     def heads(self, flat: Array, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Array:
         """In one call."""

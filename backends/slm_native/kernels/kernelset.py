@@ -19,6 +19,7 @@ from slm_core.architectures import AnyActivation, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType, TopLogits
 from slm_native.kernels import recurrent, rwkv
+from slm_native.kernels.by_head import ByHead, SteppedByHead
 from slm_native.kernels.mixtures import Mixture, SteppedMixture
 from slm_native.kernels.parameters import (
     PLAIN,
@@ -529,6 +530,10 @@ class KernelSet(ABC):
     def mixture(self, experts: Experts) -> Mixture:
         """A layer of experts, prepared once and run for each batch."""
         return SteppedMixture(self, experts)
+
+    def by_head(self, linears: Sequence[Linear]) -> ByHead:
+        """A matrix for each head, prepared once and run for each batch."""
+        return SteppedByHead(self, linears)
 
     def heads(self, flat: Array, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Array:
         """Heads of ``flat`` [T, heads * D], normalized over what the norm's weight covers, and rotated: [T, heads, D].
