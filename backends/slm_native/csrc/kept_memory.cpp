@@ -8,7 +8,7 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t least = 1 << 15;         // numbers: less comes from memory that the process has anyway
+constexpr std::size_t least = 1 << 17;         // numbers: less mostly comes from memory that the process has anyway
 constexpr std::size_t most_in_all = 1 << 24;   // 64 MiB
 constexpr std::size_t most_pieces = 16;
 

@@ -73,10 +73,12 @@ struct ScanKernels {
 // Internal linkage: each file that includes this keeps a copy that is compiled for its own instruction set.
 static constexpr std::size_t most_lanes = 16;
 static inline std::size_t in_vectors(std::size_t n) { return (n + most_lanes - 1) / most_lanes * most_lanes; }
-// Floats of memory that so many heads take.
+// Floats of memory that so many heads take: rows of numbers, then states and rates, each group's or row's in whole vectors,
+// and what a vector of the last group reaches beyond it.
 static inline std::size_t scan_room(const Scan& s, std::size_t n_heads) {
-    const std::size_t n_rows = n_heads * s.width;
-    return 5 * in_vectors(n_rows) + 2 * in_vectors(n_heads) + 2 * (n_rows + 1) * in_vectors(s.n_state);
+    const std::size_t n_rows = n_heads * s.width, n_groups = n_heads < s.n_groups ? n_heads : s.n_groups;
+    return 5 * in_vectors(n_rows + most_lanes) + 2 * in_vectors(n_heads + most_lanes) +
+           2 * (n_rows + n_groups * most_lanes + 1) * in_vectors(s.n_state);
 }
 static inline std::size_t delta_room(const DeltaRule& rule) { return (rule.width + 9) * in_vectors(rule.width); }
 
