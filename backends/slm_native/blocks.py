@@ -51,12 +51,12 @@ class BlockRunner:
     """
 
     def __init__(self, spec: ModelSpec, kernels: KernelSet) -> None:
-        self._spec = spec
+        self.spec = spec
         self._kernels = kernels
 
     def plain(self, block: Block, layer: LayerSpec) -> PlainBlock | None:
         """As much of a block as ``PlainBlock`` has, from its beginning; None where that is not even its attention."""
-        spec, attention, feed_forward = self._spec, block.attention, block.feed_forward
+        spec, attention, feed_forward = self.spec, block.attention, block.feed_forward
         if not isinstance(attention, Attention) or layer.recurrent is not None or not spec.causal:
             return None
         if layer.temperature is not None or block.attn_sum_norm is not None or block.ffn_sum_norm is not None:
@@ -113,7 +113,7 @@ class BlockRunner:
             wanted: which tokens' rows are wanted [T], None for all.
             fused: as much of it as is one call.
         """
-        kernels, active = self._kernels, self._spec.active_stream or 0
+        kernels, active = self._kernels, self.spec.active_stream or 0
         guessed = streams if block.altup is None else predicted(kernels, block.altup, streams, active)
         x = self._through(block, layer, guessed[active], turn, wanted, fused)
         if len(x) == 0:
@@ -148,7 +148,7 @@ class BlockRunner:
             if fused.is_whole or len(after) == 0:
                 return after
             x = x if wanted is None else self._kernels.rows(x, wanted)
-            return self._fed(block, layer, x if self._spec.parallel else after, after)
+            return self._fed(block, layer, x if self.spec.parallel else after, after)
         branches = self._mixed(block, layer, x, turn)
         if isinstance(block.feed_forward, ChannelMix):
             x = self._channel_mixed(block, block.feed_forward, self._all_added(block, x, branches), turn)
@@ -160,7 +160,7 @@ class BlockRunner:
                 return x
         after = self._with_laurel(block, x, self._all_added(block, x, branches))
         after = self._kernels.normed(after, block.attn_sum_norm)
-        made = self._fed(block, layer, x if self._spec.parallel else after, after)
+        made = self._fed(block, layer, x if self.spec.parallel else after, after)
         return self._kernels.normed(made, block.ffn_sum_norm)
 
     def _all_added(self, block: Block, x: Array, branches: Sequence[tuple[Array, Linear]]) -> Array:
@@ -201,7 +201,7 @@ class BlockRunner:
         q = self._queries(block, weights, layer, x, turn.place, turn.pages, turn.cache)
         if turn.place.temperature is not None:
             q = q * turn.place.temperature
-        scale = self._spec.scale_of(layer)
+        scale = self.spec.scale_of(layer)
         mixed = self._kernels.attention_over_runs(q, turn.cache, turn.pages, scale, block.scoring)
         if isinstance(weights, LatentAttention):
             assert layer.latent is not None, "the weights were read by it"
@@ -212,7 +212,7 @@ class BlockRunner:
         self, block: Block, weights: Attention | LatentAttention, layer: LayerSpec, x: Array, turn: Turn
     ) -> Array:
         assert isinstance(weights, Attention), "no encoder attends to a latent"
-        rotation, width, scale = turn.place.rotation, self._spec.width_of(layer), self._spec.scale_of(layer)
+        rotation, width, scale = turn.place.rotation, self.spec.width_of(layer), self.spec.scale_of(layer)
         runs, norm = turn.pages.runs, block.attn_norm
         mixed = attended_both_ways(self._kernels, weights, x, norm, rotation, width, runs, scale, block.scoring)
         return mixed.reshape(len(x), -1)
@@ -228,7 +228,7 @@ class BlockRunner:
         cache: KvLayer,
     ) -> Array:
         """The batch's queries [T, H, D]; its keys and values go into the cache."""
-        kernels, width = self._kernels, self._spec.width_of(layer)
+        kernels, width = self._kernels, self.spec.width_of(layer)
         if isinstance(weights, LatentAttention):
             assert layer.latent is not None, "the weights were read by it"
             q, both = latent_queries_and_keys(kernels, weights, layer.latent, x, block.attn_norm)
@@ -241,8 +241,8 @@ class BlockRunner:
         linears = [weights.q, weights.k] if weights.v is None else [weights.q, weights.k, weights.v]
         q, k, *values = kernels.project(x, block.attn_norm, linears)
         v = values[0] if values else k
-        if self._spec.qkv_limit is not None:
-            q, k, v = (kernels.clip(flat, self._spec.qkv_limit) for flat in (q, k, v))
+        if self.spec.qkv_limit is not None:
+            q, k, v = (kernels.clip(flat, self.spec.qkv_limit) for flat in (q, k, v))
         if weights.v_norm is not None:
             v = kernels.heads(v, width, weights.v_norm).reshape(len(v), -1)
         kernels.store(cache, plan, k, v, width, weights.k_norm, place.rotation)
@@ -250,12 +250,12 @@ class BlockRunner:
 
     def _added(self, residual: Array, x: Array, linear: Linear, post_norm: Norm | None) -> Array:
         """``residual`` and what a branch of the block makes of ``x`` at last."""
-        if post_norm is None and self._spec.residual_scale == 1:
+        if post_norm is None and self.spec.residual_scale == 1:
             return self._kernels.add_product(residual, x, linear)
         return self._scaled_sum(residual, self._kernels.linear(x, linear), post_norm)
 
     def _scaled_sum(self, residual: Array, made: Array, post_norm: Norm | None) -> Array:
-        made, scale = self._kernels.normed(made, post_norm), self._spec.residual_scale
+        made, scale = self._kernels.normed(made, post_norm), self.spec.residual_scale
         return residual + (made if scale == 1 else made * scale)
 
     def _fed(self, block: Block, layer: LayerSpec, x: Array, residual: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slm_core.architectures import KvShape, ModelSpec
 from slm_core.batch import TokenBatch
@@ -13,6 +13,7 @@ from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
 from slm_core.inputs import add_held
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
+from slm_native.host_batch import HostBatch
 from slm_native.kv import PageLayout, codec_of
 from slm_native.memory import REPLAY_TOKENS, MemoryPlan, Past, Room
 from slm_native.transformer import Transformer
@@ -66,8 +67,8 @@ class NativeContext(ContextBase):
         return self._run(batch, self._transformer.forward)
 
     def _engine_decode_top(self, batch: Batch, k: int) -> TopLogits:
-        def top(*arguments: Any) -> TopLogits:
-            rows = self._transformer.rows(*arguments)
+        def top(given: HostBatch) -> TopLogits:
+            rows = self._transformer.rows(given)
             return self._transformer.top(rows, k) if len(rows) else no_top_logits(k)
 
         return self._run(batch, top)
@@ -75,7 +76,7 @@ class NativeContext(ContextBase):
     def _engine_embed(self, batch: Batch) -> States:
         return self._run(batch, partial(self._transformer.forward, hidden=True))
 
-    def _run(self, batch: Batch, forward: Callable[..., R]) -> R:
+    def _run(self, batch: Batch, forward: Callable[[HostBatch], R]) -> R:
         n_positions = self._transformer.spec.n_positions
         if n_positions is not None and (last := int(batch.positions.max(initial=0))) >= n_positions:
             raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
@@ -85,11 +86,10 @@ class NativeContext(ContextBase):
             self._memory.commit(plan)
         return rows
 
-    def _guarded(self, forward: Callable[..., R], batch: Batch, plan: MemoryPlan) -> R:
-        """What ``forward``, which takes what that of ``Transformer`` takes, makes of a batch."""
+    def _guarded(self, forward: Callable[[HostBatch], R], batch: Batch, plan: MemoryPlan) -> R:
         inputs = batch.tokens, batch.embeddings, batch.positions, batch.wants_logits
         try:
-            return forward(*inputs, plan, self._memory.layers, self._positions)
+            return forward(HostBatch(*inputs, plan, self._memory.layers, self._positions))
         except self._transformer.failures as error:
             raise DecodeFailed(f"the device failed on a batch of {len(batch)} tokens: {error}") from error
 

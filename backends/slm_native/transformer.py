@@ -18,14 +18,16 @@ from slm_core.architectures import LayerSpec, ModelSpec
 from slm_core.errors import InvalidOption
 from slm_core.gguf import WeightSource
 from slm_core.types import EMBEDDED, KvType, Logits, States, TopLogits
-from slm_native.blocks import BlockRunner, Fused, Turn
-from slm_native.kernels import FixedShape, KernelSet, PlainBlock
-from slm_native.kv import Array, BatchPlan, KvLayer, in_chunks, part_of
+from slm_native.blocks import BlockRunner, Turn
+from slm_native.host_batch import HostBatch
+from slm_native.kernels import FixedShape, KernelSet
+from slm_native.kv import Array, BatchPlan, KvLayer, in_chunks
 from slm_native.memory import ContextMemory, MemoryPlan, Room
 from slm_native.paging import LayerPager, Paging, PagingStats, ResidentBlocks
 from slm_native.positions import LayerPositions, Positions
 from slm_native.states import StateGroup
 from slm_native.streams import layer_embeddings, merged, spread
+from slm_native.stretches import fused_stretches, one_by_one
 from slm_native.weights import Block, WeightReader
 
 _Kind: TypeAlias = tuple[str, int] | None
@@ -60,14 +62,6 @@ class _Inputs:
     states: Sequence[StateGroup]
     places: Sequence[LayerPositions]
     wanted: NDArray[np.bool_] | None
-
-
-class _Stretch(NamedTuple):
-    """Blocks from ``first`` to ``stop``, as one call; or one of them, of which a part may be that."""
-
-    first: int
-    stop: int
-    fused: Fused | None
 
 
 class Transformer:
@@ -106,7 +100,7 @@ class Transformer:
         kernels.reserve(sizes._replace(absent=absent))
         self._weights = self._reader.model()
         self._runner = BlockRunner(spec, kernels)
-        self._stretches = [_Stretch(i, i + 1, None) for i in range(spec.n_layers)]
+        self._stretches = one_by_one(spec.n_layers)
         self._blocks = self._resident(progress) if paging is None else self._paged(gguf, sizes.blocks, paging, progress)
         self.positions(1)  # refuses bad factors now
 
@@ -155,24 +149,17 @@ class Transformer:
         """
         return Positions(self.spec, n_ctx, self._reader.rope_factors, self._kernels)
 
-    def forward(
-        self,
-        tokens: NDArray[np.int32],
-        rows: NDArray[np.float32],
-        positions: NDArray[np.int32],
-        wants_rows: NDArray[np.bool_],
-        plan: MemoryPlan,
-        layers: Sequence[KvLayer],
-        embedded: Positions,
-        *,
-        hidden: bool = False,
-    ) -> Logits | States:
-        """Run a batch; keys, values and states go where ``plan`` says. Rows are the host's.
+    def forward(self, batch: HostBatch, *, hidden: bool = False) -> Logits | States:
+        """Run a batch; keys, values and states go where it says. Rows are the host's.
+
+        Args:
+            batch: the batch.
+            hidden: whether rows are hidden states, in place of logits.
 
         Returns:
-            float32 [rows wanted, V], or [rows wanted, E]; for the arguments see ``rows``.
+            float32 [rows wanted, V], or [rows wanted, E].
         """
-        made = self.rows(tokens, rows, positions, wants_rows, plan, layers, embedded, hidden=hidden)
+        made = self.rows(batch, hidden=hidden)
         width = self.spec.n_embd if hidden else self.spec.n_vocab
         return self._kernels.to_host(made) if len(made) else np.empty((0, width), np.float32)
 
@@ -185,72 +172,29 @@ class Transformer:
         """Whether ``top`` picks where ``rows`` lie."""
         return self._kernels.picks_top
 
-    def rows(
-        self,
-        tokens: NDArray[np.int32],
-        rows: NDArray[np.float32],
-        positions: NDArray[np.int32],
-        wants_rows: NDArray[np.bool_],
-        plan: MemoryPlan,
-        layers: Sequence[KvLayer],
-        embedded: Positions,
-        *,
-        hidden: bool = False,
-    ) -> Array:
-        """Run a batch; keys, values and states go where ``plan`` says. Rows are where kernels compute.
+    def rows(self, batch: HostBatch, *, hidden: bool = False) -> Array:
+        """As ``forward``; rows are where kernels compute, valid until the next call; [0, E] where none is wanted."""
+        parts = [self._part(part, hidden=hidden) for part in batch.parts(self._kernels.chunk)]
+        found = [part for part in parts if len(part)]
+        return parts[-1] if not found else found[0] if len(found) == 1 else self._kernels.concatenated(found)
 
-        Args:
-            tokens: ids [T], ``EMBEDDED`` for a row.
-            rows: embedding rows in place of tokens [n, E].
-            positions: of each token in its sequence [T].
-            wants_rows: which tokens' rows are wanted [T].
-            plan: where keys, values and states go, and which tokens see which.
-            layers: the KV cache of each layer that attends.
-            embedded: the context's position embeddings.
-            hidden: whether rows are hidden states, in place of logits.
-
-        Returns:
-            [rows wanted, V], or [rows wanted, E], valid until the next call; [0, E] where none is wanted.
-        """
-        size, n_tokens = self._kernels.chunk, len(tokens)
-        if size is None or n_tokens <= size or len(plan.pages.runs) == n_tokens or plan.pages.has_spans:
-            return self._part(tokens, rows, positions, wants_rows, plan, layers, embedded, hidden=hidden)
-        parts, n_given = [], np.cumsum(tokens == EMBEDDED)
-        for start in range(0, n_tokens, size):
-            of = slice(start, min(start + size, n_tokens))
-            pages = MemoryPlan(part_of(plan.pages, of.start, of.stop), [])
-            given = rows[n_given[of.start - 1] if of.start else 0 : n_given[of.stop - 1]]
-            part = self._part(tokens[of], given, positions[of], wants_rows[of], pages, layers, embedded, hidden=hidden)
-            if len(part):
-                parts.append(part)
-        return part if not parts else parts[0] if len(parts) == 1 else self._kernels.concatenated(parts)
-
-    def _part(
-        self,
-        tokens: NDArray[np.int32],
-        rows: NDArray[np.float32],
-        positions: NDArray[np.int32],
-        wants_rows: NDArray[np.bool_],
-        plan: MemoryPlan,
-        layers: Sequence[KvLayer],
-        embedded: Positions,
-        *,
-        hidden: bool,
-    ) -> Array:
-        """See ``rows``."""
-        kernels = self._kernels
-        if self._has_one_plan and not hidden and not len(rows) and not plan.pages.has_spans:
-            shape = kernels.fixed(plan.pages, layers) if wants_rows.all() else None
-            shape = kernels.fixed_prefill(plan.pages, layers) if not wants_rows.any() else shape
+    def _part(self, batch: HostBatch, *, hidden: bool) -> Array:
+        kernels, pages, wanted = self._kernels, batch.plan.pages, batch.wants_rows
+        if self._has_one_plan and not hidden and not len(batch.rows) and not pages.has_spans:
+            shape = kernels.fixed(pages, batch.layers) if wanted.all() else None
+            shape = kernels.fixed_prefill(pages, batch.layers) if not wanted.any() else shape
             if shape is not None:
-                n_rows = len(tokens) if shape.wanted is None else 0
-                return kernels.rows(self._step(shape, tokens, positions, layers, embedded), slice(n_rows))
-        put, plans, places = kernels.stage, self._plans(plan), embedded.at(positions)
-        given = _Given(rows, np.flatnonzero(tokens == EMBEDDED)) if len(rows) else None
-        told = put(tokens if given is None else np.maximum(tokens, 0)), put(positions), plans, places
+                n_rows = len(batch) if shape.wanted is None else 0
+                made = self._step(shape, batch.tokens, batch.positions, batch.layers, batch.embedded)
+                return kernels.rows(made, slice(n_rows))
+        tokens, given = batch.tokens, None
+        if len(batch.rows):
+            tokens, given = np.maximum(tokens, 0), _Given(batch.rows, np.flatnonzero(tokens == EMBEDDED))
+        places = batch.embedded.at(batch.positions)
+        told = kernels.stage(tokens), kernels.stage(batch.positions), self._plans(batch.plan), places
         ids, at, plans, places = kernels.arrived(told)
-        inputs = _Inputs(ids, given, at, plans, plan.states, places, wants_rows)
-        return self._run(inputs, layers, hidden=hidden)
+        inputs = _Inputs(ids, given, at, plans, batch.plan.states, places, wanted)
+        return self._run(inputs, batch.layers, hidden=hidden)
 
     def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
         """Run a new context's steps of fixed shapes once, where they are to be warm."""
@@ -280,14 +224,14 @@ class Transformer:
         all_wanted = inputs.wanted is None or inputs.wanted.all()
         streams, own = spread(self._kernels, self._weights.streams, x), self._layer_embeddings(inputs.tokens, x)
         with self._blocks.walk() as block_at:
-            for first, stop, fused in self._stretches:
-                wanted = inputs.wanted if stop == self.spec.n_layers and not all_wanted else None
-                streams = [self._kernels.entering(x, first) for x in streams]
-                if stop > first + 1 and fused is not None:
-                    streams = [self._run_fused(fused, streams[0], turns[first:stop], wanted)]
-                    continue
-                layer = self.spec.layers[first]
-                streams = self._runner.run(block_at(first), layer, streams, turns[first], own[first], wanted, fused)
+            for stretch in self._stretches:
+                i, wanted = stretch.first, None if all_wanted or stretch.stop < self.spec.n_layers else inputs.wanted
+                streams = [self._kernels.entering(x, i) for x in streams]
+                if stretch.is_one_call:
+                    streams = [stretch.run(streams[0], turns, wanted)]
+                else:
+                    beside = self.spec.layers[i], streams, turns[i], own[i], wanted, stretch.fused
+                    streams = self._runner.run(block_at(i), *beside)  # no name holds a block while the next is loaded
         x = self._kernels.entering(merged(self._kernels, self._weights.streams, streams), self.spec.n_layers)
         if len(x) == 0:
             return x
@@ -321,36 +265,8 @@ class Transformer:
             blocks.append(self._reader.block(i))
             progress(len(blocks) / self.spec.n_layers)
         self._kernels.ready()
-        self._stretches = self._fuse(blocks)
+        self._stretches = fused_stretches(self._kernels, self._runner, blocks, have_one_plan=self._has_one_plan)
         return ResidentBlocks(blocks)
-
-    def _fuse(self, blocks: Sequence[Block]) -> list[_Stretch]:
-        """The model's blocks, as many of them in one call as can be."""
-        plain = [self._runner.plain(*both) for both in zip(blocks, self.spec.layers, strict=True)]
-        single = [None if each is None else self._fused([each]) for each in plain]
-        stretches: list[_Stretch] = []
-        for joins, group in itertools.groupby(range(len(blocks)), lambda i: self._joins(blocks[i], single[i])):
-            several = list(group)
-            if joins:
-                as_one = self._fused([each for i in several if (each := plain[i]) is not None])
-                stretches.append(_Stretch(several[0], several[-1] + 1, as_one))
-            else:
-                stretches += [_Stretch(i, i + 1, single[i]) for i in several]
-        return stretches
-
-    def _fused(self, plain: Sequence[PlainBlock]) -> Fused | None:
-        made = self._kernels.fuse(plain)
-        return None if made is None else Fused(made, plain[-1].up is not None)
-
-    def _joins(self, block: Block, fused: Fused | None) -> bool:
-        """Whether nothing is to be done between the block and another like it."""
-        beside = (block.embedding, block.output_scale, block.altup)
-        return fused is not None and fused.is_whole and self._has_one_plan and all(part is None for part in beside)
-
-    @staticmethod
-    def _run_fused(fused: Fused, x: Array, turns: Sequence[Turn], wanted: NDArray[np.bool_] | None) -> Array:
-        caches = [turn.cache for turn in turns if turn.cache is not None]
-        return fused.blocks.run(x, [turn.place.rotation for turn in turns], turns[0].pages, caches, wanted)
 
     def _paged(
         self, gguf: WeightSource, sizes: Sequence[int], paging: Paging, progress: Callable[[float], None]

@@ -41,9 +41,9 @@ def count_tokens(monkeypatch):
     def count(context):
         taken, forward = [], context._transformer.forward
 
-        def counted(tokens, *rest, **named):
-            taken.append(len(tokens))
-            return forward(tokens, *rest, **named)
+        def counted(batch, **named):
+            taken.append(len(batch))
+            return forward(batch, **named)
 
         monkeypatch.setattr(context._transformer, "forward", counted)
         return lambda: sum(taken)
