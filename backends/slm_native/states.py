@@ -174,7 +174,7 @@ def _thinned(held: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
         return held
     positions, now = [0, *(checkpoint.position for checkpoint in held)], held[-1].position
     gaps = [(after - before) / (now - before) for before, after in zip(positions[:-3], positions[2:-1], strict=True)]
-    least = int(np.argmin(gaps))
+    least = gaps.index(min(gaps))
     return (*held[:least], *held[least + 1 :])
 
 
