@@ -1,4 +1,4 @@
-"""The C++ products and layers in builds with sanitizers: addresses, undefined behaviour, races."""
+"""The C++ products, layers and mixtures in builds with sanitizers: addresses, undefined behaviour, races."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// Products and layers of every instruction set and several numbers of threads against expected ones, without Python: for
-// builds with sanitizers and for emulated machines.
+// Products, layers and mixtures of every instruction set and several numbers of threads against expected ones, without
+// Python: for builds with sanitizers and for emulated machines.
 //
 // usage: check_products CASES, a file that tests/kernel_cases.py writes.
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "check_layers.h"
+#include "check_mixtures.h"
 #include "isa.h"
 #include "products.h"
 
@@ -126,7 +127,10 @@ int main(int n_arguments, char** arguments) {
         bool all_right = !cases.empty();
         for (slm::Isa isa : slm::all_isas) {
             if (!slm::is_available(isa)) continue;
-            for (int n_threads : {1, 3}) all_right &= check(cases, isa, n_threads) && slm::check_layers(isa, n_threads);
+            for (int n_threads : {1, 3}) {
+                all_right &= check(cases, isa, n_threads);
+                all_right &= slm::check_layers(isa, n_threads) && slm::check_mixtures(isa, n_threads);
+            }
             all_right &= check_callers(cases, isa);
             std::printf("%s: %zu cases checked\n", slm::name_of(isa), cases.size());
         }

@@ -38,8 +38,11 @@ struct Routes {
     std::vector<float> shared_weight;  // [n_tokens]; empty where the shared expert has no gate
 };
 
-Routes routes_of(const IsaKernels& kernels, Pool& pool, const Mixture& m, const float* read, const float* told, std::size_t n_tokens) {
-    const std::size_t n_experts = m.choice.n_experts;
+constexpr std::size_t sums_a_score = 16;  // exp and sorting take as long as so many sums
+
+Routes routes_of(const IsaKernels& kernels, Pool& pool, const Mixture& m, const float* read, const float* told,
+                 std::size_t n_tokens) {
+    const std::size_t n_experts = m.choice.n_experts, n_used = m.choice.n_used;
     Routes routes;
     float* scores = scores_scratch.room<float>(n_tokens * n_experts);
     std::vector<Multiplication> products{{m.router.matrix, told, n_tokens, scores}};
@@ -51,9 +54,9 @@ Routes routes_of(const IsaKernels& kernels, Pool& pool, const Mixture& m, const 
     finish(m.router, scores, n_tokens);
     if (m.shared_gate.matrix) finish(m.shared_gate, routes.shared_weight.data(), n_tokens);
     for (float& weight : routes.shared_weight) weight = 1 / (1 + std::exp(-weight));
-    routes.chosen.resize(n_tokens * m.choice.n_used);
-    by_rows(pool, n_tokens, 16 * n_experts, [&](std::size_t begin, std::size_t end) {  // exp and sorting take as long as so many sums
-        for (std::size_t t = begin; t < end; ++t) choose(m.choice, scores + t * n_experts, &routes.chosen[t * m.choice.n_used]);
+    routes.chosen.resize(n_tokens * n_used);
+    by_rows(pool, n_tokens, sums_a_score * n_experts, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t t = begin; t < end; ++t) choose(m.choice, scores + t * n_experts, &routes.chosen[t * n_used]);
     });
     return routes;
 }
@@ -76,7 +79,8 @@ struct Pairs {
 
 Pairs pairs_of(const Mixture& m, const Routes& routes) {
     const std::size_t n_used = m.choice.n_used, n_pairs = routes.chosen.size();
-    Pairs pairs{std::vector<std::size_t>(m.choice.n_experts + 1), std::vector<std::uint32_t>(n_pairs), std::vector<std::uint32_t>(n_pairs)};
+    Pairs pairs;
+    pairs.first.resize(m.choice.n_experts + 1), pairs.tokens.resize(n_pairs), pairs.places.resize(n_pairs);
     for (const Chosen& one : routes.chosen) ++pairs.first[one.expert + 1];
     for (std::size_t i = 0; i < m.choice.n_experts; ++i) pairs.first[i + 1] += pairs.first[i];
     std::vector<std::size_t> next = pairs.first;
@@ -91,10 +95,11 @@ Pairs pairs_of(const Mixture& m, const Routes& routes) {
 class GroupRoom {
 public:
     GroupRoom(const Mixture& m, std::size_t n_pairs, std::size_t n_tokens, std::size_t n_scaled) {
-        const FeedForward& one = m.experts[0];
-        n_ff_ = one.up.matrix->n_out, width_ = one.down.matrix->n_out;
+        const std::size_t n_ff = m.experts[0].up.matrix->n_out;
         const std::size_t n_shared_ff = m.shared.up.matrix ? m.shared.up.matrix->n_out : 0;
-        const std::size_t n_inner = n_pairs * n_ff_ + n_tokens * n_shared_ff, n_made = (n_pairs + (n_shared_ff ? n_tokens : 0)) * width_;
+        width_ = m.experts[0].down.matrix->n_out;
+        const std::size_t n_inner = n_pairs * n_ff + n_tokens * n_shared_ff;
+        const std::size_t n_made = (n_pairs + (n_shared_ff ? n_tokens : 0)) * width_;
         gates_ = rows_scratch.room<float>(2 * n_inner + n_made + n_scaled);
         ups_ = gates_ + n_inner, made_ = ups_ + n_inner, scaled_ = made_ + n_made;
     }
@@ -106,12 +111,13 @@ public:
     float* scaled() const { return scaled_; }
 
 private:
-    std::size_t n_ff_, width_;
+    std::size_t width_;
     float *gates_, *ups_, *made_, *scaled_;
 };
 
 // What all pairs read, times their weights.
-void scale_rows(Pool& pool, const Routes& routes, const Pairs& pairs, std::size_t n_used, std::size_t width, const float* x, float* to) {
+void scale_rows(Pool& pool, const Routes& routes, const Pairs& pairs, std::size_t n_used, std::size_t width,
+                const float* x, float* to) {
     by_rows(pool, pairs.places.size(), width, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) {
             float* row = to + pairs.places[i] * width;
@@ -122,7 +128,8 @@ void scale_rows(Pool& pool, const Routes& routes, const Pairs& pairs, std::size_
 }
 
 // The experts that a token of the batch uses, and the shared one behind them.
-std::vector<Group> groups_of(Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pairs, const float* x, std::size_t n_tokens) {
+std::vector<Group> groups_of(Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pairs, const float* x,
+                             std::size_t n_tokens) {
     const std::size_t width = m.router.matrix->n_in, n_pairs = pairs.tokens.size();
     GroupRoom room(m, n_pairs, n_tokens, m.scales_input ? n_pairs * width : 0);
     if (m.scales_input) scale_rows(pool, routes, pairs, m.choice.n_used, width, x, room.scaled());
@@ -130,14 +137,26 @@ std::vector<Group> groups_of(Pool& pool, const Mixture& m, const Routes& routes,
     for (std::size_t i = 0; i < m.experts.size(); ++i) {
         const std::size_t first = pairs.first[i], n_rows = pairs.first[i + 1] - first;
         if (n_rows == 0) continue;
-        if (m.scales_input) groups.push_back(room.group(m.experts[i], room.scaled() + first * width, nullptr, n_rows));
-        else groups.push_back(room.group(m.experts[i], x, n_rows == n_tokens ? nullptr : &pairs.tokens[first], n_rows));
+        const float* read = m.scales_input ? room.scaled() + first * width : x;
+        const std::uint32_t* which = m.scales_input || n_rows == n_tokens ? nullptr : &pairs.tokens[first];
+        groups.push_back(room.group(m.experts[i], read, which, n_rows));
     }
     if (m.shared.up.matrix) groups.push_back(room.group(m.shared, x, nullptr, n_tokens));
     return groups;
 }
 
-// The inner values of all experts, in `gate` of each group; in `up` where it has no gate.
+// The inner values of some rows of a group, in `gate`.
+void activate(const IsaKernels& kernels, const Mixture& m, const Group& group, std::size_t begin, std::size_t end) {
+    const Linear &by_gate = group.expert->gate, &by_up = group.expert->up;
+    const std::size_t n = by_up.matrix->n_out, n_rows = end - begin;
+    float *gate = group.gate + begin * n, *up = group.up + begin * n;
+    finish(by_up, up, n_rows);
+    if (!by_gate.matrix) return kernels.activate(m.activation, up, nullptr, n_rows * n, gate);
+    finish(by_gate, gate, n_rows);
+    kernels.activate(m.activation, gate, up, n_rows * n, gate);
+}
+
+// The inner values of all experts, in `gate` of each group.
 void go_up(const IsaKernels& kernels, Pool& pool, const Mixture& m, const std::vector<Group>& groups) {
     std::vector<Multiplication> products;
     std::size_t n_rows = 0, widest = 0;
@@ -148,15 +167,10 @@ void go_up(const IsaKernels& kernels, Pool& pool, const Mixture& m, const std::v
     }
     multiply_all(kernels, pool, products);
     by_rows(pool, n_rows, widest, [&](std::size_t begin, std::size_t end) {
-        std::size_t first = 0;
+        std::size_t first = 0;  // of the group's rows among all
         for (const Group& g : groups) {
-            const std::size_t from = std::max(begin, first), to = std::min(end, first + g.n_rows), n = g.expert->up.matrix->n_out;
-            if (from < to) {
-                float *gate = g.gate + (from - first) * n, *up = g.up + (from - first) * n;
-                finish(g.expert->up, up, to - from);
-                if (g.expert->gate.matrix) finish(g.expert->gate, gate, to - from);
-                kernels.activate(m.activation, g.expert->gate.matrix ? gate : up, g.expert->gate.matrix ? up : nullptr, (to - from) * n, gate);
-            }
+            const std::size_t from = std::max(begin, first), to = std::min(end, first + g.n_rows);
+            if (from < to) activate(kernels, m, g, from - first, to - first);
             first += g.n_rows;
         }
     });
@@ -183,7 +197,8 @@ void gather(Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pai
         for (std::size_t t = begin; t < end; ++t) {
             for (std::size_t i = t * n_used; i < (t + 1) * n_used; ++i) {
                 const Chosen& one = routes.chosen[i];
-                add_weighted(y + t * width, made + pairs.places[i] * width, m.experts[one.expert].down, m.scales_input ? 1.0f : one.weight);
+                const float weight = m.scales_input ? 1.0f : one.weight;
+                add_weighted(y + t * width, made + pairs.places[i] * width, m.experts[one.expert].down, weight);
             }
             const float weight = routes.shared_weight.empty() ? 1.0f : routes.shared_weight[t];
             if (shared) add_weighted(y + t * width, shared + t * width, m.shared.down, weight);
@@ -193,8 +208,8 @@ void gather(Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pai
 
 }  // namespace
 
-void mix(const IsaKernels& kernels, Pool& pool, const Mixture& mixture, const float* x, const float* told, std::size_t n_tokens,
-         const Norm& norm, float* y) {
+void mix(const IsaKernels& kernels, Pool& pool, const Mixture& mixture, const float* x, const float* told,
+         std::size_t n_tokens, const Norm& norm, float* y) {
     if (n_tokens == 0) return;
     const float* read = x;
     if (norm.weight) {

@@ -27,7 +27,7 @@ struct Mixture {
 
 // y [n_tokens][E] = what the experts, chosen by what the router makes of `told`, make of x, normalized first. Where
 // `told` is null, the router reads what the experts read.
-void mix(const IsaKernels& kernels, Pool& pool, const Mixture& mixture, const float* x, const float* told, std::size_t n_tokens,
-         const Norm& norm, float* y);
+void mix(const IsaKernels& kernels, Pool& pool, const Mixture& mixture, const float* x, const float* told,
+         std::size_t n_tokens, const Norm& norm, float* y);
 
 }  // namespace slm

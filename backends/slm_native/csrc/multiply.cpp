@@ -51,7 +51,8 @@ struct PackedSizes {
 
     PackedSizes(const Multiplication& p, std::size_t n_vectors, std::size_t lanes) {
         const std::size_t n_in = padded(p.matrix->n_in), n = n_vectors * lanes;
-        q = n * n_in, scales = n * (n_in / 32), groups = n * (n_in / span_weights) * std::size_t(p.matrix->format->groups);
+        q = n * n_in, scales = n * (n_in / 32);
+        groups = n * (n_in / span_weights) * std::size_t(p.matrix->format->groups);
     }
     std::size_t bytes() const { return q + 4 * (scales + 2 * groups); }
 };
@@ -96,10 +97,11 @@ void fill(const IsaKernels& kernels, Input& input, std::size_t i) {
     const std::size_t n_in = p.matrix->n_in, lanes = std::size_t(kernels.lanes), step = is_few(p) ? 1 : lanes;
     const std::size_t begin = i * step, n_here = std::min(step, p.n_rows - begin);
     const float* x = rows_from(p, begin, begin + n_here);
-    if (is_few(p) && p.matrix->floats) std::copy_n(x, n_in, input.floats + i * n_in);
-    else if (is_few(p)) kernels.quantize(x, n_in, p.matrix->format->start_zero, input.spans + i * div_up(n_in, span_weights));
-    else if (p.matrix->floats) kernels.pack_floats(x, n_here, n_in, input.floats + i * n_in * lanes);
-    else kernels.pack(x, n_here, n_in, p.matrix->format->start_zero, p.matrix->format->groups, input.rows, i);
+    const FormatKernels* format = p.matrix->format;
+    if (is_few(p) && !format) std::copy_n(x, n_in, input.floats + i * n_in);
+    else if (is_few(p)) kernels.quantize(x, n_in, format->start_zero, input.spans + i * div_up(n_in, span_weights));
+    else if (!format) kernels.pack_floats(x, n_here, n_in, input.floats + i * n_in * lanes);
+    else kernels.pack(x, n_here, n_in, format->start_zero, format->groups, input.rows, i);
 }
 
 // A row or a vector of an input.
@@ -114,7 +116,8 @@ public:
         const std::size_t lanes = std::size_t(kernels.lanes);
         for (const Multiplication& p : products) {
             // From the last: products that have activations in common follow each other.
-            const auto found = std::find_if(inputs_.rbegin(), inputs_.rend(), [&](const Input& i) { return alike(*i.of, p); });
+            const auto takes = [&](const Input& input) { return alike(*input.of, p); };
+            const auto found = std::find_if(inputs_.rbegin(), inputs_.rend(), takes);
             of_.push_back(std::size_t(inputs_.rend() - found) - 1);
             if (found != inputs_.rend()) continue;
             of_.back() = inputs_.size();
@@ -122,7 +125,8 @@ public:
         }
         const auto room_of = [](const Input& input) { return div_up(input.bytes, 64) * 64; };
         std::size_t bytes = 0, n_values = 0;
-        for (const Input& input : inputs_) bytes += room_of(input), n_values += input.of->n_rows * input.of->matrix->n_in;
+        for (const Input& input : inputs_)
+            bytes += room_of(input), n_values += input.of->n_rows * input.of->matrix->n_in;
         auto* memory = inputs_scratch.room<std::uint8_t>(bytes);
         std::vector<Piece> pieces;
         for (std::size_t i = 0; i < inputs_.size(); ++i) {
@@ -184,8 +188,9 @@ Rows rows_of(const Matrix& m) {
 
 void multiply_few(const Multiplication& p, const Input& input, const Share& share) {
     const Matrix& m = *p.matrix;
-    if (m.floats) m.floats->rows(m.data, m.n_in, share.begin, share.end, p.which ? input.floats : p.x, p.n_rows, p.y, m.n_out);
-    else m.format->rows(rows_of(m), share.begin, share.end, input.spans, div_up(m.n_in, span_weights), p.n_rows, p.y, m.n_out);
+    const std::size_t begin = share.begin, end = share.end, n_spans = div_up(m.n_in, span_weights);
+    if (m.format) return m.format->rows(rows_of(m), begin, end, input.spans, n_spans, p.n_rows, p.y, m.n_out);
+    m.floats->rows(m.data, m.n_in, begin, end, p.which ? input.floats : p.x, p.n_rows, p.y, m.n_out);
 }
 
 void multiply_many_floats(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share) {
@@ -198,13 +203,14 @@ void multiply_many_floats(const IsaKernels& kernels, const Multiplication& p, co
 }
 
 // `next` is a share that will be taken apart later, or null.
-void multiply_many(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share, const Share* next,
-                   const Matrix* next_matrix) {
+void multiply_many(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share,
+                   const Share* next, const Matrix* next_matrix) {
     const Matrix& m = *p.matrix;
     const std::size_t n_in = input.rows.n_in, lanes = std::size_t(kernels.lanes);
     const std::size_t n_factors = n_in / span_weights * std::size_t(m.format->groups * (m.format->has_min ? 2 : 1));
     auto* memory = panel_scratch.room<std::uint8_t>(panel_rows * (n_in + 4 * n_factors + 16 * lanes));
-    Panel panel{share.end - share.begin, n_in, memory, reinterpret_cast<float*>(memory + panel_rows * n_in), nullptr, 0};
+    auto* factors = reinterpret_cast<float*>(memory + panel_rows * n_in);
+    Panel panel{share.end - share.begin, n_in, memory, factors, nullptr, 0};
     if (next) {
         panel.next = next_matrix->data + next->begin * next_matrix->row_bytes;
         panel.next_bytes = (next->end - next->begin) * next_matrix->row_bytes;
@@ -256,7 +262,8 @@ void multiply_by_head(const IsaKernels& kernels, Pool& pool, const float* x, std
     multiply_all(kernels, pool, products);
     if (n_tokens > 1)
         pool.run(n, [&](std::size_t i) {
-            for (std::size_t t = 0; t < n_tokens; ++t) std::copy_n(made + (i * n_tokens + t) * n_out, n_out, y + (t * n + i) * n_out);
+            for (std::size_t t = 0; t < n_tokens; ++t)
+                std::copy_n(made + (i * n_tokens + t) * n_out, n_out, y + (t * n + i) * n_out);
         });
 }
 

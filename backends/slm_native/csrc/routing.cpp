@@ -98,7 +98,8 @@ void choose(const Choice& choice, const float* scores, Chosen* to) {
     if (choice.gating == Gating::sparse_mixer) weights = mixed_sparsely(scores, choice.n_experts, chosen);
     if (choice.gating == Gating::softmax_of_chosen) softmax(weights);
     const float total = choice.normalized ? std::accumulate(weights.begin(), weights.end(), 0.0f) : 1.0f;
-    for (std::size_t rank = 0; rank < choice.n_used; ++rank) to[rank] = {chosen[rank], weights[rank] / total * choice.scale};
+    for (std::size_t rank = 0; rank < choice.n_used; ++rank)
+        to[rank] = {chosen[rank], weights[rank] / total * choice.scale};
 }
 
 }  // namespace slm
