@@ -54,14 +54,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", default=",".join(FAMILIES), help="names of slm_conformance.family_table")
     parser.add_argument("--tier", default="auto")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--models", type=Path, help="a folder that keeps the models (about 11 GB) for another run")
     arguments = parser.parse_args()
     names = arguments.families.split(",")
     print(f"{platform.processor() or platform.machine()}, {usable_cores()} cores, tier {arguments.tier}\n")
-    with tempfile.TemporaryDirectory() as folder:
-        costs(Path(folder), names, arguments.tier, arguments.rounds)
-        depths(Path(folder), names, arguments.tier)
-        mixtures(Path(folder), names)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.models or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        costs(folder, names, arguments.tier, arguments.rounds)
+        depths(folder, names, arguments.tier)
+        mixtures(folder, names)
 
 
 def costs(folder: Path, names: list[str], tier: str, rounds: int) -> None:
