@@ -148,6 +148,9 @@ def _long(config: Config, where: Config, keys: dict[str, PlainValue], n_dims: in
     n_original = _original(config, where, n_ctx)
     extended = max(1.0, where.number("factor", n_ctx / n_original))
     grown = math.sqrt(1 + math.log(extended) / math.log(n_original)) if n_original > 1 else 1.0
+    for name in ("long_mscale", "short_mscale"):  # Phi 3.5 MoE's, which say the same
+        if not math.isclose(where.number(name, grown), grown, rel_tol=1e-6):
+            raise UnsupportedModel(f"{config.source}: {name!r} is {where.number(name)} (accepted: {grown})")
     tables = {}
     for kind in ("long", "short"):
         factors = where.items(f"{kind}_factor", float, n_dims // 2)

@@ -39,6 +39,8 @@ def spelled_out(kind: str, **settings: Any) -> dict[str, Any]:
     further |= {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 3}
     known = CLASSES[kind]().to_dict().keys() | CLASSES[kind].attribute_map.keys()
     further |= {"mamba_n_heads": 18, "mamba_d_head": 32, "mamba_d_ssm": 576, "num_heads": 18}
+    if kind == "phimoe":
+        further |= {"attention_bias": True, "lm_head_bias": True}
     if kind == "mamba2":
         further["head_dim"] = 32
     if kind.startswith("deepseek"):

@@ -87,7 +87,7 @@ def test_a_directory_gives_the_logits_of_transformers(saved, load, tokens, asser
 def test_every_kind_of_directory_is_tested():
     """But for the one that wraps another, and encoders, which have tests of their own."""
     kinds = {getattr(transformers, CASES[name].config).model_type for name in READ}
-    assert set(family_names()) - kinds == {"bert", "gemma3", "modernbert"}
+    assert set(family_names()) - kinds == {"bert", "gemma3", "llama4", "modernbert"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -178,20 +178,29 @@ def test_shards_are_one_model(llama, tmp_path, load, tokens):
         assert one.fingerprint() != several.fingerprint()
 
 
-def test_a_model_that_sees_images_is_read_as_its_text_model(tmp_path, load, tokens, assert_close, caplog):
+@pytest.mark.parametrize(
+    ("family", "vision", "further"),
+    [
+        ("gemma3", "vision_tower.vision_model.embeddings.weight", {"mm_tokens_per_image": 256}),
+        ("llama4", "vision_model.class_embedding", {"image_token_index": 300, "tie_word_embeddings": False}),
+    ],
+)
+def test_a_model_that_sees_images_is_read_as_its_text_model(
+    tmp_path, load, tokens, assert_close, caplog, family, vision, further
+):
     """As it is stored by transformers before version 5: its text model and its head below ``language_model``."""
-    subject = make_subject(tmp_path, "gemma3")
+    subject = make_subject(tmp_path, family)
     folder = save_directory(subject.model, tmp_path / "hf")
-    image = {"vision_tower.vision_model.embeddings.weight": torch.ones(2, 3), "multi_modal_projector.x": torch.ones(2)}
+    image = {vision: torch.ones(2, 3), "multi_modal_projector.x": torch.ones(2)}
     change_tensors(folder, lambda found: {f"language_model.{name}": each for name, each in found.items()} | image)
     change_config(
         folder,
         lambda stated: {
-            "architectures": ["Gemma3ForConditionalGeneration"],
-            "model_type": "gemma3",
-            "mm_tokens_per_image": 256,
+            "architectures": ["ForConditionalGeneration"],
+            "model_type": family,
             "text_config": {key: value for key, value in stated.items() if key != "architectures"},
             "vision_config": {"model_type": "siglip_vision_model"},
+            **further,
         },
     )
     with caplog.at_level(logging.INFO), load(folder).new_context(OPTIONS) as context:

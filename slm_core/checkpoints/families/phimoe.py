@@ -1,0 +1,40 @@
+"""phimoe: Phi 3.5 MoE. A phi3 with two experts for each token, layer norms, and biases outside the experts."""
+
+from __future__ import annotations
+
+from slm_core.checkpoints.config import MAX_PARTS, Config
+from slm_core.checkpoints.decoder import (
+    ATTENTION,
+    NORMS,
+    SILU,
+    decoder,
+    experts,
+    outside,
+    read_sizes,
+    window_of,
+    with_biases,
+)
+from slm_core.checkpoints.recipe import Recipe, weights
+from slm_core.checkpoints.rope import read_rope
+
+
+def recipe(config: Config) -> Recipe:
+    """Read a phimoe, with the biases that its architecture has."""
+    sizes = read_sizes(config, eps=1e-5, num_key_value_heads=8)
+    config.only("hidden_act", *SILU)
+    for name in ("attention_bias", "lm_head_bias"):
+        config.flag(name)  # there are none where it is missing
+        config.only(name, True)
+    config.only("router_jitter_noise", 0.01)  # how near to the best an expert takes part: files do not say it
+    config.neutral("input_jitter_noise")
+    n_experts = config.size("num_local_experts", 16, MAX_PARTS)
+    metadata = {
+        "expert_count": n_experts,
+        "expert_used_count": config.size("num_experts_per_tok", 2),
+        "attention.sliding_window": window_of(config, sizes.n_ctx),
+    }
+    block = with_biases(ATTENTION | NORMS) | weights({"ffn_gate_inp": "block_sparse_moe.gate"})
+    block |= experts("block_sparse_moe.experts.{x}", "w1", "w3", "w2", n_experts)
+    model = with_biases(outside(config, tied=False), "output_norm", "output")
+    positions = read_rope(config, sizes.head_dim, sizes.n_ctx, 1e6)
+    return decoder(config, "phimoe", sizes, block, positions, tied=False, model=model, metadata=metadata)
