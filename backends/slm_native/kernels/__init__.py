@@ -1,7 +1,7 @@
 """Kernel sets: the arithmetic of a transformer in tiers, one of which is chosen when a model is loaded."""
 
 from slm_native.kernels.by_head import ByHead
-from slm_native.kernels.kernelset import FixedShape, FloatArray, FusedBlocks, KernelSet
+from slm_native.kernels.kernelset import KernelSet
 from slm_native.kernels.mixtures import Mixture
 from slm_native.kernels.parameters import (
     PLAIN,
@@ -16,6 +16,7 @@ from slm_native.kernels.parameters import (
     Weight,
     WeightBytes,
 )
+from slm_native.kernels.primitives import FixedShape, FloatArray, FusedBlocks
 from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv
 from slm_native.kernels.rwkv import ChannelMix, LowRank, Rwkv7
 from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, uses_torch

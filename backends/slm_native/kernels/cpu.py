@@ -19,9 +19,9 @@ from slm_native.kernels.cpu_mixtures import CpuMixture, native_mixture
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPageStore, CpuPlan, placed
 from slm_native.kernels.cpu_states import CpuStateKernels
 from slm_native.kernels.cpu_weights import CpuWeight, native_linear, plain_handles
-from slm_native.kernels.kernelset import FusedBlocks
 from slm_native.kernels.mixtures import Mixture
 from slm_native.kernels.parameters import PLAIN, Experts, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
+from slm_native.kernels.primitives import FusedBlocks
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle, Xielu
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPlan
 from slm_native.kernels.cpu_weights import extension
-from slm_native.kernels.kernelset import FusedBlocks
 from slm_native.kernels.parameters import Norm, PlainBlock, Rotation
+from slm_native.kernels.primitives import FusedBlocks
 from slm_native.kv import Array, BatchPlan, KvLayer
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from slm_core.errors import InvalidModelFile, InvalidOption, ModelError, Unsuppo
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize
 from slm_core.types import KvType, TopLogits
-from slm_native.kernels.kernelset import FixedShape, FloatArray, FusedBlocks, KernelSet
+from slm_native.kernels.kernelset import KernelSet
 from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Span, Weight, WeightBytes
+from slm_native.kernels.primitives import FixedShape, FloatArray, FusedBlocks
 from slm_native.kernels.torch.activations import activate, gated
 from slm_native.kernels.torch.attention import attend, attend_at, attend_both_ways, attend_one_token_each
 from slm_native.kernels.torch.choosing import DEVICES as RANKING_DEVICES
