@@ -289,6 +289,8 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
         blocks.kernels.fuse([replace(blocks.blocks[0], attn_norm=_norm(255, 1))])
     with pytest.raises(ValueError, match="q_norm covers neither a head"):
         blocks.kernels.fuse([replace(blocks.blocks[0], q_norm=_norm(31, 1))])
+    with pytest.raises(ValueError, match="a threshold without a gate"):
+        blocks.kernels.fuse([replace(blocks.blocks[0], gate=None, gate_threshold=0.5)])
     no_right = Laurel(blocks._linear(24, WIDTH, 1), blocks._linear(WIDTH, 25, 1), _norm(WIDTH, 1))
     with pytest.raises(ValueError, match=r"right is \[256, 25\], not \[256, 24\]"):
         blocks.kernels.fuse([replace(blocks.blocks[0], laurel=no_right)])

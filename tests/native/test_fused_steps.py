@@ -153,6 +153,8 @@ def test_gates_above_a_threshold(isa: str, n_tokens: int) -> None:
     assert 0.05 < (g > 0).mean() < 0.5
     wanted = _gelu(g) * (x.astype(np.float64) @ wide_up.T)
     assert_close(kernels.gate_up(x, None, gate, up, Activation.GELU, threshold=0.8), wanted)
+    with pytest.raises(ValueError, match="a threshold without a gate"):
+        kernels.gate_up(x, None, None, up, Activation.GELU, threshold=0.8)
 
 
 @every_isa

@@ -24,14 +24,6 @@ void add_scaled(float* y, const float* x, float factor, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) y[i] += factor * x[i];
 }
 
-// What is left of a linear after its product, for rows y.
-void finish(const Linear& linear, float* y, std::size_t n_rows) {
-    const std::size_t n = linear.matrix->n_out;
-    if (linear.scale != 1.0f)
-        for (std::size_t i = 0; i < n_rows * n; ++i) y[i] *= linear.scale;
-    for (std::size_t row = 0; linear.bias && row < n_rows; ++row) add_scaled(y + row * n, linear.bias, 1, n);
-}
-
 // What routing says of a batch.
 struct Routes {
     std::vector<Chosen> chosen;        // [n_tokens][n_used]

@@ -184,6 +184,7 @@ public:
         if (!head_dim || n_q % head_dim || n_kv % head_dim || !n_kv || n_q % n_kv)
             throw nb::value_error("q and k are no heads of this width, or those of q no multiple of those of k");
         if (activation.kind == ActivationKind::swiglu_clamped && n_ff && !linears_[4]) throw nb::value_error("swiglu_clamped without a gate");
+        if (threshold && n_ff && !linears_[4]) throw nb::value_error("a threshold without a gate");
         layer_.q = linear(0, n_q, width, "q"), layer_.k = linear(1, n_kv, width, "k"), layer_.v = linear(2, n_kv, width, "v");
         layer_.output = linear(3, width, n_q, "output");
         layer_.gating.gate = linear(4, n_ff, width, "gate"), layer_.gating.up = linear(5, n_ff, width, "up"), layer_.down = linear(6, width, n_ff, "down");

@@ -119,6 +119,7 @@ public:
         if (gate && (gate->weights.matrix.n_in != a.width || gate->weights.matrix.n_out != up.weights.matrix.n_out))
             throw nb::value_error("gate and up have different shapes");
         check_gated(activation, gate != nullptr);
+        if (threshold && !gate) throw nb::value_error("a threshold without a gate");
         const std::size_t n_out = up.weights.matrix.n_out;
         Room y(a.n_tokens * n_out);
         {

@@ -33,17 +33,12 @@ const float* normed(const IsaKernels& kernels, Pool& pool, const float* x, std::
     return to;
 }
 
-// What a linear does to its product, and then `more` to each part of it.
+// What is left of a linear after its product, and then `more`, for each part of the rows.
 template <class More>
-void finish(Pool& pool, const Linear& linear, std::size_t n_tokens, float* y, const More& more) {
+void finish_parts(Pool& pool, const Linear& linear, std::size_t n_tokens, float* y, const More& more) {
     const std::size_t width = linear.matrix->n_out;
     in_parts(pool, n_tokens * width, width, [&](std::size_t begin, std::size_t end) {
-        for (float* row = y + begin; row < y + end; row += width) {
-            if (linear.scale != 1.0f)
-                for (std::size_t i = 0; i < width; ++i) row[i] *= linear.scale;
-            if (linear.bias)
-                for (std::size_t i = 0; i < width; ++i) row[i] += linear.bias[i];
-        }
+        finish(linear, y + begin, (end - begin) / width);
         more(begin, end);
     });
 }
@@ -87,6 +82,14 @@ void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t
     multiply_all(kernels, pool, all);
 }
 
+void finish(const Linear& linear, float* y, std::size_t n_rows) {
+    const std::size_t n = linear.matrix->n_out;
+    if (linear.scale != 1.0f)
+        for (std::size_t i = 0; i < n_rows * n; ++i) y[i] *= linear.scale;
+    for (std::size_t row = 0; linear.bias && row < n_rows; ++row)
+        for (std::size_t i = 0; i < n; ++i) y[row * n + i] += linear.bias[i];
+}
+
 void normalize(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n, const Norm& norm, float* y) {
     in_parts(pool, n, norm.width * norm.n_rows, [&](std::size_t begin, std::size_t end) {
         kernels.normalize(norm, x + begin, (end - begin) / norm.width, y + begin);
@@ -100,7 +103,7 @@ void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t 
     for (const Made& one : made) products.push_back({one.linear->matrix, one.y});
     multiply(kernels, pool, normed(kernels, pool, x, n_tokens * products[0].matrix->n_in, norm), n_tokens, products);
     for (const Made& one : made)
-        if (!is_plain(*one.linear)) finish(pool, *one.linear, n_tokens, one.y, [](std::size_t, std::size_t) {});
+        if (!is_plain(*one.linear)) finish_parts(pool, *one.linear, n_tokens, one.y, [](std::size_t, std::size_t) {});
 }
 
 void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, const GateUp& gating,
@@ -141,7 +144,7 @@ void add_product(const IsaKernels& kernels, Pool& pool, const float* x, std::siz
                  const float* residual, float* y) {
     if (n_tokens * linear.matrix->n_out == 0) return;
     make(kernels, pool, x, n_tokens, linear, y);
-    finish(pool, linear, n_tokens, y, [&](std::size_t begin, std::size_t end) {
+    finish_parts(pool, linear, n_tokens, y, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) y[i] += residual[i];
     });
 }
@@ -151,7 +154,7 @@ void add_normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size
     const std::size_t width = linear.matrix->n_out;
     if (n_tokens * width == 0) return;
     make(kernels, pool, x, n_tokens, linear, y);
-    finish(pool, linear, n_tokens, y, [&](std::size_t begin, std::size_t end) {
+    finish_parts(pool, linear, n_tokens, y, [&](std::size_t begin, std::size_t end) {
         if (norm.weight) kernels.normalize(norm, y + begin, (end - begin) / width, y + begin);
         for (std::size_t i = begin; i < end; ++i) y[i] = residual[i] + scale * y[i];
     });

@@ -39,11 +39,14 @@ void normalize(const IsaKernels& kernels, Pool& pool, const float* x, std::size_
 // What each linear makes of x, normalized first; at most three.
 void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, std::span<const Made> made);
 
+// What is left of a linear after its product, rows y [n_rows][n_out].
+void finish(const Linear& linear, float* y, std::size_t n_rows);
+
 // What makes the inner values of a feed-forward layer.
 struct GateUp {
     Linear gate, up;  // gate may be none
     Activation activation;
-    std::optional<float> threshold;  // of a row of gates, so many deviations above the mean: what is above it remains
+    std::optional<float> threshold;  // of a row of gates (there must be one), so many deviations above the mean: what is above it remains
 };
 
 // y = activation(gate) * up, both made of x, normalized first; without a gate, activation(up). y is [n_tokens][n_out].

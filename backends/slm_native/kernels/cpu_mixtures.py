@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slm_core.architectures import ExpertsSpec
-from slm_native import _extension
 from slm_native.kernels.cpu_blocks import native_activation, optional_norm
-from slm_native.kernels.cpu_weights import native_linear
+from slm_native.kernels.cpu_weights import extension, native_linear
 from slm_native.kernels.mixtures import Mixture
 from slm_native.kernels.parameters import Experts, Norm
 from slm_native.kv import Array
@@ -47,7 +46,7 @@ def native_mixture(experts: Experts) -> _native.Mixture | None:
     made = {key: native for key, native in found if native is not None}
     if any(native is None for _, native in found):
         return None
-    mixture: _native.Mixture = _extension.load().Mixture(
+    mixture: _native.Mixture = extension().Mixture(
         made[id(experts.router)],
         experts.selection_bias,
         _choice(experts.spec),
@@ -63,6 +62,6 @@ def native_mixture(experts: Experts) -> _native.Mixture | None:
 
 
 def _choice(spec: ExpertsSpec) -> _native.Choice:
-    of, groups = _extension.load().Choice.of, (spec.n_groups, spec.n_groups_used)
+    of, groups = extension().Choice.of, (spec.n_groups, spec.n_groups_used)
     made: _native.Choice = of(spec.gating.value, spec.n_experts, spec.n_used, spec.normalized, spec.scale, *groups)
     return made

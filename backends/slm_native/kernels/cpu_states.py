@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slm_core.architectures import NormKind
-from slm_native import _extension
-from slm_native.kernels.cpu_weights import handle_of, plain_handles
+from slm_native.kernels.cpu_weights import extension, handle_of, plain_handles
 from slm_native.kernels.parameters import Norm
 from slm_native.kernels.recurrent import Mamba, Mamba2
 from slm_native.kernels.reference import ReferenceKernels
@@ -32,7 +31,7 @@ class CpuStateKernels(ReferenceKernels):
 
     def __init__(self, isa: str, n_threads: int, expanded_bytes: int) -> None:
         super().__init__(expanded_bytes)
-        self._states: _native.StateKernels = _extension.load().StateKernels(isa, n_threads)
+        self._states: _native.StateKernels = extension().StateKernels(isa, n_threads)
 
     def selective_scan(self, x: Array, steps: Array, a: Array, b: Array, c: Array, state: Array) -> tuple[Array, Array]:
         """In one call, heads shared among threads."""

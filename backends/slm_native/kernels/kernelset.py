@@ -160,7 +160,12 @@ class KernelSet(Primitives):
             up: (F, E).
             activation: of the gate, or of what ``up`` makes where there is none.
             threshold: see ``above_threshold``, through which the gate goes before its activation.
+
+        Raises:
+            ValueError: a threshold without a gate.
         """
+        if gate is None and threshold is not None:
+            raise ValueError("a threshold without a gate")
         normed = self.normed(x, norm)
         inner = self.linear(normed, up)
         if gate is None:
