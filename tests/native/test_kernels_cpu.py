@@ -135,6 +135,23 @@ def test_every_code_in_every_place(isa: str, ggml_type: GgmlType) -> None:
 
 
 @every_isa
+@every_quantized_type
+def test_the_largest_sums(isa: str, ggml_type: GgmlType) -> None:
+    """A row of bytes that are all the same times activations that are all 127 or -127: no sum of codes may overflow.
+
+    Sixteen bits hold eight products of two codes of four bits, four of five bits, two of six.
+    """
+    n_in, rng = max(256, ggml_type.block_size), np.random.default_rng(ggml_type)
+    data = np.repeat(np.arange(256, dtype=np.uint8), ggml_type.block_bytes * (n_in // ggml_type.block_size))
+    matrix = as_matrix(ggml_type, with_ordinary_scales(data, ggml_type, rng), n_in)
+    x = np.full((24, n_in), 127, np.float32)
+    x[1::2] = -127
+    for n in (1, 4, 24):
+        bound = float32_bound(x[:n], matrix) + 1e-30  # there are rows of zeros
+        assert_within(multiply(isa, x[:n], matrix), x[:n], matrix, bound, f"with {n} tokens")
+
+
+@every_isa
 @pytest.mark.parametrize("n_tokens", [1, 9])
 @pytest.mark.parametrize(
     "ggml_type", [t for t in QUANTIZED if "scale" in (format_of(t).block.names or ())], ids=lambda t: t.name

@@ -8,8 +8,8 @@ alignas(16) constexpr std::uint8_t e2m1_codes[16] = {16, 17, 18, 19, 20, 22, 24,
 // 32 weights of 2 ** (e - 127) * value (OCP Microscaling Formats 1.0).
 struct MXFP4 {
     using Block = BlockMXFP4;
-    static constexpr int type = 39, block = 32, groups = 8, zero = 16;
-    static constexpr bool has_min = false, wide = false;
+    static constexpr int type = 39, block = 32, groups = 8, zero = 16, bits = 5;
+    static constexpr bool has_min = false;
 
     static Codes codes(const std::uint8_t* span, int g) {
         return lookup(e2m1_codes, nibbles(span + g * sizeof(Block) + offsetof(Block, qs)));
@@ -27,8 +27,8 @@ struct MXFP4 {
 // 4 groups of 16 weights, value * an eight-bit float (E4M3, never negative); 8 bytes hold a group.
 struct NVFP4 {
     using Block = BlockNVFP4;
-    static constexpr int type = 40, block = 64, groups = 16, zero = 16;
-    static constexpr bool has_min = false, wide = false;
+    static constexpr int type = 40, block = 64, groups = 16, zero = 16, bits = 5;
+    static constexpr bool has_min = false;
 
     static Codes codes(const std::uint8_t* span, int g) {
         const std::uint8_t* run = span + g / 2 * sizeof(Block) + offsetof(Block, qs) + 16 * (g % 2);

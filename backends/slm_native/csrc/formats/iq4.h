@@ -9,8 +9,8 @@ alignas(16) constexpr std::uint8_t iq4_levels[16] = {1,   24,  45,  63,  79,  93
 // 32 weights of scale * level.
 struct IQ4_NL {
     using Block = BlockIQ4_NL;
-    static constexpr int type = 20, block = 32, groups = 8, zero = 128;
-    static constexpr bool has_min = false, wide = true;
+    static constexpr int type = 20, block = 32, groups = 8, zero = 128, bits = 8;
+    static constexpr bool has_min = false;
 
     static Codes codes(const std::uint8_t* span, int g) {
         return lookup(iq4_levels, nibbles(span + g * sizeof(Block) + offsetof(Block, qs)));
@@ -21,8 +21,8 @@ struct IQ4_NL {
 // 8 groups of 32 weights, scale * (s - 32) * level; s in four bits and two.
 struct IQ4_XS {
     using Block = BlockIQ4_XS;
-    static constexpr int type = 23, block = 256, groups = 8, zero = 128;
-    static constexpr bool has_min = false, wide = true;
+    static constexpr int type = 23, block = 256, groups = 8, zero = 128, bits = 8;
+    static constexpr bool has_min = false;
 
     static Codes codes(const std::uint8_t* span, int g) {
         return lookup(iq4_levels, nibbles(span + offsetof(Block, qs) + 16 * g));

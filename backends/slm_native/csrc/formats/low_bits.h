@@ -6,8 +6,8 @@ namespace SLM_NAMESPACE {
 // 256 weights of two bits.
 struct TQ2_0 {
     using Block = BlockTQ2_0;
-    static constexpr int type = 35, block = 256, groups = 8, zero = 1;
-    static constexpr bool has_min = false, wide = false;
+    static constexpr int type = 35, block = 256, groups = 8, zero = 1, bits = 2;
+    static constexpr bool has_min = false;
 
     static Codes codes(const std::uint8_t* span, int g) { return field(load(span + 32 * (g / 4)), 2 * (g % 4), 3); }
     static Scales factors(const std::uint8_t* span) {
@@ -20,8 +20,8 @@ struct TQ2_0 {
 // 0 .. 159, 16 bytes 160 .. 239, 4 bytes (of four digits) the rest; a digit of all bytes before the next.
 struct TQ1_0 {
     using Block = BlockTQ1_0;
-    static constexpr int type = 34, block = 256, groups = 8, zero = 1;
-    static constexpr bool has_min = false, wide = false;
+    static constexpr int type = 34, block = 256, groups = 8, zero = 1, bits = 2;
+    static constexpr bool has_min = false;
 
     static Codes codes(const std::uint8_t* span, int g) {
         std::uint8_t digits[32] = {};  // or gcc 12 loses some of them in a build with -fsanitize=thread
@@ -51,8 +51,8 @@ private:
 // 128 weights of one bit: set is 1, clear is -1.
 struct Q1_0 {
     using Block = BlockQ1_0;
-    static constexpr int type = 41, block = 128, groups = 8, zero = 1;
-    static constexpr bool has_min = false, wide = false;
+    static constexpr int type = 41, block = 128, groups = 8, zero = 1, bits = 2;
+    static constexpr bool has_min = false;
 
     static Codes codes(const std::uint8_t* span, int g) {
         return flags<2>(read32(span + g / 4 * sizeof(Block) + offsetof(Block, qs) + 4 * (g % 4)));

@@ -5,8 +5,8 @@ namespace SLM_NAMESPACE {
 
 struct Q2_K {
     using Block = BlockQ2_K;
-    static constexpr int type = 10, block = 256, groups = 16, zero = 0;
-    static constexpr bool has_min = true, wide = false;
+    static constexpr int type = 10, block = 256, groups = 16, zero = 0, bits = 2;
+    static constexpr bool has_min = true;
 
     static Codes codes(const std::uint8_t* span, int g) {
         return field(load(span + offsetof(Block, qs) + 32 * (g / 4)), 2 * (g % 4), 3);

@@ -5,8 +5,8 @@ namespace SLM_NAMESPACE {
 
 struct Q3_K {
     using Block = BlockQ3_K;
-    static constexpr int type = 11, block = 256, groups = 16, zero = 4;
-    static constexpr bool has_min = false, wide = false;
+    static constexpr int type = 11, block = 256, groups = 16, zero = 4, bits = 3;
+    static constexpr bool has_min = false;
 
     static Codes codes(const std::uint8_t* span, int g) {
         const Codes low = field(load(span + offsetof(Block, qs) + 32 * (g / 4)), 2 * (g % 4), 3);

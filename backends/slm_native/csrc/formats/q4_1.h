@@ -5,8 +5,8 @@ namespace SLM_NAMESPACE {
 
 struct Q4_1 {
     using Block = BlockQ4_1;
-    static constexpr int type = 3, block = 32, groups = 8, zero = 0;
-    static constexpr bool has_min = true, wide = false;
+    static constexpr int type = 3, block = 32, groups = 8, zero = 0, bits = 4;
+    static constexpr bool has_min = true;
 
     static Codes codes(const std::uint8_t* span, int g) { return nibbles(span + g * sizeof(Block) + offsetof(Block, qs)); }
     static Scales factors(const std::uint8_t* span) {

@@ -13,8 +13,8 @@ inline Scales six_bit_factors(const std::uint8_t* packed, float scale, float min
 
 struct Q4_K {
     using Block = BlockQ4_K;
-    static constexpr int type = 12, block = 256, groups = 8, zero = 0;
-    static constexpr bool has_min = true, wide = false;
+    static constexpr int type = 12, block = 256, groups = 8, zero = 0, bits = 4;
+    static constexpr bool has_min = true;
 
     static Codes codes(const std::uint8_t* span, int g) {
         return field(load(span + offsetof(Block, qs) + 32 * (g / 2)), 4 * (g % 2), 15);

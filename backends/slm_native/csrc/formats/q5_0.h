@@ -11,8 +11,8 @@ inline Codes five_bits(const Block* block) {
 
 struct Q5_0 {
     using Block = BlockQ5_0;
-    static constexpr int type = 6, block = 32, groups = 8, zero = 16;
-    static constexpr bool has_min = false, wide = false;
+    static constexpr int type = 6, block = 32, groups = 8, zero = 16, bits = 5;
+    static constexpr bool has_min = false;
 
     static Codes codes(const std::uint8_t* span, int g) { return five_bits(reinterpret_cast<const Block*>(span) + g); }
     static Scales factors(const std::uint8_t* span) { return halves<sizeof(Block)>(span); }

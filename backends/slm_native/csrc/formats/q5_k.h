@@ -5,8 +5,8 @@ namespace SLM_NAMESPACE {
 
 struct Q5_K {
     using Block = BlockQ5_K;
-    static constexpr int type = 13, block = 256, groups = 8, zero = 0;
-    static constexpr bool has_min = true, wide = false;
+    static constexpr int type = 13, block = 256, groups = 8, zero = 0, bits = 5;
+    static constexpr bool has_min = true;
 
     static Codes codes(const std::uint8_t* span, int g) {
         const Codes low = field(load(span + offsetof(Block, qs) + 32 * (g / 2)), 4 * (g % 2), 15);

@@ -5,8 +5,8 @@ namespace SLM_NAMESPACE {
 
 struct Q6_K {
     using Block = BlockQ6_K;
-    static constexpr int type = 14, block = 256, groups = 16, zero = 32;
-    static constexpr bool has_min = false, wide = false;
+    static constexpr int type = 14, block = 256, groups = 16, zero = 32, bits = 6;
+    static constexpr bool has_min = false;
 
     static Codes codes(const std::uint8_t* span, int g) {
         const int part = g / 4, run = g % 4;  // 128 weights are four runs of 32

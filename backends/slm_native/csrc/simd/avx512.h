@@ -99,6 +99,10 @@ inline Scales scaled_halves(Sixteen bytes, float first, float second) {
 
 // VNNI multiplies unsigned by signed bytes without saturation: codes of any width will do.
 template <bool wide>
+inline Chunk centred(Chunk codes) {
+    return codes;
+}
+template <bool wide>
 inline Ints dot(Ints sums, Chunk codes, const std::int8_t* x) {
     return _mm512_dpbusd_epi32(sums, codes, _mm512_loadu_si512(x));
 }
@@ -122,10 +126,7 @@ inline Floats minus_all(Scales scales, const float* b, Floats sums) {
 
 // Products of codes that are the same for all lanes.
 using Same = __m512i;
-template <bool wide>
-inline Same same_codes(const std::uint8_t* four) {
-    return _mm512_set1_epi32(int(read32(four)));
-}
+inline Same same_codes(const std::uint8_t* four) { return _mm512_set1_epi32(int(read32(four))); }
 using Bytes = __m512i;
 inline Bytes load_bytes(const std::int8_t* p) { return _mm512_loadu_si512(p); }
 template <bool wide>
@@ -190,3 +191,5 @@ inline void store_bf16(void* p, Floats a) {
 }
 
 }  // namespace SLM_NAMESPACE
+
+#include "whole_sums.h"

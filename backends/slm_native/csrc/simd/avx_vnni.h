@@ -17,16 +17,17 @@ inline Ints dot_products(Ints sums, __m256i codes, __m256i x) {
 
 // VNNI multiplies unsigned by signed bytes without saturation: codes of any width will do.
 template <bool wide>
+inline Chunk centred(Chunk codes) {
+    return codes;
+}
+template <bool wide>
 inline Ints dot(Ints sums, Chunk codes, const std::int8_t* x) {
     return dot_products(sums, codes, load(x));
 }
 
 // Products of codes that are the same for all lanes.
 using Same = __m256i;
-template <bool wide>
-inline Same same_codes(const std::uint8_t* four) {
-    return _mm256_set1_epi32(int(read32(four)));
-}
+inline Same same_codes(const std::uint8_t* four) { return _mm256_set1_epi32(int(read32(four))); }
 using Bytes = __m256i;
 inline Bytes load_bytes(const std::int8_t* p) { return load(p); }
 template <bool wide>
@@ -35,3 +36,5 @@ inline Ints dot_same(Ints sums, Same codes, Bytes x) {
 }
 
 }  // namespace SLM_NAMESPACE
+
+#include "whole_sums.h"

@@ -165,8 +165,12 @@ inline Scales scaled_signed(Sixteen bytes, float factor) {
 
 // Both sides are signed: codes up to 127 as they are, wider ones centred.
 template <bool wide>
+inline Chunk centred(Chunk codes) {
+    return wide ? flipped(codes) : codes;
+}
+template <bool wide>
 inline Ints dot(Ints sums, Chunk codes, const std::int8_t* x) {
-    if constexpr (wide) codes = flipped(codes);
+    codes = centred<wide>(codes);
     return {vdotq_s32(sums.first, vreinterpretq_s8_u8(codes.first), vld1q_s8(x)),
             vdotq_s32(sums.second, vreinterpretq_s8_u8(codes.second), vld1q_s8(x + 16))};
 }
@@ -192,11 +196,7 @@ inline Floats minus_all(const Scales& scales, const float* b, Floats sums) {
 
 // Products of codes that are the same for all lanes.
 using Same = int8x16_t;
-template <bool wide>
-inline Same same_codes(const std::uint8_t* four) {
-    const uint8x16_t codes = vreinterpretq_u8_u32(vdupq_n_u32(read32(four)));
-    return vreinterpretq_s8_u8(wide ? veorq_u8(codes, vdupq_n_u8(0x80)) : codes);
-}
+inline Same same_codes(const std::uint8_t* four) { return vreinterpretq_s8_u32(vdupq_n_u32(read32(four))); }
 struct Bytes { int8x16_t first, second; };
 inline Bytes load_bytes(const std::int8_t* p) { return {vld1q_s8(p), vld1q_s8(p + 16)}; }
 template <bool wide>
@@ -277,3 +277,5 @@ inline void store_bf16(void* p, Floats a) {
 }
 
 }  // namespace SLM_NAMESPACE
+
+#include "whole_sums.h"

@@ -131,8 +131,13 @@ inline Scales scaled_signed(Sixteen bytes, float factor) {
 }
 
 template <bool wide>
+inline Chunk centred(Chunk codes) {
+    return wide ? flipped(codes) : codes;
+}
+template <bool wide>
 inline Ints dot(Ints sums, Chunk codes, const std::int8_t* x) {
-    for (int i = 0; i < 32; ++i) sums.at[i / 4] += (wide ? std::int8_t(codes.at[i] ^ 0x80) : codes.at[i]) * x[i];
+    codes = centred<wide>(codes);
+    for (int i = 0; i < 32; ++i) sums.at[i / 4] += std::int8_t(codes.at[i]) * x[i];
     return sums;
 }
 
@@ -153,9 +158,8 @@ inline Floats minus_all(const Scales& scales, const float* b, Floats sums) {
 
 // Products of codes that are the same for all lanes.
 struct Same { std::int32_t at[4]; };
-template <bool wide>
 inline Same same_codes(const std::uint8_t* four) {
-    return each<Same>([&](int i) { return wide ? std::int8_t(four[i] ^ 0x80) : std::int32_t(four[i]); });
+    return each<Same>([&](int i) { return std::int32_t(std::int8_t(four[i])); });
 }
 struct Bytes { std::int8_t at[32]; };
 inline Bytes load_bytes(const std::int8_t* p) { return each<Bytes>([&](int i) { return p[i]; }); }
@@ -235,3 +239,5 @@ inline void store_bf16(void* p, Floats a) {
 }
 
 }  // namespace SLM_NAMESPACE
+
+#include "whole_sums.h"

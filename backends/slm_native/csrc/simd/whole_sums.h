@@ -1,0 +1,12 @@
+// Where products are added to int32 sums at once. What the names mean is in README.md beside.
+#pragma once
+
+namespace SLM_NAMESPACE {
+
+template <int bits>
+constexpr int together = 8;
+using Partial = Ints;
+inline Partial partial_from(const Ints& sums) { return sums; }
+inline Ints with_partial(const Ints&, const Partial& partial) { return partial; }
+
+}  // namespace SLM_NAMESPACE
