@@ -11,7 +11,8 @@ import math
 import numpy as np
 
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.gguf import GgmlType, GgufFile
+from slm_core.gguf import OWN, GgmlType, GgufFile
+from slm_core.gguf.cursor import shown
 
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -32,13 +33,16 @@ TOKENS_ALONE = frozenset({"glm4", "glm4moe", "graniteswitch"})
 
 
 def check_hazards(gguf: GgufFile) -> None:
-    """Refuse a file that would end the process.
+    """Refuse a file that would end the process, or that says what llama.cpp does not read.
 
     Raises:
         UnsupportedModel: a value is beyond what llama.cpp can take; the message names the key or tensor.
         InvalidModelFile: the file contradicts itself.
     """
     architecture = gguf.require("general.architecture", str)
+    for key in gguf.metadata:
+        if key.startswith(OWN):
+            raise UnsupportedModel(f"{gguf.path}: metadata {shown(key)} is no key of GGUF's, and llama.cpp ignores it")
     _check_tokens(gguf)
     _check_layers(gguf, architecture)
     _check_experts(gguf, architecture)

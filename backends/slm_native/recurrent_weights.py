@@ -32,8 +32,8 @@ class Tensors(NamedTuple):
     kernels: KernelSet
 
 
-def read_recurrent(tensors: Tensors, prefix: str, spec: RecurrentSpec, eps: float) -> Recurrent:
-    """Read a layer; ``eps`` is that of norms without weights."""
+def read_recurrent(tensors: Tensors, prefix: str, spec: RecurrentSpec) -> Recurrent:
+    """Read a layer."""
     if isinstance(spec, ShortConvSpec):
         return ShortConv(
             project=tensors.linear(f"{prefix}shortconv.in_proj"),
@@ -43,7 +43,7 @@ def read_recurrent(tensors: Tensors, prefix: str, spec: RecurrentSpec, eps: floa
     if isinstance(spec, Rwkv7Spec):
         return _rwkv7(tensors, prefix, spec)
     if isinstance(spec, MambaSpec):
-        return _mamba(tensors, prefix, spec, eps)
+        return _mamba(tensors, prefix, spec)
     return Mamba2(
         spec=spec,
         project=tensors.linear(f"{prefix}ssm_in"),
@@ -57,11 +57,11 @@ def read_recurrent(tensors: Tensors, prefix: str, spec: RecurrentSpec, eps: floa
     )
 
 
-def _mamba(tensors: Tensors, prefix: str, spec: MambaSpec, eps: float) -> Mamba:
+def _mamba(tensors: Tensors, prefix: str, spec: MambaSpec) -> Mamba:
     def norm(name: str, width: int) -> Norm | None:
         """One that the file holds, or one without weights."""
-        if spec.normed:
-            return Norm(tensors.kernels.from_host(np.ones(width, np.float32)), None, NormKind.RMS, eps)
+        if spec.norm_eps is not None:
+            return Norm(tensors.kernels.from_host(np.ones(width, np.float32)), None, NormKind.RMS, spec.norm_eps)
         return tensors.norm(f"{prefix}ssm_{name}_norm")
 
     return Mamba(

@@ -233,7 +233,7 @@ class WeightReader:
     def _recurrent(self, prefix: str, layer: LayerSpec) -> Recurrent | None:
         if layer.recurrent is None:
             return None
-        return read_recurrent(self._tensors(), prefix, layer.recurrent, self._spec.norm_eps)
+        return read_recurrent(self._tensors(), prefix, layer.recurrent)
 
     def _tensors(self) -> Tensors:
         return Tensors(self._linear, self._vector, self._norm, self._kernels)

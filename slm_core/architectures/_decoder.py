@@ -22,10 +22,11 @@ from slm_core.architectures._spec import (
 )
 from slm_core.architectures._tables import linear, norms
 from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.gguf import OWN
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-_EPSILONS = {NormKind.RMS: "attention.layer_norm_rms_epsilon", NormKind.LAYER: "attention.layer_norm_epsilon"}
+EPSILONS = {NormKind.RMS: "attention.layer_norm_rms_epsilon", NormKind.LAYER: "attention.layer_norm_epsilon"}
 
 
 class Features(TypedDict, total=False):
@@ -144,7 +145,7 @@ def decoder_spec(
         n_heads=sizes.n_heads,
         n_kv_heads=sizes.n_kv_heads,
         head_dim=sizes.head_dim,
-        norm_eps=keys.number(_EPSILONS[norm], zero=True),
+        norm_eps=keys.number(EPSILONS[norm], zero=True),
         model_tensors=tensors | dict(model_tensors or {}),
         layers=tuple(layers),
         **features,
@@ -164,7 +165,7 @@ def encoder_spec(
 
 
 def _refuse_what_would_matter(keys: Keys, *, causal: bool) -> None:
-    keys.neutral("context_length", "vocab_size", "pooling_type", *_EPSILONS.values())
+    keys.neutral("context_length", "vocab_size", "pooling_type", *EPSILONS.values())
     keys.only("attention.causal", causal)
     keys.only("use_parallel_residual", False)
     for name in ("expert_count", "expert_used_count", "attention.sliding_window", "nextn_predict_layers"):
@@ -187,4 +188,5 @@ def _read_yarn(keys: Keys) -> YarnSpec:
         n_ctx_original=keys.size("rope.scaling.original_context_length"),
         beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),  # the paper's values for llama, and llama.cpp's
         beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        truncated=keys.flag(f"{OWN}rope.yarn_truncate", True),  # GGUF has no key, as all that llama.cpp runs is rounded
     )

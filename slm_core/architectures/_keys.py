@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.gguf import WeightSource
+from slm_core.gguf import OWN, WeightSource
 from slm_core.gguf.cursor import shown
 
 _MAX_SIZE = 2**31 - 1
@@ -13,7 +13,7 @@ _SMALLEST, _LARGEST = 1e-30, 1e30  # far beyond any sense, far from where arithm
 
 
 class Keys:
-    """The keys below the architecture's name ("qwen3.block_count"), each asked for without that prefix.
+    """The keys below the architecture's name ("qwen3.block_count"), each asked for without that prefix; and our own.
 
     Args:
         gguf: the open file.
@@ -153,7 +153,7 @@ class Keys:
         Raises:
             UnsupportedModel: it has another value.
         """
-        if f"{self.architecture}.{name}" in self._seen:
+        if self._full(name) in self._seen:
             return
         key = self._key(name)
         if key in self.gguf.metadata and (self._is_array(key) or self.gguf.metadata[key] not in accepted):
@@ -170,13 +170,16 @@ class Keys:
             UnsupportedModel: there is one.
         """
         for key in self.gguf.metadata:
-            if key.startswith(f"{self.architecture}.") and key not in self._seen:
+            if key.startswith((f"{self.architecture}.", OWN)) and key not in self._seen:
                 raise self._unsupported(key, "unknown here, so results could be wrong")
 
     def _key(self, name: str) -> str:
-        key = f"{self.architecture}.{name}"
+        key = self._full(name)
         self._seen.add(key)
         return key
+
+    def _full(self, name: str) -> str:
+        return name if name.startswith(OWN) else f"{self.architecture}.{name}"
 
     def _is_array(self, key: str) -> bool:
         return key in self.gguf.metadata and self.gguf.metadata.type_name(key).startswith("array")

@@ -33,14 +33,15 @@ class MambaSpec:
         n_state: numbers that each keeps, N.
         n_taps: tokens that the convolution before it covers, W.
         n_rank: width that step sizes are projected from.
-        normed: whether step sizes, B and C are divided by their root mean square (FalconMamba).
+        norm_eps: epsilon with which step sizes, B and C are divided by their root mean square (FalconMamba); None where
+            they are not, or by norms that the file holds.
     """
 
     n_inner: int
     n_state: int
     n_taps: int
     n_rank: int
-    normed: bool = False
+    norm_eps: float | None = None
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:

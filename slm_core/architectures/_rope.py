@@ -54,8 +54,10 @@ def yarn_ramp(yarn: YarnSpec, rope: RopeSpec) -> NDArray[np.float64]:
     def dimension(n_turns: float) -> float:
         return rope.n_dims * math.log(yarn.n_ctx_original / (n_turns * 2 * math.pi)) / (2 * math.log(rope.freq_base))
 
-    low = max(0, math.floor(dimension(yarn.beta_fast)))
-    high = min(rope.n_dims - 1, math.ceil(dimension(yarn.beta_slow)))
+    low, high = dimension(yarn.beta_fast), dimension(yarn.beta_slow)
+    if yarn.truncated:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0, low), min(rope.n_dims - 1, high)
     position = (np.arange(rope.n_dims // 2) - low) / max(0.001, high - low)
     return 1 - np.clip(position, 0, 1)
 

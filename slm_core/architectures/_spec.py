@@ -128,11 +128,13 @@ class YarnSpec:
         n_ctx_original: context length before it was extended.
         beta_fast: dimensions that turn more often than this in ``n_ctx_original`` keep their frequency.
         beta_slow: those that turn less often than this are interpolated wholly.
+        truncated: whether the ends of the ramp between them are rounded to whole dimensions, outwards.
     """
 
     n_ctx_original: int
     beta_fast: float
     beta_slow: float
+    truncated: bool = True
 
 
 @dataclass(frozen=True, slots=True)

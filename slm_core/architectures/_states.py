@@ -7,7 +7,7 @@ from slm_core.architectures._recurrent import Mamba2Spec, MambaSpec
 from slm_core.errors import InvalidModelFile
 
 
-def read_mamba(keys: Keys, *, normed: bool = False) -> MambaSpec:
+def read_mamba(keys: Keys, *, norm_eps: float | None = None) -> MambaSpec:
     """The sizes of layers whose channels have step sizes of their own."""
     keys.only("ssm.group_count", 0, 1)
     return MambaSpec(
@@ -15,7 +15,7 @@ def read_mamba(keys: Keys, *, normed: bool = False) -> MambaSpec:
         n_state=keys.size("ssm.state_size"),
         n_taps=keys.size("ssm.conv_kernel"),
         n_rank=keys.size("ssm.time_step_rank"),
-        normed=normed,
+        norm_eps=norm_eps,
     )
 
 

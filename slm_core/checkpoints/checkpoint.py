@@ -20,16 +20,13 @@ from slm_core.checkpoints.reading import CONFIG, TOKENIZER, answer_ends, read_re
 from slm_core.checkpoints.recipe import Part, Recipe
 from slm_core.checkpoints.store import TensorStore
 from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
-from slm_core.gguf import GgmlType, GgufFile, Metadata, TensorInfo, header
+from slm_core.gguf import OWN, GgmlType, GgufFile, Metadata, TensorInfo, header
 from slm_core.gguf.cursor import shown
 from slm_core.quant import dequantize
 
 T = TypeVar("T")
 D = TypeVar("D")
 
-_ITEMS: Mapping[GgmlType, np.dtype[Any]] = {
-    GgmlType.F32: np.dtype("<f4"), GgmlType.F16: np.dtype("<f2"), GgmlType.BF16: np.dtype("<u2"),
-}  # fmt: skip
 _log = logging.getLogger(__name__)
 
 
@@ -143,7 +140,7 @@ class Checkpoint:
     def _number(self, name: str) -> float:
         """The one number of a tensor that GGUF files have as metadata."""
         store, stored = self._open_store(), self._stored_names[name]
-        if math.prod(store.tensors[stored].shape) != 1:
+        if math.prod(store.shapes[stored]) != 1:
             raise InvalidModelFile(f"{self.path}: tensor {shown(stored)} is not one number")
         data = np.ascontiguousarray(store.array(stored)).reshape(-1).view(np.uint8)
         return float(dequantize(data, store.ggml_type(stored), (1,))[0])
@@ -160,14 +157,14 @@ class Checkpoint:
     def _info(self, name: str, part: Part) -> TensorInfo:
         store = self._open_store()
         names = [self._stored_names[each] for each in part.names()]
-        shapes, kinds = {store.tensors[each].shape for each in names}, {store.ggml_type(each) for each in names}
+        shapes, kinds = {store.shapes[each] for each in names}, {store.ggml_type(each) for each in names}
         if len(shapes) != 1 or len(kinds) != 1:
             raise UnsupportedModel(f"{self.path}: tensors such as {shown(names[0])} differ in shape or type")
         shape, kind = (part.n_stacked,) * bool(part.n_stacked) + shapes.pop(), kinds.pop()
         if part.change is not None:
             shape = self._changed_shape(names[0], part.change, shape)
             kind = GgmlType.F32 if part.change.computes else kind
-        return TensorInfo(name, shape, kind, math.prod(shape) * _ITEMS[kind].itemsize, 0, 0)
+        return TensorInfo(name, shape, kind, math.prod(shape) // kind.block_size * kind.block_bytes, 0, 0)
 
     def _changed_shape(self, name: str, change: Change, shape: tuple[int, ...]) -> tuple[int, ...]:
         try:
@@ -181,7 +178,7 @@ class Checkpoint:
 def _header(folder: Path, recipe: Recipe, numbers: Mapping[str, list[float]]) -> bytes:
     """The metadata as a GGUF file has it, so that one reader is strict about all."""
     architecture = recipe.architecture
-    named = {f"{architecture}.{key}": value for key, value in recipe.metadata.items()}
+    named = {key if key.startswith(OWN) else f"{architecture}.{key}": value for key, value in recipe.metadata.items()}
     general = {"general.architecture": architecture, "general.name": folder.resolve().name}
     return header({**general, **named, **recipe.plain, **numbers})
 
@@ -193,7 +190,7 @@ def _names(folder: Path, recipe: Recipe, store: TensorStore) -> dict[str, str]:
         InvalidModelFile: one is missing.
         UnsupportedModel: there are others, which could matter.
     """
-    stored = {_renamed(name, recipe.renamed): name for name in store.tensors}
+    stored = {_renamed(name, recipe.renamed): name for name in store.shapes}
     wanted = {name for part in recipe.parts().values() for name in part.names()}
     wanted.update(*recipe.number_names().values())
     for name in sorted(wanted - stored.keys()):

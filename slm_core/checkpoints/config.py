@@ -55,6 +55,10 @@ class Config:
         """Whether a key is there and says that there is nothing: where that differs from a key that is missing."""
         return name in self._nulls
 
+    def is_list(self, name: str) -> bool:
+        """Whether a key that may be one value or several has a list."""
+        return isinstance(self._stated.get(name), list)
+
     def size(self, name: str, default: int | None = None, largest: int = _MAX_SIZE) -> int:
         """An integer from 1 to ``largest``.
 

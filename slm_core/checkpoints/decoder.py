@@ -41,7 +41,13 @@ class Sizes(NamedTuple):
 
 
 def read_sizes(
-    config: Config, *, norm: str = RMS, eps_key: str = "rms_norm_eps", eps: float = 1e-6, **defaults: int
+    config: Config,
+    *,
+    norm: str = RMS,
+    eps_key: str = "rms_norm_eps",
+    eps: float = 1e-6,
+    n_ff: int | None = None,
+    **defaults: int,
 ) -> Sizes:
     """Read the dimensions. K is H, and D is E / H, where neither configuration nor ``defaults`` say.
 
@@ -50,6 +56,7 @@ def read_sizes(
         norm: GGUF's key of that.
         eps_key: the configuration's.
         eps: where it says none.
+        n_ff: F, where a configuration has it in a form of its own.
         defaults: what the family's sizes are where a configuration leaves them out.
     """
     n_embd = config.size("hidden_size", defaults.get("hidden_size"))
@@ -59,7 +66,7 @@ def read_sizes(
         n_layers=config.size("num_hidden_layers", defaults.get("num_hidden_layers"), MAX_PARTS),
         n_ctx=config.size("max_position_embeddings", defaults.get("max_position_embeddings")),
         n_embd=n_embd,
-        n_ff=config.size("intermediate_size", defaults.get("intermediate_size")),
+        n_ff=n_ff or config.size("intermediate_size", defaults.get("intermediate_size")),
         n_heads=n_heads,
         n_kv_heads=config.size("num_key_value_heads", n_kv_heads),
         head_dim=config.size("head_dim", defaults.get("head_dim", n_embd // n_heads or 1)),

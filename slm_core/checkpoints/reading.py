@@ -21,11 +21,11 @@ from slm_core.jsonfile import read_json
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 _GENERATES = re.compile("ForCausalLM$|LMHeadModel$|ForConditionalGeneration$")
 _ENCODES = re.compile("Model$|ForMaskedLM$")
-_ENCODERS = ("bert", "modernbert")
+_ENCODERS = ("bert", "modernbert", "nomic_bert")
 _POOLING, _DENSE = "1_Pooling/config.json", "2_Dense"  # as sentence-transformers saves them
 _POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
 """As GGUF numbers them."""
-_FP8_METHODS = ("fp8", "compressed-tensors")
+_METHODS = ("fp8", "compressed-tensors", "mxfp4")
 _BLOCK = [128, 128]
 
 
@@ -127,17 +127,19 @@ def _check_task(config: Config, kind: str) -> None:
 
 
 def _check_quantization(config: Config) -> None:
-    """Refuse weights in other formats than FP8 with scales, which the files' types tell."""
+    """Refuse weights in other formats than FP8 and MXFP4 with scales, which the files' types tell."""
     if "quantization_config" not in config:
         return
     about = config.part("quantization_config")
     method = about.text("quant_method")
-    if method not in _FP8_METHODS:
+    if method not in _METHODS:
         raise UnsupportedModel(
             f"{config.source}: 'quantization_config.quant_method' is {method[:80]!r}, which is not implemented"
-            f" (accepted: {', '.join(_FP8_METHODS)} with FP8 weights); take a GGUF file, or the original weights"
+            f" (accepted: {', '.join(_METHODS)} with FP8 or MXFP4 weights); take a GGUF file, or the original weights"
         )
-    if method == "fp8":
+    if method == "mxfp4":
+        about.neutral("modules_to_not_convert", "dequantize")
+    elif method == "fp8":
         about.only("weight_block_size", _BLOCK)
         about.only("fmt", "e4m3")
         about.neutral("activation_scheme", "modules_to_not_convert", "scale_fmt", "dequantize")

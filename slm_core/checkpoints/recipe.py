@@ -45,7 +45,7 @@ class Recipe:
 
     Attributes:
         architecture: as GGUF files name it.
-        metadata: below that name.
+        metadata: below that name, or our own.
         model: the tensors outside the blocks.
         blocks: those of each block [L].
         prefix: of the names of a block's tensors; "{i}" is its index.

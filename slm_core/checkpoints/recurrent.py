@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from slm_core.checkpoints.changes import Decays, Shaped, Squeezed
@@ -37,6 +38,23 @@ def channels_state(theirs: str) -> dict[str, Part]:
         "ssm_dt.bias": Part(f"{theirs}.dt_proj.bias"),
         "ssm_a": Part(f"{theirs}.A_log", Decays()),
         "ssm_d": Part(f"{theirs}.D"),
+    }
+
+
+def channels_keys(config: Config) -> dict[str, PlainValue]:
+    """The sizes of such a layer."""
+    n_embd = config.size("hidden_size", 768)
+    n_rank = math.ceil(n_embd / 16)
+    if config.is_null("time_step_rank"):
+        config.neutral("time_step_rank")
+    elif "time_step_rank" in config:
+        n_rank = config.size("time_step_rank")
+    expanded = config.size("expand", 2) * n_embd
+    return {
+        "ssm.conv_kernel": config.size("conv_kernel", 4),
+        "ssm.inner_size": config.size("intermediate_size", expanded),
+        "ssm.state_size": config.size("state_size", 16),
+        "ssm.time_step_rank": n_rank,
     }
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from slm_core.checkpoints.config import Config
 from slm_core.errors import UnsupportedModel
-from slm_core.gguf import PlainValue
+from slm_core.gguf import OWN, PlainValue
 
 
 class Positions(NamedTuple):
@@ -104,7 +104,6 @@ def _original(config: Config, where: Config, n_ctx: int) -> int:
 
 def _yarn(config: Config, where: Config, n_ctx: int) -> dict[str, PlainValue]:
     """YaRN; GGUF multiplies the magnitude of queries and keys with the paper's, which another is divided by."""
-    where.only("truncate", True)
     where.neutral("max_position_embeddings", "finetuned")
     n_original = _original(config, where, n_ctx)
     factor = where.number("factor", n_ctx / n_original)
@@ -116,6 +115,8 @@ def _yarn(config: Config, where: Config, n_ctx: int) -> dict[str, PlainValue]:
         yarn_beta_fast=where.number("beta_fast", 32.0),
         yarn_beta_slow=where.number("beta_slow", 1.0),
     )
+    if not where.flag("truncate", True):
+        keys[f"{OWN}rope.yarn_truncate"] = False
     if "attention_factor" not in where and own == 1 and of_all:
         return keys | {"rope.scaling.yarn_log_multiplier": of_all}
     paper = _magnitude(factor, 1.0)

@@ -1,4 +1,4 @@
-"""The weights of a directory: all its safetensors files as one, and FP8 as the numbers it stands for."""
+"""The weights of a directory: all its safetensors files as one, FP8 as the numbers it stands for, MXFP4 as GGUF's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.checkpoints import fp8
+from slm_core.checkpoints import fp8, mxfp4
 from slm_core.checkpoints.safetensors import SafetensorsFile, StoredTensor
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgmlType
@@ -38,7 +38,7 @@ class TensorStore:
         folder: holds ``model.safetensors``, or several files and their index.
 
     Attributes:
-        tensors: by name, those that go with an FP8 matrix left out.
+        shapes: of all tensors by name, scales that go with others left out.
         size_bytes: of all tensors as stored.
 
     Raises:
@@ -55,13 +55,16 @@ class TensorStore:
                 self._add(SafetensorsFile(path))
             self._check_index()
             self._scales = fp8.find_scales(folder, self._all())
+            self._packed = mxfp4.find_packed(folder, self._all())
         except BaseException:
             self.close()
             raise
         beside = fp8.beside(self._all(), self._scales)
         if unused := sorted(beside - set(self._scales.values())):
             _log.info("%s: %d tensors scale activations or caches, which changes nothing here", folder, len(unused))
-        self.tensors = {name: tensor for name, tensor in self._all().items() if name not in beside}
+        beside.update(map(mxfp4.scales_of, self._packed))
+        shapes = {name: tensor.shape for name, tensor in self._all().items() if name not in beside}
+        self.shapes = shapes | self._packed
         self.size_bytes = sum(tensor.n_bytes for tensor in self._all().values())
 
     def ggml_type(self, name: str) -> GgmlType:
@@ -70,7 +73,9 @@ class TensorStore:
         Raises:
             UnsupportedModel: there is none for what is stored.
         """
-        dtype = self.tensors[name].dtype
+        if name in self._packed:
+            return GgmlType.MXFP4
+        dtype = self._stored(name).dtype
         if dtype not in _TYPES:
             raise UnsupportedModel(
                 f"{self.folder}: tensor {shown(name)} is of type {dtype} (accepted: {', '.join(_TYPES)})"
@@ -78,13 +83,17 @@ class TensorStore:
         return _TYPES[dtype]
 
     def array(self, name: str) -> NDArray[np.generic]:
-        """A tensor as numbers; BF16 as the uint16 of its bits. Shared with the file where it can be."""
-        tensor = self.tensors[name]
-        data = self._homes[name].data(name)
+        """A tensor as numbers; BF16 as the uint16 of its bits, rows of MXFP4 as their bytes.
+
+        Shared with the file where it can be.
+        """
+        if name in self._packed:
+            return mxfp4.interleave(self._raw(name), self._raw(mxfp4.scales_of(name)))
+        tensor = self._stored(name)
         if tensor.dtype == fp8.DTYPE:
-            scale = self._homes[self._scales[name]]
-            return fp8.expand(data.reshape(tensor.shape), scale.data(self._scales[name]), self._scale_of(name))
-        array = data.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
+            scale = self._scales[name]
+            return fp8.expand(self._raw(name), self._homes[scale].data(scale), self._stored(scale))
+        array = self._homes[name].data(name).view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
         return array if array.flags.aligned else array.copy()
 
     def digest(self) -> bytes:
@@ -106,9 +115,12 @@ class TensorStore:
     def _all(self) -> dict[str, StoredTensor]:
         return {name: file.tensors[name] for name, file in self._homes.items()}
 
-    def _scale_of(self, name: str) -> StoredTensor:
-        scale = self._scales[name]
-        return self._homes[scale].tensors[scale]
+    def _stored(self, name: str) -> StoredTensor:
+        return self._homes[name].tensors[name]
+
+    def _raw(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor whose items are bytes, in its shape."""
+        return self._homes[name].data(name).reshape(self._stored(name).shape)
 
     def _add(self, file: SafetensorsFile) -> None:
         self._files.append(file)

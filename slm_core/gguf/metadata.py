@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MetadataValue: TypeAlias = "bool | int | float | str | NDArray[Any] | list[str] | list[MetadataValue]"
 """A scalar, a string, an array of numbers (a new NumPy array), of strings, or of arrays (a list)."""
 
+OWN = "slm."
+"""Keys that begin like this are no part of GGUF: they say what configurations say, and its own keys cannot."""
+
 T = TypeVar("T")
 D = TypeVar("D")
 

@@ -49,6 +49,13 @@ def test_metadata(load: LoadModel, tmp_path: Path, key: str, value: Any, accepte
     assert "\n" not in message
 
 
+def test_keys_that_only_this_package_reads(load: LoadModel, tmp_path: Path) -> None:
+    """llama.cpp would ignore them, and compute something else than the file says."""
+    path = changed_model(tmp_path / "model.gguf", slm__rope__yarn_truncate=False)
+    with pytest.raises(UnsupportedModel, match=r"'slm\.rope\.yarn_truncate' is no key of GGUF's"):
+        load(path)
+
+
 @pytest.mark.parametrize(("groups", "used"), [(4, 1), (3, 1), (2, 0), (2, 2)])
 def test_expert_groups(load: LoadModel, tmp_path: Path, groups: int, used: int) -> None:
     path = changed_model(

@@ -145,6 +145,13 @@ def test_a_value_that_cannot_be_is_named(read, key, value):
     assert "\n" not in str(raised.value)
 
 
+def test_keys_of_ours_are_read_as_strictly(read):
+    """Without YaRN, nothing asks for how its ramp is rounded."""
+    for key in ("slm.rope.yarn_truncate", "slm.something.new"):
+        with pytest.raises(UnsupportedModel, match=rf"'{key}' is False.*unknown here"):
+            read("llama", {key: False})
+
+
 def test_an_architecture_that_is_unknown_is_named(read):
     for name in ("gemma9", "_decoder", "llama.evil", "../llama", "x" * 10_000):
         with pytest.raises(UnsupportedModel, match=r"is unknown here \(accepted: .*llama, .*qwen2, .*qwen3") as raised:

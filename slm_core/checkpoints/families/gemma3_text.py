@@ -33,7 +33,7 @@ def recipe(config: Config) -> Recipe:
     metadata: dict[str, PlainValue] = {
         "attention.sliding_window": config.size("sliding_window", 4096),
         "attention.sliding_window_pattern": sliding_layers(config, sizes.n_layers, lambda i: (i + 1) % period > 0),
-        "rope.freq_base_swa": _local_base(config),
+        "rope.freq_base_swa": local_base(config),
         "final_logit_softcapping": config.number("final_logit_softcapping", 0.0),
     }
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx, _FREQ_BASE, layers="full_attention")
@@ -41,10 +41,11 @@ def recipe(config: Config) -> Recipe:
     return decoder(config, "gemma3", sizes, block, positions, tied=True, model=NORM_ADDED, metadata=metadata)
 
 
-def _local_base(config: Config) -> float:
+def local_base(config: Config) -> float:
+    """The base of RoPE in layers with a window."""
     if "rope_parameters" not in config:
-        return config.number("rope_local_base_freq", _LOCAL_FREQ_BASE)
-    config.neutral("rope_local_base_freq")
+        return config.number("ropelocal_base_freq", _LOCAL_FREQ_BASE)
+    config.neutral("ropelocal_base_freq")
     local = stated_rope(config, _LOCAL_FREQ_BASE, "sliding_attention")
     local.where.only("rope_type", "default")
     return local.freq_base

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from slm_conformance.factories import n_vocab
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-WITHOUT_ROPE = ("bert", "bloom", "dbrx", "gpt2", "jamba", "mamba", "mamba2", "mpt")
+WITHOUT_ROPE = ("bert", "bloom", "dbrx", "falcon_mamba", "gpt2", "jamba", "mamba", "mamba2", "mpt")
 """Configurations that say nothing of rotation, or of heads' widths, but what their class does."""
 
 

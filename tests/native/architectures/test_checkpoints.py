@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.integrations.mxfp4 import dequantize_convertops
 
 import slm_core as slm
 from native.architectures.cases import CASES, TEXT_ALONE
@@ -21,6 +22,7 @@ from slm_core.architectures import read_spec
 from slm_core.checkpoints import Checkpoint, family_names
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgufFile
+from slm_core.quant import dequantize
 from slm_core.types import ContextOptions
 
 N_TOKENS = 60  # more than the windows of the families
@@ -67,8 +69,9 @@ def llama(tmp_path) -> Saved:
 def test_a_directory_holds_what_the_gguf_file_holds(saved):
     """The same model, number by number, so that the same forward pass gives the same logits."""
     with Checkpoint(saved.folder) as directory, GgufFile.open(saved.subject.path) as file:
-        assert directory.tensors.keys() == file.tensors.keys()
-        for name in file.tensors:
+        used = {name for name, tensor in read_spec(file).tensors() if tensor.used and name in file.tensors}
+        assert directory.tensors.keys() == used
+        for name in used:
             found, wanted = directory.tensor_data(name), file.tensor_data(name)
             if name in COMPUTED:
                 np.testing.assert_allclose(found.view(np.float32), wanted.view(np.float32), rtol=COMPUTED[name])
@@ -87,7 +90,9 @@ def test_a_directory_gives_the_logits_of_transformers(saved, load, tokens, asser
 def test_every_kind_of_directory_is_tested():
     """But for the one that wraps another, and encoders, which have tests of their own."""
     kinds = {getattr(transformers, CASES[name].config).model_type for name in READ}
-    assert set(family_names()) - kinds == {"bert", "gemma3", "llama4", "modernbert"}
+    assert set(family_names()) - kinds == {
+        "bert", "gemma3", "gemma3n", "gemma4", "llama4", "modernbert", "nomic_bert"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -153,6 +158,82 @@ def _about(per: str) -> dict[str, object]:
     }
 
 
+def test_mxfp4_is_read_as_it_lies(tmp_path, load, tokens, assert_close):
+    """The oracle is what transformers makes of the codes."""
+    subject = make_subject(tmp_path, "gpt_oss")
+    model, folder = subject.model, save_directory(subject.model, tmp_path / "hf")
+    generator, packed = torch.Generator().manual_seed(3), {}
+    for name, tensor in model.state_dict().items():
+        packed[name] = tensor
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            shape = (len(tensor), tensor.shape[2], tensor.shape[1] // 32)  # rows are of what comes out
+            blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(118, 124, shape, generator=generator, dtype=torch.uint8)
+            tensor.copy_(dequantize_convertops(blocks, scales, torch.float32))
+            del packed[name]
+            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    change_tensors(folder, lambda _: packed)
+    about = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    change_config(folder, lambda stated: {**stated, "quantization_config": about})
+    with Checkpoint(folder) as directory:
+        gates = directory.tensors["blk.0.ffn_gate_exps.weight"]
+        assert (gates.ggml_type.name, gates.shape) == ("MXFP4", (7, 160, 288))
+        found = dequantize(directory.tensor_data(gates.name), gates.ggml_type, gates.shape)
+        wanted = model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"][:, :, ::2].swapaxes(1, 2)
+        assert (found == wanted.numpy()).all()
+    with load(folder).new_context(OPTIONS) as context:
+        logits = native_logits(context, tokens, [N_TOKENS])
+    assert_close(logits, transformers_logits(model, tokens), BOUND)
+    change_tensors(
+        folder, lambda had: {name: each for name, each in had.items() if "0.mlp.experts.down_proj_s" not in name}
+    )
+    with pytest.raises(InvalidModelFile, match="down_proj_scales' is missing"):
+        Checkpoint(folder)
+
+
+def test_yarn_is_not_rounded_where_a_directory_says_so(tmp_path, load, tokens, assert_close):
+    """GGUF cannot say it, so that a key of ours does; rounded, the ramp would be another."""
+    model = make_subject(tmp_path, "gpt_oss").model
+    model.config.rope_parameters["truncate"] = False
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    folder = save_directory(model, tmp_path / "hf")
+    wanted = transformers_logits(model, tokens)
+    with load(folder).new_context(OPTIONS) as context:
+        assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
+    change_config(folder, lambda stated: {**stated, "rope_parameters": stated["rope_parameters"] | {"truncate": True}})
+    with load(folder).new_context(OPTIONS) as context:
+        rounded = native_logits(context, tokens, [N_TOKENS])
+    assert np.linalg.norm(rounded - wanted) > 10 * BOUND * np.linalg.norm(wanted)
+
+
+def test_falcon_mamba_has_two_epsilons(tmp_path, load, tokens, assert_close):
+    model = make_subject(tmp_path, "falcon_mamba").model
+    model.config.mixer_rms_eps = 0.5
+    for layer in model.backbone.layers:
+        for norm in (layer.mixer.dt_layernorm, layer.mixer.b_layernorm, layer.mixer.c_layernorm):
+            norm.eps = 0.5
+        layer.mixer.rms_eps = 0.5
+    folder = save_directory(model, tmp_path / "hf")
+    with load(folder).new_context(OPTIONS) as context:
+        found = native_logits(context, tokens, [N_TOKENS])
+    assert_close(found, transformers_logits(model, tokens), BOUND)
+
+
+@pytest.mark.parametrize("family", ["gemma3n", "gemma4"])
+def test_keys_that_are_not_read_may_be_there(tmp_path, family):
+    """Published directories have them of layers that read another's, and what transformers saves has not."""
+    subject = make_subject(tmp_path, family)
+    folder = save_directory(subject.model, tmp_path / "hf")
+    last = f"model.layers.{subject.model.config.num_hidden_layers - 1}.self_attn"
+    unread = {f"{last}.{name}.weight": torch.ones(2, 3) for name in ("k_proj", "v_proj", "k_norm")}
+    change_tensors(folder, lambda found: {**found, **unread})
+    with Checkpoint(folder) as directory, GgufFile.open(subject.path) as file:
+        assert read_spec(directory) == read_spec(file)
+    change_tensors(folder, lambda found: {**found, "model.layers.0.self_attn.qk_norm.weight": torch.ones(2)})
+    with pytest.raises(UnsupportedModel, match="qk_norm"):
+        Checkpoint(folder)
+
+
 def test_the_first_mistral_slides(tmp_path, load, tokens, assert_close):
     """GGUF files of it do not say so; directories do."""
     subject = make_subject(tmp_path, "mistral")
@@ -183,6 +264,8 @@ def test_shards_are_one_model(llama, tmp_path, load, tokens):
     [
         ("gemma3", "vision_tower.vision_model.embeddings.weight", {"mm_tokens_per_image": 256}),
         ("llama4", "vision_model.class_embedding", {"image_token_index": 300, "tie_word_embeddings": False}),
+        ("gemma3n", "vision_tower.x", {"audio_config": {}, "audio_token_id": 300}),
+        ("gemma4", "embed_vision.x", {"audio_config": None, "image_token_id": 300}),
     ],
 )
 def test_a_model_that_sees_images_is_read_as_its_text_model(
@@ -191,7 +274,7 @@ def test_a_model_that_sees_images_is_read_as_its_text_model(
     """As it is stored by transformers before version 5: its text model and its head below ``language_model``."""
     subject = make_subject(tmp_path, family)
     folder = save_directory(subject.model, tmp_path / "hf")
-    image = {vision: torch.ones(2, 3), "multi_modal_projector.x": torch.ones(2)}
+    image = {vision: torch.ones(2, 3), vision.replace(".", ".y."): torch.ones(2)}
     change_tensors(folder, lambda found: {f"language_model.{name}": each for name, each in found.items()} | image)
     change_config(
         folder,

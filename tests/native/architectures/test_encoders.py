@@ -151,7 +151,7 @@ def test_a_causal_bert_is_refused(tmp_path, load, monkeypatch):
         load(write_family(tmp_path / "m.gguf", "bert", tensors))
 
 
-@pytest.mark.parametrize("family", ["bert", "modern_bert"])
+@pytest.mark.parametrize("family", ["bert", "modern_bert", "nomic_bert"])
 def test_a_directory_holds_what_the_file_holds(tmp_path, load, tokens, assert_close, family):
     """It gives the states of transformers, too, and pools as sentence-transformers says beside it."""
     subject = make_subject(tmp_path, family, CASES)
@@ -163,9 +163,37 @@ def test_a_directory_holds_what_the_file_holds(tmp_path, load, tokens, assert_cl
         assert directory.tensors.keys() == file.tensors.keys()
         assert all(directory.tensor_data(name).tobytes() == file.tensor_data(name).tobytes() for name in file.tensors)
         assert read_spec(directory) == read_spec(file)
+    if family == "nomic_bert":
+        _is_read_as_its_makers_have_it(folder)
     model = load(folder)
     assert model.info.pooling is Pooling.MEAN
     assert_close(*states_of(model, tokens), encoder_states(subject.model, tokens), BOUND)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(about | {"pooling_mode_cls_token": True}))
     with pytest.raises(UnsupportedModel, match="accepted: one of pooling_mode_mean_tokens"):
         Checkpoint(folder)
+
+
+def _is_read_as_its_makers_have_it(folder: Path) -> None:
+    """Published configurations have other keys than transformers' class."""
+    with Checkpoint(folder) as directory:
+        wanted = read_spec(directory)
+    stated = json.loads((folder / "config.json").read_text())
+    names = {
+        "n_embd": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_positions": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+    }
+    flags = ("causal", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "qkv_proj_bias", "use_rms_norm")
+    published = {name: stated[theirs] for name, theirs in names.items()} | dict.fromkeys(flags, False)
+    published |= {"model_type": "nomic_bert", "activation_function": "swiglu", "rotary_emb_base": 1000}
+    published |= {"rotary_emb_fraction": 1.0, "rotary_scaling_factor": None, "use_flash_attn": True}
+    (folder / "config.json").write_text(json.dumps(published))
+    with Checkpoint(folder) as directory:
+        assert read_spec(directory) == wanted
+    (folder / "config.json").write_text(json.dumps(published | {"prenorm": True}))
+    with pytest.raises(UnsupportedModel, match="'prenorm' is True"):
+        Checkpoint(folder)
+    (folder / "config.json").write_text(json.dumps(stated))

@@ -1,0 +1,63 @@
+"""MXFP4 weights: FP4 codes, ``..._blocks``, and a power of two for each 32 of them, ``..._scales``.
+
+The format is that of the OCP Microscaling Formats (MX) Specification 1.0, as GGUF has it, too: nothing is computed on
+reading. A directory has the codes of adjacent weights in a byte, and scales apart; a GGUF block begins with its scale,
+and has weight j beside weight j + 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.checkpoints.safetensors import StoredTensor
+from slm_core.errors import InvalidModelFile
+from slm_core.gguf import GgmlType
+from slm_core.gguf.cursor import shown
+
+BLOCKS = "_blocks"
+_SCALES = "_scales"
+_TYPE = GgmlType.MXFP4
+_CODE_BYTES = _TYPE.block_size // 2
+
+
+def scales_of(name: str) -> str:
+    """The tensor with the scales of codes."""
+    return name.removesuffix(BLOCKS) + _SCALES
+
+
+def find_packed(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
+    """The shapes that tensors of codes stand for, by their names.
+
+    Raises:
+        InvalidModelFile: scales are missing, or do not fit.
+    """
+    found = {}
+    for name, blocks in tensors.items():
+        if not name.endswith(BLOCKS) or blocks.dtype != "U8":
+            continue
+        scales = tensors.get(scales_of(name))
+        if scales is None or scales.dtype != "U8" or blocks.shape != (*scales.shape, _CODE_BYTES):
+            about = "is missing" if scales is None else f"has {scales.shape} of {scales.dtype}"
+            raise InvalidModelFile(
+                f"{folder}: tensor {shown(name)} has the shape {blocks.shape}, and {shown(scales_of(name))} {about}"
+                f" (accepted: a U8 for each {_CODE_BYTES} bytes of codes)"
+            )
+        if len(scales.shape) < 2:
+            raise InvalidModelFile(f"{folder}: tensor {shown(name)} has the shape {blocks.shape}, which is no matrix")
+        found[name] = (*scales.shape[:-1], scales.shape[-1] * _TYPE.block_size)
+    return found
+
+
+def interleave(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """GGUF's blocks, uint8 [..., n_blocks * 17], of codes [..., n_blocks, 16] and scales [..., n_blocks]."""
+    found = np.empty((*scales.shape, _TYPE.block_bytes), np.uint8)
+    found[..., 0] = scales
+    even, odd = blocks & 15, blocks >> 4  # weights 0, 2, 4, ... and 1, 3, 5, ...
+    half = _CODE_BYTES // 2
+    found[..., 1::2] = even[..., :half] | even[..., half:] << 4
+    found[..., 2::2] = odd[..., :half] | odd[..., half:] << 4
+    return found.reshape(*scales.shape[:-1], -1)
