@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidPosition, InvalidSequence, InvalidToken
-from slm_core.inputs import NO_ROWS, check_rows
+from slm_core.inputs import NO_OFFSETS, NO_ROWS, check_offsets, check_rows, from_each
 from slm_core.types import EMBEDDED, Pos, WantLogits
 
 _INT32_MAX = 2**31 - 1
@@ -32,6 +32,7 @@ class TokenBatch:
         self._wants_logits = np.empty(capacity, np.bool_)
         self._ahead = np.zeros(capacity, np.int32)
         self._rows: list[NDArray[np.float32]] = []
+        self._offsets: list[NDArray[np.int32]] = []  # of the same runs
         self._length = 0
 
     @property
@@ -48,6 +49,12 @@ class TokenBatch:
     def embeddings(self) -> NDArray[np.float32]:
         """Embedding rows, float32 [n, E]."""
         return _readonly(np.concatenate(self._rows)) if self._rows else NO_ROWS
+
+    @property
+    def offsets(self) -> NDArray[np.int32]:
+        """Where each row stands, int32 [n, 3]."""
+        found = np.concatenate(self._offsets) if self._offsets else NO_OFFSETS
+        return _readonly(found) if found.any() else NO_OFFSETS
 
     @property
     def ahead(self) -> NDArray[np.int32]:
@@ -80,9 +87,18 @@ class TokenBatch:
         """Add a run of tokens from ``start`` on; see ``protocols.Batch.extend``."""
         self._add(_token_array(tokens), start, logits)
 
-    def add_embeddings(self, rows: NDArray[np.float32], start: Pos, *, logits: WantLogits = "none") -> None:
+    def add_embeddings(
+        self,
+        rows: NDArray[np.float32],
+        start: Pos,
+        *,
+        offsets: NDArray[np.integer] | None = None,
+        logits: WantLogits = "none",
+    ) -> None:
         """Add a run of embedding rows from ``start`` on; see ``protocols.Batch.add_embeddings``."""
         check_rows(rows)
+        if offsets is not None:
+            check_offsets(offsets, len(rows))
         if self._rows and rows.shape[1] != self._rows[0].shape[1]:
             raise InvalidEmbedding(
                 f"embedding rows are {rows.shape[1]} wide (accepted: {self._rows[0].shape[1]}, as those in the batch)"
@@ -90,6 +106,8 @@ class TokenBatch:
         self._add(np.full(len(rows), EMBEDDED, np.int32), start, logits)
         if len(rows):
             self._rows.append(rows.copy())
+            as_tokens = np.zeros((len(rows), 3), np.int32)
+            self._offsets.append(as_tokens if offsets is None else from_each(offsets.astype(np.int32)))
 
     def _add(self, ids: NDArray[np.integer], start: Pos, logits: WantLogits) -> None:
         if logits not in ("none", "last", "all"):
@@ -125,6 +143,7 @@ class TokenBatch:
     def clear(self) -> None:
         """Forget the tokens; the capacity stays."""
         self._rows.clear()
+        self._offsets.clear()
         self._length = 0
 
     @staticmethod

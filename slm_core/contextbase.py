@@ -40,6 +40,7 @@ from slm_core.inputs import (
     check_rows,
     chunks_of,
     held_inputs,
+    offsets_of,
     row_of,
     rows_of,
 )
@@ -395,6 +396,11 @@ class ContextBase(abc.ABC):
         rows = batch.embeddings
         if len(rows):
             self._check_rows(rows)
+        if len(batch.offsets) and Capability.GRID_POSITIONS not in self._capabilities:
+            raise UnsupportedInput(
+                f"the backend {self._backend} takes no offsets of rows for this model: it does not declare"
+                f" {Capability.GRID_POSITIONS}"
+            )
         if batch.ahead.any():
             self._check_spans(batch)
         if tokens.min() < 0 or tokens.max() >= self._n_vocab or len(rows):
@@ -449,6 +455,7 @@ class ContextBase(abc.ABC):
         every = [*snapshot.held(), *(token for edit in snapshot.edits for token in edit.removed)]
         if (rows := rows_of(every)).size:
             self._check_dumped_rows(rows)
+            self._check_dumped_offsets(every)
         ids = [token for token in every if row_of(token) is None]
         if ids and not (min(ids) >= 0 and max(ids) < self._n_vocab):
             raise InvalidSnapshot(f"the dump holds tokens outside the vocabulary (accepted: 0 to {self._n_vocab - 1})")
@@ -476,6 +483,13 @@ class ContextBase(abc.ABC):
         if rows.shape[1] != self._n_embd:
             raise InvalidSnapshot(f"the dump's embedding rows are {rows.shape[1]} wide (accepted: {self._n_embd})")
 
+    def _check_dumped_offsets(self, every: Sequence[int]) -> None:
+        if len(offsets_of(every)) and Capability.GRID_POSITIONS not in self._capabilities:
+            raise SnapshotMismatch(
+                f"the dump holds rows with offsets, which the backend {self._backend} does not take for this model"
+                f" (restore it where {Capability.GRID_POSITIONS} is declared)"
+            )
+
     def _check_dumped_spans(self, runs: Sequence[Sequence[int]]) -> None:
         for ahead in map(all_ahead_of, runs):
             if not len(ahead):
@@ -492,7 +506,7 @@ class ContextBase(abc.ABC):
 
     def _append(self, batch: Batch, found: Sequence[int]) -> None:
         seq_ids = batch.seq_ids
-        held = held_inputs(batch.tokens, batch.embeddings, batch.ahead)
+        held = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets)
         for seq_id in found:
             run = held if len(found) == 1 else [held[i] for i in np.flatnonzero(seq_ids == seq_id).tolist()]
             self._ledger.append(seq_id, run)
@@ -515,7 +529,8 @@ class ContextBase(abc.ABC):
         held = self._ledger.tokens(seq_id)
         with_payload = Capability.KV_PAYLOAD in self._capabilities and len(held) > 0
         payload = self._engine_export(seq_id) if with_payload else b""
-        ids, edits, more = np.array(held, np.int32), self._ledger.edits(seq_id), (rows_of(held), all_ahead_of(held))
+        ids, edits = np.array(held, np.int32), self._ledger.edits(seq_id)
+        more = rows_of(held), all_ahead_of(held), offsets_of(held)
         return SequenceSnapshot(self._backend, self._payload_format, self._fingerprint, ids, edits, payload, *more)
 
     def _fits_payload(self, snapshot: SequenceSnapshot) -> bool:

@@ -1,10 +1,10 @@
-"""What goes into a sequence besides token ids: embedding rows, and spans of tokens that see each other both ways."""
+"""What goes into a sequence besides token ids: embedding rows, where they stand, and spans that see both ways."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,14 @@ NO_ROWS: NDArray[np.float32] = np.empty((0, 0), np.float32)
 NO_ROWS.flags.writeable = False
 NO_AHEAD: NDArray[np.int32] = np.empty(0, np.int32)
 NO_AHEAD.flags.writeable = False
+NO_OFFSETS: NDArray[np.int32] = np.empty((0, 3), np.int32)
+NO_OFFSETS.flags.writeable = False
+MAX_OFFSET = 2**20
+"""Far beyond the patches along any side of any image; bounds what positions add up to."""
+
+Offset: TypeAlias = tuple[int, int, int]
+"""In time, height and width."""
+_AS_A_TOKEN: Offset = (0, 0, 0)
 
 
 class HeldInput(int):
@@ -27,15 +35,19 @@ class HeldInput(int):
     Attributes:
         row: the embedding row in place of a token, float32 [E], where the id is ``EMBEDDED``; else None.
         ahead: how many tokens behind it were in its span when it was decoded.
+        offset: where it stands, counted from where a token in its place would: one behind the furthest before it.
     """
 
     row: NDArray[np.float32] | None
     ahead: int
+    offset: Offset
 
-    def __new__(cls, token: int, row: NDArray[np.float32] | None = None, ahead: int = 0) -> Self:
+    def __new__(
+        cls, token: int, row: NDArray[np.float32] | None = None, ahead: int = 0, offset: Offset = _AS_A_TOKEN
+    ) -> Self:
         """The id ``token``, with more."""
         made = super().__new__(cls, token)
-        made.row, made.ahead = row, ahead
+        made.row, made.ahead, made.offset = row, ahead, offset
         return made
 
 
@@ -49,19 +61,28 @@ def ahead_of(held: int) -> int:
     return held.ahead if isinstance(held, HeldInput) else 0
 
 
-def held_inputs(tokens: NDArray[np.int32], rows: NDArray[np.float32], ahead: NDArray[np.int32]) -> list[int]:
+def offset_of(held: int) -> Offset:
+    """Where it stands in time, height and width, counted from where a token in its place would."""
+    return held.offset if isinstance(held, HeldInput) else _AS_A_TOKEN
+
+
+def held_inputs(
+    tokens: NDArray[np.int32], rows: NDArray[np.float32], ahead: NDArray[np.int32], offsets: NDArray[np.int32]
+) -> list[int]:
     """Inputs as a sequence holds them.
 
     Args:
         tokens: ids [T].
         rows: of those that are ``EMBEDDED`` [n, E].
         ahead: tokens behind each that are in its span [T]; [0] where there are no spans.
+        offsets: where each row stands [n, 3]; [0, 3] where all do as tokens would.
     """
     ids: list[int] = tokens.tolist()
-    for place, row in zip(np.flatnonzero(tokens == EMBEDDED).tolist(), rows, strict=True):
-        ids[place] = HeldInput(EMBEDDED, row)
+    stand = offsets.tolist() if len(offsets) else [_AS_A_TOKEN] * len(rows)
+    for place, row, offset in zip(np.flatnonzero(tokens == EMBEDDED).tolist(), rows, stand, strict=True):
+        ids[place] = HeldInput(EMBEDDED, row, 0, tuple(offset))
     for place in np.flatnonzero(ahead).tolist():
-        ids[place] = HeldInput(ids[place], row_of(ids[place]), int(ahead[place]))
+        ids[place] = HeldInput(ids[place], row_of(ids[place]), int(ahead[place]), offset_of(ids[place]))
     return ids
 
 
@@ -69,6 +90,27 @@ def rows_of(held: Iterable[int]) -> NDArray[np.float32]:
     """The rows among what a sequence holds, float32 [n, E]; [0, 0] where there are none."""
     rows = [row for one in held if (row := row_of(one)) is not None]
     return np.stack(rows) if rows else NO_ROWS
+
+
+def offsets_of(held: Iterable[int]) -> NDArray[np.int32]:
+    """Where the rows among what a sequence holds stand, int32 [n, 3]; [0, 3] where all do as tokens would."""
+    offsets = [offset_of(one) for one in held if row_of(one) is not None]
+    return np.array(offsets, np.int32) if any(map(any, offsets)) else NO_OFFSETS
+
+
+def next_place(held: Iterable[int], start: int = 0) -> int:
+    """Where a token behind these would stand, of which the first does, or would, at ``start``."""
+    for one in held:
+        start += max(0, 1 + max(offset_of(one)))
+    return start
+
+
+def from_each(offsets: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Offsets from the start of a run of rows [n, 3], as those of each from where a token in its place would stand."""
+    furthest = np.maximum.accumulate(offsets.max(axis=1, initial=-1)) + 1
+    places = np.concatenate([[0], furthest[:-1]])
+    found: NDArray[np.int32] = (offsets - places[:, None]).astype(np.int32)
+    return found
 
 
 def all_ahead_of(held: Sequence[int]) -> NDArray[np.int32]:
@@ -84,7 +126,7 @@ def add_held(batch: Batch, held: Sequence[int], start: Pos) -> None:
         for is_row, group in groupby(piece, lambda one: row_of(one) is not None):
             run, place = list(group), Pos(start.seq_id, index)
             if is_row:
-                batch.add_embeddings(rows_of(run), place)
+                batch.add_embeddings(rows_of(run), place, offsets=_from_start(run))
             else:
                 batch.extend(run, place)
             index += len(run)
@@ -127,6 +169,37 @@ def check_rows(rows: object, n_embd: int | None = None) -> None:
     if not np.isfinite(rows).all():
         first = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
         raise InvalidEmbedding(f"embedding row {first} of {len(rows)} holds a number that is infinite or none")
+
+
+def check_offsets(offsets: object, n_rows: int) -> None:
+    """Refuse what are no places of rows.
+
+    Args:
+        offsets: what is given.
+        n_rows: how many there are.
+
+    Raises:
+        InvalidEmbedding: not integers [n, 3], or some that are out of range.
+    """
+    shape = offsets.shape if isinstance(offsets, np.ndarray) and offsets.dtype.kind in "iu" else None
+    if not isinstance(offsets, np.ndarray) or shape != (n_rows, 3):
+        told = (
+            f"{offsets.dtype} of shape {offsets.shape}" if isinstance(offsets, np.ndarray) else type(offsets).__name__
+        )
+        raise InvalidEmbedding(f"offsets are {told} (accepted: a NumPy array of integers [{n_rows}, 3])")
+    if ((offsets < -MAX_OFFSET) | (offsets > MAX_OFFSET)).any():
+        raise InvalidEmbedding(f"offsets are out of range (accepted: {-MAX_OFFSET} to {MAX_OFFSET})")
+
+
+def _from_start(held: Sequence[int]) -> NDArray[np.int32] | None:
+    """Where rows stand, counted from the start of their run, [n, 3]; None where they do as tokens would."""
+    if not any(any(offset_of(one)) for one in held):
+        return None
+    found, place = np.empty((len(held), 3), np.int32), 0
+    for i, one in enumerate(held):
+        found[i] = np.array(offset_of(one)) + place
+        place = next_place([one], place)
+    return found
 
 
 def _pieces(held: Sequence[int]) -> Iterator[Sequence[int]]:

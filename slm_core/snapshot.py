@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import InvalidSnapshot, SnapshotMismatch
-from slm_core.inputs import NO_AHEAD, NO_ROWS, ahead_of, held_inputs, rows_of
+from slm_core.inputs import MAX_OFFSET, NO_AHEAD, NO_OFFSETS, NO_ROWS, ahead_of, held_inputs, offset_of, row_of, rows_of
 from slm_core.types import EMBEDDED
 
 FORMAT_VERSION = 1
@@ -129,6 +129,7 @@ class SequenceSnapshot:
         payload: the KV cache in the backend's own layout, or b"".
         rows: those of ``tokens`` that are ``EMBEDDED``, float32 [n, E]; edits have their own.
         ahead: how many tokens behind each were in its span, int32 [S], or [0] for no spans; likewise.
+        offsets: where each of ``rows`` stands, int32 [n, 3], or [0, 3] where all do as tokens would; likewise.
     """
 
     backend: str
@@ -139,13 +140,14 @@ class SequenceSnapshot:
     payload: bytes
     rows: NDArray[np.float32] = field(default_factory=lambda: NO_ROWS)
     ahead: NDArray[np.int32] = field(default_factory=lambda: NO_AHEAD)
+    offsets: NDArray[np.int32] = field(default_factory=lambda: NO_OFFSETS)
 
     def held(self) -> list[int]:
         """What the sequence holds: ids, and ``HeldInput`` for embedding rows and in spans."""
-        return held_inputs(self.tokens, self.rows, self.ahead)
+        return held_inputs(self.tokens, self.rows, self.ahead, self.offsets)
 
     def to_bytes(self) -> bytes:
-        """The container, kind "sequence"; sections with all rows and all of spans come last, where there are any."""
+        """The container, kind "sequence"; sections of rows, spans and offsets come last, as many as it takes."""
         meta = {
             "backend": self.backend,
             "payload_format": self.payload_format,
@@ -154,10 +156,16 @@ class SequenceSnapshot:
         }
         removed = [token for e in self.edits for token in e.removed]
         ids = self.tokens.astype("<i4").tobytes(), np.array(removed, "<i4").tobytes()
-        rows = b"".join(part.astype("<f4").tobytes() for part in (self.rows, rows_of(removed)))
-        own = self.ahead if len(self.ahead) else np.zeros(len(self.tokens), np.int32)
-        ahead = np.concatenate([own, np.array([ahead_of(token) for token in removed], np.int32)])
-        more = (rows, ahead.astype("<i4").tobytes()) if ahead.any() else (rows,) if rows else ()
+        more = [
+            b"".join(part.astype("<f4").tobytes() for part in (self.rows, rows_of(removed))),
+            _integers(self.ahead if len(self.ahead) else [0] * len(self.tokens), map(ahead_of, removed)),
+            _integers(
+                self.offsets if len(self.offsets) else [(0, 0, 0)] * len(self.rows),
+                (offset_of(token) for token in removed if row_of(token) is not None),
+            ),
+        ]
+        while more and not more[-1]:
+            more.pop()
         return pack("sequence", meta, (*ids, self.payload, *more))
 
     @classmethod
@@ -170,16 +178,25 @@ class SequenceSnapshot:
         meta, sections = unpack("sequence", data)
         names = ("backend", "payload_format", "fingerprint")
         known = set(meta) == {*names, "edits"} and all(isinstance(meta[n], str) for n in names)
-        if not known or len(sections) not in (3, 4, 5):
+        if not known or len(sections) not in (3, 4, 5, 6):
             raise InvalidSnapshot("the dump of a sequence lacks a part")
         tokens, removed = _tokens(sections[0]), _tokens(sections[1])
         n_own, n_removed = (int(np.count_nonzero(ids == EMBEDDED)) for ids in (tokens, removed))
         rows = _rows(sections[3] if len(sections) > 3 else b"", n_own + n_removed)
         ahead = _ahead(sections[4] if len(sections) > 4 else b"", len(tokens) + len(removed))
         own, of_removed = ahead[: len(tokens)], ahead[len(tokens) :]
-        edits = _read_edits(meta["edits"], held_inputs(removed, rows[n_own:], of_removed), len(tokens))
+        offsets = _offsets(sections[5] if len(sections) > 5 else b"", n_own + n_removed)
+        gone = held_inputs(removed, rows[n_own:], of_removed, offsets[n_own:])
+        edits = _read_edits(meta["edits"], gone, len(tokens))
         backend, payload_format, fingerprint = (str(meta[n]) for n in names)
-        return cls(backend, payload_format, fingerprint, tokens, edits, sections[2], rows[:n_own], own)
+        more = rows[:n_own], own, offsets[:n_own]
+        return cls(backend, payload_format, fingerprint, tokens, edits, sections[2], *more)
+
+
+def _integers(own: NDArray[np.int32] | Sequence[object], removed: Iterable[object]) -> bytes:
+    """Numbers of what is held and of what was cut, or b"" where all are 0."""
+    found = np.array([*own, *removed], "<i4")
+    return found.tobytes() if found.any() else b""
 
 
 def _tokens(section: bytes) -> NDArray[np.int32]:
@@ -199,6 +216,16 @@ def _rows(section: bytes, n: int) -> NDArray[np.float32]:
     if not np.isfinite(rows).all():
         raise InvalidSnapshot("the dump's embedding rows hold numbers that are infinite or none")
     return rows
+
+
+def _offsets(section: bytes, n: int) -> NDArray[np.int32]:
+    """Where each of ``n`` rows of a dump stands, [n, 3]; [0, 3] where all do as tokens would."""
+    if len(section) not in (0, 12 * n):
+        raise InvalidSnapshot(f"the dump has {len(section)} bytes of offsets for {n} rows")
+    offsets = np.frombuffer(section, "<i4").astype(np.int32).reshape(-1, 3)
+    if ((offsets < -2 * MAX_OFFSET) | (offsets > MAX_OFFSET)).any():
+        raise InvalidSnapshot("the dump has offsets of rows that are out of range")
+    return offsets
 
 
 def _ahead(section: bytes, n: int) -> NDArray[np.int32]:

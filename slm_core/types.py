@@ -80,6 +80,8 @@ class Capability(StrEnum):
     """A batch may hold embedding rows in place of tokens."""
     SPANS = "spans"
     """A batch may hold spans: tokens that see each other both ways."""
+    GRID_POSITIONS = "grid_positions"
+    """Embedding rows may stand apart in time, height and width, as patches of an image do."""
 
 
 class Pooling(StrEnum):

@@ -14,8 +14,9 @@ from slm_core.inputs import add_held
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 from slm_native.host_batch import HostBatch
-from slm_native.kv import PageLayout, codec_of
+from slm_native.kv import Array, PageLayout, Rotate, codec_of
 from slm_native.memory import REPLAY_TOKENS, MemoryPlan, Past, Room
+from slm_native.places import Places
 from slm_native.transformer import Transformer
 
 BACKEND = "native"
@@ -51,6 +52,7 @@ class NativeContext(ContextBase):
         self._memory = transformer.new_memory(room)  # refuses what no memory could hold
         self._transformer = transformer
         self._positions = transformer.positions(options.n_ctx)
+        self._places = Places(lambda seq_id: self._ledger.tokens(seq_id)) if spec.has_sections else None
         transformer.warm(self._memory.layers, self._positions)
         super().__init__(
             options,
@@ -87,7 +89,8 @@ class NativeContext(ContextBase):
         return rows
 
     def _guarded(self, forward: Callable[[HostBatch], R], batch: Batch, plan: MemoryPlan) -> R:
-        inputs = batch.tokens, batch.embeddings, batch.positions, batch.wants_logits
+        places = batch.positions if self._places is None else self._places.of(batch)
+        inputs = batch.tokens, batch.embeddings, batch.positions, places, batch.wants_logits
         try:
             return forward(HostBatch(*inputs, plan, self._memory.layers, self._positions))
         except self._transformer.failures as error:
@@ -111,25 +114,43 @@ class NativeContext(ContextBase):
 
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         self._memory.fork(src, dst, self._past(src, end))
+        self._edited(dst)
 
     def _engine_truncate(self, seq_id: int, length: int) -> None:
         self._memory.truncate(seq_id, self._past(seq_id, length))
+        self._edited(seq_id)
 
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
-        self._memory.cut(seq_id, start, end, self._ledger.length(seq_id), self._positions.move_keys)
+        rotate = self._positions.move_keys
+        if self._places is not None:
+            n_places = self._places.between(seq_id, start, end)
+            rotate = partial(_move_by, rotate, -n_places)
+        self._memory.cut(seq_id, start, end, self._ledger.length(seq_id), rotate)
+        self._edited(seq_id)
 
     def _engine_drop(self, seq_id: int) -> None:
         self._memory.drop(seq_id)
+        self._edited(seq_id)
+
+    def _edited(self, seq_id: int) -> None:
+        if self._places is not None:
+            self._places.forget(seq_id)
 
     def _engine_export(self, seq_id: int) -> bytes:
         return self._memory.export(seq_id, self._ledger.length(seq_id))
 
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
         self._memory.load(seq_id, n_tokens, payload)
+        self._edited(seq_id)
 
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: pages, states and weights are freed here and now.
-        del self._memory, self._transformer, self._positions
+        del self._memory, self._transformer, self._positions, self._places
+
+
+def _move_by(move: Rotate, n_places: int, keys: Array, _: int, blocks: Sequence[int]) -> Array:
+    """Keys behind a cut move by the places that it takes out, which need not be as many as its tokens."""
+    return move(keys, n_places, blocks)
 
 
 def _room(spec: ModelSpec, options: ContextOptions, kv_type_k: str, kv_type_v: str, *, keeps_windows: bool) -> Room:
@@ -179,7 +200,8 @@ def _capabilities(transformer: Transformer, room: Room) -> frozenset[Capability]
     if not transformer.spec.causal:
         return _ENCODER
     spans = {Capability.SPANS} if _takes_spans(transformer.spec, room) else set()
-    return _DECODER | spans | ({Capability.DEVICE_SAMPLING} if transformer.picks_top else set())
+    grids = {Capability.GRID_POSITIONS} if transformer.spec.has_sections else set()
+    return _DECODER | spans | grids | ({Capability.DEVICE_SAMPLING} if transformer.picks_top else set())
 
 
 def _takes_spans(spec: ModelSpec, room: Room) -> bool:

@@ -22,6 +22,7 @@ class HostBatch:
         tokens: ids [T], ``EMBEDDED`` for a row.
         rows: embedding rows in place of tokens [n, E].
         positions: of each token in its sequence [T].
+        places: where each stands to be rotated [T], or [T, 3] in time, height and width.
         wants_rows: which tokens' rows are wanted [T].
         plan: where keys, values and states go, and which tokens see which.
         layers: the KV cache of each layer that attends.
@@ -31,6 +32,7 @@ class HostBatch:
     tokens: NDArray[np.int32]
     rows: NDArray[np.float32]
     positions: NDArray[np.int32]
+    places: NDArray[np.integer]
     wants_rows: NDArray[np.bool_]
     plan: MemoryPlan
     layers: Sequence[KvLayer]
@@ -50,5 +52,5 @@ class HostBatch:
             of = slice(start, min(start + size, len(self)))
             rows = self.rows[n_given[of.start - 1] if of.start else 0 : n_given[of.stop - 1]]
             plan = MemoryPlan(part_of(pages, of.start, of.stop), [])
-            told = self.tokens[of], rows, self.positions[of], self.wants_rows[of]
+            told = self.tokens[of], rows, self.positions[of], self.places[of], self.wants_rows[of]
             yield HostBatch(*told, plan, self.layers, self.embedded)

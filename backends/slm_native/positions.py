@@ -56,16 +56,20 @@ class Positions:
         """Keys of two contexts can be exchanged where this is the same: which of LongRoPE's tables rotates them."""
         return self._kind
 
-    def at(self, positions: NDArray[np.int32]) -> Sequence[LayerPositions]:
-        """What each layer [L] does to the heads of a batch at ``positions`` [T], once it has ``arrived``."""
+    def at(self, places: NDArray[np.integer]) -> Sequence[LayerPositions]:
+        """What each layer [L] does to the heads of a batch, once it has ``arrived``.
+
+        Args:
+            places: where tokens stand [T]; [T, 3], in time, height and width, where every layer's rotation has these.
+        """
         stage = self._kernels.stage
         made = {
-            rope: _rotation(rope, *rope.tables(positions), stage)
+            rope: _rotation(rope, *rope.tables(places), stage)
             for rope in dict.fromkeys(self._ropes)
             if rope is not None
         }
         factors = {
-            temperature: None if temperature is None else stage(temperatures(temperature, positions)[:, None, None])
+            temperature: None if temperature is None else stage(temperatures(temperature, places)[:, None, None])
             for temperature in dict.fromkeys(temperature for _, temperature in self._distinct)
         }
         each = [

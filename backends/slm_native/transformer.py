@@ -185,36 +185,38 @@ class Transformer:
             shape = kernels.fixed_prefill(pages, batch.layers) if not wanted.any() else shape
             if shape is not None:
                 n_rows = len(batch) if shape.wanted is None else 0
-                made = self._step(shape, batch.tokens, batch.positions, batch.layers, batch.embedded)
+                ids = batch.tokens, batch.positions, batch.places
+                made = self._step(shape, *ids, batch.layers, batch.embedded)
                 return kernels.rows(made, slice(n_rows))
         tokens, given = batch.tokens, None
         if len(batch.rows):
             tokens, given = np.maximum(tokens, 0), _Given(batch.rows, np.flatnonzero(tokens == EMBEDDED))
-        places = batch.embedded.at(batch.positions)
+        places = batch.embedded.at(batch.places)
         told = kernels.stage(tokens), kernels.stage(batch.positions), self._plans(batch.plan), places
-        ids, at, plans, places = kernels.arrived(told)
-        inputs = _Inputs(ids, given, at, plans, batch.plan.states, places, wanted)
+        arrived, at, plans, places = kernels.arrived(told)
+        inputs = _Inputs(arrived, given, at, plans, batch.plan.states, places, wanted)
         return self._run(inputs, batch.layers, hidden=hidden)
 
     def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
         """Run a new context's steps of fixed shapes once, where they are to be warm."""
         for shape in self._kernels.warm_shapes(layers) if self._has_one_plan else ():
             nothing = np.zeros(0, np.int32)
-            self._step(shape, nothing, nothing, layers, embedded)
+            self._step(shape, nothing, nothing, nothing, layers, embedded)
 
     def _step(
         self,
         shape: FixedShape,
         tokens: NDArray[np.int32],
         positions: NDArray[np.int32],
+        places: NDArray[np.integer],
         layers: Sequence[KvLayer],
         embedded: Positions,
     ) -> Array:
         """The logits of a batch that is filled up to a shape, [n_tokens, V]; valid until the next step."""
-        n_added = shape.n_tokens - len(tokens)
-        tokens, positions = (np.concatenate([ids, np.zeros(n_added, np.int32)]) for ids in (tokens, positions))
-        put, places = self._kernels.stage, embedded.at(positions)
-        inputs = _Inputs(put(tokens), None, put(positions), {None: shape.plan}, [], places, shape.wanted)
+        filling = np.zeros(shape.n_tokens - len(tokens), np.int32)
+        tokens, positions = (np.concatenate([ids, filling]) for ids in (tokens, positions))
+        put, turns = self._kernels.stage, embedded.at(np.concatenate([places, filling]))
+        inputs = _Inputs(put(tokens), None, put(positions), {None: shape.plan}, [], turns, shape.wanted)
         return shape.run(lambda given: self._run(given, layers), inputs)
 
     def _run(self, inputs: _Inputs, layers: Sequence[KvLayer], *, hidden: bool = False) -> Array:

@@ -1,8 +1,8 @@
-"""Tiny models with random weights: real GGUF files of the llama, qwen2 and qwen3 architectures, under 2 MB.
+"""Tiny models with random weights: real GGUF files of four architectures, under 2 MB.
 
 Nothing is symmetric, zero or square by luck, grouped-query attention is real, and every tensor that an engine could
 forget is there and matters: rope frequency factors and an untied output (llama), biases (qwen2), query and key norms
-and tied embeddings (qwen3).
+and tied embeddings (qwen3), and positions in time, height and width (qwen2vl).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from slm_conformance.gguf_writer import StoredTensor, Value, write_gguf
 
-Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3"]
+Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3", "qwen2vl"]
 WeightType: TypeAlias = Literal["f32", "f16", "q8_0"]
 
 CHAT_TEMPLATE = (
@@ -66,6 +66,7 @@ class ModelShape:
         rope_freq_base: of the rotary position embedding.
         norm_eps: of the RMS norms.
         tied: whether the token embeddings are the output matrix, too.
+        sections: pairs of a head that turn by time, height and width; () where one position turns all.
     """
 
     architecture: Architecture
@@ -78,12 +79,14 @@ class ModelShape:
     rope_freq_base: float
     norm_eps: float
     tied: bool
+    sections: tuple[int, ...] = ()
 
 
 SHAPES: dict[Architecture, ModelShape] = {
     "llama": ModelShape("llama", 3, 96, 160, 6, 2, 32, 1e4, 1e-5, tied=False),
     "qwen2": ModelShape("qwen2", 3, 96, 224, 6, 2, 16, 1e5, 1e-6, tied=False),
     "qwen3": ModelShape("qwen3", 3, 64, 160, 6, 3, 32, 1e6, 1e-6, tied=True),
+    "qwen2vl": ModelShape("qwen2vl", 3, 96, 224, 6, 2, 16, 1e4, 1e-6, tied=False, sections=(3, 3, 2)),
 }
 
 
@@ -113,7 +116,7 @@ def tiny_model(
 
     Args:
         directory: where to; it must exist.
-        architecture: "llama", "qwen2" or "qwen3".
+        architecture: "llama", "qwen2", "qwen3" or "qwen2vl".
         weight_type: of the matrices; norms and biases are float32, as in every published file.
         seed: of the weights; equal arguments give equal bytes.
     """
@@ -132,7 +135,7 @@ def make_tiny_model(
     """Make a tiny model in memory; see ``tiny_model``.
 
     Args:
-        architecture: "llama", "qwen2" or "qwen3".
+        architecture: "llama", "qwen2", "qwen3" or "qwen2vl".
         weight_type: of the matrices.
         seed: of the weights.
         calm: make embeddings ``CALM`` times as large, so that what blocks add to them counts that much less.
@@ -170,6 +173,7 @@ def _hyperparameters(shape: ModelShape, weight_type: WeightType, seed: int) -> d
         f"{arch}.attention.layer_norm_rms_epsilon": shape.norm_eps,
         f"{arch}.rope.dimension_count": shape.head_dim,
         f"{arch}.rope.freq_base": shape.rope_freq_base,
+        **({f"{arch}.rope.dimension_sections": [*shape.sections, 0]} if shape.sections else {}),
     }
 
 
@@ -240,7 +244,7 @@ def _random_block(shape: ModelShape, rng: np.random.Generator) -> dict[str, NDAr
         "ffn_up.weight": _matrix(rng, shape.n_ff, shape.n_embd),
         "ffn_down.weight": _matrix(rng, shape.n_embd, shape.n_ff),
     }
-    if shape.architecture == "qwen2":
+    if shape.architecture in ("qwen2", "qwen2vl"):
         for name, width in (("attn_q", n_q), ("attn_k", n_kv), ("attn_v", n_kv)):
             block[f"{name}.bias"] = (0.5 * rng.standard_normal(width)).astype(np.float32)
     if shape.architecture == "qwen3":

@@ -42,6 +42,7 @@ WITHIN_THEIR_AREA = {
     "TestDeviceSampling": "TestDeviceSampling",
     "TestEmbeddingInput": "TestEmbeddingInput",
     "TestSpans": "TestSpans",
+    "TestGridPositions": "TestGridPositions",
     "TestClose::test_mem": "TestClose",
 }
 """Scenarios that are slow, or of what not all do; and what a fault's scenario has in its name where they are played."""
@@ -152,8 +153,9 @@ the first that fails, too: {n_played} of the {n_faults} were played so, and {n_a
 alone notice.
 
 Not played against others are the random programs. Scenarios of sessions, chats, generation and sampling are played on
-faults that name one of them; hostile dumps, vocabulary, memory, embeddings and sampling on devices on faults of their
-area. All toys run the tiny llama model in float32, and the demo model where a scenario is about what it says.
+faults that name one of them; hostile dumps, vocabulary, memory, embeddings, rows in a grid and sampling on devices on
+faults of their area. All toys run the tiny llama model in float32; the demo model where a scenario is about what it
+says, and a tiny qwen2vl where it is about rows in a grid.
 
 | fault | breaks | killed by | also noticed by |
 |---|---|---|---|"""

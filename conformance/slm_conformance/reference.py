@@ -1,8 +1,9 @@
-"""The oracle: llama, qwen2 and qwen3 in float64, written to be read.
+"""The oracle: llama, qwen2, qwen3 and qwen2vl in float64, written to be read.
 
 Each sequence keeps, per layer, the *unrotated* key and the value of every token. Keys are rotated to their positions
 when they are attended to, so that an edit is what the contract says it is: a cut deletes rows, and what comes after
-stands, by its place in the list, at its new position, with the values it had.
+stands, by its place in the list, at its new position, with the values it had. Of what stands apart in time, height and
+width, the list has offsets from where a token in its place would stand, which is one behind the furthest before it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_conformance.weights import Weights, rope_frequencies
+from slm_conformance.weights import Weights, rope_frequencies, section_of_pairs
 
 Array = NDArray[np.float64]
+Offset = tuple[int, int, int]
+"""In time, height and width."""
 Rounding = Callable[[Array], Array]
 
 
@@ -52,11 +55,13 @@ class Reference:
         self._shape = weights.shape
         self._tensors = weights.tensors  # float32; every product with float64 is float64
         self._frequencies = rope_frequencies(weights)
+        self._section_of = section_of_pairs(weights.shape)
         self._round_inputs = round_inputs
         self._round_kept = round_kept
         self._round_queries = round_queries
         self._round_attention = round_attention
         self._sequences: dict[int, list[_LayerMemory]] = {}
+        self._offsets: dict[int, list[Offset]] = {}
 
     def length(self, seq_id: int = 0) -> int:
         """Tokens that a sequence holds."""
@@ -78,17 +83,28 @@ class Reference:
         """Append tokens to a sequence; returns the hidden state of each behind the last norm, float64 [T, E]."""
         return self.embed_rows(self.table(tokens), seq_id)
 
-    def embed_rows(self, x: Array, seq_id: int = 0, *, both_ways: bool = False) -> Array:
-        """The same for embedding rows [T, E] in place of tokens; ``both_ways``: each sees all of them."""
+    def embed_rows(
+        self, x: Array, seq_id: int = 0, *, both_ways: bool = False, offsets: Sequence[Offset] | None = None
+    ) -> Array:
+        """The same for embedding rows [T, E] in place of tokens.
+
+        Args:
+            x: the rows.
+            seq_id: the sequence.
+            both_ways: whether each sees all of them.
+            offsets: where they stand in time, height and width, from where the first one would as a token [T].
+        """
         memory = self._memory(seq_id)
+        places = self._stand(self._offsets.setdefault(seq_id, []), len(x), offsets)
         for layer, kept in enumerate(memory):
-            x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), kept, both_ways)
+            x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), kept, places, both_ways)
             x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
         return self._norm("output_norm", x)
 
     def fork(self, src: int, dst: int, end: int | None = None) -> None:
         """Make ``dst`` a copy of ``src[:end]``."""
         self._sequences[dst] = [_LayerMemory(kept.keys[:end], kept.values[:end]) for kept in self._memory(src)]
+        self._offsets[dst] = self._offsets.get(src, [])[:end]
 
     def truncate(self, length: int, seq_id: int = 0) -> None:
         """Forget all from position ``length`` on."""
@@ -96,6 +112,7 @@ class Reference:
 
     def cut(self, start: int, end: int, seq_id: int = 0) -> None:
         """Forget [start, end); later tokens move down."""
+        del self._offsets[seq_id][start:end]
         for kept in self._memory(seq_id):
             kept.keys = np.delete(kept.keys, np.s_[start:end], axis=0)
             kept.values = np.delete(kept.values, np.s_[start:end], axis=0)
@@ -103,6 +120,19 @@ class Reference:
     def drop(self, seq_id: int = 0) -> None:
         """Forget a sequence."""
         self._sequences.pop(seq_id, None)
+        self._offsets.pop(seq_id, None)
+
+    @staticmethod
+    def _stand(held: list[Offset], n: int, offsets: Sequence[Offset] | None) -> Array:
+        """Note where ``n`` more tokens stand; returns the places of all that are held, [S, 3]."""
+        places, after = _places(held)
+        start = after
+        for i in range(n):
+            place = (after,) * 3 if offsets is None else tuple(start + each for each in offsets[i])
+            held.append((place[0] - after, place[1] - after, place[2] - after))
+            places.append(place)
+            after = max(after, *(each + 1 for each in place))
+        return np.array(places, np.float64)
 
     def _memory(self, seq_id: int) -> list[_LayerMemory]:
         if seq_id not in self._sequences:
@@ -110,8 +140,8 @@ class Reference:
             self._sequences[seq_id] = [_LayerMemory(empty, empty) for _ in range(self._shape.n_layers)]
         return self._sequences[seq_id]
 
-    def _attention(self, layer: int, x: Array, kept: _LayerMemory, both_ways: bool) -> Array:
-        """Attend from the new tokens, x [T, E], to all that is kept and to one another."""
+    def _attention(self, layer: int, x: Array, kept: _LayerMemory, places: Array, both_ways: bool) -> Array:
+        """Attend from the new tokens, x [T, E], to all that is kept and to one another; all stand at ``places``."""
         shape, first = self._shape, len(kept.keys)
         q = self._head_norm(layer, "attn_q", self._heads(layer, "attn_q", x))  # [T, H, D]
         k = self._head_norm(layer, "attn_k", self._heads(layer, "attn_k", x))  # [T, K, D]
@@ -120,9 +150,11 @@ class Reference:
         kept.values = np.concatenate((kept.values, self._round_kept(v)))
         length = len(kept.keys)
         group = shape.n_heads // shape.n_kv_heads
-        keys = self._rotated(kept.keys, 0).repeat(group, axis=1)  # [S, H, D]
+        keys = self._rotated(kept.keys, places).repeat(group, axis=1)  # [S, H, D]
         values = kept.values.repeat(group, axis=1)
-        scores = np.einsum("thd,shd->hts", self._round_queries(self._rotated(q, first)), keys) / np.sqrt(shape.head_dim)
+        scores = np.einsum("thd,shd->hts", self._round_queries(self._rotated(q, places[first:])), keys) / np.sqrt(
+            shape.head_dim
+        )
         unseen = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
         scores[:, unseen & (not both_ways)] = -np.inf
         seen = np.einsum("hts,shd->thd", self._round_attention(_softmax(scores)), values)
@@ -149,12 +181,12 @@ class Reference:
         normalised: Array = x / np.sqrt(mean_square + self._shape.norm_eps) * self._tensors[f"{name}.weight"]
         return normalised
 
-    def _rotated(self, x: Array, first: int) -> Array:
-        """Rotate heads, x [S, heads, D], of the positions from ``first`` on.
+    def _rotated(self, x: Array, places: Array) -> Array:
+        """Rotate heads, x [S, heads, D], to their places [S, 3].
 
         A llama file has the two halves of a rotated pair side by side, a qwen file half a head apart.
         """
-        angles = np.arange(first, first + len(x))[:, None, None] * self._frequencies
+        angles = places[:, None, self._section_of] * self._frequencies
         turn = np.exp(1j * angles)  # [S, 1, D/2]
         half = self._shape.head_dim // 2
         if self._shape.architecture == "llama":
@@ -162,6 +194,16 @@ class Reference:
             return np.stack((pairs.real, pairs.imag), axis=-1).reshape(x.shape)
         pairs = (x[..., :half] + 1j * x[..., half:]) * turn
         return np.concatenate((pairs.real, pairs.imag), axis=-1)
+
+
+def _places(held: Sequence[Offset]) -> tuple[list[tuple[int, ...]], int]:
+    """Where tokens with these offsets stand, and where the next one would."""
+    places: list[tuple[int, ...]] = []
+    after = 0
+    for offset in held:
+        places.append(tuple(after + each for each in offset))
+        after = max(after, *(each + 1 for each in places[-1]))
+    return places, after
 
 
 def _softmax(scores: Array) -> Array:

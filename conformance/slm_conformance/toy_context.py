@@ -30,7 +30,17 @@ from slm_core.errors import (
     UnsupportedInput,
     UnsupportedOutput,
 )
-from slm_core.inputs import ahead_of, all_ahead_of, are_spans, check_rows, held_inputs, row_of, rows_of
+from slm_core.inputs import (
+    ahead_of,
+    all_ahead_of,
+    are_spans,
+    check_rows,
+    held_inputs,
+    next_place,
+    offsets_of,
+    row_of,
+    rows_of,
+)
 from slm_core.ledger import replay_plan, truncated_edits
 from slm_core.protocols import Batch
 from slm_core.snapshot import Edit, SequenceSnapshot
@@ -48,6 +58,7 @@ class ToyContext:
             Capability.DEVICE_SAMPLING,
             Capability.EMBEDDING_INPUT,
             Capability.SPANS,
+            Capability.GRID_POSITIONS,
         }
     )
     payload_format = "toy-1"
@@ -61,6 +72,8 @@ class ToyContext:
         self.edits: list[list[Edit]] = [[] for _ in range(options.n_seq_max)]
         self.closed = False
         self._lock = threading.Lock()
+        if not engine.shape.sections:
+            self.capabilities = self.capabilities - {Capability.GRID_POSITIONS}
 
     @property
     def n_free(self) -> int:
@@ -111,7 +124,7 @@ class ToyContext:
     def _ran(self, batch: Batch, step: Callable[[int, Sequence[Cell]], tuple[Cell, Array]], width: int) -> Array:
         grown: dict[int, list[Cell]] = {}
         rows = np.empty((len(batch), width), np.float32)
-        inputs, done = held_inputs(batch.tokens, batch.embeddings, batch.ahead), 0
+        inputs, done = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets), 0
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
             cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
             if i < done:
@@ -180,8 +193,14 @@ class ToyContext:
         if last == len(cells):
             return cells[:first], truncated_edits(edits, first)
         removed = tuple(cell.token for cell in cells[first:last])
-        moved = [self.engine.moved(cell, first - last) for cell in cells[last:]]
+        by = self.n_places(cells[:first]) - self.n_places(cells[:last])
+        moved = [self.engine.moved(cell, by) for cell in cells[last:]]
         return cells[:first] + moved, [*edits, Edit(first, removed, len(cells))]
+
+    @staticmethod
+    def n_places(cells: list[Cell]) -> int:
+        """How many places the first cells of a sequence take."""
+        return next_place(cell.token for cell in cells)
 
     def drop(self, seq_id: int) -> None:
         """Empty one list."""
@@ -200,7 +219,7 @@ class ToyContext:
             cells = self.cells[self._checked(seq_id)]
             tokens = np.array([cell.token for cell in cells], np.int32)
             held, edits = [cell.token for cell in cells], tuple(self.edits[seq_id])
-            more = self.packed(cells), rows_of(held), all_ahead_of(held)
+            more = self.packed(cells), rows_of(held), all_ahead_of(held), offsets_of(held)
             return SequenceSnapshot("toy", self.payload_format, self.fingerprint, tokens, edits, *more).to_bytes()
 
     def packed(self, cells: list[Cell]) -> bytes:
@@ -298,8 +317,9 @@ class ToyContext:
             raise BatchFull(f"a batch of {len(batch)} tokens (accepted: up to n_batch, {self.n_batch})")
         self._check_rows(batch.embeddings)
         self._check_spans(batch)
+        self._check_offsets(batch)
         lengths: dict[int, int] = {}
-        inputs = held_inputs(batch.tokens, batch.embeddings, batch.ahead)
+        inputs = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets)
         for token, seq_id, position in zip(inputs, batch.seq_ids.tolist(), batch.positions, strict=True):
             if not (row_of(token) is not None or 0 <= token < self.engine.n_vocab):
                 raise InvalidToken(f"token {token} (accepted: 0 to {self.engine.n_vocab - 1})")
@@ -321,10 +341,18 @@ class ToyContext:
         if not are_spans(batch.ahead):
             raise InvalidOption("the batch holds parts of spans")
 
+    def _check_offsets(self, batch: Batch) -> None:
+        if len(batch.offsets) and Capability.GRID_POSITIONS not in self.capabilities:
+            raise UnsupportedInput("this toy takes no offsets of rows")
+
     def _check_whole_spans(self, seq_id: int, length: int) -> None:
         cells = self.cells[seq_id]
         if 0 < length < len(cells) and ahead_of(cells[length - 1].token):
             raise InvalidPosition(f"position {length} lies in a span (accepted: where it begins, or past it)")
+
+    def _check_dumped_offsets(self, every: Sequence[int]) -> None:
+        if len(offsets_of(every)) and Capability.GRID_POSITIONS not in self.capabilities:
+            raise SnapshotMismatch("the dump holds rows with offsets, which this toy does not take")
 
     def _check_dumped_spans(self, snapshot: SequenceSnapshot) -> None:
         for ahead in map(all_ahead_of, replay_plan(snapshot.held(), snapshot.edits)[0]):
@@ -342,6 +370,7 @@ class ToyContext:
             raise SnapshotMismatch("the dump holds embedding rows, which this toy does not take")
         if len(rows) and rows.shape[1] != self.engine.shape.n_embd:
             raise InvalidSnapshot("the dump's embedding rows are of another width")
+        self._check_dumped_offsets(every)
         self._check_dumped_spans(snapshot)
         if any(not (row_of(token) is not None or 0 <= token < self.engine.n_vocab) for token in every):
             raise InvalidSnapshot("the dump holds tokens outside the vocabulary")

@@ -1,4 +1,4 @@
-"""The toy's engine: llama, qwen2 and qwen3 in float32, one token at a time. It stands for an engine of your own."""
+"""The toy's engine: float32, one token at a time. It stands for an engine of your own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_conformance.weights import Weights, rope_frequencies
-from slm_core.inputs import row_of
+from slm_conformance.weights import Weights, rope_frequencies, section_of_pairs
+from slm_core.inputs import next_place, offset_of, row_of
 
 Array = NDArray[np.float32]
 
@@ -41,6 +41,7 @@ class ToyEngine:
         self.n_vocab = weights.n_vocab
         self._tensors = weights.tensors
         self._frequencies = rope_frequencies(weights)
+        self._section_of = section_of_pairs(weights.shape)
 
     @property
     def table(self) -> Array:
@@ -68,34 +69,45 @@ class ToyEngine:
         if past:
             kept[0, :, :-n] = np.stack([cell.keys for cell in past], axis=1)
             kept[1, :, :-n] = np.stack([cell.values for cell in past], axis=1)
+        places = self.places(tokens, past)
         xs = [self.table[token] if (row := row_of(token)) is None else row for token in tokens]  # of [E]
         for layer in range(shape.n_layers):
             block = f"blk.{layer}."
-            mixed = self._attend(block, [self._norm(block + "attn_norm", x) for x in xs], *kept[:, layer])
+            mixed = self._attend(block, [self._norm(block + "attn_norm", x) for x in xs], places, *kept[:, layer])
             xs = [self._fed(block, x + y) for x, y in zip(xs, mixed, strict=True)]
         cells = [Cell(token, kept[0, :, i - n], kept[1, :, i - n]) for i, token in enumerate(tokens)]
         return cells, [self._norm("output_norm", x) for x in xs]
 
     def moved(self, cell: Cell, by: int) -> Cell:
-        """The cell as if its token stood ``by`` positions further on: key re-rotated, value kept."""
-        return Cell(cell.token, self._rotate(cell.keys, by), cell.values)
+        """The cell as if its token stood ``by`` places further on: key re-rotated, value kept."""
+        return Cell(cell.token, self._rotate(cell.keys, np.full(3, by)), cell.values)
+
+    def places(self, tokens: Sequence[int], past: Sequence[Cell]) -> list[NDArray[np.int64]]:
+        """Where tokens after ``past`` stand in time, height and width, each [3]."""
+        place, found = next_place(cell.token for cell in past), []
+        for token in tokens:
+            found.append(place + np.array(offset_of(token)))
+            place = next_place([token], place)
+        return found
 
     def _fed(self, block: str, x: Array) -> Array:
         h = self._norm(block + "ffn_norm", x)
         gate = self._linear(block + "ffn_gate", h)
         return x + self._linear(block + "ffn_down", gate / (1 + np.exp(-gate)) * self._linear(block + "ffn_up", h))
 
-    def _attend(self, block: str, xs: Sequence[Array], keys: Array, values: Array) -> list[Array]:
+    def _attend(
+        self, block: str, xs: Sequence[Array], places: Sequence[NDArray[np.int64]], keys: Array, values: Array
+    ) -> list[Array]:
         """Attention of tokens to all; fills the last rows of ``keys`` and ``values``, [S, K, D]."""
         first = len(keys) - len(xs)
-        for position, x in enumerate(xs, first):
-            keys[position] = self._rotate(self._heads(block + "attn_k", x), position)
-            values[position] = self._linear(block + "attn_v", x).reshape(-1, self.shape.head_dim)
-        return [self._mixed(block, x, keys, values, position) for position, x in enumerate(xs, first)]
+        for i, (x, place) in enumerate(zip(xs, places, strict=True), first):
+            keys[i] = self._rotate(self._heads(block + "attn_k", x), place)
+            values[i] = self._linear(block + "attn_v", x).reshape(-1, self.shape.head_dim)
+        return [self._mixed(block, x, keys, values, place) for x, place in zip(xs, places, strict=True)]
 
-    def _mixed(self, block: str, x: Array, keys: Array, values: Array, position: int) -> Array:
+    def _mixed(self, block: str, x: Array, keys: Array, values: Array, place: NDArray[np.int64]) -> Array:
         shape = self.shape
-        q = self._rotate(self._heads(block + "attn_q", x), position)
+        q = self._rotate(self._heads(block + "attn_q", x), place)
         q = q.reshape(shape.n_kv_heads, -1, shape.head_dim)  # [K, G, D]
         scores = np.einsum("kgd,skd->kgs", q, keys) / np.float32(np.sqrt(shape.head_dim))
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -118,9 +130,9 @@ class ToyEngine:
     def _head_norm(self, name: str, x: Array) -> Array:
         return self._norm(f"{name}_norm", x) if f"{name}_norm.weight" in self._tensors else x
 
-    def _rotate(self, x: Array, by: int) -> Array:
-        """Turn heads, [..., D], by ``by`` positions; pairs lie side by side in llama files, else half a head apart."""
-        cos, sin = (f(by * self._frequencies).astype(np.float32) for f in (np.cos, np.sin))
+    def _rotate(self, x: Array, by: NDArray[np.int64]) -> Array:
+        """Turn heads, [..., D], by places [3]; pairs lie side by side in llama files, else half a head apart."""
+        cos, sin = (f(by[self._section_of] * self._frequencies).astype(np.float32) for f in (np.cos, np.sin))
         rotated = np.empty_like(x)
         half = self.shape.head_dim // 2
         adjacent = self.shape.architecture == "llama"

@@ -78,6 +78,7 @@ def _weight_type(info: TensorInfo) -> str:
 def _shape(file: GgufFile) -> ModelShape:
     arch = cast("Architecture", file.require("general.architecture", str))
     n_embd, n_heads = file.require(f"{arch}.embedding_length", int), file.require(f"{arch}.attention.head_count", int)
+    key = f"{arch}.rope.dimension_sections"
     return ModelShape(
         architecture=arch,
         n_layers=file.require(f"{arch}.block_count", int),
@@ -89,6 +90,7 @@ def _shape(file: GgufFile) -> ModelShape:
         rope_freq_base=file.get(f"{arch}.rope.freq_base", float, 1e4),
         norm_eps=file.require(f"{arch}.attention.layer_norm_rms_epsilon", float),
         tied="output.weight" not in file.tensors,
+        sections=tuple(file.require(key, np.ndarray).tolist()[:3]) if key in file.metadata else (),
     )
 
 
@@ -105,3 +107,9 @@ def rope_frequencies(weights: Weights) -> NDArray[np.float64]:
     frequencies = shape.rope_freq_base ** (-np.arange(0, shape.head_dim, 2) / shape.head_dim)
     factors = weights.tensors.get("rope_freqs.weight")
     return frequencies if factors is None else frequencies / factors
+
+
+def section_of_pairs(shape: ModelShape) -> NDArray[np.intp]:
+    """Which of time, height and width turns each pair of a head, [D/2]; time, where a file has no sections."""
+    n_pairs = shape.head_dim // 2
+    return np.repeat(np.arange(3), shape.sections) if shape.sections else np.zeros(n_pairs, np.intp)

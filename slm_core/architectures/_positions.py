@@ -34,7 +34,7 @@ def rope_kind(spec: ModelSpec, n_ctx: int) -> str:
     return "".join({_table(layer.rope, n_ctx) for layer in spec.layers if layer.rope is not None})
 
 
-def temperatures(temperature: TemperatureSpec, positions: NDArray[np.int32]) -> FloatArray:
+def temperatures(temperature: TemperatureSpec, positions: NDArray[np.integer]) -> FloatArray:
     """The factors on queries at ``positions`` [T], float32 [T]."""
     steps = np.log1p(np.floor((positions + temperature.offset) / temperature.length))
     factors: FloatArray = (1 + temperature.scale * steps).astype(np.float32)

@@ -36,10 +36,13 @@ class Rope:
             base = base / factors
         kept = yarn_ramp(spec.yarn, spec) if spec.yarn is not None else 0.0
         self.frequencies: NDArray[np.float64] = base / spec.factor * (1 - kept) + base * kept  # radians a position
+        self._sections = list(spec.sections)
 
-    def tables(self, positions: NDArray[np.int32]) -> tuple[FloatArray, FloatArray]:
-        """Cosines and sines for queries and keys at ``positions`` [T]: float32 [T, R/2] each."""
-        angles = positions[:, None] * self.frequencies
+    def tables(self, positions: NDArray[np.integer]) -> tuple[FloatArray, FloatArray]:
+        """Cosines and sines for queries and keys at ``positions`` [T], or [T, 3]: float32 [T, R/2] each."""
+        angles = (
+            positions[:, None] if positions.ndim == 1 else np.take(positions, self._sections, 1)
+        ) * self.frequencies
         return _float32(np.cos(angles) * self._magnitude), _float32(np.sin(angles) * self._magnitude)
 
     def step_tables(self, delta: int, n_tokens: int) -> tuple[FloatArray, FloatArray]:
@@ -59,7 +62,8 @@ def yarn_ramp(yarn: YarnSpec, rope: RopeSpec) -> NDArray[np.float64]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(0, low), min(rope.n_dims - 1, high)
     position = (np.arange(rope.n_dims // 2) - low) / max(0.001, high - low)
-    return 1 - np.clip(position, 0, 1)
+    kept: NDArray[np.float64] = 1 - np.clip(position, 0, 1).astype(np.float64)
+    return kept
 
 
 def _float32(values: NDArray[np.float64]) -> FloatArray:

@@ -166,6 +166,8 @@ class RopeSpec:
         magnitude: factor on rotated queries and keys.
         factors: the tensor that may hold a divisor for each frequency, [R/2] (Llama 3's scaling), or None.
         long: LongRoPE's divisors, or None.
+        sections: which of time, height and width (0, 1, 2) turns each pair, [R/2] (M-RoPE, Qwen2-VL,
+            https://arxiv.org/abs/2409.12191); () where one position turns all.
     """
 
     style: RopeStyle
@@ -176,6 +178,7 @@ class RopeSpec:
     magnitude: float = 1.0
     factors: str | None = None
     long: LongRopeSpec | None = None
+    sections: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +353,11 @@ class ModelSpec:
     def recurrent_layers(self) -> list[int]:
         """The blocks that keep a state."""
         return [index for index, layer in enumerate(self.layers) if layer.recurrent is not None]
+
+    @property
+    def has_sections(self) -> bool:
+        """Whether rows may stand apart in time, height and width: every layer's rotation has sections."""
+        return all(layer.rope is not None and layer.rope.sections for layer in self.layers)
 
     @property
     def n_positions(self) -> int | None:

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slm_core.architectures import qwen2
 from slm_core.architectures._keys import Keys
 from slm_core.architectures._spec import ModelSpec
+from slm_core.errors import InvalidModelFile
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a qwen2vl as a qwen2, which it is where there are no images."""
-    keys.neutral("rope.dimension_sections")
-    return qwen2.spec(keys)
+    """Read a qwen2vl: a qwen2 whose pairs turn by time, then by height, then by width."""
+    whole = qwen2.spec(keys)
+    time, height, width = read_sections(keys, whole)
+    return with_sections(whole, (0,) * time + (1,) * height + (2,) * width)
+
+
+def read_sections(keys: Keys, whole: ModelSpec) -> tuple[int, int, int]:
+    """How many pairs of a head turn by time, height and width; the fourth number of files is 0."""
+    time, height, width, rest = keys.counts("rope.dimension_sections", 4)
+    n_pairs = (whole.layers[0].rope.n_dims if whole.layers[0].rope else 0) // 2
+    if time + height + width != n_pairs or rest:
+        raise InvalidModelFile(
+            f"{keys.gguf.path}: metadata '{keys.architecture}.rope.dimension_sections' is"
+            f" {[time, height, width, rest]} (accepted: three numbers that add up to {n_pairs}, and 0)"
+        )
+    return time, height, width
+
+
+def with_sections(whole: ModelSpec, sections: tuple[int, ...]) -> ModelSpec:
+    """``whole``, its pairs turned by time, height and width."""
+    layers = [
+        replace(layer, rope=None if layer.rope is None else replace(layer.rope, sections=sections))
+        for layer in whole.layers
+    ]
+    return replace(whole, layers=tuple(layers))

@@ -5,9 +5,19 @@ from __future__ import annotations
 from slm_core.architectures import qwen3
 from slm_core.architectures._keys import Keys
 from slm_core.architectures._spec import ModelSpec
+from slm_core.architectures.qwen2vl import read_sections, with_sections
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a qwen3vl as a qwen3, which it is where there are no images."""
-    keys.neutral("rope.dimension_sections", "n_deepstack_layers")
-    return qwen3.spec(keys)
+    """Read a qwen3vl: a qwen3 whose pairs turn by time, height and width in turns, by time where those have no more.
+
+    Models that add further rows of an image in their first blocks are read as the qwen3 that they are for text.
+    """
+    whole = qwen3.spec(keys)
+    time, height, width = read_sections(keys, whole)
+    if keys.count("n_deepstack_layers", 0):
+        return whole
+    sections = [0] * (time + height + width)
+    for index, n_pairs in ((1, height), (2, width)):
+        sections[index : 3 * n_pairs : 3] = [index] * len(sections[index : 3 * n_pairs : 3])
+    return with_sections(whole, tuple(sections))

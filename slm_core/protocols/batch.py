@@ -33,6 +33,14 @@ class Batch(Protocol):
         ...
 
     @property
+    def offsets(self) -> NDArray[np.int32]:
+        """Where each embedding row stands, int32 [n, 3], counted from where a token in its place would.
+
+        [0, 3] where all rows stand as tokens would.
+        """
+        ...
+
+    @property
     def seq_ids(self) -> NDArray[np.int32]:
         """The sequence of each token, int32 [T]."""
         ...
@@ -66,7 +74,14 @@ class Batch(Protocol):
         """
         ...
 
-    def add_embeddings(self, rows: NDArray[np.float32], start: Pos, *, logits: WantLogits = "none") -> None:
+    def add_embeddings(
+        self,
+        rows: NDArray[np.float32],
+        start: Pos,
+        *,
+        offsets: NDArray[np.integer] | None = None,
+        logits: WantLogits = "none",
+    ) -> None:
         """Add a run of embedding rows, as ``extend`` adds tokens; they are copied.
 
         A row stands for what the model's table of embeddings holds for a token. What the model does to that before
@@ -76,11 +91,16 @@ class Batch(Protocol):
         Args:
             rows: float32 [n, E].
             start: where the first one goes.
+            offsets: integers [n, 3]: where rows stand in time, height and width, for models whose rotation has such
+                sections (M-RoPE), counted from where a token in the first one's place would stand. Row (y, x) of an
+                image is at (0, y, x). What follows stands one behind the furthest of all before it; an image that
+                goes on in another run goes on from there, so that its offsets may be below 0. None: rows stand one
+                behind the other, as tokens do.
             logits: as of ``extend``.
 
         Raises:
             InvalidEmbedding: not float32 [n, E], a number that is not finite, or a width other than that of rows
-                that the batch holds.
+                that the batch holds; offsets that are no integers [n, 3], or beyond 2 ** 20.
             BatchFull, InvalidPosition, InvalidSequence, InvalidOption: as ``extend``.
         """
         ...

@@ -72,7 +72,8 @@ class Context(Protocol):
             ContextFull: not enough free positions.
             DecodeFailed: the engine reported a failure.
             UnsupportedOutput: an encoder, which has no logits.
-            UnsupportedInput: embedding rows or spans, and ``EMBEDDING_INPUT`` or ``SPANS`` is not declared.
+            UnsupportedInput: embedding rows, spans or offsets, and ``EMBEDDING_INPUT``, ``SPANS`` or ``GRID_POSITIONS``
+                is not declared.
         """
         ...
 

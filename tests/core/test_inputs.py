@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from slm_core.batch import TokenBatch
 from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidSnapshot
-from slm_core.inputs import NO_AHEAD, HeldInput, add_held, ahead_of, chunks_of, held_inputs, rows_of
+from slm_core.inputs import (
+    NO_AHEAD,
+    NO_OFFSETS,
+    HeldInput,
+    add_held,
+    ahead_of,
+    chunks_of,
+    held_inputs,
+    next_place,
+    offset_of,
+    offsets_of,
+    rows_of,
+)
 from slm_core.ledger import Ledger, replay_plan
 from slm_core.snapshot import Edit, SequenceSnapshot, unpack
 from slm_core.types import EMBEDDED, Pos
@@ -68,7 +81,7 @@ def test_rows_that_do_not_fit_are_not_kept():
 
 
 def test_what_is_held_goes_into_a_batch_again():
-    held = held_inputs(np.array([5, EMBEDDED, EMBEDDED, 6, EMBEDDED], np.int32), ROWS[:3], NO_AHEAD)
+    held = held_inputs(np.array([5, EMBEDDED, EMBEDDED, 6, EMBEDDED], np.int32), ROWS[:3], NO_AHEAD, NO_OFFSETS)
     assert held == [5, EMBEDDED, EMBEDDED, 6, EMBEDDED]
     np.testing.assert_array_equal(rows_of(held), ROWS[:3])
     batch = TokenBatch(5)
@@ -81,7 +94,9 @@ def test_what_is_held_goes_into_a_batch_again():
 def test_edits_carry_rows_along():
     """What a replay decodes is what was decoded, whatever was forked, cut and forgotten since."""
     ledger = Ledger(64, 3, share_forks=True)
-    ledger.append(0, held_inputs(np.array([1, EMBEDDED, 2, EMBEDDED, EMBEDDED, 3], np.int32), ROWS[:3], NO_AHEAD))
+    ledger.append(
+        0, held_inputs(np.array([1, EMBEDDED, 2, EMBEDDED, EMBEDDED, 3], np.int32), ROWS[:3], NO_AHEAD, NO_OFFSETS)
+    )
     ledger.cut(0, 1, 4)  # forgets rows 0 and 1
     ledger.append(0, [HeldInput(EMBEDDED, ROWS[3])])
     ledger.fork(0, 1, 4)
@@ -175,7 +190,7 @@ def test_a_span_is_one_run_of_one_sequence():
 
 def test_chunks_do_not_part_spans():
     ahead = np.array([0, 0, 2, 1, 0, 0, 1, 0, 0], np.int32)
-    held = held_inputs(np.arange(9, dtype=np.int32), ROWS[:0], ahead)
+    held = held_inputs(np.arange(9, dtype=np.int32), ROWS[:0], ahead, NO_OFFSETS)
     assert [list(chunk) for chunk in chunks_of(held, 4)] == [[0, 1], [2, 3, 4, 5], [6, 7, 8]]
     assert [list(chunk) for chunk in chunks_of(held, 3)] == [[0, 1], [2, 3, 4], [5, 6, 7], [8]]
     batch = TokenBatch(9)
@@ -191,3 +206,62 @@ def test_a_dump_has_its_spans_in_a_section_of_their_own():
     found = SequenceSnapshot.from_bytes(data)
     assert [ahead_of(one) for one in (*found.held(), *found.edits[0].removed)] == [2, 1, 0, 1, 0]
     assert found.to_bytes() == data
+
+
+GRID = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]])
+OF_EACH = [[0, 0, 0], [-1, -1, 0], [-2, -1, -2], [-2, -1, -1]]
+"""The same, counted from where a token in each one's place would stand: at 0, 1, 2 and 2."""
+
+
+def test_offsets_count_from_the_start_of_a_run():
+    batch = TokenBatch(12)
+    batch.extend([1, 2], Pos(0, 0))
+    batch.add_embeddings(ROWS, Pos(0, 2), offsets=GRID)
+    batch.add_embeddings(ROWS[:1], Pos(0, 6))
+    assert batch.offsets.tolist() == [*OF_EACH, [0, 0, 0]]
+    batch.clear()
+    batch.add_embeddings(ROWS[:2], Pos(0, 0), offsets=np.array([[0, 0, 0], [1, 1, 1]]))
+    assert batch.offsets.shape == (0, 3), "as tokens would stand"
+
+
+def test_what_stands_behind_rows_in_a_grid():
+    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), ROWS, NO_AHEAD, np.array(OF_EACH, np.int32))
+    assert [next_place(held[:n]) for n in range(7)] == [0, 1, 2, 3, 3, 3, 4]
+    assert offsets_of(held).tolist() == OF_EACH
+    assert offsets_of([held[0], held[1], held[5]]).shape == (0, 3)
+
+
+def test_rows_in_a_grid_are_added_again_where_they_stood():
+    """Whole, and in parts, of which each begins anew."""
+    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), ROWS, NO_AHEAD, np.array(OF_EACH, np.int32))
+    for sizes in ([6], [3, 3], [1, 1, 1, 1, 1, 1]):
+        found, done = [], 0
+        for n in sizes:
+            batch = TokenBatch(n)
+            add_held(batch, held[done : done + n], Pos(0, done))
+            found += held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets)
+            done += n
+        assert [offset_of(one) for one in found] == [offset_of(one) for one in held]
+
+
+@pytest.mark.parametrize(
+    "offsets", [GRID[:3], GRID * 1.0, GRID[:, :2], GRID.tolist(), GRID + (2**20 + 1), GRID - 2**21]
+)
+def test_offsets_that_are_none_are_refused(offsets):
+    batch = TokenBatch(8)
+    with pytest.raises(InvalidEmbedding, match=r"^offsets are") as raised:
+        batch.add_embeddings(ROWS, Pos(0, 0), offsets=offsets)
+    assert "\n" not in str(raised.value)
+    assert len(batch) == 0
+
+
+def test_a_dump_holds_offsets_of_rows_that_were_cut_too():
+    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), ROWS, NO_AHEAD, np.array(OF_EACH, np.int32))
+    edits = (Edit(1, tuple(held[1:4]), 6),)
+    left = [held[0], *held[4:]]
+    snapshot = SequenceSnapshot("a", "b", "c", np.array(left, np.int32), edits, b"", rows_of(left))
+    found = SequenceSnapshot.from_bytes(replace(snapshot, offsets=offsets_of(left)).to_bytes())
+    assert [offset_of(one) for one in found.held()] == [offset_of(one) for one in left]
+    assert [offset_of(one) for one in found.edits[0].removed] == [offset_of(one) for one in held[1:4]]
+    with pytest.raises(InvalidSnapshot, match="offsets of rows that are out of range"):
+        SequenceSnapshot.from_bytes(replace(snapshot, offsets=offsets_of(left) + 2**21).to_bytes())

@@ -13,6 +13,7 @@ from slm_conformance.scenarios.embedding_input import TestEmbeddingInput
 from slm_conformance.scenarios.embeddings import TestEmbeddings
 from slm_conformance.scenarios.fork import TestDrop, TestFork
 from slm_conformance.scenarios.generation import TestGeneration
+from slm_conformance.scenarios.grid_positions import TestGridPositions
 from slm_conformance.scenarios.hostile import TestHostileDumps
 from slm_conformance.scenarios.hostile_sessions import TestHostileSessions
 from slm_conformance.scenarios.lifecycle import TestClose, TestSizes, TestThreads
@@ -47,6 +48,7 @@ __all__ = [
     "TestEmbeddings",
     "TestFork",
     "TestGeneration",
+    "TestGridPositions",
     "TestHostileDumps",
     "TestHostileSessions",
     "TestMeaning",
