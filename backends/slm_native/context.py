@@ -12,7 +12,7 @@ from slm_core.contextbase import ContextBase, check_context_options, no_top_logi
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
 from slm_core.inputs import add_held
 from slm_core.protocols import Batch
-from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States, TopLogits
 from slm_native.host_batch import HostBatch
 from slm_native.kv import Array, PageLayout, Rotate, codec_of
 from slm_native.memory import REPLAY_TOKENS, MemoryPlan, Past, Room
@@ -49,6 +49,7 @@ class NativeContext(ContextBase):
             transformer.kv_type if kv_type is None else kv_type for kv_type in (options.kv_type_k, options.kv_type_v)
         ]
         room = _room(spec, options, *types, keeps_windows=transformer.keeps_windows)
+        _check_kv_types(types, transformer.kv_types)
         self._memory = transformer.new_memory(room)  # refuses what no memory could hold
         self._transformer = transformer
         self._positions = transformer.positions(options.n_ctx)
@@ -146,6 +147,13 @@ class NativeContext(ContextBase):
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: pages, states and weights are freed here and now.
         del self._memory, self._transformer, self._positions, self._places
+
+
+def _check_kv_types(wanted: Sequence[KvType], accepted: Sequence[KvType]) -> None:
+    """Of a model that keeps no keys, too: what is named is there."""
+    for kv_type in wanted:
+        if kv_type not in accepted:
+            raise InvalidOption(f"this tier has no KV type {kv_type} (accepted: {', '.join(accepted)})")
 
 
 def _move_by(move: Rotate, n_places: int, keys: Array, _: int, blocks: Sequence[int]) -> Array:

@@ -249,6 +249,11 @@ class Transformer:
         """What keys and values are stored in where no type is asked for."""
         return self._kernels.kv_type
 
+    @property
+    def kv_types(self) -> tuple[KvType, ...]:
+        """What keys and values can be stored in."""
+        return self._kernels.kv_types
+
     def new_memory(self, room: Room) -> ContextMemory:
         """Room for keys, values and states where the kernels compute; see ``ContextMemory``."""
         return ContextMemory(self.spec, room, self._kernels)

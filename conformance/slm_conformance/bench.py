@@ -22,9 +22,12 @@ import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.factories import FAMILIES, Architecture, WeightType, make_tiny_model
+from slm_conformance.families import family_model
+from slm_conformance.family_table import SMALL
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.reference import Reference
 from slm_conformance.spec import make_backend
+from slm_conformance.state_reference import StateWeights, read_states, reference_of
 from slm_conformance.tolerance import KV_LEVELS, N_SAMPLE, Precision, Tolerance, random_tokens, relative_errors
 from slm_conformance.weights import Weights
 from slm_core.errors import InvalidOption, SlmError, UnsupportedModel
@@ -128,7 +131,7 @@ class Workshop:
         """The reference's logits after each token of a sample, float64 [N_SAMPLE, V]."""
         weights = self.source(name).weights
         assert weights is not None, f"no reference for {name}"
-        return Reference(weights).decode(random_tokens(weights.n_vocab, N_SAMPLE, seed))
+        return reference_of(weights).decode(random_tokens(weights.n_vocab, N_SAMPLE, seed))
 
     def close(self) -> None:
         """Close the models."""
@@ -149,6 +152,9 @@ class Workshop:
             return _read_source(Path(name))
         kind, _, family = name.partition("+")
         architecture, weight_type, *calm = kind.split("-")
+        if architecture in SMALL:
+            path = family_model(self.directory, architecture)
+            return Source(path, read_states(path), "f32")
         controls = FAMILIES[family] if family else ()
         shape = cast("Architecture", architecture), cast("WeightType", weight_type)
         model = make_tiny_model(*shape, calm=bool(calm), controls=controls)
@@ -247,6 +253,8 @@ class Bench:
 
     def sibling(self, directory: Path) -> Path:
         """A tiny model of the same kind; it differs from the one that the suite makes in its weights alone."""
+        if isinstance(self.weights(), StateWeights):
+            return family_model(directory, self.name.partition("-")[0], seed=99)
         kind = self.weights().shape.architecture, cast("WeightType", self.weights().main_type)
         sibling = dataclasses.replace(make_tiny_model(*kind, seed=99), metadata=make_tiny_model(*kind).metadata)
         return sibling.write(directory / "sibling.gguf")
@@ -269,12 +277,17 @@ class Bench:
         """The model's weights; skips where the reference cannot run them."""
         weights = self.workshop.source(self.name).weights
         if weights is None:
-            pytest.skip(f"no reference for {self.name}: it is for llama, qwen2 and qwen3 in F32, F16 and Q8_0")
+            pytest.skip(f"no reference for {self.name}: it is for llama, qwen2, qwen3 and qwen2vl in F32, F16 and Q8_0")
         return weights
+
+    def requires_toy(self) -> None:
+        """Skip the scenario where the toy cannot run the model."""
+        if isinstance(self.weights(), StateWeights):
+            pytest.skip(f"the toy does not run {self.name}: it has no states")
 
     def reference(self) -> Reference:
         """An empty float64 reference of the model; skips where it cannot run it."""
-        return Reference(self.weights())
+        return reference_of(self.weights())
 
     @property
     def edit_level(self) -> EditLevel:

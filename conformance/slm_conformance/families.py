@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.factories import WeightType, n_vocab, tokenizer_metadata
-from slm_conformance.family_table import ENCODERS, FAMILIES, Family
+from slm_conformance.family_table import ENCODERS, FAMILIES, SMALL, Family
 from slm_conformance.gguf_writer import StoredTensor, Value, write_gguf
 from slm_core.architectures import EMBEDDING, TensorSpec, read_spec
 from slm_core.gguf import GgufFile
@@ -30,7 +30,7 @@ def family_model(directory: Path, name: str, weight_type: WeightType = "f32", se
 
     Args:
         directory: where to; it must exist.
-        name: of the family, a key of ``FAMILIES`` or ``ENCODERS``.
+        name: of the family, a key of ``FAMILIES``, ``ENCODERS`` or ``SMALL``.
         weight_type: of the matrices; norms, biases, routers and rows that are no whole blocks are float32.
         seed: of the weights; equal arguments give equal bytes.
     """
@@ -57,7 +57,7 @@ def family_tensors(name: str) -> dict[str, tuple[int, ...]]:
 
 def family_of(name: str) -> Family:
     """What a family's file says."""
-    return ENCODERS[name] if name in ENCODERS else FAMILIES[name]
+    return (ENCODERS | FAMILIES | SMALL)[name]
 
 
 def _declared(family: Family) -> Iterator[tuple[str, TensorSpec]]:

@@ -449,3 +449,19 @@ ENCODERS: dict[str, Family] = {
     ),
 }
 """Likewise, of what has no logits."""
+SMALL: dict[str, Family] = {
+    "small_lfm2": Family(
+        "lfm2",
+        _sizes(layers=3, embd=48, ff=80, heads=3, kv_heads=1, dim=32)
+        | {"attention.head_count_kv": [0, 1, 0], "shortconv.l_cache": 3},
+        tied=True,
+    ),
+    "small_mamba2": Family(
+        "mamba2",
+        _MAMBA
+        | _MAMBA2
+        | {"block_count": 2, "embedding_length": 48, "ssm.inner_size": 96, "ssm.state_size": 8}
+        | {"ssm.time_step_rank": 6},
+    ),
+}
+"""Likewise, with states, small enough for the whole suite to run on."""

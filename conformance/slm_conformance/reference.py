@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_conformance.factories import ModelShape
 from slm_conformance.weights import Weights, rope_frequencies, section_of_pairs
 
 Array = NDArray[np.float64]
@@ -28,9 +29,17 @@ def exact(x: Array) -> Array:
 
 
 @dataclass(slots=True)
-class _LayerMemory:
+class LayerMemory:
+    """What a layer keeps of a sequence."""
+
     keys: Array  # [S, K, D], unrotated
     values: Array  # [S, K, D]
+
+
+def empty_memory(shape: ModelShape) -> LayerMemory:
+    """What a layer keeps of no tokens."""
+    empty = np.empty((0, shape.n_kv_heads, shape.head_dim))
+    return LayerMemory(empty, empty)
 
 
 class Reference:
@@ -60,7 +69,7 @@ class Reference:
         self._round_kept = round_kept
         self._round_queries = round_queries
         self._round_attention = round_attention
-        self._sequences: dict[int, list[_LayerMemory]] = {}
+        self._sequences: dict[int, list[LayerMemory]] = {}
         self._offsets: dict[int, list[Offset]] = {}
 
     def length(self, seq_id: int = 0) -> int:
@@ -103,7 +112,7 @@ class Reference:
 
     def fork(self, src: int, dst: int, end: int | None = None) -> None:
         """Make ``dst`` a copy of ``src[:end]``."""
-        self._sequences[dst] = [_LayerMemory(kept.keys[:end], kept.values[:end]) for kept in self._memory(src)]
+        self._sequences[dst] = [LayerMemory(kept.keys[:end], kept.values[:end]) for kept in self._memory(src)]
         self._offsets[dst] = self._offsets.get(src, [])[:end]
 
     def truncate(self, length: int, seq_id: int = 0) -> None:
@@ -134,13 +143,12 @@ class Reference:
             after = max(after, *(each + 1 for each in place))
         return np.array(places, np.float64)
 
-    def _memory(self, seq_id: int) -> list[_LayerMemory]:
+    def _memory(self, seq_id: int) -> list[LayerMemory]:
         if seq_id not in self._sequences:
-            empty = np.empty((0, self._shape.n_kv_heads, self._shape.head_dim))
-            self._sequences[seq_id] = [_LayerMemory(empty, empty) for _ in range(self._shape.n_layers)]
+            self._sequences[seq_id] = [empty_memory(self._shape) for _ in range(self._shape.n_layers)]
         return self._sequences[seq_id]
 
-    def _attention(self, layer: int, x: Array, kept: _LayerMemory, places: Array, both_ways: bool) -> Array:
+    def _attention(self, layer: int, x: Array, kept: LayerMemory, places: Array, both_ways: bool) -> Array:
         """Attend from the new tokens, x [T, E], to all that is kept and to one another; all stand at ``places``."""
         shape, first = self._shape, len(kept.keys)
         q = self._head_norm(layer, "attn_q", self._heads(layer, "attn_q", x))  # [T, H, D]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.reference import Array, Reference
+from slm_conformance.state_reference import reference_of
 from slm_conformance.weights import Weights
 from slm_core.types import KvType
 
@@ -144,7 +145,7 @@ def _rounding_errors(weights: Weights, cause: Precision | KvType) -> _Errors:
     rows, gains, states = [], [], []
     for seed in range(N_ROW_SAMPLES):
         tokens = random_tokens(weights.n_vocab, N_SAMPLE, seed)
-        ways = Reference(weights), _rounding_reference(weights, cause)
+        ways = reference_of(weights), _rounding_reference(weights, cause)
         exact_states, rounded_states = (way.embed(tokens) for way in ways)
         states.append(relative_errors(rounded_states, exact_states))
         exact, rounded = ways[0].logits(exact_states), ways[1].logits(rounded_states)
@@ -158,13 +159,15 @@ def _rounding_errors(weights: Weights, cause: Precision | KvType) -> _Errors:
 def _rounding_reference(weights: Weights, cause: Precision | KvType) -> Reference:
     to_bytes = partial(round_blocks, levels=127)
     if cause is Precision.QUANTIZED:
-        return Reference(weights, round_inputs=to_bytes)
+        return reference_of(weights, round_inputs=to_bytes)
     # An engine may bring queries and attention weights to a type that suits what is stored, as ggml does.
     if cause is KvType.BF16:
-        return Reference(weights, round_kept=_round_bf16, round_queries=_round_bf16, round_attention=_round_bf16)
+        return reference_of(weights, round_kept=_round_bf16, round_queries=_round_bf16, round_attention=_round_bf16)
     if cause is KvType.F8_E4M3:
-        return Reference(weights, round_kept=_round_e4m3)
-    return Reference(weights, round_kept=partial(round_blocks, levels=KV_LEVELS[KvType(cause)]), round_queries=to_bytes)
+        return reference_of(weights, round_kept=_round_e4m3)
+    return reference_of(
+        weights, round_kept=partial(round_blocks, levels=KV_LEVELS[KvType(cause)]), round_queries=to_bytes
+    )
 
 
 def _round_e4m3(x: Array) -> Array:

@@ -36,6 +36,10 @@ class Weights:
         """Vocabulary size V."""
         return len(self.tensors["token_embd.weight"])
 
+    def kept_bytes(self, n_tokens: int, bytes_per_number: float) -> int:
+        """What the keys and values of so many tokens take."""
+        return int(n_tokens * self.shape.n_layers * 2 * self.shape.n_kv_heads * self.shape.head_dim * bytes_per_number)
+
     @classmethod
     def of(cls, model: TinyModel) -> Self:
         """The weights of a tiny model, as its file rounds them; the file is not read."""
@@ -53,7 +57,7 @@ class Weights:
         with GgufFile.open(path) as file:
             check_readable(file)
             shape = _shape(file)
-            tensors = {name: _values(file, info) for name, info in file.tensors.items()}
+            tensors = {name: tensor_values(file, info) for name, info in file.tensors.items()}
             return cls(shape, tensors, main_weight_type(file).lower())
 
 
@@ -94,7 +98,8 @@ def _shape(file: GgufFile) -> ModelShape:
     )
 
 
-def _values(file: GgufFile, info: TensorInfo) -> NDArray[np.float32]:
+def tensor_values(file: GgufFile, info: TensorInfo) -> NDArray[np.float32]:
+    """A tensor of a file in F32, F16 or Q8_0."""
     return StoredTensor(info.shape, _weight_type(info), file.tensor_data(info.name).tobytes()).values()
 
 

@@ -174,7 +174,7 @@ def test_kv_types_that_there_are_not_are_refused(backend, path, kv_type):
 def test_the_cpu_tier_names_the_types_that_it_has(load, path):
     with (
         load(path, "cpu") as model,
-        pytest.raises(InvalidOption, match=r"the cpu tier has no KV type f8_e4m3 \(accepted: f32, .*, q4_0\)"),
+        pytest.raises(InvalidOption, match=r"this tier has no KV type f8_e4m3 \(accepted: f32, .*, q4_0\)"),
     ):
         model.new_context(ContextOptions(kv_type_v=KvType.F8_E4M3))
 

@@ -16,7 +16,7 @@ from slm_native.kernels.by_head import ByHead
 from slm_native.kernels.cpu_blocks import CpuBlocks, layer_of, native_activation, native_norm, optional_norm
 from slm_native.kernels.cpu_by_head import CpuByHead
 from slm_native.kernels.cpu_mixtures import CpuMixture, native_mixture
-from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPageStore, CpuPlan, placed
+from slm_native.kernels.cpu_pages import KV_TYPES, CpuKvLayer, CpuPageStore, CpuPlan, placed
 from slm_native.kernels.cpu_states import CpuStateKernels
 from slm_native.kernels.cpu_weights import CpuWeight, native_linear, plain_handles
 from slm_native.kernels.mixtures import Mixture
@@ -52,6 +52,7 @@ class CpuKernels(CpuStateKernels):
     """
 
     name = "cpu"
+    kv_types = KV_TYPES
 
     def __init__(self, isa: str | None, n_threads: int | None, expanded_bytes: int) -> None:
         native = _extension.load()

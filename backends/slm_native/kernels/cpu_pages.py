@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slm_core.errors import InvalidOption
 from slm_core.types import KvType
 from slm_native.kernels.cpu_weights import extension
 from slm_native.kv import Array, BatchPlan, HostKvLayer, HostPageStore, KvLayer, PageLayout, Planes
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from slm_native import _native
 
-_TYPES = (KvType.F32, KvType.F16, KvType.BF16, KvType.Q8_0, KvType.Q5_0, KvType.Q4_0)
+KV_TYPES = (KvType.F32, KvType.F16, KvType.BF16, KvType.Q8_0, KvType.Q5_0, KvType.Q4_0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,13 +59,10 @@ class CpuPageStore(HostPageStore):
         kernels: what writes them.
 
     Raises:
-        InvalidOption: the system refuses so much memory, or a KV type that this tier has not.
+        InvalidOption: the system refuses so much memory.
     """
 
     def __init__(self, layout: PageLayout, n_pages: int, kernels: _native.Kernels) -> None:
-        for codec in (layout.keys, layout.values):
-            if codec.kv_type not in _TYPES:
-                raise InvalidOption(f"the cpu tier has no KV type {codec.kv_type} (accepted: {', '.join(_TYPES)})")
         self._kernels = kernels
         super().__init__(layout, n_pages)
 

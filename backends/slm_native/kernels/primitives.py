@@ -89,6 +89,8 @@ class Primitives(ABC):
     """Whether steps read weights from the mapped file; else ``prepare`` has read them."""
     kv_type: KvType = KvType.F32
     """What keys and values are stored in where no type is asked for."""
+    kv_types: tuple[KvType, ...] = tuple(KvType)
+    """What they can be stored in."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -42,6 +42,7 @@ class TestEmbeddingInput(Scenarios):
 
     def test_dumps_as_declared(self, bench: Bench) -> None:
         """Clauses 6 and 13: where it is not declared, a dump with rows raises ``SnapshotMismatch``."""
+        bench.requires_toy()
         tokens, reference = bench.tokens(12), bench.reference()
         with ToyBackend().load(bench.path, ModelOptions()) as toy, toy.new_context(ContextOptions(64, 1, 64)) as other:
             _feed(other, _table(bench, tokens))

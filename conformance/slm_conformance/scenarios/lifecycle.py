@@ -98,8 +98,7 @@ class TestClose(Scenarios):
             pytest.skip("the memory of a process is read from /proc/self/statm, which this system does not have")
         if bench.name != bench.workshop.fixtures.models[0]:
             pytest.skip(f"the first model shows what leaks: {bench.workshop.fixtures.models[0]}")
-        shape = weights.shape
-        kv_bytes = 2 * _MEMORY_N_CTX * shape.n_layers * shape.n_kv_heads * shape.head_dim  # a byte a number, or more
+        kv_bytes = weights.kept_bytes(_MEMORY_N_CTX, 1)  # a byte a number, or more
         for _ in range(20):  # allocators, caches and thread pools grow to their size
             self._load_and_close(bench)
         before = _resident_bytes()

@@ -124,7 +124,7 @@ class TestDumpRestore(Scenarios):
 
     def test_to_the_toy_and_back(self, bench: Bench) -> None:
         """Clause 6: a dump goes to a really other engine, the toy, and comes back, edits and all."""
-        bench.weights()  # else the toy cannot run the model either
+        bench.requires_toy()
         context, back, reference = bench.context(), bench.context(), bench.reference()
         _make_history(bench, context, reference)
         with ToyBackend().load(bench.path, ModelOptions()) as toy, toy.new_context(ContextOptions(256, 2, 64)) as other:
@@ -145,9 +145,7 @@ class TestDumpRestore(Scenarios):
             assert payload == b"", f"kv_payload is not declared, but a dump has a payload of {len(payload)} bytes"
             return
         assert payload, "kv_payload is declared, but the dump of 64 tokens has no payload"
-        shape = bench.weights().shape
-        n_numbers = 64 * shape.n_layers * 2 * shape.n_kv_heads * shape.head_dim
-        kv_bytes = int(n_numbers * _KV_BYTES[bench.kv_type])
+        kv_bytes = bench.weights().kept_bytes(64, _KV_BYTES[bench.kv_type])
         assert len(payload) <= 1.1 * kv_bytes, (
             f"the payload of 64 tokens takes {len(payload)} bytes, their keys and values take {kv_bytes}"
         )

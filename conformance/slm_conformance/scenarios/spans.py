@@ -39,6 +39,7 @@ class TestSpans(Scenarios):
 
     def test_dumps_as_declared(self, bench: Bench) -> None:
         """Clauses 6 and 14: where they are not declared, a dump with spans raises ``SnapshotMismatch``."""
+        bench.requires_toy()
         tokens, reference, spans = bench.tokens(12), bench.reference(), ((4, 9),)
         with ToyBackend().load(bench.path, ModelOptions()) as toy, toy.new_context(ContextOptions(64, 1, 64)) as other:
             _feed(other, tokens, spans)

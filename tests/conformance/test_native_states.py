@@ -1,0 +1,12 @@
+"""The suite, adopted for the native engine on models with states: one that attends, too, and one of nothing else."""
+
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.scenarios import *  # noqa: F403
+
+
+class Fixtures(BackendFixtures):
+    backend = "native"
+    required = True
+    models = ("small_lfm2-f32", "small_mamba2-f32")
+    precision = {"f32": "float32"}  # noqa: RUF012
+    kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")
