@@ -123,6 +123,26 @@ class Grouped:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPart:
+    """Some heads of each group of such a matrix: its queries, its key, or its value."""
+
+    n_queries: int
+    n_groups: int
+    heads: slice
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """That of those heads' rows."""
+        n_rows = Grouped(self.n_queries, self.n_groups).shape(shape)[0] // (self.n_queries + 2)
+        return n_rows * len(range(self.n_queries + 2)[self.heads]), *shape[1:]
+
+    def values(self, array: Array) -> Array:
+        """Those heads' rows, group by group."""
+        groups = array.reshape(self.n_groups, self.n_queries + 2, -1, *array.shape[1:])
+        return groups[:, self.heads].reshape(-1, *array.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A matrix of one row that files hold as a vector."""
 

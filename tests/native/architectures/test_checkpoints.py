@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -38,6 +38,46 @@ READ = [
     and getattr(transformers, case.config).model_type in family_names()
 ]
 """Families that are read from directories, too."""
+
+
+OF_OTHER_CODE: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "internlm2": (
+        "llama",
+        {
+            r"embed_tokens": "tok_embeddings",
+            r"^lm_head": "output",
+            r"self_attn\.o_proj": "attention.wo",
+            r"input_layernorm": "attention_norm",
+            r"post_attention_layernorm": "ffn_norm",
+            r"mlp\.gate_proj": "feed_forward.w1",
+            r"mlp\.up_proj": "feed_forward.w3",
+            r"mlp\.down_proj": "feed_forward.w2",
+        },
+        {"bias": False, "rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    ),
+    "minicpm": (
+        "granite",
+        {},
+        {"scale_emb": 3.0, "scale_depth": 0.4 * 3**0.5, "dim_model_base": 144, "rope_theta": 1e4},
+    ),
+    "exaone": (
+        "qwen2",  # without its biases, which are set to 0
+        {
+            r"model\.embed_tokens": "transformer.wte",
+            r"model\.layers": "transformer.h",
+            r"model\.norm": "transformer.ln_f",
+            r"self_attn\.o_proj": "attn.attention.out_proj",
+            r"self_attn": "attn.attention",
+            r"input_layernorm": "ln_1",
+            r"post_attention_layernorm": "ln_2",
+            r"mlp\.gate_proj": "mlp.c_fc_0",
+            r"mlp\.up_proj": "mlp.c_fc_1",
+            r"mlp\.down_proj": "mlp.c_proj",
+        },
+        {"num_layers": 3, "layer_norm_epsilon": 1e-5, "activation_function": "silu", "rope_theta": 1e4},
+    ),
+}
+"""Families that transformers has no class for: one that computes the same, names, and what configurations say."""
 
 
 class Saved(NamedTuple):
@@ -87,12 +127,49 @@ def test_a_directory_gives_the_logits_of_transformers(saved, load, tokens, asser
         assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
 
 
+@pytest.mark.parametrize("kind", OF_OTHER_CODE)
+def test_families_with_code_of_their_own(tmp_path, load, tokens, assert_close, kind):
+    """Names and keys are those of published directories; the oracle is a class that computes the same."""
+    family, names, stated = OF_OTHER_CODE[kind]
+    model = make_subject(tmp_path, family).model
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.zero_()
+    if kind == "minicpm":
+        model.config.attention_multiplier = 0.25
+        for layer in model.model.layers:
+            layer.self_attn.scaling = 0.25
+    folder = save_directory(model, tmp_path / "hf")
+    change_tensors(folder, lambda found: _by_other_names(kind, found, names))
+    keep = "hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers vocab_size"
+    keep += " num_key_value_heads rms_norm_eps tie_word_embeddings head_dim" if kind != "exaone" else " head_dim"
+    known = {*keep.split(), "num_key_value_heads"}
+    change_config(
+        folder,
+        lambda had: {key: value for key, value in had.items() if key in known} | stated | {"model_type": kind},
+    )
+    wanted = transformers_logits(model, tokens)
+    with load(folder).new_context(OPTIONS) as context:
+        assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
+
+
+def _by_other_names(kind: str, found: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
+    tensors = {name: tensor for name, tensor in found.items() if not name.endswith("bias")}
+    if kind == "internlm2":
+        for i in range(3):
+            parts = [tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.weight") for name in "qkv"]
+            heads = [part.reshape(3, -1, 16, part.shape[1]) for part in parts]  # a group, its heads, their rows
+            tensors[f"model.layers.{i}.attention.wqkv.weight"] = torch.cat(heads, 1).flatten(0, 2)
+    for pattern, replacement in names.items():
+        tensors = {re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
 def test_every_kind_of_directory_is_tested():
     """But for the one that wraps another, and encoders, which have tests of their own."""
     kinds = {getattr(transformers, CASES[name].config).model_type for name in READ}
-    assert set(family_names()) - kinds == {
-        "bert", "gemma3", "gemma3n", "gemma4", "llama4", "modernbert", "nomic_bert"
-    }  # fmt: skip
+    images = {"gemma3", "gemma3n", "gemma4", "llama4"}
+    assert set(family_names()) - kinds == images | {"bert", "modernbert", "nomic_bert"} | OF_OTHER_CODE.keys()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
