@@ -103,6 +103,43 @@ def test_rows_of_any_width(isa: str, ggml_type: GgmlType, n_in: int) -> None:
 
 
 @every_isa
+@every_type
+@pytest.mark.parametrize("n_blocks", [1, 11, 16])
+def test_rows_are_what_gguf_dequantizes(isa: str, ggml_type: GgmlType, n_blocks: int) -> None:
+    """Bit for bit, in any order and repeatedly; 11 blocks may be whole spans of 256 weights and a rest."""
+    matrix = random_matrix(ggml_type, 33, n_blocks * max(32, ggml_type.block_size))
+    kernels = native.Kernels(isa, 2)
+    weights = kernels.matrix(matrix.data, matrix.ggml_type, *matrix.shape)
+    for ids in (np.array([], np.int32), np.array([32], np.int32), np.arange(120, dtype=np.int32)[::-1].copy() * 7 % 33):
+        rows = kernels.embed(weights, ids)
+        assert rows.dtype == np.float32
+        np.testing.assert_array_equal(rows, matrix.exact[ids])
+
+
+@every_isa
+@pytest.mark.parametrize("ggml_type", [GgmlType.Q4_K, GgmlType.IQ2_XS], ids=lambda t: t.name)
+def test_embed(isa: str, ggml_type: GgmlType) -> None:
+    """IQ2_XS has no kernels: its rows are NumPy's."""
+    matrix, kernels = random_matrix(ggml_type, 11, 512), CpuKernels(isa, 1, 0)
+    weight = kernels.prepare(QuantizedTensor("embd", matrix.shape, ggml_type, matrix.data))
+    np.testing.assert_array_equal(kernels.embed(weight, np.array([10, 3, 3], np.int32)), matrix.exact[[10, 3, 3]])
+    for bad in (11, -1):
+        with pytest.raises(
+            IndexError, match=f"row ids span {min(bad, 2)} to {max(bad, 2)}, the matrix has rows 0 to 10"
+        ):
+            kernels.embed(weight, np.array([2, bad], np.int32))
+
+
+def test_rows_by_other_ids_are_refused() -> None:
+    matrix, kernels = random_matrix(GgmlType.Q8_0, 4, 32), native.Kernels("scalar", 1)
+    weights = kernels.matrix(matrix.data, matrix.ggml_type, *matrix.shape)
+    with pytest.raises(TypeError, match="ids must be int32"):
+        kernels.embed(weights, np.array([1]))
+    with pytest.raises(ValueError, match="ids must be aligned and C-contiguous with 1 dimension"):
+        kernels.embed(weights, np.array([[1]], np.int32))
+
+
+@every_isa
 @every_quantized_type
 def test_the_rounding_of_activations_is_noise(isa: str, ggml_type: GgmlType) -> None:
     """Errors of half a step at most, even and independent, add up to their root mean square: a step / sqrt(12).

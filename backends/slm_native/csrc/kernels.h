@@ -60,6 +60,7 @@ struct FormatKernels {
     void (*rows)(const Rows& weights, std::size_t begin, std::size_t end, const Span* x, std::size_t x_stride,
                  std::size_t n_tokens, float* y, std::size_t y_stride);
     void (*expand)(const Rows& weights, std::size_t begin, std::size_t end, Panel& panel);
+    void (*dequantize)(const Rows& weights, std::size_t row, std::size_t n_in, float* to);
     // y[t * y_stride + r] for all rows of the panel and tokens 0 .. n_tokens - 1; `work` holds n_rows * 4 * lanes.
     void (*tiles)(const Panel& panel, const PackedRows& x, std::size_t n_tokens, float* work, float* y,
                   std::size_t y_stride);

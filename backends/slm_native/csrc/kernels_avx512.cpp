@@ -8,6 +8,7 @@
 #include "formats/chunks_avx512.h"
 #include "quantize.inc"
 #include "rows.inc"
+#include "dequantize.inc"
 #include "exponential.inc"
 #include "steps.inc"
 #include "tiles.inc"

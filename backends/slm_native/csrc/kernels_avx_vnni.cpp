@@ -7,6 +7,7 @@
 #include "formats/all.h"
 #include "quantize.inc"
 #include "rows.inc"
+#include "dequantize.inc"
 #include "exponential.inc"
 #include "steps.inc"
 #include "tiles.inc"

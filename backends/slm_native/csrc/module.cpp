@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "embedding.h"
 #include "handles.h"
 #include "isa.h"
 #include "layers.h"
@@ -60,6 +61,22 @@ public:
                                    std::to_string(n_out) + " x " + std::to_string(n_in) + " takes " +
                                    std::to_string(n_out * m.row_bytes)).c_str());
         return {m, &kernels_, data};
+    }
+
+    FloatMatrix embed(const Weights& weights, const Array& ids) const {
+        const auto* rows = elements<std::int32_t>(ids, "ids", "int32", 1);
+        const Matrix& m = weights.matrix;
+        const std::size_t n = ids.size();
+        check(weights);
+        if (const auto [least, most] = std::minmax_element(rows, rows + n); n && (*least < 0 || std::size_t(*most) >= m.n_out))
+            throw nb::index_error(("row ids span " + std::to_string(*least) + " to " + std::to_string(*most) +
+                                   ", the matrix has rows 0 to " + std::to_string(std::int64_t(m.n_out) - 1)).c_str());
+        Room y(n * m.n_in);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::embed(*pool_, m, {rows, n}, y.get());
+        }
+        return owned<FloatMatrix>(std::move(y), {n, m.n_in});
     }
 
     FloatMatrix matmul(const Array& x, const Weights& weights) const {
@@ -493,6 +510,15 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a type without kernels, or a wrong shape or layout.")
+        .def("embed", &Kernels::embed, "weights"_a, "ids"_a,
+             "Rows of weights, without the GIL: float32 [T, n_in].\n\n"
+             "Args:\n"
+             "    weights: of these kernels' instruction set.\n"
+             "    ids: int32 [T].\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: a wrong shape or layout, or weights of another instruction set.\n"
+             "    IndexError: a row that there is not.")
         .def("matmul", &Kernels::matmul, "x"_a, "weights"_a,
              "x @ weights.T without the GIL: [T, n_in] to float32 [T, n_out].\n\n"
              "With quantized weights x is rounded to int8, a scale for each 32; with others it is not rounded.\n\n"

@@ -181,11 +181,6 @@ std::vector<Share> shares_of(const Pool& pool, std::span<const Multiplication> p
     return shares;
 }
 
-Rows rows_of(const Matrix& m) {
-    const std::size_t n_spans = m.n_in / span_weights, per_span = span_weights / std::size_t(m.format->block);
-    return {m.data, m.row_bytes, n_spans, m.row_bytes - n_spans * per_span * m.format->block_bytes};
-}
-
 void multiply_few(const Multiplication& p, const Input& input, const Share& share) {
     const Matrix& m = *p.matrix;
     const std::size_t begin = share.begin, end = share.end, n_spans = div_up(m.n_in, span_weights);
@@ -220,6 +215,11 @@ void multiply_many(const IsaKernels& kernels, const Multiplication& p, const Inp
 }
 
 }  // namespace
+
+Rows rows_of(const Matrix& m) {
+    const std::size_t n_spans = m.n_in / span_weights, per_span = span_weights / std::size_t(m.format->block);
+    return {m.data, m.row_bytes, n_spans, m.row_bytes - n_spans * per_span * m.format->block_bytes};
+}
 
 Scratch::~Scratch() { std::free(memory_); }
 

@@ -18,6 +18,8 @@ struct Matrix {
     std::size_t n_out, n_in, row_bytes;
 };
 
+Rows rows_of(const Matrix& matrix);  // of quantized weights
+
 // Memory of a cache line's alignment that grows and is used again.
 class Scratch {
 public:

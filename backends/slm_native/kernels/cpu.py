@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slm_core.architectures import AnyActivation, RopeStyle
 from slm_core.cpu import usable_cores
@@ -83,6 +84,14 @@ class CpuKernels(CpuStateKernels):
         if tensor.ggml_type not in self._types:
             return CpuWeight(tensor)
         return CpuWeight(tensor, packed=self._native.matrix(tensor.data, int(tensor.ggml_type), *tensor.shape))
+
+    def embed(self, weight: Weight, token_ids: NDArray[np.int32] | Array) -> Array:
+        """In C++ where there are kernels, else as the reference does."""
+        assert isinstance(weight, CpuWeight), "a weight that another kernel set prepared"
+        if weight.packed is None:
+            return super().embed(weight, token_ids)
+        rows: Array = self._native.embed(weight.packed, token_ids)
+        return rows
 
     def matmul(self, x: Array, weight: Weight, bias: Array | None = None) -> Array:
         """In C++ where there are kernels, else as the reference does."""
