@@ -39,6 +39,18 @@ class Activation:
     @staticmethod
     def of(name: str, numbers: Sequence[float]) -> Activation: ...
 
+class Latent:
+    def __init__(
+        self,
+        q_down: Linear | None,
+        q_norm: Norm | None,
+        q: Linear,
+        kv_down: Linear,
+        kv_norm: Norm | None,
+        k_up: Sequence[Weights],
+        v_up: Sequence[Weights],
+    ) -> None: ...
+
 class Layer:
     def __init__(
         self,
@@ -55,6 +67,7 @@ class Layer:
         residual_scale: float,
         parallel: bool,
         threshold: float | None,
+        latent: Latent | None,
     ) -> None: ...
 
 class Choice:

@@ -15,14 +15,23 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import LayerSpec, ModelSpec
 from slm_native.encoding import attended_both_ways
-from slm_native.kernels import ChannelMix, FeedForward, FusedBlocks, KernelSet, Linear, Norm, PlainBlock
+from slm_native.kernels import (
+    ChannelMix,
+    FeedForward,
+    FusedBlocks,
+    KernelSet,
+    LatentAttention,
+    Linear,
+    Norm,
+    PlainBlock,
+)
 from slm_native.kv import Array, BatchPlan, KvLayer
 from slm_native.latent import latent_queries_and_keys, latent_results
 from slm_native.positions import LayerPositions
 from slm_native.recurrent import channel_mixed, mixed_by_state
 from slm_native.states import StateGroup
 from slm_native.streams import corrected, learned_residual, let_in, predicted
-from slm_native.weights import Attention, Beside, Block, LatentAttention
+from slm_native.weights import Attention, Beside, Block
 
 
 class Turn(NamedTuple):
@@ -57,19 +66,12 @@ class BlockRunner:
     def plain(self, block: Block, layer: LayerSpec) -> PlainBlock | None:
         """As much of a block as ``PlainBlock`` has, from its beginning; None where that is not even its attention."""
         spec, attention, feed_forward = self.spec, block.attention, block.feed_forward
-        if not isinstance(attention, Attention) or layer.recurrent is not None or not spec.causal:
+        if attention is None or layer.recurrent is not None or not spec.causal:
             return None
         if layer.temperature is not None or block.attn_sum_norm is not None or block.ffn_sum_norm is not None:
             return None
         begun = PlainBlock(
             attn_norm=block.attn_norm,
-            q=attention.q,
-            k=attention.k,
-            v=attention.v,
-            qkv_limit=spec.qkv_limit,
-            q_norm=attention.q_norm,
-            k_norm=attention.k_norm,
-            v_norm=attention.v_norm,
             head_dim=spec.width_of(layer),
             scale=spec.scale_of(layer),
             scoring=block.scoring,
@@ -79,6 +81,7 @@ class BlockRunner:
             parallel=spec.parallel,
             laurel=block.laurel,
         )
+        begun = self._with_heads(begun, attention)
         if not isinstance(feed_forward, FeedForward):
             return begun
         return replace(
@@ -90,6 +93,21 @@ class BlockRunner:
             activation=layer.activation,
             down=feed_forward.down,
             ffn_post_norm=block.ffn_post_norm,
+        )
+
+    def _with_heads(self, begun: PlainBlock, attention: Attention | LatentAttention) -> PlainBlock:
+        """The block with what makes queries, keys and values."""
+        if isinstance(attention, LatentAttention):
+            return replace(begun, latent=attention)
+        return replace(
+            begun,
+            q=attention.q,
+            k=attention.k,
+            v=attention.v,
+            qkv_limit=self.spec.qkv_limit,
+            q_norm=attention.q_norm,
+            k_norm=attention.k_norm,
+            v_norm=attention.v_norm,
         )
 
     def run(

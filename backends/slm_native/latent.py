@@ -6,9 +6,8 @@ Shapes: T tokens, H query heads, R rotated values, N values that are not, C widt
 from __future__ import annotations
 
 from slm_core.architectures import LatentSpec
-from slm_native.kernels import KernelSet, Norm
+from slm_native.kernels import KernelSet, LatentAttention, Norm
 from slm_native.kv import Array
-from slm_native.weights import LatentAttention
 
 
 def latent_queries_and_keys(

@@ -12,11 +12,11 @@ from slm_core.architectures import DENSE, TEXT_TYPES, ExpertsSpec, LayerSpec, Mo
 from slm_core.gguf import GgmlType, WeightSource
 from slm_core.quant import QuantizedTensor, check_tensor
 from slm_native.kernels import (
-    ByHead,
     ChannelMix,
     Experts,
     FeedForward,
     KernelSet,
+    LatentAttention,
     Laurel,
     Linear,
     Mixture,
@@ -53,21 +53,6 @@ class Attention:
     v_norm: Norm | None  # [D]
     output: Linear  # (E, H*D)
     sinks: Array | None  # [H]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LatentAttention:
-    """The weights of attention to a latent."""
-
-    q_down: Linear | None  # (Q, E), where queries are compressed, too
-    q_norm: Norm | None  # [Q]
-    q: Linear  # (H*(N+R), E) or (H*(N+R), Q)
-    kv_down: Linear  # (C+R, E)
-    kv_norm: Norm | None  # [C]
-    k_up: ByHead  # [H] of (C, N)
-    v_up: ByHead  # [H] of (U, C)
-    output: Linear  # (E, H*U)
-    sinks: None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,6 @@
 #include "arrays.h"
 #include "attention.h"
 #include "isa.h"
-#include "layers.h"
 #include "products.h"
 
 namespace slm::python {
@@ -165,90 +164,5 @@ inline Activation activation_of(const std::string& name, const std::vector<float
     }
     throw nb::value_error(("no kernel for the activation '" + name + "'").c_str());
 }
-
-// A layer with all that it points to.
-class LayerHandle {
-public:
-    LayerHandle(std::vector<MaybeLinear> linears, std::vector<MaybeNorm> norms, const Activation& activation, std::size_t head_dim,
-                float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks, float limit,
-                float residual_scale, bool parallel, std::optional<float> threshold)
-        : linears_(std::move(linears)), norms_(std::move(norms)), slopes_(slopes), sinks_(sinks), head_dim_(head_dim) {
-        if (linears_.size() != 9 || norms_.size() != 8) throw nb::value_error("a layer has nine linears and eight norms, or none in place");
-        if (!linears_[0] || !linears_[3] || (linears_[2] && !linears_[1])) throw nb::value_error("a layer without q, output, or the k of its v");
-        if (linears_[5].has_value() != linears_[6].has_value() || (linears_[4] && !linears_[5]))
-            throw nb::value_error("a feed-forward layer without up, or down");
-        if (linears_[7].has_value() != linears_[8].has_value()) throw nb::value_error("a learned residual without left, or right");
-        const std::size_t width = linears_[0]->weights.matrix.n_in, n_q = linears_[0]->weights.matrix.n_out;
-        const std::size_t n_kv = linears_[1] ? linears_[1]->weights.matrix.n_out : head_dim;
-        const std::size_t n_ff = linears_[5] ? linears_[5]->weights.matrix.n_out : 0;
-        if (!head_dim || n_q % head_dim || n_kv % head_dim || !n_kv || n_q % n_kv)
-            throw nb::value_error("q and k are no heads of this width, or those of q no multiple of those of k");
-        if (activation.kind == ActivationKind::swiglu_clamped && n_ff && !linears_[4]) throw nb::value_error("swiglu_clamped without a gate");
-        if (threshold && n_ff && !linears_[4]) throw nb::value_error("a threshold without a gate");
-        layer_.q = linear(0, n_q, width, "q"), layer_.k = linear(1, n_kv, width, "k"), layer_.v = linear(2, n_kv, width, "v");
-        layer_.output = linear(3, width, n_q, "output");
-        layer_.gating.gate = linear(4, n_ff, width, "gate"), layer_.gating.up = linear(5, n_ff, width, "up"), layer_.down = linear(6, width, n_ff, "down");
-        const std::size_t n_low = linears_[7] ? linears_[7]->weights.matrix.n_out : 0;
-        layer_.left = linear(7, n_low, width, "left"), layer_.right = linear(8, width, n_low, "right"), layer_.right_norm = norm(7, width, "right_norm");
-        layer_.attn_norm = norm(0, width, "attn_norm"), layer_.attn_post_norm = norm(4, width, "attn_post_norm");
-        layer_.ffn_norm = norm(5, width, "ffn_norm"), layer_.ffn_post_norm = norm(6, width, "ffn_post_norm");
-        layer_.q_norm = heads_norm(1, n_q, "q_norm"), layer_.k_norm = heads_norm(2, n_kv, "k_norm"), layer_.v_norm = heads_norm(3, n_kv, "v_norm");
-        layer_.scoring = scoring_of(scale, softcap, window, slopes_, sinks_, n_q / head_dim);
-        layer_.gating.activation = activation, layer_.gating.threshold = threshold, layer_.limit = limit, layer_.residual_scale = residual_scale, layer_.parallel = parallel;
-    }
-    LayerHandle(const LayerHandle&) = delete;
-    LayerHandle& operator=(const LayerHandle&) = delete;
-
-    // The layer, for a batch of so many tokens on these kernels, this cache and these angles.
-    const Layer& checked(const IsaKernels& kernels, std::size_t width, std::size_t n_tokens, const Batch& batch, const KvLayer& cache,
-                         const Angles& angles) const {
-        for (const MaybeLinear& linear : linears_)
-            if (linear && linear->weights.kernels != &kernels) throw nb::value_error("the weights are another instruction set's");
-        if (width != layer_.q.matrix->n_in)
-            throw nb::value_error(("x has rows of " + std::to_string(width) + ", the layer takes " +
-                                   std::to_string(layer_.q.matrix->n_in)).c_str());
-        const std::size_t n_kv = cache.n_kv_heads * head_dim_;
-        if (cache.head_dim != head_dim_ || (layer_.k.matrix ? n_kv != layer_.k.matrix->n_out : layer_.q.matrix->n_out % n_kv != 0))
-            throw nb::value_error("the cache has other heads than the layer");
-        if (batch.n_tokens() != n_tokens || batch.n_pages() > cache.n_pages)
-            throw nb::value_error("tokens that x, or a page that the cache, does not have");
-        if (angles.n_tokens != n_tokens || 2 * angles.rotation.half > head_dim_)
-            throw nb::value_error("cos and sin are not [tokens, at most half a head]");
-        return layer_;
-    }
-
-private:
-    Linear linear(std::size_t i, std::size_t n_out, std::size_t n_in, const char* name) const {
-        if (!linears_[i]) return {nullptr, nullptr};
-        const Matrix& m = linears_[i]->weights.matrix;
-        if (m.n_out != n_out || m.n_in != n_in)
-            throw nb::value_error((std::string(name) + " is [" + std::to_string(m.n_out) + ", " + std::to_string(m.n_in) + "], not [" +
-                                   std::to_string(n_out) + ", " + std::to_string(n_in) + "]").c_str());
-        return linears_[i]->linear();
-    }
-
-    Norm norm(std::size_t i, std::size_t width, const char* name) const {
-        if (!norms_[i]) return {};
-        const Norm& found = norms_[i]->norm;
-        if (found.width != width || found.n_rows != 1)
-            throw nb::value_error((std::string(name) + " has not the width " + std::to_string(width)).c_str());
-        return found;
-    }
-
-    Norm heads_norm(std::size_t i, std::size_t n, const char* name) const {
-        if (!norms_[i]) return {};
-        const Norm& found = norms_[i]->norm;
-        const bool by_head = found.width == head_dim_ && (found.n_rows == 1 || found.n_rows * head_dim_ == n);
-        if (!by_head && (found.width != n || found.n_rows != 1))
-            throw nb::value_error((std::string(name) + " covers neither a head, nor each of them, nor all as one").c_str());
-        return found;
-    }
-
-    std::vector<MaybeLinear> linears_;
-    std::vector<MaybeNorm> norms_;
-    MaybeArray slopes_, sinks_;
-    Layer layer_{};
-    std::size_t head_dim_;
-};
 
 }  // namespace slm::python

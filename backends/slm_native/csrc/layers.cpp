@@ -27,14 +27,15 @@ Flow flow_of(std::span<const Layer> layers, std::size_t n_tokens) {
     const std::size_t n_q = widest(layers, [](const Layer& l) { return n_out_of(l.q); });
     const std::size_t n_kv = widest(layers, [](const Layer& l) { return n_out_of(l.k); });
     const std::size_t n_ff = widest(layers, [](const Layer& l) { return std::max(n_out_of(l.gating.up), n_out_of(l.left)); });
-    const std::size_t width = layers[0].q.matrix->n_in;
-    float* memory = flow_scratch.room<float>(n_tokens * (n_q + 2 * n_kv + std::max(n_q, width) + n_ff + width));
+    const std::size_t width = n_out_of(layers[0].output);
+    const std::size_t n_mixed = std::max(width, widest(layers, [](const Layer& l) { return l.output.matrix->n_in; }));
+    float* memory = flow_scratch.room<float>(n_tokens * (n_q + 2 * n_kv + n_mixed + n_ff + width));
     const auto take = [&](std::size_t n) {
         float* taken = memory;
         memory += n_tokens * n;
         return taken;
     };
-    return {take(n_q), take(n_kv), take(n_kv), take(std::max(n_q, width)), take(n_ff), take(width)};
+    return {take(n_q), take(n_kv), take(n_kv), take(n_mixed), take(n_ff), take(width)};
 }
 
 void limit(float* y, std::size_t n, float most) {
@@ -61,6 +62,7 @@ void project_heads(const IsaKernels& kernels, Pool& pool, const Layer& layer, co
 
 void attend_in(const IsaKernels& kernels, Pool& pool, const Layer& layer, const Place& place, const Tokens& tokens, const float* x,
                const Flow& flow) {
+    if (!layer.q.matrix) return attend_to_latents(kernels, pool, layer.latent, layer.attn_norm, layer.scoring, place, tokens, x, flow.mixed);
     const std::size_t n_heads = n_out_of(layer.q) / place.cache->head_dim;
     project_heads(kernels, pool, layer, place, tokens, x, flow);
     turn_heads(kernels, pool, flow.q, tokens.n_tokens, n_heads, place.cache->head_dim, layer.q_norm, place.rotation, flow.q);
@@ -98,13 +100,13 @@ void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> la
                 const Tokens& tokens, const std::vector<std::int64_t>* wanted, float* x) {
     if (layers.empty() || tokens.n_tokens == 0) return;
     const Flow flow = flow_of(layers, tokens.n_tokens);
-    const std::size_t width = layers[0].q.matrix->n_in;
+    const std::size_t width = n_out_of(layers[0].output);
     std::size_t n = tokens.n_tokens;
     for (std::size_t i = 0; i < layers.size(); ++i) {
         const Layer& layer = layers[i];
         attend_in(kernels, pool, layer, places[i], tokens, x, flow);
         if (wanted && i + 1 == layers.size()) {  // what follows is done token by token
-            keep_rows(x, width, *wanted), keep_rows(flow.mixed, n_out_of(layer.q), *wanted);
+            keep_rows(x, width, *wanted), keep_rows(flow.mixed, layer.output.matrix->n_in, *wanted);
             n = wanted->size();
         }
         add_branch(kernels, pool, flow.mixed, n, layer.output, layer.attn_post_norm, layer.residual_scale, x, flow.after);

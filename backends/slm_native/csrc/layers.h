@@ -6,19 +6,20 @@
 #include <span>
 #include <vector>
 
-#include "attention.h"
-#include "products.h"
+#include "latent.h"
+#include "tokens.h"
 
 namespace slm {
 
 // Attention and a feed-forward layer, one after the other or side by side; see PlainBlock in
 // slm_native/kernels/parameters.py. What has no matrix or no weights is not there: of k, another layer's keys and values
-// are read; of v, keys are values, too; of gating.up, the layer ends after its attention.
+// are read; of v, keys are values, too; of gating.up, the layer ends after its attention. Of q, it attends to latents.
 struct Layer {
     Norm attn_norm;
     Linear q, k, v;
     float limit;                  // of what these make, either way; 0 for none
     Norm q_norm, k_norm, v_norm;  // of a head, or of all heads of a token as one
+    Latent latent;
     Linear output;
     Scoring scoring;
     Norm attn_post_norm;
@@ -29,19 +30,6 @@ struct Layer {
     Norm ffn_post_norm;
     float residual_scale;
     bool parallel;  // the feed-forward layer reads what the attention reads
-};
-
-// What a batch brings to a layer.
-struct Place {
-    const KvLayer* cache;
-    Rotation rotation;
-};
-
-// Where the tokens of a batch are stored, and which of them see which.
-struct Tokens {
-    std::size_t n_tokens;
-    const std::int64_t *pages, *slots;  // [n_tokens]
-    const std::vector<Run>* runs;
 };
 
 // x [n_tokens][E] through all layers, in place. Of the last, what follows attention is done for tokens `wanted` alone, in

@@ -17,6 +17,7 @@
 #include "embedding.h"
 #include "handles.h"
 #include "isa.h"
+#include "layer_handle.h"
 #include "layers.h"
 #include "mixture_handle.h"
 #include "module_states.h"
@@ -453,6 +454,13 @@ NB_MODULE(_native, module) {
                     "One by the value of slm_core.architectures.Activation, or \"xielu\" with its four numbers.\n\n"
                     "Raises:\n"
                     "    ValueError: an unknown one, or other numbers.");
+    nb::class_<LatentHandle>(module, "Latent",
+                             "Attention to latents as slm_native.kernels.LatentAttention has it; keeps its weights.\n\n"
+                             "Raises:\n"
+                             "    ValueError: shapes that do not fit each other.")
+        .def(nb::init<const MaybeLinear&, const MaybeNorm&, const LinearHandle&, const LinearHandle&, const MaybeNorm&,
+                      std::vector<Weights>, std::vector<Weights>>(),
+             "q_down"_a.none(), "q_norm"_a.none(), "q"_a, "kv_down"_a, "kv_norm"_a.none(), "k_up"_a, "v_up"_a);
     nb::class_<LayerHandle>(module, "Layer",
                             "A transformer block as slm_native.kernels.PlainBlock has it; keeps its weights.\n\n"
                             "Args:\n"
@@ -464,14 +472,15 @@ NB_MODULE(_native, module) {
                             "    limit: of q, k and v, either way; 0 for none.\n"
                             "    residual_scale: of what is added to x.\n"
                             "    parallel: whether the feed-forward layer reads what the attention reads.\n"
-                            "    threshold: as gate_up takes it.\n\n"
+                            "    threshold: as gate_up takes it.\n"
+                            "    latent: of attention to latents, in the place of q, k and v.\n\n"
                             "Raises:\n"
                             "    TypeError: a wrong dtype, or no CPU array.\n"
                             "    ValueError: shapes that do not fit each other.")
         .def(nb::init<std::vector<MaybeLinear>, std::vector<MaybeNorm>, const slm::Activation&, std::size_t, float, float, std::int64_t,
-                      const MaybeArray&, const MaybeArray&, float, float, bool, std::optional<float>>(),
+                      const MaybeArray&, const MaybeArray&, float, float, bool, std::optional<float>, const std::optional<LatentHandle>&>(),
              "linears"_a, "norms"_a, "activation"_a, "head_dim"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(),
-             "sinks"_a.none(), "limit"_a, "residual_scale"_a, "parallel"_a, "threshold"_a.none());
+             "sinks"_a.none(), "limit"_a, "residual_scale"_a, "parallel"_a, "threshold"_a.none(), "latent"_a.none());
     nb::class_<slm::Choice>(module, "Choice", "How experts are chosen; see slm_core.architectures.ExpertsSpec.")
         .def_static("of", &new_choice, "gating"_a, "n_experts"_a, "n_used"_a, "normalized"_a, "scale"_a, "n_groups"_a,
                     "n_groups_used"_a,

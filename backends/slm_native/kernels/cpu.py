@@ -14,7 +14,7 @@ from slm_core.errors import InvalidOption
 from slm_core.quant import QuantizedTensor
 from slm_native import _extension
 from slm_native.kernels.by_head import ByHead
-from slm_native.kernels.cpu_blocks import CpuBlocks, layer_of, native_activation, native_norm, optional_norm
+from slm_native.kernels.cpu_blocks import CpuBlocks, native_activation, native_layer, native_norm, optional_norm
 from slm_native.kernels.cpu_by_head import CpuByHead
 from slm_native.kernels.cpu_mixtures import CpuMixture, native_mixture
 from slm_native.kernels.cpu_pages import KV_TYPES, CpuKvLayer, CpuPageStore, CpuPlan, placed
@@ -179,15 +179,8 @@ class CpuKernels(CpuStateKernels):
 
     def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:
         """In one call, where all matrices have kernels."""
-        layers: list[_native.Layer] = []
-        for block in blocks:
-            laurel = (None, None) if block.laurel is None else (block.laurel.left, block.laurel.right)
-            linears = (block.q, block.k, block.v, block.output, block.gate, block.up, block.down, *laurel)
-            made = [None if linear is None else native_linear(linear) for linear in linears]
-            if any(linear is not None and native is None for linear, native in zip(linears, made, strict=True)):
-                return None
-            layers.append(layer_of(block, made))
-        return CpuBlocks(self._native, layers)
+        layers = [made for block in blocks if (made := native_layer(block)) is not None]
+        return CpuBlocks(self._native, layers) if len(layers) == len(blocks) else None
 
     def place(self, plan: BatchPlan) -> CpuPlan:
         """Hand the runs to C++."""

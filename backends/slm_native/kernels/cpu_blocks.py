@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle, Xielu
+from slm_native.kernels.cpu_by_head import CpuByHead
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPlan
-from slm_native.kernels.cpu_weights import extension
-from slm_native.kernels.parameters import Norm, PlainBlock, Rotation
+from slm_native.kernels.cpu_weights import extension, native_linears
+from slm_native.kernels.parameters import LatentAttention, Norm, PlainBlock, Rotation
 from slm_native.kernels.primitives import FusedBlocks
 from slm_native.kv import Array, BatchPlan, KvLayer
 
@@ -46,7 +47,7 @@ class CpuBlocks(FusedBlocks):
         made = {key: self._angles(rotation, len(x)) for key, rotation in different.items()}
         angles = [made[id(rotation)] for rotation in rotations]
         pages, rows = (
-            [_native_layer(cache) for cache in caches],
+            [_cache_layer(cache) for cache in caches],
             None if wanted is None else np.flatnonzero(wanted).tolist(),
         )
         x = np.ascontiguousarray(x)
@@ -84,15 +85,15 @@ def native_activation(activation: AnyActivation) -> _native.Activation:
     return made
 
 
-def layer_of(block: PlainBlock, linears: Sequence[_native.Linear | None]) -> _native.Layer:
-    """A block in C++; ``linears`` are its q, k, v, output, gate, up, down, left and right, None for one it has not."""
-    rows = (
-        block.attn_post_norm,
-        block.ffn_norm,
-        block.ffn_post_norm,
-        None if block.laurel is None else block.laurel.norm,
-    )
-    norms = (block.attn_norm, block.q_norm, block.k_norm, block.v_norm, *rows)
+def native_layer(block: PlainBlock) -> _native.Layer | None:
+    """A block in C++; None where there are no kernels for one of its matrices."""
+    laurel = (None, None, None) if block.laurel is None else (block.laurel.left, block.laurel.right, block.laurel.norm)
+    linears = native_linears(block.q, block.k, block.v, block.output, block.gate, block.up, block.down, *laurel[:2])
+    latent = None if block.latent is None else native_latent(block.latent)
+    if linears is None or (latent is None and block.latent is not None):
+        return None
+    behind = block.attn_post_norm, block.ffn_norm, block.ffn_post_norm, laurel[2]
+    norms = block.attn_norm, block.q_norm, block.k_norm, block.v_norm, *behind
     scoring = block.scoring
     made: _native.Layer = extension().Layer(
         linears,
@@ -101,10 +102,24 @@ def layer_of(block: PlainBlock, linears: Sequence[_native.Linear | None]) -> _na
         *(block.head_dim, block.scale),
         *(scoring.softcap or 0.0, scoring.window or 0, scoring.slopes, scoring.sinks),
         *(block.qkv_limit or 0.0, block.residual_scale, block.parallel, block.gate_threshold),
+        latent,
     )
     return made
 
 
-def _native_layer(cache: KvLayer) -> _native.CacheLayer:
+def native_latent(latent: LatentAttention) -> _native.Latent | None:
+    """Attention to latents in C++; None where there are no kernels for one of its matrices."""
+    linears = native_linears(latent.q_down, latent.q, latent.kv_down)
+    if linears is None or not isinstance(latent.k_up, CpuByHead) or not isinstance(latent.v_up, CpuByHead):
+        return None
+    q_down, q, kv_down = linears
+    norms = optional_norm(latent.q_norm), optional_norm(latent.kv_norm)
+    made: _native.Latent = extension().Latent(
+        *(q_down, norms[0], q, kv_down, norms[1]), latent.k_up.weights, latent.v_up.weights
+    )
+    return made
+
+
+def _cache_layer(cache: KvLayer) -> _native.CacheLayer:
     assert isinstance(cache, CpuKvLayer), "pages that another kernel set made"
     return cache.native

@@ -20,14 +20,17 @@ class CpuByHead(ByHead):
     Args:
         kernels: what computes.
         weights: of the heads [H].
+
+    Attributes:
+        weights: the same.
     """
 
     def __init__(self, kernels: _native.Kernels, weights: Sequence[_native.Weights]) -> None:
         super().__init__(len(weights))
         self._kernels = kernels
-        self._weights = list(weights)
+        self.weights = list(weights)
 
     def run(self, x: Array) -> Array:
         """Without the GIL."""
-        y: Array = self._kernels.by_head(np.ascontiguousarray(x), self._weights)
+        y: Array = self._kernels.by_head(np.ascontiguousarray(x), self.weights)
         return y

@@ -48,3 +48,10 @@ def native_linear(linear: Linear) -> _native.Linear | None:
     scale = 1.0 if linear.scale is None else float(linear.scale[0])
     made: _native.Linear = extension().Linear(linear.weight.packed, scale, linear.bias)
     return made
+
+
+def native_linears(*linears: Linear | None) -> list[_native.Linear | None] | None:
+    """Linears in C++, None for one that there is not; None in all, where there are no kernels for one's matrix."""
+    made = [None if linear is None else native_linear(linear) for linear in linears]
+    found = all(native is not None or linear is None for native, linear in zip(made, linears, strict=True))
+    return made if found else None

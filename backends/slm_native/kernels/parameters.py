@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from slm_core.architectures import Activation, AnyActivation, ExpertsSpec, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_native.kv import Array
+
+if TYPE_CHECKING:
+    from slm_native.kernels.by_head import ByHead
 
 
 class WeightBytes(NamedTuple):
@@ -161,6 +164,24 @@ class Laurel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LatentAttention:
+    """The weights of attention to a latent, which all heads have in common; see ``slm_native.latent``.
+
+    R rotated values of a query, N that are not, C width of the latent, U of a head's result, Q of compressed queries.
+    """
+
+    q_down: Linear | None  # (Q, E), where queries are compressed, too
+    q_norm: Norm | None  # [Q]
+    q: Linear  # (H*(N+R), E) or (H*(N+R), Q)
+    kv_down: Linear  # (C+R, E)
+    kv_norm: Norm | None  # [C]
+    k_up: ByHead  # [H] of (C, N)
+    v_up: ByHead  # [H] of (U, C)
+    output: Linear  # (E, H*U)
+    sinks: None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlainBlock:
     """Attention over the cache and a feed-forward layer: what most transformer blocks are made of.
 
@@ -169,22 +190,23 @@ class PlainBlock:
 
     Attributes:
         attn_norm: [E].
-        q: (H*D, E).
+        head_dim: D.
+        scale: on q · k.
+        scoring: what else is done to scores.
+        output: (E, H*D), or of what heads make of latents.
+        attn_post_norm: [E].
+        residual_scale: on what is added.
+        parallel: whether the feed-forward layer reads ``x``.
+        q: (H*D, E); None where attention is to latents.
         k: (K*D, E); None where another block's keys and values are read.
         v: (K*D, E); None where keys, before their norm, are the values.
         qkv_limit: of what these make, either way.
         q_norm: as ``KernelSet.heads`` takes it, likewise the next two.
         k_norm: of keys.
         v_norm: of values.
-        head_dim: D.
-        scale: on q · k.
-        scoring: what else is done to scores.
-        output: (E, H*D).
-        attn_post_norm: [E].
+        latent: what makes queries and keys, in the place of all these.
         laurel: a learned residual beside attention, of what that reads: ``after`` is then ``(after + attn_norm(x) +
             norm(right(left(attn_norm(x))))) / sqrt(2)``.
-        residual_scale: on what is added.
-        parallel: whether the feed-forward layer reads ``x``.
         ffn_norm: [E].
         gate: (F, E).
         up: (F, E); None where the block ends after its attention.
@@ -195,13 +217,6 @@ class PlainBlock:
     """
 
     attn_norm: Norm | None
-    q: Linear
-    k: Linear | None
-    v: Linear | None
-    qkv_limit: float | None
-    q_norm: Norm | None
-    k_norm: Norm | None
-    v_norm: Norm | None
     head_dim: int
     scale: float
     scoring: Scoring
@@ -209,6 +224,14 @@ class PlainBlock:
     attn_post_norm: Norm | None
     residual_scale: float
     parallel: bool
+    q: Linear | None = None
+    k: Linear | None = None
+    v: Linear | None = None
+    qkv_limit: float | None = None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    v_norm: Norm | None = None
+    latent: LatentAttention | None = None
     laurel: Laurel | None = None
     ffn_norm: Norm | None = None
     gate: Linear | None = None
