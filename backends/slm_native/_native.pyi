@@ -51,6 +51,20 @@ class Latent:
         v_up: Sequence[Weights],
     ) -> None: ...
 
+class AltUp:
+    def __init__(
+        self,
+        router: Linear,
+        router_norm: Norm,
+        predict: Linear,
+        correct: Linear,
+        scale: NDArray[np.float32],
+        active: int,
+    ) -> None: ...
+
+class LayerEmbedding:
+    def __init__(self, gate: Linear, project: Linear, norm: Norm | None) -> None: ...
+
 class Layer:
     def __init__(
         self,
@@ -68,6 +82,10 @@ class Layer:
         parallel: bool,
         threshold: float | None,
         latent: Latent | None,
+        mixture: Mixture | None,
+        altup: AltUp | None,
+        embedding: LayerEmbedding | None,
+        output_scale: float,
     ) -> None: ...
 
 class Choice:
@@ -152,10 +170,11 @@ class Kernels:
     ) -> NDArray[np.float32]: ...
     def run_layers(
         self,
-        x: NDArray[np.float32],
+        x: Sequence[NDArray[np.float32]],
         layers: Sequence[Layer],
         caches: Sequence[CacheLayer],
         angles: Sequence[Angles],
+        own: Sequence[NDArray[np.float32] | None],
         pages: NDArray[np.intp],
         slots: NDArray[np.intp],
         batch: Batch,

@@ -22,6 +22,7 @@ from slm_native.kernels import (
     KernelSet,
     LatentAttention,
     Linear,
+    Mixture,
     Norm,
     PlainBlock,
 )
@@ -82,17 +83,22 @@ class BlockRunner:
             laurel=block.laurel,
         )
         begun = self._with_heads(begun, attention)
-        if not isinstance(feed_forward, FeedForward):
+        if isinstance(feed_forward, FeedForward):
+            inner = replace(begun, gate=feed_forward.gate, up=feed_forward.up, down=feed_forward.down)
+        elif isinstance(feed_forward, Mixture):
+            inner = replace(begun, mixture=feed_forward)
+        else:
             return begun
         return replace(
-            begun,
+            inner,
             ffn_norm=block.ffn_norm,
-            gate=feed_forward.gate,
-            up=feed_forward.up,
             gate_threshold=layer.gate_threshold,
-            activation=layer.activation,
-            down=feed_forward.down,
             ffn_post_norm=block.ffn_post_norm,
+            activation=layer.activation,
+            altup=block.altup,
+            active_stream=spec.active_stream or 0,
+            embedding=block.embedding,
+            output_scale=block.output_scale,
         )
 
     def _with_heads(self, begun: PlainBlock, attention: Attention | LatentAttention) -> PlainBlock:
@@ -131,6 +137,10 @@ class BlockRunner:
             wanted: which tokens' rows are wanted [T], None for all.
             fused: as much of it as is one call.
         """
+        if fused is not None and fused.is_whole:
+            assert turn.cache is not None, "what is fused attends to a cache"
+            place, pages, cache = [turn.place.rotation], turn.pages, [turn.cache]
+            return fused.blocks.run(streams, place, pages, cache, [own], wanted)
         kernels, active = self._kernels, self.spec.active_stream or 0
         guessed = streams if block.altup is None else predicted(kernels, block.altup, streams, active)
         x = self._through(block, layer, guessed[active], turn, wanted, fused)
@@ -162,8 +172,8 @@ class BlockRunner:
         """What leaves a block [T, E]; after the last, of the rows that are wanted [rows, E]."""
         if fused is not None:
             assert turn.cache is not None, "what is fused attends to a cache"
-            after = fused.blocks.run(x, [turn.place.rotation], turn.pages, [turn.cache], wanted)
-            if fused.is_whole or len(after) == 0:
+            (after,) = fused.blocks.run([x], [turn.place.rotation], turn.pages, [turn.cache], [None], wanted)
+            if len(after) == 0:
                 return after
             x = x if wanted is None else self._kernels.rows(x, wanted)
             return self._fed(block, layer, x if self.spec.parallel else after, after)

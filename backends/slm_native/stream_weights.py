@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from slm_native.kernels import Laurel, Linear, Norm, Weight
+from slm_native.kernels import AltUp, Laurel, LayerEmbedding, Linear, Norm, Weight
 from slm_native.kv import Array
-from slm_native.streams import AltUp, LayerEmbedding, LayerEmbeddings, Streams
+from slm_native.streams import LayerEmbeddings, Streams
 
 
 class Tensors(NamedTuple):

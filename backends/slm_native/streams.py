@@ -9,31 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slm_core.architectures import AnyActivation
-from slm_native.kernels import KernelSet, Laurel, Linear, Norm, Weight
+from slm_native.kernels import AltUp, KernelSet, Laurel, LayerEmbedding, Linear, Norm, Weight
 from slm_native.kv import Array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AltUp:
-    """Alternating updates (Baykal et al. 2023, https://arxiv.org/abs/2301.13310) of one block.
-
-    The block runs on one stream; the others are predicted before it, and corrected by what it made.
-    """
-
-    router: Linear  # (N, E)
-    router_norm: Norm  # [E]
-    predict: Linear  # (N*N, N)
-    correct: Linear  # (N, N)
-    scale: Array  # [E], on the block's stream before its own embedding is let in
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerEmbedding:
-    """How a block lets its own embedding of a token in."""
-
-    gate: Linear  # (P, E)
-    project: Linear  # (E, P)
-    norm: Norm  # [E]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

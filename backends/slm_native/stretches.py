@@ -27,12 +27,26 @@ class Stretch(NamedTuple):
         """Whether nothing but the call is to be done."""
         return self.fused is not None and self.stop > self.first + 1
 
-    def run(self, x: Array, turns: Sequence[Turn], wanted: NDArray[np.bool_] | None) -> Array:
-        """What leaves the last of several blocks, of ``x`` that enters the first; see ``FusedBlocks.run``."""
+    def run(
+        self,
+        streams: Sequence[Array],
+        turns: Sequence[Turn],
+        own: Sequence[Array | None],
+        wanted: NDArray[np.bool_] | None,
+    ) -> list[Array]:
+        """What leaves the last of several blocks, of streams that enter the first; see ``FusedBlocks.run``.
+
+        Args:
+            streams: [T, E] each.
+            turns: of all blocks of the model.
+            own: their own embeddings of the tokens, likewise.
+            wanted: which tokens' rows are wanted [T], None for all.
+        """
         assert self.fused is not None, "one call"
         mine = turns[self.first : self.stop]
         caches = [turn.cache for turn in mine if turn.cache is not None]
-        return self.fused.blocks.run(x, [turn.place.rotation for turn in mine], mine[0].pages, caches, wanted)
+        rotations = [turn.place.rotation for turn in mine]
+        return self.fused.blocks.run(streams, rotations, mine[0].pages, caches, own[self.first : self.stop], wanted)
 
 
 def one_by_one(n_blocks: int) -> list[Stretch]:
@@ -52,9 +66,9 @@ def fused_stretches(
         have_one_plan: whether a batch is the same to all of them; else each is a call of its own.
     """
     plain = [runner.plain(block, layer) for block, layer in zip(blocks, runner.spec.layers, strict=True)]
-    single = [None if each is None else _fused(kernels, [each]) for each in plain]
+    single = [None if each is None else _whole_or_begun(kernels, each) for each in plain]
     stretches: list[Stretch] = []
-    for joins, group in itertools.groupby(range(len(blocks)), lambda i: have_one_plan and _joins(blocks[i], single[i])):
+    for joins, group in itertools.groupby(range(len(blocks)), lambda i: have_one_plan and _joins(single[i])):
         several = list(group)
         if joins:
             as_one = _fused(kernels, [each for i in several if (each := plain[i]) is not None])
@@ -64,12 +78,15 @@ def fused_stretches(
     return stretches
 
 
+def _whole_or_begun(kernels: KernelSet, plain: PlainBlock) -> Fused | None:
+    return _fused(kernels, [plain]) or _fused(kernels, [plain.attention_alone()])
+
+
 def _fused(kernels: KernelSet, plain: Sequence[PlainBlock]) -> Fused | None:
     made = kernels.fuse(plain)
-    return None if made is None else Fused(made, plain[-1].up is not None)
+    return None if made is None else Fused(made, plain[-1].is_whole)
 
 
-def _joins(block: Block, fused: Fused | None) -> bool:
-    """Whether nothing is to be done between the block and another like it."""
-    beside = (block.embedding, block.output_scale, block.altup)
-    return fused is not None and fused.is_whole and all(part is None for part in beside)
+def _joins(fused: Fused | None) -> bool:
+    """Whether nothing is to be done between a block and another like it."""
+    return fused is not None and fused.is_whole

@@ -12,12 +12,14 @@ from slm_core.architectures import DENSE, TEXT_TYPES, ExpertsSpec, LayerSpec, Mo
 from slm_core.gguf import GgmlType, WeightSource
 from slm_core.quant import QuantizedTensor, check_tensor
 from slm_native.kernels import (
+    AltUp,
     ChannelMix,
     Experts,
     FeedForward,
     KernelSet,
     LatentAttention,
     Laurel,
+    LayerEmbedding,
     Linear,
     Mixture,
     Norm,
@@ -38,7 +40,7 @@ from slm_native.stream_weights import (
     read_layer_embeddings,
     read_streams,
 )
-from slm_native.streams import AltUp, LayerEmbedding, LayerEmbeddings, Streams
+from slm_native.streams import LayerEmbeddings, Streams
 
 
 @dataclass(frozen=True, slots=True, eq=False)

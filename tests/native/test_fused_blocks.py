@@ -120,6 +120,17 @@ class Blocks:
         assert fused is not None
         return fused
 
+    def run(
+        self,
+        x: Rows,
+        rotations: Sequence[Rotation | None],
+        plan: BatchPlan,
+        caches: Sequence[KvLayer],
+        wanted: NDArray[np.bool_] | None = None,
+    ) -> Rows:
+        (y,) = self.fused().run([x], rotations, plan, caches, [None] * len(self.blocks), wanted)
+        return y
+
     def plan(self, seq_ids: Sequence[int], start: int) -> BatchPlan:
         ids = np.array(seq_ids, np.int32)
         positions = np.array([start + seq_ids[:i].count(seq_id) for i, seq_id in enumerate(seq_ids)], np.int32)
@@ -194,10 +205,10 @@ def test_blocks_are_their_steps(isa: str, seq_ids: list[int], types: tuple[GgmlT
         caches = blocks.caches
         wanted = blocks.step_by_step(x, rotations, plan, caches)
         stored = [layer.keys(slice(0, 9), 9 * 64).copy() for layer in blocks.cache.layers]
-        found = blocks.fused().run(x, rotations, plan, caches)
+        found = blocks.run(x, rotations, plan, caches)
         np.testing.assert_array_equal(found, wanted)
         some = np.arange(n) % 3 == 1
-        np.testing.assert_array_equal(blocks.fused().run(x, rotations, plan, caches, some), wanted[some])
+        np.testing.assert_array_equal(blocks.run(x, rotations, plan, caches, some), wanted[some])
         np.testing.assert_array_equal(x, before, "what came in was written")
         for layer, keys in zip(blocks.cache.layers, stored, strict=True):
             np.testing.assert_array_equal(layer.keys(slice(0, 9), 9 * 64), keys)
@@ -210,7 +221,7 @@ def test_each_part_of_a_block_matters(isa: str) -> None:
     blocks = Blocks(isa, (GgmlType.F32,))
     x, plan = _f32(40, WIDTH, seed=1), blocks.plan([0] * 40, 0)
     rotations = _rotations(40)
-    whole = blocks.fused().run(x, rotations, plan, blocks.caches)
+    whole = blocks.run(x, rotations, plan, blocks.caches)
     original = blocks.blocks
     first, second, third, fourth, fifth, sixth, last = original
     scores = ("window", "softcap", "slopes", "sinks")
@@ -251,7 +262,7 @@ def test_each_part_of_a_block_matters(isa: str) -> None:
     ]
     for number, (i, block) in enumerate(parts):
         blocks.blocks = [block if i == k else other for k, other in enumerate(original)]
-        assert not np.array_equal(blocks.fused().run(x, rotations, plan, blocks.caches), whole), number
+        assert not np.array_equal(blocks.run(x, rotations, plan, blocks.caches), whole), number
 
 
 @every_isa
@@ -268,23 +279,23 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
     native = _extension.load()
     blocks = Blocks(isa, (GgmlType.F32,))
     x, plan, angles = _f32(2, WIDTH, seed=1), blocks.plan([0, 0], 0), _rotation(2, 16, RopeStyle.HALF_SPLIT, 1)
-    fused, caches = blocks.fused(), blocks.caches
+    caches = blocks.caches
     with pytest.raises(ValueError, match="x has rows of 255, the layer takes 256"):
-        fused.run(x[:, :255], [angles] * 7, plan, caches)
+        blocks.run(x[:, :255], [angles] * 7, plan, caches)
     with pytest.raises(ValueError, match="tokens that x"):
-        fused.run(_f32(3, WIDTH, seed=1), [None] * 7, plan, caches)
+        blocks.run(_f32(3, WIDTH, seed=1), [None] * 7, plan, caches)
     with pytest.raises(ValueError, match="at most half a head"):
-        fused.run(x, [_rotation(2, 17, RopeStyle.HALF_SPLIT, 1)] * 7, plan, caches)
+        blocks.run(x, [_rotation(2, 17, RopeStyle.HALF_SPLIT, 1)] * 7, plan, caches)
     with pytest.raises(ValueError, match="differ in number"):
-        fused.run(x, [angles] * 7, plan, caches[:2])
+        blocks.run(x, [angles] * 7, plan, caches[:2])
     layout = PageLayout(range(7), N_KV_HEADS, 16, codec_of(KvType.F32, 16), codec_of(KvType.F32, 16))
     other = PagedKvCache([layout], PagedKvCache.n_pages_for(600, 3), 3, blocks.kernels.new_pages)
     with pytest.raises(ValueError, match="the cache has other heads than the layer"):
-        fused.run(x, [angles] * 7, plan, other.layers)
+        blocks.run(x, [angles] * 7, plan, other.layers)
     with pytest.raises(ValueError, match="cos and sin differ in shape"):
         native.Angles.of(_f32(2, 4, seed=1), _f32(2, 5, seed=1), False)
     with pytest.raises(ValueError, match="wanted tokens are none of x"):
-        fused.run(x, [angles] * 7, plan, caches, np.array([False, False, True]))
+        blocks.run(x, [angles] * 7, plan, caches, np.array([False, False, True]))
     with pytest.raises(ValueError, match="attn_norm has not the width 256"):
         blocks.kernels.fuse([replace(blocks.blocks[0], attn_norm=_norm(255, 1))])
     with pytest.raises(ValueError, match="q_norm covers neither a head"):

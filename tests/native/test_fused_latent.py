@@ -89,6 +89,10 @@ class LatentBlocks:
         assert fused is not None
         return fused
 
+    def run(self, x: Rows, rotations: list[Rotation], plan: BatchPlan, some: NDArray[np.bool_] | None = None) -> Rows:
+        (y,) = self.fused().run([x], rotations, plan, self.cache.layers, [None] * 3, some)
+        return y
+
     def plan(self, seq_ids: list[int]) -> BatchPlan:
         positions = np.array([seq_ids[:i].count(seq_id) for i, seq_id in enumerate(seq_ids)], np.int32)
         return self.kernels.place(self.cache.plan(np.array(seq_ids, np.int32), positions))
@@ -127,9 +131,9 @@ def test_blocks_are_their_steps(isa: str, seq_ids: list[int], ggml_type: GgmlTyp
     wanted = blocks.step_by_step(x, rotations, plan)
     assert np.isfinite(wanted).all()
     stored = [layer.keys(slice(0, 9), 9 * 64).copy() for layer in blocks.cache.layers]
-    np.testing.assert_array_equal(blocks.fused().run(x, rotations, plan, blocks.cache.layers), wanted)
+    np.testing.assert_array_equal(blocks.run(x, rotations, plan), wanted)
     some = np.arange(n) % 3 == 1
-    found = blocks.fused().run(x, rotations, plan, blocks.cache.layers, some)
+    found = blocks.run(x, rotations, plan, some)
     # Sums of fewer rows may be made in another order: of at most 288 terms, each of four products one after the other.
     np.testing.assert_allclose(found, wanted[some], rtol=0, atol=4 * 288 * 2.0**-24 * np.abs(wanted).max())
     for layer, keys in zip(blocks.cache.layers, stored, strict=True):
@@ -141,7 +145,7 @@ def test_each_part_of_it_matters(isa: str) -> None:
     """What is left out of one block changes what leaves the last: no part is passed over."""
     blocks = LatentBlocks(isa, GgmlType.F32)
     x, plan, rotations = _f32(9, WIDTH, seed=1), blocks.plan([0] * 9), _rotations(9)
-    whole, original = blocks.fused().run(x, rotations, plan, blocks.cache.layers), blocks.blocks
+    whole, original = blocks.run(x, rotations, plan), blocks.blocks
     latent = original[0].latent
     assert latent is not None
     parts = {
@@ -154,7 +158,7 @@ def test_each_part_of_it_matters(isa: str) -> None:
     }
     for name, block in parts.items():
         blocks.blocks = [block, *original[1:]]
-        assert not np.array_equal(blocks.fused().run(x, rotations, plan, blocks.cache.layers), whole), name
+        assert not np.array_equal(blocks.run(x, rotations, plan), whole), name
 
 
 def _exchanged(blocks: LatentBlocks, latent: LatentAttention) -> Any:

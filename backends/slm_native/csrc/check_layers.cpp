@@ -81,7 +81,7 @@ std::unique_ptr<Model> model_of(const IsaKernels& kernels) {
         layer.v = linear(n_kv_heads * head_dim, width, odd), layer.output = linear(width, n_heads * head_dim, odd);
         layer.q_norm = rms(odd ? nullptr : vector_of(m, head_dim), head_dim), layer.k_norm = rms(odd ? nullptr : vector_of(m, head_dim), head_dim);
         layer.scoring = {0.2f, odd ? 4.0f : 0.0f, odd ? 20 : no_window, nullptr, odd ? vector_of(m, n_heads) : nullptr};
-        layer.gating.gate = linear(n_ff, width, false), layer.gating.up = linear(n_ff, width, false), layer.residual_scale = 1;
+        layer.gating.gate = linear(n_ff, width, false), layer.gating.up = linear(n_ff, width, false), layer.residual_scale = layer.output_scale = 1;
         layer.down = linear(width, n_ff, odd);
         if (i == 2) make_other(m, layer);
         m.layers.push_back(layer);
@@ -218,7 +218,7 @@ std::vector<float> found(const Model& model, const IsaKernels& kernels, Pool& po
         std::vector<Place> places;
         for (std::size_t i = 0; i < n_layers; ++i)
             places.push_back({&caches[i], {&model.cos[start * head_dim / 2], &model.sin[start * head_dim / 2], head_dim / 2, i % 2 == 1}});
-        run_layers(kernels, pool, model.layers, places, {n, page.data(), slot.data(), &runs}, nullptr, &x[start * width]);
+        run_layers(kernels, pool, model.layers, places, {n, page.data(), slot.data(), &runs}, nullptr, 1, &x[start * width]);
         start += n;
     }
     return x;

@@ -9,6 +9,7 @@
 
 #include "handles.h"
 #include "layers.h"
+#include "mixture_handle.h"
 
 namespace slm::python {
 
@@ -77,13 +78,71 @@ private:
     std::vector<const Matrix*> k_matrices_, v_matrices_;
 };
 
+// How a layer lets its own embedding of a token in, with all that it points to.
+class EmbeddingHandle {
+public:
+    EmbeddingHandle(const LinearHandle& gate, const LinearHandle& project, const MaybeNorm& norm)
+        : gate_(gate), project_(project), norm_(norm) {}
+
+    bool is_of(const IsaKernels& kernels) const { return gate_->weights.kernels == &kernels && project_->weights.kernels == &kernels; }
+    std::size_t n_low() const { return gate_->weights.matrix.n_out; }
+
+    // Points into this; for a layer of so many numbers a token.
+    LayerEmbedding embedding(std::size_t width, const Activation& activation) const {
+        return {linear_of(gate_, n_low(), width, "the embedding's gate"), linear_of(project_, width, n_low(), "the embedding's project"),
+                norm_of(norm_, width, "the embedding's norm"), activation};
+    }
+
+private:
+    MaybeLinear gate_, project_;
+    MaybeNorm norm_;
+};
+
+// Alternating updates of a layer, with all that they point to.
+class AltUpHandle {
+public:
+    AltUpHandle(const LinearHandle& router, const NormHandle& router_norm, const LinearHandle& predict, const LinearHandle& correct,
+                const Array& scale, std::size_t active)
+        : router_(router), predict_(predict), correct_(correct), router_norm_(router_norm), scale_(scale), active_(active) {
+        if (active >= n_streams()) throw nb::value_error("the active stream is none of them");
+    }
+
+    bool is_of(const IsaKernels& kernels) const {
+        const auto is_of = [&](const MaybeLinear& linear) { return linear->weights.kernels == &kernels; };
+        return is_of(router_) && is_of(predict_) && is_of(correct_);
+    }
+    std::size_t n_streams() const { return router_->weights.matrix.n_out; }
+
+    // Points into this; for a layer of so many numbers a token.
+    AltUp altup(std::size_t width) const {
+        const std::size_t n = n_streams();
+        return {linear_of(router_, n, width, "router"), linear_of(predict_, n * n, n, "predict"), linear_of(correct_, n, n, "correct"),
+                norm_of(router_norm_, width, "router_norm"), row_of(scale_, "scale", width), active_};
+    }
+
+private:
+    MaybeLinear router_, predict_, correct_;
+    MaybeNorm router_norm_;
+    MaybeArray scale_;
+    std::size_t active_;
+};
+
+// What is not always in a layer, or around it.
+struct LayerExtras {
+    std::optional<LatentHandle> latent;
+    const MixtureHandle* mixture = nullptr;  // somebody keeps it
+    std::optional<AltUpHandle> altup;
+    std::optional<EmbeddingHandle> embedding;
+    float output_scale = 1.0f;
+};
+
 // A layer with all that it points to.
 class LayerHandle {
 public:
     LayerHandle(std::vector<MaybeLinear> linears, std::vector<MaybeNorm> norms, const Activation& activation, std::size_t head_dim,
                 float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks, float limit,
-                float residual_scale, bool parallel, std::optional<float> threshold, const std::optional<LatentHandle>& latent)
-        : linears_(std::move(linears)), norms_(std::move(norms)), slopes_(slopes), sinks_(sinks), latent_(latent), head_dim_(head_dim) {
+                float residual_scale, bool parallel, std::optional<float> threshold, const LayerExtras& extras)
+        : linears_(std::move(linears)), norms_(std::move(norms)), slopes_(slopes), sinks_(sinks), latent_(extras.latent), altup_(extras.altup), embedding_(extras.embedding), head_dim_(head_dim) {
         if (linears_.size() != 9 || norms_.size() != 8) throw nb::value_error("a layer has nine linears and eight norms, or none in place");
         if (linears_[0].has_value() == latent_.has_value() || !linears_[3] || (linears_[2] && !linears_[1]))
             throw nb::value_error("a layer without q, output, or the k of its v");
@@ -111,32 +170,49 @@ public:
         layer_.ffn_norm = norm(5, width, "ffn_norm"), layer_.ffn_post_norm = norm(6, width, "ffn_post_norm");
         layer_.q_norm = heads_norm(1, n_q, "q_norm"), layer_.k_norm = heads_norm(2, n_kv, "k_norm"), layer_.v_norm = heads_norm(3, n_kv, "v_norm");
         n_q_ = n_q;
+        add(extras, width, activation);
         layer_.scoring = scoring_of(scale, softcap, window, slopes_, sinks_, n_q / head_dim);
         layer_.gating.activation = activation, layer_.gating.threshold = threshold, layer_.limit = limit, layer_.residual_scale = residual_scale, layer_.parallel = parallel;
     }
     LayerHandle(const LayerHandle&) = delete;
     LayerHandle& operator=(const LayerHandle&) = delete;
 
-    // The layer, for a batch of so many tokens on these kernels, this cache and these angles.
-    const Layer& checked(const IsaKernels& kernels, std::size_t width, std::size_t n_tokens, const Batch& batch, const KvLayer& cache,
+    // The layer, for a batch on these kernels, this cache and these angles.
+    const Layer& checked(const IsaKernels& kernels, std::size_t width, const Batch& batch, const KvLayer& cache,
                          const Angles& angles) const {
         for (const MaybeLinear& linear : linears_)
             if (linear && linear->weights.kernels != &kernels) throw nb::value_error("the weights are another instruction set's");
-        if (latent_ && !latent_->is_of(kernels)) throw nb::value_error("the weights are another instruction set's");
+        const auto is_of = [&](const auto& part) { return !part || part->is_of(kernels); };
+        if (!is_of(latent_) || !is_of(altup_) || !is_of(embedding_)) throw nb::value_error("the weights are another instruction set's");
         if (const std::size_t n_in = layer_.output.matrix->n_out; width != n_in)
             throw nb::value_error(("x has rows of " + std::to_string(width) + ", the layer takes " + std::to_string(n_in)).c_str());
         const std::size_t n_kv = cache.n_kv_heads * head_dim_;
         if (cache.head_dim != head_dim_ || (layer_.k.matrix ? n_kv != layer_.k.matrix->n_out : n_q_ % n_kv != 0) ||
             (latent_ && cache.n_kv_heads != 1))
             throw nb::value_error("the cache has other heads than the layer");
-        if (batch.n_tokens() != n_tokens || batch.n_pages() > cache.n_pages)
-            throw nb::value_error("tokens that x, or a page that the cache, does not have");
-        if (angles.n_tokens != n_tokens || 2 * angles.rotation.half > head_dim_)
+        if (batch.n_pages() > cache.n_pages) throw nb::value_error("a page that the cache does not have");
+        if (angles.n_tokens != batch.n_tokens() || 2 * angles.rotation.half > head_dim_)
             throw nb::value_error("cos and sin are not [tokens, at most half a head]");
+        if (layer_.mixture) mixture_->checked_for(kernels);
         return layer_;
     }
 
+    // Streams that it takes, and numbers of its own embedding of a token.
+    std::size_t n_streams() const { return altup_ ? altup_->n_streams() : 1; }
+    std::size_t n_own() const { return embedding_ ? embedding_->n_low() : 0; }
+
 private:
+    void add(const LayerExtras& extras, std::size_t width, const Activation& activation) {
+        mixture_ = extras.mixture;
+        if (mixture_) layer_.mixture = &mixture_->mixture();
+        if (mixture_ && (linears_[5] || layer_.mixture->router.matrix->n_in != width))
+            throw nb::value_error("experts beside a feed-forward layer, or of another width");
+        if (altup_ && (!embedding_ || extras.output_scale != 1.0f)) throw nb::value_error("streams without embeddings, or scaled");
+        if (altup_) layer_.altup = altup_->altup(width);
+        if (embedding_) layer_.embedding = embedding_->embedding(width, activation);
+        layer_.output_scale = extras.output_scale;
+    }
+
     Linear linear(std::size_t i, std::size_t n_out, std::size_t n_in, const char* name) const {
         return linear_of(linears_[i], n_out, n_in, name);
     }
@@ -155,6 +231,9 @@ private:
     std::vector<MaybeNorm> norms_;
     MaybeArray slopes_, sinks_;
     std::optional<LatentHandle> latent_;
+    std::optional<AltUpHandle> altup_;
+    std::optional<EmbeddingHandle> embedding_;
+    const MixtureHandle* mixture_ = nullptr;
     Layer layer_{};
     std::size_t head_dim_, n_q_;
 };

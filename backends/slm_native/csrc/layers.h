@@ -6,14 +6,17 @@
 #include <span>
 #include <vector>
 
+#include "experts.h"
 #include "latent.h"
+#include "streams.h"
 #include "tokens.h"
 
 namespace slm {
 
 // Attention and a feed-forward layer, one after the other or side by side; see PlainBlock in
 // slm_native/kernels/parameters.py. What has no matrix or no weights is not there: of k, another layer's keys and values
-// are read; of v, keys are values, too; of gating.up, the layer ends after its attention. Of q, it attends to latents.
+// are read; of v, keys are values, too; of q, it attends to latents; of gating.up, a mixture is in its place, or the layer
+// ends after its attention.
 struct Layer {
     Norm attn_norm;
     Linear q, k, v;
@@ -27,14 +30,19 @@ struct Layer {
     Norm right_norm, ffn_norm;
     GateUp gating;
     Linear down;
+    const Mixture* mixture;  // or null
     Norm ffn_post_norm;
     float residual_scale;
     bool parallel;  // the feed-forward layer reads what the attention reads
+    AltUp altup;
+    LayerEmbedding embedding;
+    float output_scale;  // of what leaves the layer
 };
 
-// x [n_tokens][E] through all layers, in place. Of the last, what follows attention is done for tokens `wanted` alone, in
-// rising order, whose rows are then the first of x; for all where it is null.
+// Streams x [n_streams][n_tokens][E] through all layers, in place; those with several have all AltUp. Of the last layer, what
+// follows attention is done for tokens `wanted` alone, in rising order, whose rows then begin x, [n_streams][wanted][E];
+// for all where it is null.
 void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> layers, std::span<const Place> places,
-                const Tokens& tokens, const std::vector<std::int64_t>* wanted, float* x);
+                const Tokens& tokens, const std::vector<std::int64_t>* wanted, std::size_t n_streams, float* x);
 
 }  // namespace slm

@@ -55,6 +55,8 @@ public:
     MixtureHandle(const MixtureHandle&) = delete;
     MixtureHandle& operator=(const MixtureHandle&) = delete;
 
+    const Mixture& mixture() const { return mixture_; }
+
     // The layer, on these kernels.
     const Mixture& checked_for(const IsaKernels& kernels) const {
         if (router_.weights.kernels != &kernels) throw nb::value_error("the weights are another instruction set's");

@@ -258,30 +258,35 @@ public:
         return owned<HeadArray>(std::move(out), {batch.n_tokens(), n_heads, layer.head_dim});
     }
 
-    FloatMatrix run_layers(const Array& x, const std::vector<const LayerHandle*>& layers, const std::vector<const CacheLayer*>& caches,
-                           const std::vector<const Angles*>& angles, const Array& pages, const Array& slots, const Batch& batch,
-                           const std::optional<std::vector<std::int64_t>>& wanted) const {
-        const float* values = elements<float>(x, "x", "float32", 2);
-        const std::size_t n_tokens = x.shape(0), width = x.shape(1);
-        if (caches.size() != layers.size() || angles.size() != layers.size())
-            throw nb::value_error("layers, caches and angles differ in number");
+    HeadArray run_layers(const std::vector<Array>& x, const std::vector<const LayerHandle*>& layers,
+                         const std::vector<const CacheLayer*>& caches, const std::vector<const Angles*>& angles,
+                         const std::vector<std::optional<Array>>& own, const Array& pages, const Array& slots, const Batch& batch,
+                         const std::optional<std::vector<std::int64_t>>& wanted) const {
+        if (x.empty() || layers.empty()) throw nb::value_error("no streams, or no layers");
+        if (caches.size() != layers.size() || angles.size() != layers.size() || own.size() != layers.size())
+            throw nb::value_error("layers, caches, angles and embeddings differ in number");
+        const std::size_t n_tokens = batch.n_tokens(), width = x[0].ndim() == 2 ? x[0].shape(1) : 0;
+        std::vector<const float*> streams;
+        for (const Array& each : x) streams.push_back(stream(each, n_tokens, width));
         std::vector<Layer> found;
         std::vector<Place> places;
         for (std::size_t i = 0; i < layers.size(); ++i) {
-            found.push_back(layers[i]->checked(kernels_, width, n_tokens, batch, caches[i]->layer, *angles[i]));
-            places.push_back({&caches[i]->layer, angles[i]->rotation});
+            if (layers[i]->n_streams() != x.size()) throw nb::value_error("a layer takes another number of streams");
+            found.push_back(layers[i]->checked(kernels_, width, batch, caches[i]->layer, *angles[i]));
+            places.push_back({&caches[i]->layer, angles[i]->rotation, own_of(own[i], n_tokens, layers[i]->n_own())});
             check_places(caches[i]->layer, pages, slots, n_tokens);
         }
         check_wanted(wanted, n_tokens);
-        Room y(n_tokens * width);
-        std::copy_n(values, n_tokens * width, y.get());
+        Room y(x.size() * n_tokens * width);
+        for (std::size_t i = 0; i < x.size(); ++i)
+            std::copy_n(streams[i], n_tokens * width, y.get() + i * n_tokens * width);
         {
             nb::gil_scoped_release unlocked;
             const Tokens tokens{n_tokens, static_cast<const std::int64_t*>(pages.data()), static_cast<const std::int64_t*>(slots.data()),
                                 &batch.runs()};
-            slm::run_layers(kernels_, *pool_, found, places, tokens, wanted ? &*wanted : nullptr, y.get());
+            slm::run_layers(kernels_, *pool_, found, places, tokens, wanted ? &*wanted : nullptr, x.size(), y.get());
         }
-        return owned<FloatMatrix>(std::move(y), {wanted ? wanted->size() : n_tokens, width});
+        return owned<HeadArray>(std::move(y), {x.size(), wanted ? wanted->size() : n_tokens, width});
     }
 
     HeadArray by_head(const Array& x, const std::vector<const Weights*>& weights) const {
@@ -341,6 +346,20 @@ private:
         if (!gated && activation.kind == ActivationKind::swiglu_clamped) throw nb::value_error("swiglu_clamped without a gate");
     }
 
+    static const float* stream(const Array& x, std::size_t n_tokens, std::size_t width) {
+        const float* values = elements<float>(x, "x", "float32", 2);
+        if (x.shape(0) != n_tokens || x.shape(1) != width) throw nb::value_error("tokens that x does not have, or streams that differ in shape");
+        return values;
+    }
+
+    static const float* own_of(const std::optional<Array>& own, std::size_t n_tokens, std::size_t width) {
+        if (own.has_value() != (width > 0)) throw nb::value_error("an embedding for a layer without, or none for one with");
+        if (!own) return nullptr;
+        const float* values = elements<float>(*own, "own", "float32", 2);
+        if (own->shape(0) != n_tokens || own->shape(1) != width) throw nb::value_error(("embeddings are " + shape_of(*own)).c_str());
+        return values;
+    }
+
     static void check_wanted(const std::optional<std::vector<std::int64_t>>& wanted, std::size_t n_tokens) {
         std::int64_t least = 0;
         for (std::int64_t token : wanted.value_or(std::vector<std::int64_t>{})) {
@@ -384,6 +403,16 @@ private:
     const IsaKernels& kernels_;
     std::shared_ptr<Pool> pool_;
 };
+
+void new_layer(LayerHandle* self, std::vector<MaybeLinear> linears, std::vector<MaybeNorm> norms, const Activation& activation,
+               std::size_t head_dim, float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks,
+               float limit, float residual_scale, bool parallel, std::optional<float> threshold, std::optional<LatentHandle> latent,
+               const MixtureHandle* mixture, std::optional<AltUpHandle> altup, std::optional<EmbeddingHandle> embedding,
+               float output_scale) {
+    new (self) LayerHandle(std::move(linears), std::move(norms), activation, head_dim, scale, softcap, window, slopes, sinks, limit,
+                           residual_scale, parallel, threshold,
+                           {std::move(latent), mixture, std::move(altup), std::move(embedding), output_scale});
+}
 
 std::vector<std::string> available_isas() {
     std::vector<std::string> names;
@@ -461,6 +490,11 @@ NB_MODULE(_native, module) {
         .def(nb::init<const MaybeLinear&, const MaybeNorm&, const LinearHandle&, const LinearHandle&, const MaybeNorm&,
                       std::vector<Weights>, std::vector<Weights>>(),
              "q_down"_a.none(), "q_norm"_a.none(), "q"_a, "kv_down"_a, "kv_norm"_a.none(), "k_up"_a, "v_up"_a);
+    nb::class_<AltUpHandle>(module, "AltUp", "How a block's streams are predicted and corrected, as slm_native.kernels.AltUp has it.")
+        .def(nb::init<const LinearHandle&, const NormHandle&, const LinearHandle&, const LinearHandle&, const Array&, std::size_t>(),
+             "router"_a, "router_norm"_a, "predict"_a, "correct"_a, "scale"_a, "active"_a);
+    nb::class_<EmbeddingHandle>(module, "LayerEmbedding", "How a block lets its own embedding of a token in.")
+        .def(nb::init<const LinearHandle&, const LinearHandle&, const MaybeNorm&>(), "gate"_a, "project"_a, "norm"_a.none());
     nb::class_<LayerHandle>(module, "Layer",
                             "A transformer block as slm_native.kernels.PlainBlock has it; keeps its weights.\n\n"
                             "Args:\n"
@@ -473,14 +507,18 @@ NB_MODULE(_native, module) {
                             "    residual_scale: of what is added to x.\n"
                             "    parallel: whether the feed-forward layer reads what the attention reads.\n"
                             "    threshold: as gate_up takes it.\n"
-                            "    latent: of attention to latents, in the place of q, k and v.\n\n"
+                            "    latent: of attention to latents, in the place of q, k and v.\n"
+                            "    mixture: experts in the place of a feed-forward layer.\n"
+                            "    altup: where there are several streams.\n"
+                            "    embedding: how the layer lets its own embedding of a token in.\n"
+                            "    output_scale: of what leaves the layer.\n\n"
                             "Raises:\n"
                             "    TypeError: a wrong dtype, or no CPU array.\n"
                             "    ValueError: shapes that do not fit each other.")
-        .def(nb::init<std::vector<MaybeLinear>, std::vector<MaybeNorm>, const slm::Activation&, std::size_t, float, float, std::int64_t,
-                      const MaybeArray&, const MaybeArray&, float, float, bool, std::optional<float>, const std::optional<LatentHandle>&>(),
+        .def("__init__", &new_layer, nb::keep_alive<1, 16>(),
              "linears"_a, "norms"_a, "activation"_a, "head_dim"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(),
-             "sinks"_a.none(), "limit"_a, "residual_scale"_a, "parallel"_a, "threshold"_a.none(), "latent"_a.none());
+             "sinks"_a.none(), "limit"_a, "residual_scale"_a, "parallel"_a, "threshold"_a.none(), "latent"_a.none(), "mixture"_a.none(),
+             "altup"_a.none(), "embedding"_a.none(), "output_scale"_a);
     nb::class_<slm::Choice>(module, "Choice", "How experts are chosen; see slm_core.architectures.ExpertsSpec.")
         .def_static("of", &new_choice, "gating"_a, "n_experts"_a, "n_used"_a, "normalized"_a, "scale"_a, "n_groups"_a,
                     "n_groups_used"_a,
@@ -573,14 +611,15 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, weights of another instruction set.")
-        .def("run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "pages"_a, "slots"_a, "batch"_a,
+        .def("run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "own"_a, "pages"_a, "slots"_a, "batch"_a,
              "wanted"_a.none(),
-             "x [T, E] through one layer after another, without the GIL: float32 [T, E], or of the tokens wanted.\n\n"
+             "Streams x [T, E] through one layer after another, without the GIL: float32 [N, T, E], or of the tokens wanted.\n\n"
              "Args:\n"
-             "    x: float32 [T, E], C-contiguous.\n"
+             "    x: float32 [T, E] each, C-contiguous; one, where layers have no AltUp.\n"
              "    layers: in order.\n"
              "    caches: where each layer keeps keys and values.\n"
              "    angles: of each layer.\n"
+             "    own: of each layer its own embedding of the tokens, float32 [T, P], or None.\n"
              "    pages: int64, the page of each token [T].\n"
              "    slots: int64, its place on that page [T].\n"
              "    batch: which sequence a token belongs to.\n"

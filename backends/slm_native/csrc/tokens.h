@@ -14,6 +14,7 @@ namespace slm {
 struct Place {
     const KvLayer* cache;
     Rotation rotation;
+    const float* own = nullptr;  // the layer's own embedding of the tokens [n_tokens][P]; null where it has none
 };
 
 // Where the tokens of a batch are stored, and which of them see which.

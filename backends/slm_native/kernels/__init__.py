@@ -5,10 +5,12 @@ from slm_native.kernels.kernelset import KernelSet
 from slm_native.kernels.mixtures import Mixture
 from slm_native.kernels.parameters import (
     PLAIN,
+    AltUp,
     Experts,
     FeedForward,
     LatentAttention,
     Laurel,
+    LayerEmbedding,
     Linear,
     Norm,
     PlainBlock,
@@ -26,6 +28,7 @@ __all__ = [
     "HOST_DEVICES",
     "PLAIN",
     "TIERS",
+    "AltUp",
     "ByHead",
     "ChannelMix",
     "Experts",
@@ -37,6 +40,7 @@ __all__ = [
     "KernelSet",
     "LatentAttention",
     "Laurel",
+    "LayerEmbedding",
     "Linear",
     "LowRank",
     "Mamba",

@@ -14,10 +14,11 @@ from slm_core.errors import InvalidOption
 from slm_core.quant import QuantizedTensor
 from slm_native import _extension
 from slm_native.kernels.by_head import ByHead
-from slm_native.kernels.cpu_blocks import CpuBlocks, native_activation, native_layer, native_norm, optional_norm
+from slm_native.kernels.cpu_blocks import CpuBlocks, native_layer
 from slm_native.kernels.cpu_by_head import CpuByHead
 from slm_native.kernels.cpu_mixtures import CpuMixture, native_mixture
 from slm_native.kernels.cpu_pages import KV_TYPES, CpuKvLayer, CpuPageStore, CpuPlan, placed
+from slm_native.kernels.cpu_parameters import native_activation, native_norm, optional_norm
 from slm_native.kernels.cpu_states import CpuStateKernels
 from slm_native.kernels.cpu_weights import CpuWeight, native_linear, plain_handles
 from slm_native.kernels.mixtures import Mixture

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.architectures import AnyActivation, NormKind, RopeStyle, Xielu
+from slm_core.architectures import RopeStyle
 from slm_native.kernels.cpu_by_head import CpuByHead
+from slm_native.kernels.cpu_mixtures import CpuMixture
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPlan
+from slm_native.kernels.cpu_parameters import native_activation, native_norm, optional_norm
 from slm_native.kernels.cpu_weights import extension, native_linears
-from slm_native.kernels.parameters import LatentAttention, Norm, PlainBlock, Rotation
+from slm_native.kernels.parameters import AltUp, LatentAttention, LayerEmbedding, PlainBlock, Rotation
 from slm_native.kernels.primitives import FusedBlocks
 from slm_native.kv import Array, BatchPlan, KvLayer
 
@@ -35,24 +37,25 @@ class CpuBlocks(FusedBlocks):
 
     def run(
         self,
-        x: Array,
+        streams: Sequence[Array],
         rotations: Sequence[Rotation | None],
         plan: BatchPlan,
         caches: Sequence[KvLayer],
+        own: Sequence[Array | None],
         wanted: NDArray[np.bool_] | None = None,
-    ) -> Array:
+    ) -> list[Array]:
         """Without the GIL from the first block to the last."""
         assert isinstance(plan, CpuPlan), "a plan that another kernel set placed"
         different = {id(rotation): rotation for rotation in rotations}
-        made = {key: self._angles(rotation, len(x)) for key, rotation in different.items()}
+        made = {key: self._angles(rotation, len(streams[0])) for key, rotation in different.items()}
         angles = [made[id(rotation)] for rotation in rotations]
         pages, rows = (
             [_cache_layer(cache) for cache in caches],
             None if wanted is None else np.flatnonzero(wanted).tolist(),
         )
-        x = np.ascontiguousarray(x)
-        y: Array = self._kernels.run_layers(x, self._layers, pages, angles, plan.pages, plan.slots, plan.native, rows)
-        return y
+        x = [np.ascontiguousarray(stream) for stream in streams]
+        where = plan.pages, plan.slots, plan.native
+        return list(self._kernels.run_layers(x, self._layers, pages, angles, own, *where, rows))
 
     def _angles(self, rotation: Rotation | None, n_tokens: int) -> _native.Angles:
         none = np.empty((n_tokens, 0), np.float32)
@@ -62,35 +65,16 @@ class CpuBlocks(FusedBlocks):
         return angles
 
 
-def native_norm(norm: Norm) -> _native.Norm:
-    """A norm in C++."""
-    made: _native.Norm = extension().Norm.of(norm.weight, norm.bias, norm.eps, norm.kind is NormKind.LAYER)
-    return made
-
-
-def optional_norm(norm: Norm | None) -> _native.Norm | None:
-    """Likewise, where there is one."""
-    return None if norm is None else native_norm(norm)
-
-
-def native_activation(activation: AnyActivation) -> _native.Activation:
-    """An activation in C++."""
-    of = extension().Activation.of
-    if isinstance(activation, Xielu):
-        made: _native.Activation = of(
-            "xielu", [activation.alpha_n, activation.alpha_p, activation.beta, activation.eps]
-        )
-    else:
-        made = of(activation.value, [])
-    return made
-
-
 def native_layer(block: PlainBlock) -> _native.Layer | None:
     """A block in C++; None where there are no kernels for one of its matrices."""
     laurel = (None, None, None) if block.laurel is None else (block.laurel.left, block.laurel.right, block.laurel.norm)
     linears = native_linears(block.q, block.k, block.v, block.output, block.gate, block.up, block.down, *laurel[:2])
     latent = None if block.latent is None else native_latent(block.latent)
-    if linears is None or (latent is None and block.latent is not None):
+    mixture = block.mixture.native if isinstance(block.mixture, CpuMixture) else None
+    altup = None if block.altup is None else native_altup(block.altup, block.active_stream)
+    embedding = None if block.embedding is None else native_embedding(block.embedding)
+    parts = ((block.latent, latent), (block.mixture, mixture), (block.altup, altup), (block.embedding, embedding))
+    if linears is None or any(given is not None and made is None for given, made in parts):
         return None
     behind = block.attn_post_norm, block.ffn_norm, block.ffn_post_norm, laurel[2]
     norms = block.attn_norm, block.q_norm, block.k_norm, block.v_norm, *behind
@@ -102,13 +86,32 @@ def native_layer(block: PlainBlock) -> _native.Layer | None:
         *(block.head_dim, block.scale),
         *(scoring.softcap or 0.0, scoring.window or 0, scoring.slopes, scoring.sinks),
         *(block.qkv_limit or 0.0, block.residual_scale, block.parallel, block.gate_threshold),
-        latent,
+        *(latent, mixture, altup, embedding, 1.0 if block.output_scale is None else float(block.output_scale[0])),
     )
     return made
 
 
+def native_altup(altup: AltUp, active: int) -> _native.AltUp | None:
+    """Alternating updates in C++, likewise."""
+    linears = native_linears(altup.router, altup.predict, altup.correct)
+    if linears is None:
+        return None
+    router, *mixing = linears
+    made: _native.AltUp = extension().AltUp(router, native_norm(altup.router_norm), *mixing, altup.scale, active)
+    return made
+
+
+def native_embedding(embedding: LayerEmbedding) -> _native.LayerEmbedding | None:
+    """How a block lets its own embedding in, likewise."""
+    linears = native_linears(embedding.gate, embedding.project)
+    if linears is None:
+        return None
+    made: _native.LayerEmbedding = extension().LayerEmbedding(*linears, native_norm(embedding.norm))
+    return made
+
+
 def native_latent(latent: LatentAttention) -> _native.Latent | None:
-    """Attention to latents in C++; None where there are no kernels for one of its matrices."""
+    """Attention to latents in C++, likewise."""
     linears = native_linears(latent.q_down, latent.q, latent.kv_down)
     if linears is None or not isinstance(latent.k_up, CpuByHead) or not isinstance(latent.v_up, CpuByHead):
         return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slm_core.architectures import ExpertsSpec
-from slm_native.kernels.cpu_blocks import native_activation, optional_norm
+from slm_native.kernels.cpu_parameters import native_activation, optional_norm
 from slm_native.kernels.cpu_weights import extension, native_linear
 from slm_native.kernels.mixtures import Mixture
 from slm_native.kernels.parameters import Experts, Norm
@@ -23,16 +23,19 @@ class CpuMixture(Mixture):
     Args:
         kernels: what computes.
         native: the layer.
+
+    Attributes:
+        native: the same.
     """
 
     def __init__(self, kernels: _native.Kernels, native: _native.Mixture) -> None:
         self._kernels = kernels
-        self._native = native
+        self.native = native
 
     def run(self, x: Array, norm: Norm | None, told: Array | None = None) -> Array:
         """Without the GIL from the norm to the sum."""
         told = None if told is None else np.ascontiguousarray(told)
-        y: Array = self._kernels.mix(np.ascontiguousarray(x), optional_norm(norm), told, self._native)
+        y: Array = self._kernels.mix(np.ascontiguousarray(x), optional_norm(norm), told, self.native)
         return y
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from slm_core.architectures import Activation, AnyActivation, ExpertsSpec, NormKind, RopeStyle
@@ -12,6 +12,7 @@ from slm_native.kv import Array
 
 if TYPE_CHECKING:
     from slm_native.kernels.by_head import ByHead
+    from slm_native.kernels.mixtures import Mixture
 
 
 class WeightBytes(NamedTuple):
@@ -164,6 +165,29 @@ class Laurel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AltUp:
+    """Alternating updates (Baykal et al. 2023, https://arxiv.org/abs/2301.13310) of one block.
+
+    The block runs on one of N streams; the others are predicted before it, and corrected by what it made.
+    """
+
+    router: Linear  # (N, E)
+    router_norm: Norm  # [E]
+    predict: Linear  # (N*N, N)
+    correct: Linear  # (N, N)
+    scale: Array  # [E], on the block's stream before its own embedding is let in
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerEmbedding:
+    """How a block lets its own embedding of a token in."""
+
+    gate: Linear  # (P, E)
+    project: Linear  # (E, P)
+    norm: Norm  # [E]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LatentAttention:
     """The weights of attention to a latent, which all heads have in common; see ``slm_native.latent``.
 
@@ -213,7 +237,12 @@ class PlainBlock:
         gate_threshold: as ``KernelSet.gate_up`` takes it.
         activation: of the feed-forward layer.
         down: (E, F).
+        mixture: experts, in the place of gate, up and down.
         ffn_post_norm: [E].
+        altup: how its streams are predicted and corrected; None where there is one.
+        active_stream: on which of several the block runs.
+        embedding: how it lets its own embedding of a token in.
+        output_scale: [1], on what leaves it.
     """
 
     attn_norm: Norm | None
@@ -239,4 +268,19 @@ class PlainBlock:
     gate_threshold: float | None = None
     activation: AnyActivation = Activation.SILU
     down: Linear | None = None
+    mixture: Mixture | None = None
     ffn_post_norm: Norm | None = None
+    altup: AltUp | None = None
+    active_stream: int = 0
+    embedding: LayerEmbedding | None = None
+    output_scale: Array | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the block does not end after its attention."""
+        return self.up is not None or self.mixture is not None
+
+    def attention_alone(self) -> PlainBlock:
+        """The block up to where its attention ends, and with nothing around it."""
+        alone = replace(self, ffn_norm=None, gate=None, up=None, gate_threshold=None, down=None, mixture=None)
+        return replace(alone, ffn_post_norm=None, altup=None, embedding=None, output_scale=None)

@@ -33,19 +33,21 @@ class FusedBlocks(ABC):
     @abstractmethod
     def run(
         self,
-        x: Array,
+        streams: Sequence[Array],
         rotations: Sequence[Rotation | None],
         plan: BatchPlan,
         caches: Sequence[KvLayer],
+        own: Sequence[Array | None],
         wanted: NDArray[np.bool_] | None = None,
-    ) -> Array:
-        """What leaves the last block, [T, E], or of the rows that are wanted.
+    ) -> list[Array]:
+        """What leaves the last block in each stream, [T, E], or of the rows that are wanted.
 
         Args:
-            x: what enters the first, [T, E].
+            streams: what enters the first, [T, E]; one, where blocks have no AltUp.
             rotations: of the heads of each block.
             plan: what ``place`` gave.
             caches: where each block's keys and values are.
+            own: each block's own embedding of the tokens [T, P]; None where it has none.
             wanted: which tokens' rows are wanted [T], None for all.
         """
 
