@@ -29,7 +29,7 @@ from slm_native.kernels import (
 from slm_native.kv import Array, BatchPlan, KvLayer
 from slm_native.latent import latent_queries_and_keys, latent_results
 from slm_native.positions import LayerPositions
-from slm_native.recurrent import channel_mixed, mixed_by_state
+from slm_native.recurrent import channel_mixed, channel_mixed_where, mixed_by_state, seen_of
 from slm_native.states import StateGroup
 from slm_native.streams import corrected, learned_residual, let_in, predicted
 from slm_native.weights import Attention, Beside, Block
@@ -179,8 +179,7 @@ class BlockRunner:
             return self._fed(block, layer, x if self.spec.parallel else after, after)
         branches = self._mixed(block, layer, x, turn)
         if isinstance(block.feed_forward, ChannelMix):
-            x = self._channel_mixed(block, block.feed_forward, self._all_added(block, x, branches), turn)
-            return x if wanted is None else self._kernels.rows(x, wanted)
+            return self._channel_mixed(block, block.feed_forward, x, branches, turn, wanted)
         if wanted is not None:  # what follows is done token by token: only the rows asked for matter
             x = self._kernels.rows(x, wanted)
             branches = [(self._kernels.rows(mixed, wanted), output) for mixed, output in branches]
@@ -204,11 +203,25 @@ class BlockRunner:
         residual = learned_residual(self._kernels, block.laurel, self._kernels.normed(x, block.attn_norm))
         return (after + residual) * 2**-0.5
 
-    def _channel_mixed(self, block: Block, weights: ChannelMix, x: Array, turn: Turn) -> Array:
+    def _channel_mixed(
+        self,
+        block: Block,
+        weights: ChannelMix,
+        x: Array,
+        branches: Sequence[tuple[Array, Linear]],
+        turn: Turn,
+        wanted: NDArray[bool_] | None,
+    ) -> Array:
         assert turn.state is not None, "the weights were read by it"
-        return x + channel_mixed(
-            self._kernels, weights, self._kernels.normed(x, block.ffn_norm), turn.groups, turn.state
-        )
+        kernels, beside = self._kernels, (turn.groups, turn.state)
+        if wanted is None:
+            x = self._all_added(block, x, branches)
+            return x + channel_mixed(kernels, weights, kernels.normed(x, block.ffn_norm), *beside)
+        seen = seen_of(turn.groups, wanted)
+        some = [(kernels.rows(mixed, seen.rows), output) for mixed, output in branches]
+        x = self._all_added(block, kernels.rows(x, seen.rows), some)
+        made = channel_mixed_where(kernels, weights, kernels.normed(x, block.ffn_norm), *beside, seen)
+        return kernels.rows(x, seen.wanted) + made
 
     def _mixed(self, block: Block, layer: LayerSpec, x: Array, turn: Turn) -> list[tuple[Array, Linear]]:
         """What each layer makes that mixes tokens, [T, width], and its output matrix."""

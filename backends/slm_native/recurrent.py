@@ -6,7 +6,10 @@ Shapes: B sequences of T tokens each, E embedding width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from slm_native.kernels import ChannelMix, KernelSet, Mamba, Mamba2, Norm, Rwkv7, ShortConv
 from slm_native.kv import Array
@@ -84,6 +87,55 @@ def channel_mixed(kernels: KernelSet, weights: ChannelMix, x: Array, groups: Seq
         group.after[layer] = (*group.after[layer], _last(several))
         made.append(y.reshape(rows.shape))
     return in_order(kernels, groups, made)
+
+
+class Seen(NamedTuple):
+    """What channel mixing reads of a batch of which some tokens are wanted.
+
+    Attributes:
+        rows: the tokens that are wanted, those before them, and the last of each sequence, in the order of the batch.
+        wanted: places in ``rows``.
+        before: of the token before each of these, likewise; states before the batch stand behind, group by group.
+        last: of each group, where the last tokens of its sequences are.
+    """
+
+    rows: NDArray[np.intp]
+    wanted: NDArray[np.intp]
+    before: NDArray[np.intp]
+    last: Sequence[NDArray[np.intp]]
+
+
+def seen_of(groups: Sequence[StateGroup], wanted: NDArray[np.bool_]) -> Seen:
+    """What it reads, of a batch with tokens wanted [T of the batch]."""
+    n_tokens, n_states = len(wanted), 0
+    before, last = np.empty(n_tokens, np.intp), []
+    for group in groups:
+        tokens = np.arange(n_tokens)[group.rows].reshape(len(group.before), -1)  # [B, T]
+        before[tokens[:, 1:]] = tokens[:, :-1]
+        before[tokens[:, 0]] = n_tokens + n_states + np.arange(len(tokens))
+        n_states += len(tokens)
+        last.append(tokens[:, -1])
+    chosen = np.flatnonzero(wanted)
+    earlier = before[chosen]
+    rows = np.unique(np.concatenate([chosen, earlier[earlier < n_tokens], *last]))
+    places = np.concatenate([np.zeros(n_tokens, np.intp), len(rows) + np.arange(n_states)])
+    places[rows] = np.arange(len(rows))
+    return Seen(rows, places[chosen], places[earlier], [places[each] for each in last])
+
+
+def channel_mixed_where(
+    kernels: KernelSet, weights: ChannelMix, x: Array, groups: Sequence[StateGroup], layer: int, seen: Seen
+) -> Array:
+    """``channel_mixed`` of the tokens that are wanted alone; of ``x`` what is ``seen`` is given, [rows, E]."""
+    states = [group.parts(layer, kernels)[2] for group in groups]  # [B, 1, E]
+    for group, last in zip(groups, seen.last, strict=True):
+        group.after[layer] = (*group.after[layer], kernels.rows(x, last).reshape(len(last), 1, -1))
+    every = kernels.concatenated([x, *(state.reshape(len(state), -1) for state in states)])
+    tokens, before = (kernels.rows(every, places) for places in (seen.wanted, seen.before))
+    if len(tokens) == 0:
+        return tokens
+    one_each = len(tokens), 1, -1  # as sequences of one token
+    return kernels.channel_mix(weights, tokens.reshape(one_each), before.reshape(one_each)).reshape(len(tokens), -1)
 
 
 def _last(x: Array) -> Array:

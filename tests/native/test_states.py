@@ -102,8 +102,18 @@ def test_a_fork_of_a_part_shares_pages_and_changes_none(open_context, feed, rand
     assert_close(feed(context, more), feed(fresh, more, seq_id=1), BOUND)
 
 
-def test_sequences_of_several_lengths_in_one_batch_do_not_mix(open_context, random_tokens, feed, assert_close):
-    """Three bring a token each, one brings seven, one eleven; tokens lie mixed."""
+WANTS = {  # of token i of n
+    "all": lambda i, n: True,
+    "last": lambda i, n: i == n - 1,
+    "some": lambda i, n: n > 1 and i % 3 == 0,
+    "of some": lambda i, n: n == 1,
+    "none": lambda i, n: False,
+}
+
+
+@pytest.mark.parametrize("wants", WANTS.values(), ids=WANTS)
+def test_sequences_of_several_lengths_in_one_batch_do_not_mix(open_context, random_tokens, feed, assert_close, wants):
+    """Three bring a token each, one brings seven, one eleven; tokens lie mixed, and the rows of some are wanted."""
     counts = {0: 1, 1: 7, 2: 1, 3: 1, 4: 11}
     context, alone = open_context(5), open_context(5)
     for seq_id in counts:
@@ -111,15 +121,22 @@ def test_sequences_of_several_lengths_in_one_batch_do_not_mix(open_context, rand
             feed(each, random_tokens(5 + seq_id, seed=seq_id), seq_id=seq_id)
     new = {seq_id: random_tokens(n, seed=9 + seq_id) for seq_id, n in counts.items()}
     order = [seq_id for i in range(11) for seq_id, n in counts.items() if i < n]
-    batch, rows, given = context.new_batch(), {seq_id: [] for seq_id in counts}, dict.fromkeys(counts, 0)
-    for row, seq_id in enumerate(order):
+    batch, asked, given = context.new_batch(), [], dict.fromkeys(counts, 0)
+    for seq_id in order:
         i = given[seq_id]
-        batch.add(new[seq_id][i], Pos(seq_id, 5 + seq_id + i), logits=True)
+        batch.add(new[seq_id][i], Pos(seq_id, 5 + seq_id + i), logits=wants(i, counts[seq_id]))
         given[seq_id] += 1
-        rows[seq_id].append(row)
+        if wants(i, counts[seq_id]):
+            asked.append((seq_id, i))
     logits = context.decode(batch).copy()
+    assert len(logits) == len(asked)
     for seq_id in counts:
-        assert_close(logits[rows[seq_id]], feed(alone, new[seq_id], seq_id=seq_id), BOUND)
+        wanted, of = (
+            feed(alone, new[seq_id], seq_id=seq_id),
+            [row for row, (other, _) in enumerate(asked) if other == seq_id],
+        )
+        if of:
+            assert_close(logits[of], wanted[[asked[row][1] for row in of]], BOUND)
         assert_close(feed(context, [5], seq_id=seq_id), feed(alone, [5], seq_id=seq_id), BOUND)
 
 
