@@ -407,7 +407,8 @@ class ContextBase(abc.ABC):
             self._check_ids(tokens, len(rows))
         found = [int(seq_ids[0])] if (seq_ids == seq_ids[0]).all() else np.unique(seq_ids).tolist()
         for seq_id in found:
-            self._check_positions(self._checked_sequence(seq_id), positions[seq_ids == seq_id])
+            mine = positions if len(found) == 1 else positions[seq_ids == seq_id]
+            self._check_positions(self._checked_sequence(seq_id), mine)
         self._check_room(n)
         return found
 
@@ -439,8 +440,9 @@ class ContextBase(abc.ABC):
     def _check_positions(self, seq_id: int, positions: NDArray[np.int32]) -> None:
         length = self._ledger.length(seq_id)
         wanted = np.arange(length, length + len(positions), dtype=np.int32)
-        if not np.array_equal(positions, wanted):
-            i = int(np.flatnonzero(positions != wanted)[0])
+        others = positions != wanted
+        if others.any():
+            i = int(np.flatnonzero(others)[0])
             raise InvalidPosition(
                 f"position {positions[i]} is not the next of sequence {seq_id} (accepted: {wanted[i]},"
                 f" as the sequence holds {length} tokens and the batch brings {i} before it)"

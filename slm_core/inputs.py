@@ -78,6 +78,8 @@ def held_inputs(
         offsets: where each row stands [n, 3]; [0, 3] where all do as tokens would.
     """
     ids: list[int] = tokens.tolist()
+    if not len(rows) and not ahead.any():
+        return ids
     stand = offsets.tolist() if len(offsets) else [_AS_A_TOKEN] * len(rows)
     for place, row, offset in zip(np.flatnonzero(tokens == EMBEDDED).tolist(), rows, stand, strict=True):
         ids[place] = HeldInput(EMBEDDED, row, 0, tuple(offset))

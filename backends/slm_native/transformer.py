@@ -93,6 +93,7 @@ class Transformer:
         self.keeps_windows = keeps_windows and any(spec.layers[i].window for i in spec.attention_layers)
         self._reader = WeightReader(gguf, spec, kernels)
         self.spec = spec
+        self._kinds, self._memories = [_kind(layer) for layer in spec.layers], _memories(spec)
         self._kernels = kernels
         self._check_kernels(paging)
         sizes = self._reader.sizes()
@@ -286,19 +287,11 @@ class Transformer:
         return pager
 
     def _turns(self, inputs: _Inputs, layers: Sequence[KvLayer]) -> list[Turn]:
-        caches: dict[int | None, KvLayer] = dict(zip(self.spec.attention_layers, layers, strict=True))
-        recurrent = itertools.count()
-        places = self._kernels.spread(inputs.places)
-        plans = self._kernels.spread([inputs.plans[_kind(layer, inputs.plans)] for layer in self.spec.layers])
+        plans = [inputs.plans[kind if kind in inputs.plans else None] for kind in self._kinds]
+        placed = zip(self._kernels.spread(inputs.places), self._kernels.spread(plans), self._memories, strict=True)
         return [
-            Turn(
-                places[i],
-                plans[i],
-                caches.get(i if layer.kv_layer is None else layer.kv_layer),
-                inputs.states,
-                None if layer.recurrent is None else next(recurrent),
-            )
-            for i, layer in enumerate(self.spec.layers)
+            Turn(place, plan, None if cache is None else layers[cache], inputs.states, state)
+            for place, plan, (cache, state) in placed
         ]
 
     @property
@@ -353,7 +346,19 @@ class Transformer:
         return logits if self.spec.logit_softcap is None else self._kernels.softcap(logits, self.spec.logit_softcap)
 
 
-def _kind(layer: LayerSpec, plans: Mapping[_Kind, BatchPlan]) -> _Kind:
-    """Which plan a layer finds tokens by; windows have one where nothing else is kept."""
-    wanted = ("chunk", layer.chunk or 0) if layer.chunk is not None else ("window", layer.window or 0)
-    return wanted if wanted in plans else None
+def _kind(layer: LayerSpec) -> _Kind:
+    """Which plan a layer finds tokens by, if there is one; windows have one where nothing else is kept."""
+    return ("chunk", layer.chunk or 0) if layer.chunk is not None else ("window", layer.window or 0)
+
+
+def _memories(spec: ModelSpec) -> list[tuple[int | None, int | None]]:
+    """Of each layer, which of a context's caches it reads, and which of the recurrent layers it is."""
+    caches = {block: i for i, block in enumerate(spec.attention_layers)}
+    recurrent = itertools.count()
+    return [
+        (
+            caches.get(i if layer.kv_layer is None else layer.kv_layer),
+            None if layer.recurrent is None else next(recurrent),
+        )
+        for i, layer in enumerate(spec.layers)
+    ]

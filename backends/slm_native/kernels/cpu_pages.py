@@ -85,9 +85,9 @@ def placed(plan: BatchPlan) -> CpuPlan:
     return CpuPlan(plan.runs, plan.pages, plan.slots, plan.tables, batch)
 
 
-def _all(which: slice | NDArray[np.intp]) -> NDArray[np.intp]:
-    return np.arange(which.start, which.stop) if isinstance(which, slice) else which
+def _all(which: slice | NDArray[np.intp]) -> NDArray[np.int32]:
+    return np.arange(which.start, which.stop, dtype=np.int32) if isinstance(which, slice) else which.astype(np.int32)
 
 
-def _joined(parts: list[NDArray[np.intp]]) -> NDArray[np.int32]:
-    return np.concatenate(parts).astype(np.int32)
+def _joined(parts: list[NDArray[np.int32]]) -> NDArray[np.int32]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from slm_native import _extension
 from slm_native.kernels.parameters import Linear
 from slm_native.kernels.reference import ReferenceWeight
+from slm_native.kv import Array
 
 if TYPE_CHECKING:
     from slm_native import _native
@@ -17,9 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class CpuWeight(ReferenceWeight):
-    """A matrix and, where its type has C++ kernels, their handle on the same bytes."""
+    """A matrix and, where its type has C++ kernels, their handle on the same bytes.
+
+    Attributes:
+        packed: the handle.
+        last: the linear that ``native_linear`` made last of it, by what else it has; mostly there is one.
+    """
 
     packed: _native.Weights | None = None
+    last: tuple[Array | None, Array | None, _native.Linear] | None = None
 
 
 @functools.cache
@@ -43,10 +50,14 @@ def plain_handles(*linears: Linear) -> list[_native.Weights] | None:
 def native_linear(linear: Linear) -> _native.Linear | None:
     """A linear in C++; None where there are no kernels for its matrix."""
     assert isinstance(linear.weight, CpuWeight), "a weight that another kernel set prepared"
-    if linear.weight.packed is None:
+    weight, last = linear.weight, linear.weight.last
+    if weight.packed is None:
         return None
+    if last is not None and last[0] is linear.scale and last[1] is linear.bias:
+        return last[2]
     scale = 1.0 if linear.scale is None else float(linear.scale[0])
-    made: _native.Linear = extension().Linear(linear.weight.packed, scale, linear.bias)
+    made: _native.Linear = extension().Linear(weight.packed, scale, linear.bias)
+    weight.last = linear.scale, linear.bias, made
     return made
 
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_native.kv.runs import BatchPlan, Run, count, n_pages_of, page_index, rows_by_sequence
+from slm_native.kv.runs import BatchPlan, Run, count, n_pages_of, rows_by_sequence
 from slm_native.kv.store import PAGE_TOKENS, HostPageStore, KvLayer, PageLayout
 from slm_native.kv.stores import NewStore, Rotate, StoreGroup, in_model_order
-from slm_native.kv.tables import Pages, PageTables
+from slm_native.kv.tables import Pages, PageTables, page_index
 
 
 class PagedKvCache:
@@ -87,10 +87,11 @@ class PagedKvCache:
         runs = []
         pages = np.empty(len(seq_ids), np.intp)
         for seq_id, rows, start in spans:
-            held, gone = np.array(tables[seq_id], np.intp), tables.gone(seq_id)
-            pages[rows] = held[positions[rows] // PAGE_TOKENS - gone]
+            held, gone = tables.index(seq_id), tables.gone(seq_id)
+            which = positions[rows] // PAGE_TOKENS - gone
+            pages[rows] = held.start + which if isinstance(held, slice) else held[which]
             first = start - gone * PAGE_TOKENS
-            runs.append(Run(seq_id, rows, first, first + count(rows), page_index(tables[seq_id])))
+            runs.append(Run(seq_id, rows, first, first + count(rows), held))
         return BatchPlan(runs, pages, (positions % PAGE_TOKENS).astype(np.intp), tables)
 
     def replay(self, seq_id: int, start: int, stop: int) -> BatchPlan:

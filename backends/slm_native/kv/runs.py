@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from slm_native.kv.codecs import Array
 from slm_native.kv.store import PAGE_TOKENS, PageIndex
-from slm_native.kv.tables import Pages, PageTables
+from slm_native.kv.tables import PageTables
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,10 +77,3 @@ def rows_by_sequence(seq_ids: NDArray[np.int32]) -> list[tuple[int, slice | NDAr
         side_by_side = rows[-1] - rows[0] == len(rows) - 1
         found.append((int(seq_ids[rows[0]]), slice(int(rows[0]), int(rows[-1]) + 1) if side_by_side else rows))
     return found
-
-
-def page_index(pages: Pages) -> PageIndex:
-    """Pages of one sequence, at least one, as stores read them fastest."""
-    if pages == tuple(range(pages[0], pages[0] + len(pages))):
-        return slice(pages[0], pages[0] + len(pages))
-    return np.array(pages, np.intp)

@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_native.kv.store import PageIndex
+
 Pages = tuple[int, ...]
 
 
@@ -28,6 +30,7 @@ class PageTables:
         self._n_pages = n_pages
         self._tables = tables
         self._gone = gone or (0,) * len(tables)
+        self._indices: dict[int, PageIndex] = {}
 
     @cached_property
     def references(self) -> NDArray[np.intp]:
@@ -37,6 +40,12 @@ class PageTables:
 
     def __getitem__(self, seq_id: int) -> Pages:
         return self._tables[seq_id]
+
+    def index(self, seq_id: int) -> PageIndex:
+        """``page_index`` of a sequence, made once: its pages change with one token in 64."""
+        if seq_id not in self._indices:
+            self._indices[seq_id] = page_index(self._tables[seq_id])
+        return self._indices[seq_id]
 
     def gone(self, seq_id: int) -> int:
         """How many pages a sequence has given back: those that it holds are the ones behind."""
@@ -69,3 +78,10 @@ class PageTables:
         for seq_id, n in (gone or {}).items():
             before[seq_id] = n
         return PageTables(self._n_pages, tuple(tables), tuple(before))
+
+
+def page_index(pages: Pages) -> PageIndex:
+    """Pages of one sequence, at least one, as stores read them fastest."""
+    if pages == tuple(range(pages[0], pages[0] + len(pages))):
+        return slice(pages[0], pages[0] + len(pages))
+    return np.array(pages, np.intp)

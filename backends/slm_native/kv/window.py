@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_native.kv.cache import PagedKvCache
-from slm_native.kv.runs import BatchPlan, Run, n_pages_of, page_index
+from slm_native.kv.runs import BatchPlan, Run, n_pages_of
 from slm_native.kv.store import PAGE_TOKENS, HostPageStore, KvLayer, PageLayout
 from slm_native.kv.stores import NewStore
-from slm_native.kv.tables import Pages
+from slm_native.kv.tables import Pages, page_index
 
 _SLACK = 64  # tokens that can be taken back without computing any again; more than speculation takes back
 
