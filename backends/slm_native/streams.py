@@ -35,7 +35,7 @@ def spread(kernels: KernelSet, weights: Streams | None, x: Array) -> list[Array]
     """The streams [N] of ``x`` [T, E], all of its magnitude; ``x`` alone, where there is no AltUp."""
     if weights is None:
         return [x]
-    return [x, *(kernels.as_large(kernels.linear(x, linear), x) for linear in weights.spread)]
+    return [x, *(kernels.as_large(made, x) for made in kernels.project(x, None, weights.spread))]
 
 
 def merged(kernels: KernelSet, weights: Streams | None, streams: Sequence[Array]) -> Array:
@@ -92,8 +92,7 @@ def layer_embeddings(kernels: KernelSet, weights: LayerEmbeddings, tokens: Array
     looked_up = kernels.embed(weights.table, tokens) * width**0.5  # [T, L*P]
     made = kernels.linear(x, weights.project) * x.shape[1] ** -0.5
     both = kernels.normed(made.reshape(-1, width), weights.norm).reshape(looked_up.shape) + looked_up
-    both = both * 2**-0.5
-    return [both[:, start : start + width] * 1 for start in range(0, both.shape[1], width)]
+    return [both[:, start : start + width] * 2**-0.5 for start in range(0, both.shape[1], width)]
 
 
 def let_in(kernels: KernelSet, weights: LayerEmbedding, x: Array, embedding: Array, activation: AnyActivation) -> Array:
