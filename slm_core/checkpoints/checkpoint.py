@@ -57,7 +57,7 @@ class Checkpoint:
         self.ends = answer_ends(folder)
         self._tables = recipe.tables
         self._parts = recipe.parts()
-        self._store: TensorStore | None = TensorStore(folder)
+        self._store: TensorStore | None = TensorStore(folder, recipe.beside)
         try:
             self._stored_names = _names(folder, recipe, self._store)
             numbers = {key: [*map(self._number, names)] for key, names in recipe.number_names().items()}

@@ -55,6 +55,10 @@ class Config:
         """Whether a key is there and says that there is nothing: where that differs from a key that is missing."""
         return name in self._nulls
 
+    def is_true(self, name: str) -> bool:
+        """Whether a key is there and true; whoever reads the key checks what else it may be."""
+        return self._stated.get(name) is True
+
     def is_list(self, name: str) -> bool:
         """Whether a key that may be one value or several has a list."""
         return isinstance(self._stated.get(name), list)

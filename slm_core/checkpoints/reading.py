@@ -12,7 +12,7 @@ from typing import cast
 
 from slm_core.checkpoints import families
 from slm_core.checkpoints.config import Config
-from slm_core.checkpoints.recipe import Recipe
+from slm_core.checkpoints.recipe import Part, Recipe
 from slm_core.checkpoints.store import INDEX, SINGLE
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import PlainValue
@@ -22,7 +22,8 @@ CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokeni
 _GENERATES = re.compile("ForCausalLM$|LMHeadModel$|ForConditionalGeneration$")
 _ENCODES = re.compile("Model$|ForMaskedLM$")
 _ENCODERS = ("bert", "modernbert", "nomic_bert")
-_POOLING, _DENSE = "1_Pooling/config.json", "2_Dense"  # as sentence-transformers saves them
+_POOLING, _DENSE = "1_Pooling/config.json", ("2_Dense", "3_Dense")  # as sentence-transformers saves them
+_IDENTITY = "torch.nn.modules.linear.Identity"
 _POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
 """As GGUF numbers them."""
 _METHODS = ("fp8", "compressed-tensors", "mxfp4")
@@ -52,9 +53,9 @@ def read_recipe(folder: Path) -> Recipe:
         )
     config = Config(folder / CONFIG, read_json(folder / CONFIG))
     found = recipe_of(config)
-    if config.text("model_type") in _ENCODERS:
-        return replace(found, metadata={**found.metadata, **_pooling(folder)})
-    return found
+    if not _is_encoder(config):
+        return found
+    return _with_dense(folder, replace(found, metadata={**found.metadata, **_pooling(folder)}))
 
 
 def recipe_of(config: Config) -> Recipe:
@@ -69,7 +70,7 @@ def recipe_of(config: Config) -> Recipe:
             f"{config.source}: 'model_type' is {kind[:80]!r}, of which no directories are read here (accepted:"
             f" {', '.join(family_names())}); a GGUF file of it may be"
         )
-    _check_task(config, kind)
+    _check_task(config)
     _check_quantization(config)
     for name in ("is_encoder_decoder", "add_cross_attention"):
         config.only(name, False)
@@ -101,8 +102,6 @@ def _pooling(folder: Path) -> dict[str, PlainValue]:
     Raises:
         UnsupportedModel: in a way that is not implemented.
     """
-    if (folder / _DENSE).exists():
-        raise UnsupportedModel(f"{folder / _DENSE}: layers behind pooling are not implemented")
     if not (folder / _POOLING).is_file():
         return {}
     stated = read_json(folder / _POOLING)
@@ -112,9 +111,37 @@ def _pooling(folder: Path) -> dict[str, PlainValue]:
     return {"pooling_type": _POOLINGS[modes[0]]}
 
 
-def _check_task(config: Config, kind: str) -> None:
+def _with_dense(folder: Path, recipe: Recipe) -> Recipe:
+    """``recipe``, and the layers behind pooling, of which EmbeddingGemma has two.
+
+    Raises:
+        UnsupportedModel: another model has some, or they are of another kind.
+    """
+    there = [name for name in _DENSE if (folder / name).exists()]
+    if there and recipe.architecture != "gemma-embedding":
+        raise UnsupportedModel(f"{folder / there[0]}: layers behind pooling are not implemented for this model")
+    metadata, model = dict(recipe.metadata), dict(recipe.model)
+    for name in there:
+        about = Config(folder / name / CONFIG, read_json(folder / name / CONFIG))
+        about.only("bias", False)
+        about.only("activation_function", _IDENTITY)
+        about.neutral("module_input_name", "module_output_name")
+        ours = f"dense_{name[0]}"
+        metadata |= {f"{ours}_feat_{end}": about.size(f"{end}_features") for end in ("in", "out")}
+        model[f"{ours}.weight"] = Part(f"{name}/linear.weight")
+        about.refuse_others()
+    return replace(recipe, metadata=metadata, model=model, beside=there)
+
+
+def _is_encoder(config: Config) -> bool:
+    kind = config.text("model_type")
+    both_ways = config.is_true("use_bidirectional_attention")
+    return kind in _ENCODERS or (kind == "gemma3_text" and both_ways)
+
+
+def _check_task(config: Config) -> None:
     names = config.strings("architectures")
-    if kind in _ENCODERS:
+    if _is_encoder(config):
         if names and not any(map(_ENCODES.search, names)):
             raise UnsupportedModel(
                 f"{config.source}: 'architectures' is {str(names)[:80]} (accepted: ...Model, ...ForMaskedLM)"

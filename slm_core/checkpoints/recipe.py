@@ -54,6 +54,7 @@ class Recipe:
         numbers: further such metadata, a number for each block, by the tensor that has it there.
         unused: expression for tensors that belong to the model and change nothing here.
         renamed: expressions for how names begin in some directories, and how they begin here.
+        beside: folders in the directory with further tensors; see ``TensorStore``.
     """
 
     architecture: str
@@ -66,6 +67,7 @@ class Recipe:
     numbers: Mapping[str, str] = field(default_factory=dict)
     unused: str = FREQUENCIES
     renamed: Mapping[str, str] = field(default_factory=dict)
+    beside: Sequence[str] = ()
 
     def parts(self) -> dict[str, Part]:
         """Every tensor by the name in GGUF files, with its full name in the directory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -36,6 +36,7 @@ class TensorStore:
 
     Args:
         folder: holds ``model.safetensors``, or several files and their index.
+        beside: folders in it with further tensors, whose names here begin with the folder's and a stroke.
 
     Attributes:
         shapes: of all tensors by name, scales that go with others left out.
@@ -46,24 +47,26 @@ class TensorStore:
         UnsupportedModel: the directory has no weights of this format.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, beside: Sequence[str] = ()) -> None:
         self.folder = folder
         self._files: list[SafetensorsFile] = []
-        self._homes: dict[str, SafetensorsFile] = {}
+        self._homes: dict[str, tuple[SafetensorsFile, str]] = {}  # the file of each tensor, and its name there
         try:
             for path in _paths(folder):
                 self._add(SafetensorsFile(path))
+            for name in beside:
+                self._add(SafetensorsFile(folder / name / SINGLE), f"{name}/")
             self._check_index()
             self._scales = fp8.find_scales(folder, self._all())
             self._packed = mxfp4.find_packed(folder, self._all())
         except BaseException:
             self.close()
             raise
-        beside = fp8.beside(self._all(), self._scales)
-        if unused := sorted(beside - set(self._scales.values())):
+        scales = fp8.beside(self._all(), self._scales)
+        if unused := sorted(scales - set(self._scales.values())):
             _log.info("%s: %d tensors scale activations or caches, which changes nothing here", folder, len(unused))
-        beside.update(map(mxfp4.scales_of, self._packed))
-        shapes = {name: tensor.shape for name, tensor in self._all().items() if name not in beside}
+        scales.update(map(mxfp4.scales_of, self._packed))
+        shapes = {name: tensor.shape for name, tensor in self._all().items() if name not in scales}
         self.shapes = shapes | self._packed
         self.size_bytes = sum(tensor.n_bytes for tensor in self._all().values())
 
@@ -92,8 +95,8 @@ class TensorStore:
         tensor = self._stored(name)
         if tensor.dtype == fp8.DTYPE:
             scale = self._scales[name]
-            return fp8.expand(self._raw(name), self._homes[scale].data(scale), self._stored(scale))
-        array = self._homes[name].data(name).view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
+            return fp8.expand(self._raw(name), self._data(scale), self._stored(scale))
+        array = self._data(name).view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
         return array if array.flags.aligned else array.copy()
 
     def digest(self) -> bytes:
@@ -101,7 +104,7 @@ class TensorStore:
         digest = blake2b(digest_size=32)
         for name, tensor in sorted(self._all().items()):
             digest.update(repr((name, tensor.dtype, tensor.shape)).encode())
-            data = self._homes[name].data(name)
+            data = self._data(name)
             last = max(0, tensor.n_bytes - _SAMPLE_BYTES)
             for start in sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
                 digest.update(data[start : start + _SAMPLE_BYTES].data)
@@ -113,25 +116,31 @@ class TensorStore:
             file.close()
 
     def _all(self) -> dict[str, StoredTensor]:
-        return {name: file.tensors[name] for name, file in self._homes.items()}
+        return {name: self._stored(name) for name in self._homes}
 
     def _stored(self, name: str) -> StoredTensor:
-        return self._homes[name].tensors[name]
+        file, own = self._homes[name]
+        return file.tensors[own]
+
+    def _data(self, name: str) -> NDArray[np.uint8]:
+        file, own = self._homes[name]
+        return file.data(own)
 
     def _raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor whose items are bytes, in its shape."""
-        return self._homes[name].data(name).reshape(self._stored(name).shape)
+        return self._data(name).reshape(self._stored(name).shape)
 
-    def _add(self, file: SafetensorsFile) -> None:
+    def _add(self, file: SafetensorsFile, prefix: str = "") -> None:
         self._files.append(file)
-        for name in file.tensors:
+        for own in file.tensors:
+            name = prefix + own
             if name in self._homes:
-                raise InvalidModelFile(f"{file.path}: tensor {shown(name)} is in {self._homes[name].path.name}, too")
-            self._homes[name] = file
+                raise InvalidModelFile(f"{file.path}: tensor {shown(own)} is in {self._homes[name][0].path.name}, too")
+            self._homes[name] = file, own
 
     def _check_index(self) -> None:
         for name, file in _index(self.folder).items():
-            if name not in self._homes or self._homes[name].path.name != file:
+            if name not in self._homes or self._homes[name][0].path.name != file:
                 raise InvalidModelFile(f"{self.folder / INDEX}: tensor {shown(name)} is not in {shown(file)}")
 
 

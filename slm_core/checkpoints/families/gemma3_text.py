@@ -1,6 +1,11 @@
-"""gemma3_text: Gemma 3. A gemma2 without caps, norms of heads; five layers of six slide, with their own RoPE."""
+"""gemma3_text: Gemma 3. A gemma2 without caps, norms of heads; five layers of six slide, with their own RoPE.
+
+EmbeddingGemma is an encoder of the same layers, and says so by ``use_bidirectional_attention``.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from slm_core.checkpoints.changes import OneAdded
 from slm_core.checkpoints.config import Config
@@ -27,7 +32,8 @@ def recipe(config: Config) -> Recipe:
         head_dim=256,
         max_position_embeddings=131_072,
     )
-    check_gemma(config, sizes, _LAYERS_OF_27B)
+    both_ways = config.flag("use_bidirectional_attention", False)
+    check_gemma(config, sizes, _LAYERS_OF_27B, both_ways=both_ways)
     config.only("attn_logit_softcapping")
     period = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 6))
     metadata: dict[str, PlainValue] = {
@@ -38,7 +44,9 @@ def recipe(config: Config) -> Recipe:
     }
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx, _FREQ_BASE, layers="full_attention")
     block = ATTENTION | changed(HEAD_NORMS, OneAdded(), "attn_q_norm", "attn_k_norm") | GATED | SANDWICH
-    return decoder(config, "gemma3", sizes, block, positions, tied=True, model=NORM_ADDED, metadata=metadata)
+    name = "gemma-embedding" if both_ways else "gemma3"
+    found = decoder(config, name, sizes, block, positions, tied=True, model=NORM_ADDED, metadata=metadata)
+    return replace(found, renamed={r"^(?=(embed_tokens|layers|norm)\.)": "model."}) if both_ways else found
 
 
 def local_base(config: Config) -> float:

@@ -168,7 +168,7 @@ def _by_other_names(kind: str, found: dict[str, torch.Tensor], names: dict[str, 
 def test_every_kind_of_directory_is_tested():
     """But for the one that wraps another, and encoders, which have tests of their own."""
     kinds = {getattr(transformers, CASES[name].config).model_type for name in READ}
-    images = {"gemma3", "gemma3n", "gemma4", "llama4"}
+    images = {"gemma3", "gemma3n", "gemma4", "llama4", "qwen2_vl", "qwen2_5_vl"}
     assert set(family_names()) - kinds == images | {"bert", "modernbert", "nomic_bert"} | OF_OTHER_CODE.keys()
 
 
@@ -367,6 +367,33 @@ def test_a_model_that_sees_images_is_read_as_its_text_model(
         found = native_logits(context, tokens, [N_TOKENS])
     assert_close(found, transformers_logits(subject.model, tokens), BOUND)
     assert "2 tensors change nothing here" in caplog.text
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_text_model_of_qwen2_vl(tmp_path, nested):
+    """As it was published, and as transformers saves it; what sections do has a test of its own."""
+    subject = make_subject(tmp_path, "qwen2vl")
+    folder = save_directory(subject.model, tmp_path / "hf")
+    prefix = "model.language_model." if nested else "model."
+    change_tensors(
+        folder,
+        lambda found: {
+            **{re.sub(r"^model\.", prefix, name): each for name, each in found.items()},
+            "visual.merger.x": torch.ones(2),
+        },
+    )
+    kind = {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [3, 3, 2]}}
+
+    def change(stated):
+        text = {key: value for key, value in stated.items() if key not in ("rope_parameters", "architectures")} | kind
+        outside = {"model_type": "qwen2_5_vl" if nested else "qwen2_vl", "image_token_id": 300, "vision_config": {}}
+        return {"text_config": text, "tie_word_embeddings": False, **outside} if nested else text | outside
+
+    change_config(folder, change)
+    with Checkpoint(folder) as directory, GgufFile.open(subject.path) as file:
+        assert directory.tensors.keys() == file.tensors.keys()
+        assert all(directory.tensor_data(name).tobytes() == file.tensor_data(name).tobytes() for name in file.tensors)
+        assert read_spec(directory) == read_spec(file)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from native.architectures.checkpoints import save_directory
-from native.architectures.encoders import AFTERWARDS, CASES
+from native.architectures.encoders import AFTERWARDS, CASES, dense_layers
 from native.architectures.engines import Rows, encoder_states, make_subject
 from native.architectures.test_families import BOUND, TABLE_BOUND, gelu_by_table, uses_gelu
 from slm_conformance.families import family_tensors, write_family
@@ -151,12 +153,14 @@ def test_a_causal_bert_is_refused(tmp_path, load, monkeypatch):
         load(write_family(tmp_path / "m.gguf", "bert", tensors))
 
 
-@pytest.mark.parametrize("family", ["bert", "modern_bert", "nomic_bert"])
+@pytest.mark.parametrize("family", ["bert", "modern_bert", "nomic_bert", "gemma_embedding"])
 def test_a_directory_holds_what_the_file_holds(tmp_path, load, tokens, assert_close, family):
     """It gives the states of transformers, too, and pools as sentence-transformers says beside it."""
     subject = make_subject(tmp_path, family, CASES)
     folder = save_directory(subject.model, tmp_path / "hf")
     (folder / "1_Pooling").mkdir()
+    if family == "gemma_embedding":
+        _save_dense(folder)
     about = {"word_embedding_dimension": 144, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(about))
     with Checkpoint(folder) as directory, GgufFile.open(subject.path) as file:
@@ -167,10 +171,25 @@ def test_a_directory_holds_what_the_file_holds(tmp_path, load, tokens, assert_cl
         _is_read_as_its_makers_have_it(folder)
     model = load(folder)
     assert model.info.pooling is Pooling.MEAN
-    assert_close(*states_of(model, tokens), encoder_states(subject.model, tokens), BOUND)
+    wanted = AFTERWARDS.get(family, lambda rows: rows)(encoder_states(subject.model, tokens))
+    assert_close(*states_of(model, tokens), wanted, BOUND)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(about | {"pooling_mode_cls_token": True}))
     with pytest.raises(UnsupportedModel, match="accepted: one of pooling_mode_mean_tokens"):
         Checkpoint(folder)
+
+
+def _save_dense(folder: Path) -> None:
+    """Layers behind pooling, as sentence-transformers saves them; with a bias, they are others."""
+    for name, weight in dense_layers().items():
+        place = folder / f"{name[6]}_Dense"
+        place.mkdir()
+        save_file({"linear.weight": torch.from_numpy(weight)}, place / "model.safetensors")
+        about = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": True}
+        about["activation_function"] = "torch.nn.modules.linear.Identity"
+        (place / "config.json").write_text(json.dumps(about))
+        with pytest.raises(UnsupportedModel, match="'bias' is True"):
+            Checkpoint(folder)
+        (place / "config.json").write_text(json.dumps(about | {"bias": False}))
 
 
 def _is_read_as_its_makers_have_it(folder: Path) -> None:
