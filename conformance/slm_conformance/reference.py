@@ -121,7 +121,7 @@ class Reference:
 
     def cut(self, start: int, end: int, seq_id: int = 0) -> None:
         """Forget [start, end); later tokens move down."""
-        del self._offsets[seq_id][start:end]
+        del self._offsets.setdefault(seq_id, [])[start:end]
         for kept in self._memory(seq_id):
             kept.keys = np.delete(kept.keys, np.s_[start:end], axis=0)
             kept.values = np.delete(kept.values, np.s_[start:end], axis=0)
