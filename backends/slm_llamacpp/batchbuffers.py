@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,10 @@ from slm_core.protocols import Batch
 from slm_core.types import EMBEDDED
 
 _INT32S, _FLOATS = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_float)
+
+
+TableRows: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float32]]
+"""From tokens [T] to the rows [T, E] that stand for them."""
 
 
 class Part(NamedTuple):
@@ -24,6 +28,7 @@ class Part(NamedTuple):
         positions: of each [T].
         wants_rows: whether results are wanted for each [T].
         rows: in place of all tokens [T, E], or None.
+        is_span: whether they see each other both ways.
     """
 
     tokens: NDArray[np.int32]
@@ -31,19 +36,42 @@ class Part(NamedTuple):
     positions: NDArray[np.int32]
     wants_rows: NDArray[np.bool_]
     rows: NDArray[np.float32] | None
+    is_span: bool = False
 
 
-def parts_of_a_kind(batch: Batch, wants_rows: NDArray[np.bool_]) -> Iterator[Part]:
-    """The parts of a batch, in order."""
+def parts_of_a_kind(batch: Batch, wants_rows: NDArray[np.bool_], table_rows: TableRows) -> Iterator[Part]:
+    """The parts of a batch, in order; a span is one, whatever is in it.
+
+    Args:
+        batch: the batch.
+        wants_rows: which results are wanted [T].
+        table_rows: gives embedding rows that stand for tokens, where rows and tokens make one span.
+    """
     tokens, seq_ids, positions, rows = batch.tokens, batch.seq_ids, batch.positions, batch.embeddings
-    if not len(rows):
+    if not len(rows) and not batch.ahead.any():
         yield Part(tokens, seq_ids, positions, wants_rows, None)
         return
-    is_row, done = tokens == EMBEDDED, 0
-    for places in np.split(np.arange(len(tokens)), np.flatnonzero(np.diff(is_row)) + 1):
-        given = rows[done : done + len(places)] if is_row[places[0]] else None
-        done += 0 if given is None else len(given)
-        yield Part(tokens[places], seq_ids[places], positions[places], wants_rows[places], given)
+    is_row, n_given = tokens == EMBEDDED, np.cumsum(tokens == EMBEDDED)
+    for places, is_span in _runs(is_row, batch.ahead):
+        given = None
+        if is_row[places].any():
+            given = rows[n_given[places[0]] - is_row[places[0]] : n_given[places[-1]]]
+            if not is_row[places].all():
+                given = table_rows(np.maximum(tokens[places], 0))
+                given[is_row[places]] = rows[n_given[places[0]] - is_row[places[0]] : n_given[places[-1]]]
+        yield Part(tokens[places], seq_ids[places], positions[places], wants_rows[places], given, is_span)
+
+
+def _runs(is_row: NDArray[np.bool_], ahead: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.intp], bool]]:
+    """Spans, and what is between them: rows, or tokens."""
+    first = 0
+    while first < len(is_row):
+        end = first + int(ahead[first]) + 1
+        is_span = end > first + 1
+        while not is_span and end < len(is_row) and is_row[end] == is_row[first] and not ahead[end]:
+            end += 1
+        yield np.arange(first, end), is_span
+        first = end
 
 
 class BatchBuffers:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from slm_core.batch import TokenBatch
 from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedEdit
-from slm_core.inputs import add_held
+from slm_core.inputs import add_held, chunks_of
 from slm_core.ledger import replay_plan
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States
 from slm_llamacpp import BACKEND, library, logs
-from slm_llamacpp.batchbuffers import BatchBuffers, parts_of_a_kind
+from slm_llamacpp.batchbuffers import BatchBuffers, Part, parts_of_a_kind
 from slm_llamacpp.hazards import TOKENS_ALONE
 from slm_llamacpp.memory import Memory, n_llama_sequences
 from slm_llamacpp.options import Settings
@@ -72,23 +72,28 @@ class LlamaCppContext(ContextBase):
         self._buffers = BatchBuffers(api, n_batch, self._memory.ids(), self._memory.n_axes)
         self._keys_lag = False  # whether keys wait to be re-rotated, which llama.cpp does at the next decode
         can_move = model.moves_keys and can_rotate(self._type_k, model.head_dim)
+        n_both_ways = min(api.llama_n_ubatch(self._pointer), model.longest_span)
+        spans = {Capability.SPANS} if n_batch <= n_both_ways else set()
         super().__init__(
             options,
             backend=BACKEND,
             fingerprint=model.info.fingerprint,
             n_vocab=model.vocab.size,
             edit_level=self._memory.edit_level(can_rotate=can_move),
-            capabilities=self._memory.capabilities() | {Capability.EMBEDDINGS} | self._inputs(model_pointer),
+            capabilities=self._memory.capabilities() | {Capability.EMBEDDINGS} | self._inputs(model_pointer, spans),
             payload_format=f"llama.cpp {library.version()} {api.llama_version().decode()} k={self._type_k}"
             f" v={self._type_v} flash={flash} {settings.device.label}",
             n_embd=api.llama_model_n_embd_out(model_pointer),
         )
 
-    def _inputs(self, model_pointer: int) -> frozenset[Capability]:
-        """Whether rows are taken: not where llama.cpp ends the process, nor where it wants more than embeddings."""
+    def _inputs(self, model_pointer: int, spans: set[Capability]) -> frozenset[Capability]:
+        """Whether rows are taken, and spans with them.
+
+        Not where llama.cpp ends the process, nor where it wants more than embeddings.
+        """
         widths = {getattr(self._api, f"llama_model_n_embd{kind}")(model_pointer) for kind in ("", "_inp", "_out")}
         takes_rows = len(widths) == 1 and self._model.info.architecture not in TOKENS_ALONE
-        return frozenset({Capability.EMBEDDING_INPUT} if takes_rows else ())
+        return frozenset({Capability.EMBEDDING_INPUT, *spans} if takes_rows else ())
 
     def _create(self, model_pointer: int, options: ContextOptions, settings: Settings, flash: int) -> int:
         api = self._api
@@ -147,8 +152,8 @@ class LlamaCppContext(ContextBase):
             self._sync(seq_id)
         try:
             made = []
-            for part in parts_of_a_kind(batch, wants_rows):
-                self._run(self._buffers.fill(*part))
+            for part in parts_of_a_kind(batch, wants_rows, self._model.table_rows):
+                self._run_part(part)
                 made.append(read(int(np.count_nonzero(part.wants_rows))))
             return made[0] if len(made) == 1 else np.concatenate(made)
         except BaseException:  # an interrupt, too, leaves the context as it was
@@ -199,6 +204,16 @@ class LlamaCppContext(ContextBase):
 
     # Steps.
 
+    def _run_part(self, part: Part) -> None:
+        """Decode a part. llama.cpp masks all of a batch or nothing, but for what another sequence holds."""
+        if part.is_span:
+            self._api.llama_set_causal_attn(self._pointer, False)
+        try:
+            self._run(self._buffers.fill(*part[:-1]))
+        finally:
+            if part.is_span:
+                self._api.llama_set_causal_attn(self._pointer, True)
+
     def _run(self, batch: Any) -> None:
         with logs.collected() as complaints:
             failure = self._api.llama_decode(self._pointer, batch)
@@ -239,11 +254,12 @@ class LlamaCppContext(ContextBase):
                 length -= len(edit.removed)
 
     def _replay(self, seq_id: int, start: int, tokens: Sequence[int]) -> None:
-        for first in range(0, len(tokens), self.n_batch):
+        for chunk in chunks_of(tokens, self.n_batch):
             batch = TokenBatch(self.n_batch)
-            add_held(batch, tokens[first : first + self.n_batch], Pos(seq_id, start + first))
-            for part in parts_of_a_kind(batch, batch.wants_logits):
-                self._run(self._buffers.fill(*part))
+            add_held(batch, chunk, Pos(seq_id, start))
+            for part in parts_of_a_kind(batch, batch.wants_logits, self._model.table_rows):
+                self._run_part(part)
+            start += len(chunk)
 
     def _unshare(self, seq_id: int, start: int, end: int, shared_end: int) -> None:
         """Forget [start, end), and give the sequence its own copies of the cells [end, shared_end).

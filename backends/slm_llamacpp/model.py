@@ -6,12 +6,18 @@ import ctypes
 import os
 import threading
 import weakref
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.architectures import EMBEDDING
 from slm_core.errors import InvalidModelFile, InvalidOption, ModelError, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
+from slm_core.quant import dequantize_rows
 from slm_core.types import ContextOptions, ModelInfo, Progress
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.context import LlamaCppContext
@@ -20,6 +26,7 @@ from slm_llamacpp.handle import Handle
 from slm_llamacpp.options import SPLIT_MODES, LoadOptions, Settings
 from slm_llamacpp.shifts import moves_keys
 from slm_llamacpp.source import is_encoder
+from slm_llamacpp.spans import spans_of
 from slm_llamacpp.vocab import LlamaCppVocab
 
 _ALL_LAYERS = -1
@@ -49,6 +56,7 @@ class LlamaCppModel:
         head_dim: width of a head's key, None where layers differ or the file does not say.
         moves_keys: whether keys can move to other positions.
         n_positions: how many positions were learned, None where they are not.
+        longest_span: tokens that can see each other both ways; 0 for none.
     """
 
     def __init__(self, api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> None:
@@ -61,6 +69,7 @@ class LlamaCppModel:
         weakref.finalize(self, self._handle.free).atexit = False  # at exit the system takes the memory back
         self._is_encoder = is_encoder(gguf)
         self.n_positions = gguf.tensors[_POSITIONS].shape[0] if _POSITIONS in gguf.tensors else None
+        self.longest_span, self._row_scale = spans_of(gguf)
         self._contexts: weakref.WeakSet[LlamaCppContext | LlamaCppEncoder] = weakref.WeakSet()
         self._closing = threading.Lock()
         try:
@@ -79,6 +88,13 @@ class LlamaCppModel:
     def vocab(self) -> LlamaCppVocab:
         """The model's vocabulary."""
         return self._vocab
+
+    def table_rows(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Rows that stand for tokens [T], as llama.cpp takes them, float32 [T, E]."""
+        with GgufFile.open(Path(self._info.path)) as file:
+            table = file.tensors[EMBEDDING]
+            rows = dequantize_rows(file.tensor_data(EMBEDDING), table.ggml_type, table.shape[1], tokens)
+        return rows * np.float32(self._row_scale)
 
     def new_context(self, options: ContextOptions) -> LlamaCppContext | LlamaCppEncoder:
         """Create an empty KV cache; see ``protocols.Model.new_context``."""
