@@ -45,6 +45,7 @@ WIDTHS = (
     "ssm.inner_size", "ssm.time_step_rank",
 )  # fmt: skip
 FEED_FORWARD = {"feed_forward_length": 3.0, "expert_feed_forward_length": 0.5, "expert_shared_feed_forward_length": 0.5}
+AROUND_BLOCKS = ("altup_proj", "altup_unembd_proj", "per_layer_model_proj")  # what else of a token llama has not
 PROMPT, DECODED = 128, 8
 DEPTHS = (0, 512, 2048)
 LARGEST_RATIO = 1.15
@@ -172,11 +173,12 @@ def like_llama(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bytes_a_token(path: Path) -> float:
-    """Bytes of the blocks' tensors that a token passes through: of experts, as many as it uses."""
+    """Bytes of the tensors in and around blocks that a token passes through: of experts, as many as it uses."""
     total, spec = 0.0, spec_of(path)
     with GgufFile.open(path) as file:
         for name, info in file.tensors.items():
             if not name.startswith("blk."):
+                total += info.n_bytes * name.startswith(AROUND_BLOCKS)
                 continue
             layer = spec.layers[int(name.split(".")[1])]
             shared = layer.experts is not None and "_exps." in name
