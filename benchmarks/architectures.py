@@ -5,8 +5,9 @@
 
 The models are random, in Q8_0: those of the tests as wide as small models that are published, 1056 to 1152 numbers a
 token, and feed-forward layers three times that (experts: half of it). In the first table each family takes turns with a
-llama of the same widths, heads and layers, and both are divided by the bytes of weights that a token passes through, as
-a family without a gate, or with experts, has others than llama. Its ratios are times for a byte.
+llama of the same width, heads and layers, whose feed-forward layers are so wide that a token passes through about as
+many bytes of weights. Both times are divided by those bytes: the ratios are times for a byte. Of a prompt all rows are
+wanted, as a layer with a state cannot be left out for rows that are not, and llama's last one, of these few, is.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def costs(folder: Path, names: list[str], tier: str, rounds: int) -> None:
     for name in names:
         try:
             path = wide_model(folder, name, FAMILIES[name])
-            twin = twin_of(folder, FAMILIES[name].metadata)
+            twin = twin_of(folder, FAMILIES[name].metadata, bytes_a_token(path))
             with pair(path, twin, tier) as contexts:
                 ratios = measured(contexts, [bytes_a_token(path), bytes_a_token(twin)], rounds)
         except SlmError as error:
@@ -119,21 +120,26 @@ def mixtures(folder: Path, names: list[str]) -> None:
 
 
 def wide_model(folder: Path, name: str, family: Family) -> Path:
-    """The file of a family with wider matrices; made once."""
-    label = f"wide {name}"
-    if made := list(folder.glob(f"{label}-*")):
-        return made[0]
-    FAMILIES[label] = replace(family, metadata=widened(family.metadata))
+    """The file of a family with wider matrices."""
+    return made(folder, f"wide {name}", replace(family, metadata=widened(family.metadata)))
+
+
+def twin_of(folder: Path, metadata: Mapping[str, Any], n_bytes: float) -> Path:
+    """The file of the llama beside a family; those of the same shapes share it."""
+    alike = like_llama(widened(metadata), n_bytes)
+    label = f"llama {zlib.crc32(repr(sorted(alike.items())).encode()):08x}"
+    return made(folder, label, Family("llama", alike))
+
+
+def made(folder: Path, label: str, family: Family) -> Path:
+    """The file of a family; made once."""
+    if found := list(folder.glob(f"{label}-*")):
+        return found[0]
+    FAMILIES[label] = family
     try:
         return family_model(folder, label, "q8_0")
     finally:
         del FAMILIES[label]
-
-
-def twin_of(folder: Path, metadata: Mapping[str, Any]) -> Path:
-    """The file of the llama beside a family; those of the same shapes share it."""
-    alike = like_llama(metadata)
-    return wide_model(folder, f"llama {zlib.crc32(repr(sorted(alike.items())).encode()):08x}", Family("llama", alike))
 
 
 def widened(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,17 +159,22 @@ def times(value: Any, factor: int) -> Any:
     return [factor * each for each in value] if isinstance(value, list) else factor * value
 
 
-def like_llama(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """A llama with the widths, heads and layers of a family; heads of models without attention are 16 wide."""
-    heads = metadata.get("attention.head_count") or metadata["embedding_length"] // 16
-    kept = {key: metadata[key] for key in ("block_count", "context_length", "embedding_length")}
-    n_ff = metadata.get("feed_forward_length") or 2 * metadata["embedding_length"]
+def like_llama(metadata: Mapping[str, Any], n_bytes: float) -> dict[str, Any]:
+    """A llama with the widths, heads and layers of a family, and so wide between that a token passes ``n_bytes``.
+
+    Heads of models without attention are 128 wide.
+    """
+    n_embd, n_layers = metadata["embedding_length"], metadata["block_count"]
+    width = metadata.get("attention.key_length_mla") or metadata.get("attention.key_length") or 128
+    heads = metadata.get("attention.head_count") or n_embd // width
     n_kv = metadata.get("attention.head_count_kv") or heads
-    width = metadata.get("attention.key_length_mla") or metadata.get("attention.key_length", 16)
+    n_kv = max(n_kv) if isinstance(n_kv, list) else n_kv
+    weights = n_bytes * 32 / 34 / n_layers - 2 * n_embd * width * (heads + n_kv)
+    kept = {key: metadata[key] for key in ("block_count", "context_length", "embedding_length")}
     return kept | {
-        "feed_forward_length": max(n_ff) if isinstance(n_ff, list) else n_ff,
+        "feed_forward_length": max(32, round(weights / (3 * n_embd) / 32) * 32),
         "attention.head_count": heads,
-        "attention.head_count_kv": max(n_kv) if isinstance(n_kv, list) else n_kv,
+        "attention.head_count_kv": n_kv,
         "attention.key_length": width,
         "attention.value_length": width,
         "rope.dimension_count": width,
@@ -187,15 +198,17 @@ def bytes_a_token(path: Path) -> float:
 
 
 def measured(contexts: list[Context], n_bytes: list[float], rounds: int) -> list[float]:
-    """Ratios of times for a byte, of decode and of prefill: medians of rounds in which both take turns."""
-    decodes: list[list[float]] = [[], []]
-    prefills: list[list[float]] = [[], []]
+    """Ratios of times for a byte, of decode and of prefill: each the median of rounds in which both take turns."""
+    ratios: list[list[float]] = [[], []]
     for _ in range(rounds):
-        for which, context in enumerate(contexts):
+        prefills, decodes = [], []
+        for context, each in zip(contexts, n_bytes, strict=True):
             context.clear()
-            prefills[which].append(feed(context, PROMPT) / n_bytes[which])
-            decodes[which].append(statistics.median(feed(context, 1) for _ in range(DECODED)) / n_bytes[which])
-    return [statistics.median(times[0]) / statistics.median(times[1]) for times in (decodes, prefills)]
+            prefills.append(feed(context, PROMPT) / each)
+            decodes.append(statistics.median(feed(context, 1) for _ in range(DECODED)) / each)
+        for found, (one, other) in zip(ratios, (decodes, prefills), strict=True):
+            found.append(one / other)
+    return [statistics.median(found) for found in ratios]
 
 
 def decode_time(context: Context, depth: int) -> float:
@@ -206,9 +219,9 @@ def decode_time(context: Context, depth: int) -> float:
 
 
 def feed(context: Context, n: int) -> float:
-    """Seconds that ``n`` more tokens take."""
+    """Seconds that ``n`` more tokens take, each of them through every layer."""
     batch, start = context.new_batch(), context.length(0)
-    batch.extend(np.random.default_rng(start).integers(0, 300, n).astype(np.int32), Pos(0, start), logits="last")
+    batch.extend(np.random.default_rng(start).integers(0, 300, n).astype(np.int32), Pos(0, start), logits="all")
     begun = time.perf_counter()
     context.decode(batch)
     return time.perf_counter() - begun
