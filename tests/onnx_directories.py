@@ -6,7 +6,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from slm_core.types import ModelOptions
+from slm_core.gguf import GgufFile
+from slm_core.types import ModelOptions, ModelSource, Support
 from slm_onnx.backend import OnnxBackend
 from slm_onnx.model import OnnxModel
 
@@ -15,6 +16,15 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []  # until the process ends: ch
 
 class DirectoryBackend(OnnxBackend):
     """ONNX Runtime, given directories only."""
+
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
+        """Of files, what the converter takes."""
+        if isinstance(source, Path) and source.is_file():
+            with GgufFile.open(source) as gguf:
+                architecture = gguf.require("general.architecture", str)
+            if architecture not in ("llama", "qwen2", "qwen3"):
+                return Support(False, f"architecture {architecture!r} is not converted")
+        return super().supports(source, device)
 
     def load(self, source: Path, options: ModelOptions) -> OnnxModel:
         """Convert, and load what came out."""
