@@ -43,6 +43,8 @@ HINTS = MappingProxyType(
         " `end`",
         "TestGeneration": "the rows that `decode` returns: their order, and whether they stay until the next"
         " call; then the vocabulary's bytes and its end-of-generation tokens",
+        "TestGridPositions": "the embedding scenarios first; then where the next token stands: one behind the furthest"
+        " row, in each of the three, and what of that is counted anew after an edit or a restore",
         "TestHostileDumps": "every number that is read from a dump: it is compared with the bytes that are there before"
         " it sizes a buffer, a loop or an index",
         "TestHostileSessions": "`restore` of the context first: what it raises for an inner dump, and what it leaves;"
