@@ -68,7 +68,7 @@ def exact_graph(path: Path, folder: Path) -> Path:
     return folder / "model.onnx"
 
 
-@pytest.mark.parametrize("architecture", SHAPES)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("weight_type", ["f32", "f16"])
 def test_the_graph_equals_float64(tmp_path, random_tokens, assert_close, architecture, weight_type) -> None:
     tiny, tokens = make_tiny_model(architecture, weight_type, seed=5), random_tokens(60)
