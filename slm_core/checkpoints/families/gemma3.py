@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slm_core.checkpoints.config import Config
 from slm_core.checkpoints.families import gemma3_text
+from slm_core.checkpoints.multimodal import text_model
 from slm_core.checkpoints.recipe import Recipe
+
+_NEUTRAL = """
+boi_token_id boi_token_index eoi_token_id eoi_token_index image_token_id image_token_index mm_tokens_per_image
+vision_config
+"""
 
 
 def recipe(config: Config) -> Recipe:
     """Read the text model of a gemma3."""
-    config.neutral("vision_config", "mm_tokens_per_image", "image_token_index", "image_token_id")
-    config.neutral("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id")
-    config.only("tie_word_embeddings", True)
-    found = gemma3_text.recipe(config.part("text_config"))
-    renamed = {r"^(language_model\.model|model\.language_model)\.": "model.", r"^language_model\.lm_head\.": "lm_head."}
-    return replace(found, renamed=renamed, unused=rf"{found.unused}|^(model\.)?(vision_tower|multi_modal_projector)\.")
+    return text_model(config, gemma3_text.recipe, neutral=_NEUTRAL, towers="vision_tower multi_modal_projector")

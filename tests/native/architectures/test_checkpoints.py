@@ -343,16 +343,20 @@ def test_shards_are_one_model(llama, tmp_path, load, tokens):
         ("llama4", "vision_model.class_embedding", {"image_token_index": 300, "tie_word_embeddings": False}),
         ("gemma3n", "vision_tower.x", {"audio_config": {}, "audio_token_id": 300}),
         ("gemma4", "embed_vision.x", {"audio_config": None, "image_token_id": 300}),
+        ("gemma3", "model.multi_modal_projector.x", {"image_token_id": 300}),
+        ("gemma3n", "model.embed_audio.x", {"audio_config": {}}),
+        ("gemma4", "model.audio_tower.x", {"video_token_id": 300}),
     ],
 )
 def test_a_model_that_sees_images_is_read_as_its_text_model(
     tmp_path, load, tokens, assert_close, caplog, family, vision, further
 ):
-    """As it is stored by transformers before version 5: its text model and its head below ``language_model``."""
+    """Below ``language_model``, as transformers stored it before version 5, or below ``model``, as it does since."""
     subject = make_subject(tmp_path, family)
     folder = save_directory(subject.model, tmp_path / "hf")
     image = {vision: torch.ones(2, 3), vision.replace(".", ".y."): torch.ones(2)}
-    change_tensors(folder, lambda found: {f"language_model.{name}": each for name, each in found.items()} | image)
+    beginning = ("^model.", "model.language_model.") if vision.startswith("model.") else ("^", "language_model.")
+    change_tensors(folder, lambda found: {re.sub(*beginning, name): each for name, each in found.items()} | image)
     change_config(
         folder,
         lambda stated: {
