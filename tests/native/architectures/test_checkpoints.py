@@ -354,7 +354,7 @@ def test_a_model_that_sees_images_is_read_as_its_text_model(
     """Below ``language_model``, as transformers stored it before version 5, or below ``model``, as it does since."""
     subject = make_subject(tmp_path, family)
     folder = save_directory(subject.model, tmp_path / "hf")
-    image = {vision: torch.ones(2, 3), vision.replace(".", ".y."): torch.ones(2)}
+    image = {vision: torch.ones(2, 3), f"{vision}.y": torch.ones(2)}
     beginning = ("^model.", "model.language_model.") if vision.startswith("model.") else ("^", "language_model.")
     change_tensors(folder, lambda found: {re.sub(*beginning, name): each for name, each in found.items()} | image)
     change_config(
