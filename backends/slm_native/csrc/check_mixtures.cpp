@@ -126,7 +126,7 @@ double worst_of(const Model& model, const IsaKernels& kernels, Pool& pool, std::
     std::normal_distribution<float> normal(0, 1);
     std::vector<float> x(n * width), y(n * width, NAN);
     for (float& value : x) value = normal(generator);
-    mix(kernels, pool, model.mixture, x.data(), nullptr, n, {}, y.data());
+    mix(kernels, pool, model.mixture, x.data(), nullptr, n, {}, {}, y.data());
     const Wide wanted = expected(model, x);
     double worst = 0, largest = 0;
     for (std::size_t i = 0; i < y.size(); ++i) {

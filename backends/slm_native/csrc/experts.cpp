@@ -4,25 +4,14 @@
 #include <cmath>
 #include <cstdint>
 
+#include "parts.h"
+
 namespace slm {
 
 namespace {
 
 // Of the thread that called.
 thread_local Scratch read_scratch, scores_scratch, rows_scratch;
-
-constexpr std::size_t least_part = 1 << 13;  // values; less is done before a thread has heard of it
-
-// task(begin, end) for parts of `n` rows of so many values.
-template <class Task>
-void by_rows(Pool& pool, std::size_t n, std::size_t width, const Task& task) {
-    const std::size_t step = std::max<std::size_t>(1, least_part / std::max<std::size_t>(1, width));
-    pool.run((n + step - 1) / step, [&](std::size_t i) { task(i * step, std::min(n, (i + 1) * step)); });
-}
-
-void add_scaled(float* y, const float* x, float factor, std::size_t n) {
-    for (std::size_t i = 0; i < n; ++i) y[i] += factor * x[i];
-}
 
 // What routing says of a batch.
 struct Routes {
@@ -108,23 +97,22 @@ private:
 };
 
 // What all pairs read, times their weights.
-void scale_rows(Pool& pool, const Routes& routes, const Pairs& pairs, std::size_t n_used, std::size_t width,
+void scale_rows(const IsaKernels& kernels, Pool& pool, const Routes& routes, const Pairs& pairs, std::size_t n_used, std::size_t width,
                 const float* x, float* to) {
     by_rows(pool, pairs.places.size(), width, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) {
-            float* row = to + pairs.places[i] * width;
-            std::fill_n(row, width, 0.0f);
-            add_scaled(row, x + i / n_used * width, routes.chosen[i].weight, width);
+            const float* row = x + i / n_used * width;
+            kernels.add_parts(nullptr, &row, &routes.chosen[i].weight, 1, width, to + pairs.places[i] * width);
         }
     });
 }
 
 // The experts that a token of the batch uses, and the shared one behind them.
-std::vector<Group> groups_of(Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pairs, const float* x,
+std::vector<Group> groups_of(const IsaKernels& kernels, Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pairs, const float* x,
                              std::size_t n_tokens) {
     const std::size_t width = m.router.matrix->n_in, n_pairs = pairs.tokens.size();
     GroupRoom room(m, n_pairs, n_tokens, m.scales_input ? n_pairs * width : 0);
-    if (m.scales_input) scale_rows(pool, routes, pairs, m.choice.n_used, width, x, room.scaled());
+    if (m.scales_input) scale_rows(kernels, pool, routes, pairs, m.choice.n_used, width, x, room.scaled());
     std::vector<Group> groups;
     for (std::size_t i = 0; i < m.experts.size(); ++i) {
         const std::size_t first = pairs.first[i], n_rows = pairs.first[i + 1] - first;
@@ -174,26 +162,55 @@ void go_down(const IsaKernels& kernels, Pool& pool, const std::vector<Group>& gr
     multiply_all(kernels, pool, products);
 }
 
-void add_weighted(float* y, const float* made, const Linear& down, float weight) {
-    add_scaled(y, made, weight * down.scale, down.matrix->n_out);
-    if (down.bias) add_scaled(y, down.bias, weight, down.matrix->n_out);
+// Rows of E numbers and what each is multiplied with.
+class Parts {
+public:
+    void clear() { rows_.clear(), shares_.clear(); }
+    void add(const float* made, const Linear& down, float weight) {
+        rows_.push_back(made), shares_.push_back(weight * down.scale);
+        if (down.bias) rows_.push_back(down.bias), shares_.push_back(weight);
+    }
+    void sum(const IsaKernels& kernels, const float* base, std::size_t width, float* y) const {
+        kernels.add_parts(base, rows_.data(), shares_.data(), rows_.size(), width, y);
+    }
+
+private:
+    std::vector<const float*> rows_;
+    std::vector<float> shares_;
+};
+
+// What the experts have made of the pairs, and of all tokens the shared one, or null.
+struct Results {
+    const float *made, *shared;
+};
+
+// The rows that make up token t, times `scale`.
+void gather(const Mixture& m, const Routes& routes, const Pairs& pairs, const Results& results, std::size_t t, float scale, Parts& to) {
+    const std::size_t n_used = m.choice.n_used, width = m.experts[0].down.matrix->n_out;
+    to.clear();
+    for (std::size_t i = t * n_used; i < (t + 1) * n_used; ++i) {
+        const Chosen& one = routes.chosen[i];
+        to.add(results.made + pairs.places[i] * width, m.experts[one.expert].down, m.scales_input ? scale : scale * one.weight);
+    }
+    const float weight = routes.shared_weight.empty() ? scale : scale * routes.shared_weight[t];
+    if (results.shared) to.add(results.shared + t * width, m.shared.down, weight);
 }
 
-// The weighted sum of what the experts of each token have made.
-void gather(Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pairs, const std::vector<Group>& groups,
-            std::size_t n_tokens, float* y) {
-    const std::size_t n_used = m.choice.n_used, width = m.experts[0].down.matrix->n_out;
-    const float *made = groups[0].made, *shared = m.shared.up.matrix ? groups.back().made : nullptr;
-    by_rows(pool, n_tokens, width * n_used, [&](std::size_t begin, std::size_t end) {
-        std::fill(y + begin * width, y + end * width, 0.0f);
+// The weighted sum of what the experts of each token have made, and what becomes of it.
+void put_together(const IsaKernels& kernels, Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pairs, const Results& results,
+                  std::size_t n_tokens, const Branch& branch, float* y) {
+    const std::size_t width = m.experts[0].down.matrix->n_out;
+    by_rows(pool, n_tokens, width * m.choice.n_used, [&](std::size_t begin, std::size_t end) {
+        Parts parts;
         for (std::size_t t = begin; t < end; ++t) {
-            for (std::size_t i = t * n_used; i < (t + 1) * n_used; ++i) {
-                const Chosen& one = routes.chosen[i];
-                const float weight = m.scales_input ? 1.0f : one.weight;
-                add_weighted(y + t * width, made + pairs.places[i] * width, m.experts[one.expert].down, weight);
-            }
-            const float weight = routes.shared_weight.empty() ? 1.0f : routes.shared_weight[t];
-            if (shared) add_weighted(y + t * width, shared + t * width, m.shared.down, weight);
+            float* to = y + t * width;
+            const float* residual = branch.residual ? branch.residual + t * width : nullptr;
+            gather(m, routes, pairs, results, t, branch.norm.weight ? 1.0f : branch.scale, parts);
+            parts.sum(kernels, branch.norm.weight ? nullptr : residual, width, to);
+            if (!branch.norm.weight) continue;
+            kernels.normalize(branch.norm, to, 1, to);
+            const float* normed = to;
+            kernels.add_parts(residual, &normed, &branch.scale, 1, width, to);
         }
     });
 }
@@ -201,7 +218,7 @@ void gather(Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pai
 }  // namespace
 
 void mix(const IsaKernels& kernels, Pool& pool, const Mixture& mixture, const float* x, const float* told,
-         std::size_t n_tokens, const Norm& norm, float* y) {
+         std::size_t n_tokens, const Norm& norm, const Branch& branch, float* y) {
     if (n_tokens == 0) return;
     const float* read = x;
     if (norm.weight) {
@@ -211,10 +228,11 @@ void mix(const IsaKernels& kernels, Pool& pool, const Mixture& mixture, const fl
     }
     const Routes routes = routes_of(kernels, pool, mixture, read, told ? told : read, n_tokens);
     const Pairs pairs = pairs_of(mixture, routes);
-    const std::vector<Group> groups = groups_of(pool, mixture, routes, pairs, read, n_tokens);
+    const std::vector<Group> groups = groups_of(kernels, pool, mixture, routes, pairs, read, n_tokens);
     go_up(kernels, pool, mixture, groups);
     go_down(kernels, pool, groups);
-    gather(pool, mixture, routes, pairs, groups, n_tokens, y);
+    const Results results{groups[0].made, mixture.shared.up.matrix ? groups.back().made : nullptr};
+    put_together(kernels, pool, mixture, routes, pairs, results, n_tokens, branch, y);
 }
 
 }  // namespace slm

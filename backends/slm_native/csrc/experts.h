@@ -25,9 +25,16 @@ struct Mixture {
     Linear shared_gate;  // to one number; or without a matrix
 };
 
-// y [n_tokens][E] = what the experts, chosen by what the router makes of `told`, make of x, normalized first. Where
-// `told` is null, the router reads what the experts read.
+// What becomes of what the experts of a token have made: residual + scale * normalized(it).
+struct Branch {
+    Norm norm{};
+    float scale = 1.0f;
+    const float* residual = nullptr;  // [n_tokens][E]; null for none
+};
+
+// y [n_tokens][E] = what the experts, chosen by what the router makes of `told`, make of x, normalized first, and then what
+// `branch` says. Where `told` is null, the router reads what the experts read.
 void mix(const IsaKernels& kernels, Pool& pool, const Mixture& mixture, const float* x, const float* told,
-         std::size_t n_tokens, const Norm& norm, float* y);
+         std::size_t n_tokens, const Norm& norm, const Branch& branch, float* y);
 
 }  // namespace slm

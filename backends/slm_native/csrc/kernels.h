@@ -99,8 +99,8 @@ struct IsaKernels {
     std::size_t n_floats;
     // n activations as ceil(n / 256) spans.
     void (*quantize)(const float* x, std::size_t n, int zero, Span* to);
-    // Activations [n_tokens][n] as vector v of `to`; n_tokens is at most `lanes`.
-    void (*pack)(const float* x, std::size_t n_tokens, std::size_t n, int zero, int groups, PackedRows& to, std::size_t v);
+    // Rows of n activations, at most `lanes`, as vector v of `to`.
+    void (*pack)(const float* const* rows, std::size_t n_rows, std::size_t n, int zero, int groups, PackedRows& to, std::size_t v);
     // x [n_tokens][n_in] as [n_in][lanes], n_tokens at most `lanes`.
     void (*pack_floats)(const float* x, std::size_t n_tokens, std::size_t n_in, float* to);
     // y[t * y_stride + r] += rows of a panel [n_rows][n_in] times x [n_vectors][n_in][lanes].
@@ -108,6 +108,10 @@ struct IsaKernels {
                         std::size_t n_tokens, float* work, float* y, std::size_t y_stride);
     // Rows x [n_rows][norm.width], normalized; y may be x.
     void (*normalize)(const Norm& norm, const float* x, std::size_t n_rows, float* y);
+    // y = base, where there is one, and the sum of shares[j] * parts[j], n values of each; y may be one of them.
+    void (*add_parts)(const float* base, const float* const* parts, const float* shares, std::size_t n_parts, std::size_t n, float* y);
+    // Of each number by how much it is above the row's mean and so many of its deviations; 0 where it is not.
+    void (*keep_above)(float* row, std::size_t width, float n_deviations);
     // Of each gate, times up where that is given; y may be gate.
     void (*activate)(const Activation& activation, const float* gate, const float* up, std::size_t n, float* y);
     // Turn heads x [n_heads][width] of one token in place: values 2 i and 2 i + 1, or i and half + i, by angle i.

@@ -3,15 +3,18 @@
 #include <algorithm>
 #include <utility>
 
+#include "parts.h"
+
 namespace slm {
 
 namespace {
 
 thread_local Scratch flow_scratch;
 
-// Activations of a batch between the steps of a layer.
+// Activations of a batch between the steps of a layer; `read` is what its attention reads and `low` is made of that, both for
+// a residual that is learned.
 struct Flow {
-    float *q, *k, *v, *mixed, *inner, *after, *made;
+    float *q, *k, *v, *mixed, *inner, *after, *made, *read, *low;
 };
 
 template <class Width>
@@ -26,16 +29,18 @@ std::size_t n_out_of(const Linear& linear) { return linear.matrix ? linear.matri
 Flow flow_of(std::span<const Layer> layers, std::size_t n_tokens) {
     const std::size_t n_q = widest(layers, [](const Layer& l) { return n_out_of(l.q); });
     const std::size_t n_kv = widest(layers, [](const Layer& l) { return n_out_of(l.k); });
-    const std::size_t n_ff = widest(layers, [](const Layer& l) { return std::max({n_out_of(l.gating.up), n_out_of(l.left), n_out_of(l.embedding.gate)}); });
+    const std::size_t n_ff = widest(layers, [](const Layer& l) { return std::max(n_out_of(l.gating.up), n_out_of(l.embedding.gate)); });
+    const std::size_t n_low = widest(layers, [](const Layer& l) { return n_out_of(l.left); });
     const std::size_t width = n_out_of(layers[0].output);
     const std::size_t n_mixed = std::max(width, widest(layers, [](const Layer& l) { return l.output.matrix->n_in; }));
-    float* memory = flow_scratch.room<float>(n_tokens * (n_q + 2 * n_kv + n_mixed + n_ff + 2 * width));
+    const std::size_t n_read = n_low ? width : 0;
+    float* memory = flow_scratch.room<float>(n_tokens * (n_q + 2 * n_kv + n_mixed + n_ff + 2 * width + n_read + n_low));
     const auto take = [&](std::size_t n) {
         float* taken = memory;
         memory += n_tokens * n;
         return taken;
     };
-    return {take(n_q), take(n_kv), take(n_kv), take(n_mixed), take(n_ff), take(width), take(width)};
+    return {take(n_q), take(n_kv), take(n_kv), take(n_mixed), take(n_ff), take(width), take(width), take(n_read), take(n_low)};
 }
 
 void limit(float* y, std::size_t n, float most) {
@@ -47,8 +52,13 @@ void project_heads(const IsaKernels& kernels, Pool& pool, const Layer& layer, co
                    const float* x, const Flow& flow) {
     const KvLayer& cache = *place.cache;
     const std::size_t n = tokens.n_tokens, n_kv = n * n_out_of(layer.k);
-    const Made made[3] = {{&layer.q, flow.q}, {&layer.k, flow.k}, {&layer.v, flow.v}};
-    project(kernels, pool, x, n, layer.attn_norm, {made, layer.v.matrix ? 3u : layer.k.matrix ? 2u : 1u});
+    Made made[4];
+    std::size_t n_made = 0;
+    for (const Made& one : {Made{&layer.q, flow.q}, Made{&layer.k, flow.k}, Made{&layer.v, flow.v}, Made{&layer.left, flow.low}})
+        if (one.linear->matrix) made[n_made++] = one;
+    const bool is_kept = layer.left.matrix && layer.attn_norm.weight;
+    if (is_kept) normalize(kernels, pool, x, n * layer.attn_norm.width, layer.attn_norm, flow.read);
+    project(kernels, pool, is_kept ? flow.read : x, n, is_kept ? Norm{} : layer.attn_norm, {made, n_made});
     if (!layer.v.matrix) std::copy_n(flow.k, n_kv, flow.v);
     if (layer.limit != 0.0f) {
         limit(flow.q, n * n_out_of(layer.q), layer.limit);
@@ -77,16 +87,27 @@ void add_branch(const IsaKernels& kernels, Pool& pool, const float* x, std::size
 }
 
 // after = (after + what attention has read + what is made of it) / sqrt(2).
-void add_learned(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x, const Flow& flow) {
-    const std::size_t n = n_tokens * layer.right.matrix->n_out;
-    float* read = flow.mixed;
-    if (layer.attn_norm.weight) normalize(kernels, pool, x, n, layer.attn_norm, read);
-    else std::copy_n(x, n, read);
-    const Made low{&layer.left, flow.inner};
-    project(kernels, pool, read, n_tokens, {}, {&low, 1});
-    for (std::size_t i = 0; i < n; ++i) read[i] += flow.after[i];
-    add_normed(kernels, pool, flow.inner, n_tokens, layer.right, layer.right_norm, 1.0f, read, flow.after);
-    for (std::size_t i = 0; i < n; ++i) flow.after[i] *= 0.70710678f;
+void add_learned(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* read, const Flow& flow) {
+    const std::size_t width = layer.right.matrix->n_out;
+    const Made made{&layer.right, flow.made};
+    project(kernels, pool, flow.low, n_tokens, {}, {&made, 1});
+    by_rows(pool, n_tokens, 3 * width, [&](std::size_t begin, std::size_t end) {
+        const float whole[] = {1.0f, 1.0f}, part = 0.70710678f;
+        for (std::size_t t = begin; t < end; ++t) {
+            float *after = flow.after + t * width, *low = flow.made + t * width;
+            if (layer.right_norm.weight) kernels.normalize(layer.right_norm, low, 1, low);
+            const float *parts[] = {read + t * width, low}, *sum = after;
+            kernels.add_parts(after, parts, whole, 2, width, after);
+            kernels.add_parts(nullptr, &sum, &part, 1, width, after);
+        }
+    });
+}
+
+void scale(const IsaKernels& kernels, Pool& pool, float by, std::size_t n_tokens, std::size_t width, float* x) {
+    by_rows(pool, n_tokens, width, [&](std::size_t begin, std::size_t end) {
+        const float* rows = x + begin * width;
+        kernels.add_parts(nullptr, &rows, &by, 1, (end - begin) * width, x + begin * width);
+    });
 }
 
 void keep_rows(float* x, std::size_t width, const std::vector<std::int64_t>& wanted) {
@@ -94,32 +115,35 @@ void keep_rows(float* x, std::size_t width, const std::vector<std::int64_t>& wan
         if (const std::size_t from = std::size_t(wanted[i]); from != i) std::copy_n(x + from * width, width, x + i * width);
 }
 
-// x = after and what the feed-forward layer makes of it, or of x.
-void feed_forward(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const Flow& flow, float* x) {
-    const std::size_t n = n_tokens * n_out_of(layer.output);
+// to = after and what the feed-forward layer makes of it, or of x.
+void feed_forward(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x, const Flow& flow,
+                  float* to) {
     const float* read = layer.parallel ? x : flow.after;
     if (layer.gating.up.matrix) {
         gate_up(kernels, pool, read, n_tokens, layer.ffn_norm, layer.gating, flow.inner);
-        add_branch(kernels, pool, flow.inner, n_tokens, layer.down, layer.ffn_post_norm, layer.residual_scale, flow.after, x);
+        add_branch(kernels, pool, flow.inner, n_tokens, layer.down, layer.ffn_post_norm, layer.residual_scale, flow.after, to);
     } else if (layer.mixture) {
-        mix(kernels, pool, *layer.mixture, read, nullptr, n_tokens, layer.ffn_norm, flow.mixed);
-        if (layer.ffn_post_norm.weight) normalize(kernels, pool, flow.mixed, n, layer.ffn_post_norm, flow.mixed);
-        for (std::size_t i = 0; i < n; ++i) x[i] = flow.after[i] + layer.residual_scale * flow.mixed[i];
+        mix(kernels, pool, *layer.mixture, read, nullptr, n_tokens, layer.ffn_norm, {layer.ffn_post_norm, layer.residual_scale, flow.after}, to);
     } else {
-        std::copy_n(flow.after, n, x);
+        std::copy_n(flow.after, n_tokens * n_out_of(layer.output), to);
     }
 }
 
-// x [n_tokens][E] through a layer, in place, but for what lies around it; of the tokens `wanted`, where it is not null.
-void run_layer(const IsaKernels& kernels, Pool& pool, const Layer& layer, const Place& place, const Tokens& tokens,
-               const std::vector<std::int64_t>* wanted, const Flow& flow, float* x) {
-    attend_in(kernels, pool, layer, place, tokens, x, flow);
-    if (wanted) keep_rows(x, n_out_of(layer.output), *wanted), keep_rows(flow.mixed, layer.output.matrix->n_in, *wanted);
-    const std::size_t n = wanted ? wanted->size() : tokens.n_tokens;
-    if (n == 0) return;
-    add_branch(kernels, pool, flow.mixed, n, layer.output, layer.attn_post_norm, layer.residual_scale, x, flow.after);
-    if (layer.left.matrix) add_learned(kernels, pool, layer, n, x, flow);
-    feed_forward(kernels, pool, layer, n, flow, x);
+// What follows the attention of a layer that x [n_tokens][E] has entered, but for what lies around it; `to` may be x.
+void leave_attention(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x, const Flow& flow,
+                     float* to) {
+    add_branch(kernels, pool, flow.mixed, n_tokens, layer.output, layer.attn_post_norm, layer.residual_scale, x, flow.after);
+    if (layer.left.matrix) add_learned(kernels, pool, layer, n_tokens, layer.attn_norm.weight ? flow.read : x, flow);
+    feed_forward(kernels, pool, layer, n_tokens, x, flow, to);
+}
+
+// Leave of the streams, and of what attention has made, the tokens `wanted`.
+void keep_wanted(const Layer& layer, const std::vector<std::int64_t>& wanted, const Flow& flow, Streams& streams) {
+    for (std::size_t k = 0; k < streams.n; ++k) keep_rows(streams[k], streams.width, wanted);
+    keep_rows(flow.mixed, layer.output.matrix->n_in, wanted);
+    if (layer.left.matrix && layer.attn_norm.weight) keep_rows(flow.read, streams.width, wanted);
+    if (layer.left.matrix) keep_rows(flow.low, n_out_of(layer.left), wanted);
+    streams.n_tokens = wanted.size();
 }
 
 // The layer's own embedding of the tokens that are left.
@@ -143,20 +167,16 @@ void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> la
         const Layer& layer = layers[i];
         const bool has_streams = layer.altup.router.matrix;
         const auto* kept = i + 1 == layers.size() ? wanted : nullptr;  // what follows attention is done token by token
-        float* at = has_streams ? flow.made : x;
-        if (has_streams) {
-            predict(kernels, pool, layer.altup, streams);
-            std::copy_n(streams[layer.altup.active], streams.n_tokens * width, at);
-        }
-        run_layer(kernels, pool, layer, places[i], tokens, kept, flow, at);
-        if (kept) {
-            for (std::size_t k = 0; has_streams && k < n_streams; ++k) keep_rows(streams[k], width, *kept);
-            streams.n_tokens = kept->size();
-        }
+        if (has_streams) predict(kernels, pool, layer.altup, streams);
+        float *at = has_streams ? streams[layer.altup.active] : x, *made = has_streams ? flow.made : x;
+        attend_in(kernels, pool, layer, places[i], tokens, at, flow);
+        if (kept) keep_wanted(layer, *kept, flow, streams);
+        if (streams.n_tokens == 0) return;
+        leave_attention(kernels, pool, layer, streams.n_tokens, at, flow, made);
         const float* own = own_of(layer, places[i], kept, flow);
-        if (has_streams) correct(kernels, pool, layer.altup, layer.embedding, own, at, streams);
+        if (has_streams) correct(kernels, pool, layer.altup, layer.embedding, own, made, streams);
         else if (layer.embedding.gate.matrix) let_in(kernels, pool, layer.embedding, own, streams.n_tokens, x);
-        for (std::size_t k = 0; layer.output_scale != 1.0f && k < streams.n_tokens * width; ++k) x[k] *= layer.output_scale;
+        if (layer.output_scale != 1.0f) scale(kernels, pool, layer.output_scale, streams.n_tokens, width, x);
     }
     const std::size_t left = streams.n_tokens * width;
     for (std::size_t k = 1; left < streams.stride && k < n_streams; ++k) std::copy_n(streams[k], left, x + k * left);

@@ -183,7 +183,7 @@ public:
         }
         nb::gil_scoped_release unlocked;
         for (std::size_t i = 0; i < n; ++i)
-            slm::add_shares(*pool_, parts[i], parts, share + i * n, n * n, n_tokens, width, results[i]);
+            slm::add_shares(kernels_, *pool_, parts[i], parts, share + i * n, n * n, n_tokens, width, results[i]);
         return found;
     }
 
@@ -304,7 +304,7 @@ public:
         Room y(n_tokens * weights.size() * n_out);
         if (n_tokens) {
             nb::gil_scoped_release unlocked;
-            slm::multiply_by_head(kernels_, *pool_, values, n_tokens, matrices, y.get());
+            slm::multiply_by_head(kernels_, *pool_, {values, x.shape(2)}, n_tokens, matrices, y.get(), n_out);
         }
         return owned<HeadArray>(std::move(y), {n_tokens, weights.size(), n_out});
     }
@@ -323,7 +323,7 @@ public:
         Room y(n_tokens * width);
         {
             nb::gil_scoped_release unlocked;
-            slm::mix(kernels_, *pool_, mixture, values, read, n_tokens, norm ? norm->norm : Norm{}, y.get());
+            slm::mix(kernels_, *pool_, mixture, values, read, n_tokens, norm ? norm->norm : Norm{}, {}, y.get());
         }
         return owned<FloatMatrix>(std::move(y), {n_tokens, width});
     }

@@ -15,7 +15,7 @@ constexpr std::size_t least_task_bytes = 1 << 14;
 constexpr std::size_t least_shared = 1 << 13;  // activations; fewer are rounded before a thread has heard of it
 
 // Of each thread; inputs belong to the thread that called, what else there is to whoever computes.
-thread_local Scratch inputs_scratch, gather_scratch, panel_scratch, heads_scratch;
+thread_local Scratch inputs_scratch, gather_scratch, panel_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 std::size_t padded(std::size_t n_in) { return div_up(n_in, span_weights) * span_weights; }
@@ -33,7 +33,7 @@ struct Input {
 };
 
 bool same_rows(const Multiplication& a, const Multiplication& b) {
-    if (a.x != b.x || a.n_rows != b.n_rows || a.matrix->n_in != b.matrix->n_in) return false;
+    if (a.x != b.x || a.n_rows != b.n_rows || a.matrix->n_in != b.matrix->n_in || a.x_stride != b.x_stride) return false;
     return a.which == b.which || (a.which && b.which && std::equal(a.which, a.which + a.n_rows, b.which));
 }
 
@@ -60,7 +60,7 @@ struct PackedSizes {
 Input input_of(const Multiplication& p, std::size_t lanes) {
     Input input{&p, is_few(p) ? 0 : div_up(p.n_rows, lanes), 0, nullptr, nullptr, {}};
     const std::size_t n_in = p.matrix->n_in;
-    if (p.matrix->floats) input.bytes = 4 * n_in * (is_few(p) ? (p.which ? p.n_rows : 0) : input.n_vectors * lanes);
+    if (p.matrix->floats) input.bytes = 4 * n_in * (is_few(p) ? (p.follow_each_other() ? 0 : p.n_rows) : input.n_vectors * lanes);
     else if (is_few(p)) input.bytes = p.n_rows * div_up(n_in, span_weights) * sizeof(Span);
     else input.bytes = PackedSizes(p, input.n_vectors, lanes).bytes();
     return input;
@@ -84,24 +84,32 @@ void place(Input& input, std::uint8_t* memory, std::size_t lanes) {
 // Rows [begin, end) of the activations, side by side.
 const float* rows_from(const Multiplication& p, std::size_t begin, std::size_t end) {
     const std::size_t n_in = p.matrix->n_in;
-    if (!p.which) return p.x + begin * n_in;
-    if (end - begin == 1) return p.x + p.which[begin] * n_in;
+    if (p.follow_each_other() || end - begin == 1) return p.row(begin);
     float* to = gather_scratch.room<float>((end - begin) * n_in);
-    for (std::size_t i = begin; i < end; ++i) std::copy_n(p.x + p.which[i] * n_in, n_in, to + (i - begin) * n_in);
+    for (std::size_t i = begin; i < end; ++i) std::copy_n(p.row(i), n_in, to + (i - begin) * n_in);
     return to;
+}
+
+// Pack vector `i` of many, of weights in this format.
+void pack(const IsaKernels& kernels, const FormatKernels& format, Input& input, std::size_t i) {
+    const Multiplication& p = *input.of;
+    const std::size_t lanes = std::size_t(kernels.lanes), begin = i * lanes, n_here = std::min(lanes, p.n_rows - begin);
+    const float* rows[most_lanes];
+    for (std::size_t t = 0; t < n_here; ++t) rows[t] = p.row(begin + t);
+    kernels.pack(rows, n_here, p.matrix->n_in, format.start_zero, format.groups, input.rows, i);
 }
 
 // Round or copy row `i` of few, or pack vector `i` of many.
 void fill(const IsaKernels& kernels, Input& input, std::size_t i) {
     const Multiplication& p = *input.of;
+    const FormatKernels* format = p.matrix->format;
+    if (!is_few(p) && format) return pack(kernels, *format, input, i);
     const std::size_t n_in = p.matrix->n_in, lanes = std::size_t(kernels.lanes), step = is_few(p) ? 1 : lanes;
     const std::size_t begin = i * step, n_here = std::min(step, p.n_rows - begin);
     const float* x = rows_from(p, begin, begin + n_here);
-    const FormatKernels* format = p.matrix->format;
     if (is_few(p) && !format) std::copy_n(x, n_in, input.floats + i * n_in);
     else if (is_few(p)) kernels.quantize(x, n_in, format->start_zero, input.spans + i * div_up(n_in, span_weights));
-    else if (!format) kernels.pack_floats(x, n_here, n_in, input.floats + i * n_in * lanes);
-    else kernels.pack(x, n_here, n_in, format->start_zero, format->groups, input.rows, i);
+    else kernels.pack_floats(x, n_here, n_in, input.floats + i * n_in * lanes);
 }
 
 // A row or a vector of an input.
@@ -145,7 +153,7 @@ public:
 private:
     static std::size_t n_pieces(const Input& input) {
         if (!is_few(*input.of)) return input.n_vectors;
-        return input.of->matrix->format || input.of->which ? input.of->n_rows : 0;
+        return input.of->matrix->format || !input.of->follow_each_other() ? input.of->n_rows : 0;
     }
 
     std::vector<Input> inputs_;
@@ -184,8 +192,8 @@ std::vector<Share> shares_of(const Pool& pool, std::span<const Multiplication> p
 void multiply_few(const Multiplication& p, const Input& input, const Share& share) {
     const Matrix& m = *p.matrix;
     const std::size_t begin = share.begin, end = share.end, n_spans = div_up(m.n_in, span_weights);
-    if (m.format) return m.format->rows(rows_of(m), begin, end, input.spans, n_spans, p.n_rows, p.y, m.n_out);
-    m.floats->rows(m.data, m.n_in, begin, end, p.which ? input.floats : p.x, p.n_rows, p.y, m.n_out);
+    if (m.format) return m.format->rows(rows_of(m), begin, end, input.spans, n_spans, p.n_rows, p.y, p.to_next());
+    m.floats->rows(m.data, m.n_in, begin, end, p.follow_each_other() ? p.x : input.floats, p.n_rows, p.y, p.to_next());
 }
 
 void multiply_many_floats(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share) {
@@ -194,7 +202,7 @@ void multiply_many_floats(const IsaKernels& kernels, const Multiplication& p, co
     float* panel = panel_scratch.room<float>(panel_rows * (m.n_in + 4 * lanes));
     m.floats->expand(m.data + share.begin * m.row_bytes, n_here * m.n_in, panel);
     kernels.float_tiles(panel, n_here, m.n_in, input.floats, input.n_vectors, p.n_rows, panel + panel_rows * m.n_in,
-                        p.y + share.begin, m.n_out);
+                        p.y + share.begin, p.to_next());
 }
 
 // `next` is a share that will be taken apart later, or null.
@@ -211,7 +219,7 @@ void multiply_many(const IsaKernels& kernels, const Multiplication& p, const Inp
         panel.next_bytes = (next->end - next->begin) * next_matrix->row_bytes;
     }
     m.format->expand(rows_of(m), share.begin, share.end, panel);
-    m.format->tiles(panel, input.rows, p.n_rows, panel.factors + panel_rows * n_factors, p.y + share.begin, m.n_out);
+    m.format->tiles(panel, input.rows, p.n_rows, panel.factors + panel_rows * n_factors, p.y + share.begin, p.to_next());
 }
 
 }  // namespace
@@ -249,22 +257,13 @@ void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multipl
     });
 }
 
-void multiply_by_head(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens,
-                      std::span<const Matrix* const> matrices, float* y) {
-    const std::size_t n = matrices.size(), n_out = matrices[0]->n_out;
-    float* made = n_tokens > 1 ? heads_scratch.room<float>(n * n_tokens * n_out) : y;  // [n][n_tokens][n_out]
-    std::vector<std::uint32_t> rows(n * n_tokens);
+void multiply_by_head(const IsaKernels& kernels, Pool& pool, const HeadRows& x, std::size_t n_tokens,
+                      std::span<const Matrix* const> matrices, float* y, std::size_t y_stride) {
+    const std::size_t n = matrices.size();
     std::vector<Multiplication> products;
-    for (std::size_t i = 0; i < n; ++i) {
-        for (std::size_t t = 0; t < n_tokens; ++t) rows[i * n_tokens + t] = std::uint32_t(t * n + i);
-        products.push_back({matrices[i], x, n_tokens, made + i * n_tokens * n_out, &rows[i * n_tokens]});
-    }
+    for (std::size_t i = 0; i < n; ++i)
+        products.push_back({matrices[i], x.at + i * x.stride, n_tokens, y + i * y_stride, nullptr, n * x.stride, n * y_stride});
     multiply_all(kernels, pool, products);
-    if (n_tokens > 1)
-        pool.run(n, [&](std::size_t i) {
-            for (std::size_t t = 0; t < n_tokens; ++t)
-                std::copy_n(made + (i * n_tokens + t) * n_out, n_out, y + (t * n + i) * n_out);
-        });
 }
 
 }  // namespace slm

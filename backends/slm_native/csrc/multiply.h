@@ -47,13 +47,24 @@ struct Multiplication {
     std::size_t n_rows;
     float* y;                              // [n_rows][n_out]
     const std::uint32_t* which = nullptr;  // [n_rows]
+    std::size_t x_stride = 0, y_stride = 0;  // from row to row, where rows do not follow each other
+
+    const float* row(std::size_t i) const { return x + (which ? which[i] : i) * (x_stride ? x_stride : matrix->n_in); }
+    bool follow_each_other() const { return !which && !x_stride; }  // rows of x
+    std::size_t to_next() const { return y_stride ? y_stride : matrix->n_out; }
 };
 
 // All products: threads meet once when activations are rounded, and once at the end, however many products there are.
 void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products);
 
-// Row t * n + i of x [n_tokens * n][n_in] times matrix i of n, all of one shape: y [n_tokens * n][n_out].
-void multiply_by_head(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens,
-                      std::span<const Matrix* const> matrices, float* y);
+// Rows t * n + i of so many, `stride` numbers apart.
+struct HeadRows {
+    const float* at;
+    std::size_t stride;
+};
+
+// Row t * n + i of x [n_tokens * n][n_in] times matrix i of n, all of one shape: y [n_tokens * n][n_out], `y_stride` numbers apart.
+void multiply_by_head(const IsaKernels& kernels, Pool& pool, const HeadRows& x, std::size_t n_tokens,
+                      std::span<const Matrix* const> matrices, float* y, std::size_t y_stride);
 
 }  // namespace slm

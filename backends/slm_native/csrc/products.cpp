@@ -1,9 +1,10 @@
 #include "products.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
+
+#include "parts.h"
 
 namespace slm {
 
@@ -13,8 +14,6 @@ namespace {
 thread_local Scratch normed_scratch, gate_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
-
-constexpr std::size_t least_part = 1 << 13;  // values; less is done before a thread has heard of it
 
 // Values 0 .. n - 1 in parts that are multiples of `unit`.
 template <class Task>
@@ -41,16 +40,6 @@ void finish_parts(Pool& pool, const Linear& linear, std::size_t n_tokens, float*
         finish(linear, y + begin, (end - begin) / width);
         more(begin, end);
     });
-}
-
-// Of each number by how much it is above the row's mean and so many of its deviations; 0 where it is not.
-void keep_above(float* row, std::size_t width, float n_deviations) {
-    double sum = 0, squares = 0;
-    for (std::size_t i = 0; i < width; ++i) sum += double(row[i]);
-    const double mean = sum / double(width);
-    for (std::size_t i = 0; i < width; ++i) squares += (double(row[i]) - mean) * (double(row[i]) - mean);
-    const float cutoff = float(mean + double(n_deviations) * std::sqrt(squares / double(width)));
-    for (std::size_t i = 0; i < width; ++i) row[i] = row[i] > cutoff ? row[i] - cutoff : 0.0f;
 }
 
 bool is_plain(const Linear& linear) { return !linear.bias && linear.scale == 1.0f; }
@@ -114,11 +103,13 @@ void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t 
     float* other = has_gate ? gate_scratch.room<float>(n) : nullptr;
     const Made made[2] = {{&gating.up, has_gate ? other : y}, {&gating.gate, y}};
     project(kernels, pool, x, n_tokens, norm, {made, has_gate ? 2u : 1u});
-    if (gating.threshold)
-        in_parts(pool, n, width, [&](std::size_t begin, std::size_t end) {
-            for (float* row = y + begin; row < y + end; row += width) keep_above(row, width, *gating.threshold);
-        });
-    activate(kernels, pool, y, other, n, gating.activation, y);
+    if (!gating.threshold) return activate(kernels, pool, y, other, n, gating.activation, y);
+    in_parts(pool, n, width, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t at = begin; at < end; at += width) {
+            kernels.keep_above(y + at, width, *gating.threshold);
+            kernels.activate(gating.activation, y + at, other + at, width, y + at);
+        }
+    });
 }
 
 void activate(const IsaKernels& kernels, Pool& pool, const float* gate, const float* up, std::size_t n, const Activation& activation,
@@ -128,14 +119,13 @@ void activate(const IsaKernels& kernels, Pool& pool, const float* gate, const fl
     });
 }
 
-void add_shares(Pool& pool, const float* x, std::span<const float* const> parts, const float* shares, std::size_t stride,
+void add_shares(const IsaKernels& kernels, Pool& pool, const float* x, std::span<const float* const> parts, const float* shares, std::size_t stride,
                 std::size_t n_tokens, std::size_t width, float* y) {
     in_parts(pool, n_tokens * width, width, [&](std::size_t begin, std::size_t end) {
+        std::vector<const float*> rows(parts.size());
         for (std::size_t at = begin; at < end; at += width) {
-            const float* share = shares + at / width * stride;
-            std::copy_n(x + at, width, y + at);
-            for (std::size_t j = 0; j < parts.size(); ++j)
-                for (std::size_t i = 0; i < width; ++i) y[at + i] += parts[j][at + i] * share[j];
+            std::transform(parts.begin(), parts.end(), rows.begin(), [at](const float* part) { return part + at; });
+            kernels.add_parts(x + at, rows.data(), shares + at / width * stride, rows.size(), width, y + at);
         }
     });
 }

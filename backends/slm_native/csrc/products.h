@@ -58,7 +58,7 @@ void activate(const IsaKernels& kernels, Pool& pool, const float* gate, const fl
               float* y);
 
 // y[t] = x[t] + the sum of parts[j][t] * shares[t * stride + j], all [n_tokens][width].
-void add_shares(Pool& pool, const float* x, std::span<const float* const> parts, const float* shares, std::size_t stride,
+void add_shares(const IsaKernels& kernels, Pool& pool, const float* x, std::span<const float* const> parts, const float* shares, std::size_t stride,
                 std::size_t n_tokens, std::size_t width, float* y);
 
 // y = residual + what the linear makes of x, both [n_tokens][n_out].

@@ -19,7 +19,7 @@ struct LayerEmbedding {
 // Alternating updates. Without `router`, there is one stream.
 struct AltUp {
     Linear router, predict, correct;  // (N, E), (N*N, N), (N, N)
-    Norm router_norm;                 // [E]
+    Norm router_norm;                 // [E], divided by E
     const float* scale;               // [E], of the layer's stream before its own embedding is let in
     std::size_t active;               // which stream the layer runs on
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,7 +98,8 @@ def native_altup(altup: AltUp, active: int) -> _native.AltUp | None:
     if linears is None:
         return None
     router, *mixing = linears
-    made: _native.AltUp = extension().AltUp(router, native_norm(altup.router_norm), *mixing, altup.scale, active)
+    norm = replace(altup.router_norm, weight=altup.router_norm.weight / np.float32(altup.router.weight.n_in))
+    made: _native.AltUp = extension().AltUp(router, native_norm(norm), *mixing, altup.scale, active)
     return made
 
 
