@@ -33,7 +33,8 @@ struct Input {
 };
 
 bool same_rows(const Multiplication& a, const Multiplication& b) {
-    if (a.x != b.x || a.n_rows != b.n_rows || a.matrix->n_in != b.matrix->n_in || a.x_stride != b.x_stride) return false;
+    if (a.x != b.x || a.n_rows != b.n_rows || a.matrix->n_in != b.matrix->n_in) return false;
+    if (a.x_stride != b.x_stride || a.source != b.source) return false;
     return a.which == b.which || (a.which && b.which && std::equal(a.which, a.which + a.n_rows, b.which));
 }
 
@@ -84,9 +85,12 @@ void place(Input& input, std::uint8_t* memory, std::size_t lanes) {
 // Rows [begin, end) of the activations, side by side.
 const float* rows_from(const Multiplication& p, std::size_t begin, std::size_t end) {
     const std::size_t n_in = p.matrix->n_in;
-    if (p.follow_each_other() || end - begin == 1) return p.row(begin);
+    if (p.follow_each_other() || (end - begin == 1 && !p.source)) return p.row(begin);
     float* to = gather_scratch.room<float>((end - begin) * n_in);
-    for (std::size_t i = begin; i < end; ++i) std::copy_n(p.row(i), n_in, to + (i - begin) * n_in);
+    for (std::size_t i = begin; i < end; ++i) {
+        if (p.source) p.source->make(i, to + (i - begin) * n_in);
+        else std::copy_n(p.row(i), n_in, to + (i - begin) * n_in);
+    }
     return to;
 }
 
@@ -94,8 +98,8 @@ const float* rows_from(const Multiplication& p, std::size_t begin, std::size_t e
 void pack(const IsaKernels& kernels, const FormatKernels& format, Input& input, std::size_t i) {
     const Multiplication& p = *input.of;
     const std::size_t lanes = std::size_t(kernels.lanes), begin = i * lanes, n_here = std::min(lanes, p.n_rows - begin);
-    const float* rows[most_lanes];
-    for (std::size_t t = 0; t < n_here; ++t) rows[t] = p.row(begin + t);
+    const float *made = p.source ? rows_from(p, begin, begin + n_here) : nullptr, *rows[most_lanes];
+    for (std::size_t t = 0; t < n_here; ++t) rows[t] = made ? made + t * p.matrix->n_in : p.row(begin + t);
     kernels.pack(rows, n_here, p.matrix->n_in, format.start_zero, format.groups, input.rows, i);
 }
 

@@ -40,6 +40,15 @@ private:
     std::size_t size_ = 0;
 };
 
+// Makes rows of activations that lie nowhere, each where it is wanted.
+class RowSource {
+public:
+    virtual void make(std::size_t i, float* to) const = 0;
+
+protected:
+    ~RowSource() = default;
+};
+
 // One product of several: y = x @ matrix.T. Those that have rows of activations in common share what is made of them.
 struct Multiplication {
     const Matrix* matrix;
@@ -48,9 +57,10 @@ struct Multiplication {
     float* y;                              // [n_rows][n_out]
     const std::uint32_t* which = nullptr;  // [n_rows]
     std::size_t x_stride = 0, y_stride = 0;  // from row to row, where rows do not follow each other
+    const RowSource* source = nullptr;       // of the rows, in the place of x and which
 
     const float* row(std::size_t i) const { return x + (which ? which[i] : i) * (x_stride ? x_stride : matrix->n_in); }
-    bool follow_each_other() const { return !which && !x_stride; }  // rows of x
+    bool follow_each_other() const { return !which && !x_stride && !source; }  // rows of x
     std::size_t to_next() const { return y_stride ? y_stride : matrix->n_out; }
 };
 

@@ -11,7 +11,7 @@ namespace slm {
 namespace {
 
 // Of the thread that called.
-thread_local Scratch normed_scratch, gate_scratch;
+thread_local Scratch gate_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
@@ -25,12 +25,17 @@ void in_parts(Pool& pool, std::size_t n, std::size_t unit, const Task& task) {
     pool.run(div_up(n, step), [&](std::size_t i) { task(i * step, std::min(n, (i + 1) * step)); });
 }
 
-const float* normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n, const Norm& norm) {
-    if (!norm.weight) return x;
-    float* to = normed_scratch.room<float>(n);
-    normalize(kernels, pool, x, n, norm, to);
-    return to;
-}
+// Rows of x, normalized.
+class NormedRows final : public RowSource {
+public:
+    NormedRows(const IsaKernels& kernels, const Norm& norm, const float* x) : kernels_(kernels), norm_(norm), x_(x) {}
+    void make(std::size_t i, float* to) const override { kernels_.normalize(norm_, x_ + i * norm_.width, 1, to); }
+
+private:
+    const IsaKernels& kernels_;
+    const Norm& norm_;
+    const float* x_;
+};
 
 // What is left of a linear after its product, and then `more`, for each part of the rows.
 template <class More>
@@ -88,9 +93,13 @@ void normalize(const IsaKernels& kernels, Pool& pool, const float* x, std::size_
 void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm,
              std::span<const Made> made) {
     if (n_tokens == 0 || made.empty()) return;
-    std::vector<Product> products;
-    for (const Made& one : made) products.push_back({one.linear->matrix, one.y});
-    multiply(kernels, pool, normed(kernels, pool, x, n_tokens * products[0].matrix->n_in, norm), n_tokens, products);
+    const NormedRows rows(kernels, norm, x);
+    std::vector<Multiplication> products;
+    for (const Made& one : made) {
+        products.push_back({one.linear->matrix, x, n_tokens, one.y});
+        if (norm.weight) products.back().source = &rows;
+    }
+    multiply_all(kernels, pool, products);
     for (const Made& one : made)
         if (!is_plain(*one.linear)) finish_parts(pool, *one.linear, n_tokens, one.y, [](std::size_t, std::size_t) {});
 }

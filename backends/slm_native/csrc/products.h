@@ -36,7 +36,7 @@ void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t
 // y = n values x, normalized; n is a multiple of what the norm has weights for, and y may be x.
 void normalize(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n, const Norm& norm, float* y);
 
-// What each linear makes of x, normalized first.
+// What each linear makes of x, normalized first by a norm of whole rows.
 void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, std::span<const Made> made);
 
 // What is left of a linear after its product, rows y [n_rows][n_out].

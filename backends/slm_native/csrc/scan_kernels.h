@@ -35,12 +35,10 @@ struct TappedRow {
     const float *x, *gate;
 };
 
-// Of each token and the one before it n_shares mixtures: x + (before - x) * share.
+// Of each token and the one before it a mixture: x + (before - x) * share.
 struct Shift {
-    std::size_t n_tokens, width, n_shares;  // tokens of a sequence
-    const float *x, *before, *shares;       // [B * T][width], [B][width], [n_shares][width]
-    float* y;                               // [n_shares][B * T][width]
-    std::size_t y_stride;                   // B * T * width
+    std::size_t n_tokens, width;      // tokens of a sequence
+    const float *x, *before, *share;  // [B * T][width], [B][width], [width]
 };
 
 // RWKV-7's time mixing from its products on: see `time_mixed` in slm_native/kernels/recurrent.py.
@@ -63,8 +61,8 @@ struct ScanKernels {
     void (*heads)(const Scan& scan, std::size_t sequence, std::size_t begin, std::size_t end, float* work);
     // Channels from begin to end of a sequence, all of its tokens; `rows` holds n_taps.
     void (*convolve)(const Convolution& convolution, std::size_t sequence, std::size_t begin, std::size_t end, TappedRow* rows);
-    // Token t of the batch.
-    void (*shift)(const Shift& shift, std::size_t t);
+    // Token t of the batch, to a row [width].
+    void (*shift)(const Shift& shift, std::size_t t, float* to);
     // One head of a sequence, all of its tokens; `work` holds `delta_room`.
     void (*delta)(const DeltaRule& rule, std::size_t sequence, std::size_t head, float* work);
     void (*curve)(Curve curve, float* x, std::size_t n);

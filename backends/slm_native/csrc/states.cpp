@@ -42,12 +42,16 @@ void follow(const IsaKernels& kernels, Pool& pool, Curve curve, float* x, std::s
     });
 }
 
-void shift(const IsaKernels& kernels, Pool& pool, const Shift& shares, std::size_t n_rows) {
-    const std::size_t step = std::max<std::size_t>(1, task_values / (shares.width * shares.n_shares));
-    pool.run(div_up(n_rows, step), [&](std::size_t i) {
-        for (std::size_t t = i * step; t < std::min(n_rows, (i + 1) * step); ++t) kernels.scan->shift(shares, t);
-    });
-}
+// Mixtures of tokens and those before them.
+class ShiftedRows final : public RowSource {
+public:
+    ShiftedRows(const IsaKernels& kernels, const Shift& shift) : kernels_(kernels), shift_(shift) {}
+    void make(std::size_t i, float* to) const override { kernels_.scan->shift(shift_, i, to); }
+
+private:
+    const IsaKernels& kernels_;
+    Shift shift_;
+};
 
 void normalize(const IsaKernels& kernels, const Norm& norm, float* row) {
     if (norm.weight) kernels.normalize(norm, row, 1, row);
@@ -125,10 +129,12 @@ class Pairs {
 public:
     Pairs(std::size_t n_rows, Taking& take) : n_(n_rows), take_(take) {}
 
-    void add(const Matrix& matrix, const float* x, float* y) { first_.push_back({&matrix, x, n_, y}); }
+    void add(const Matrix& matrix, const RowSource& x, float* y) {
+        first_.push_back({&matrix, nullptr, n_, y}), first_.back().source = &x;
+    }
 
     // What lies between, and at `y` what comes out.
-    float* add(const LowRank& matrices, const float* x, const float*& y) {
+    float* add(const LowRank& matrices, const RowSource& x, const float*& y) {
         float *between = take_(n_ * matrices.down->n_out), *to = take_(n_ * matrices.up->n_out);
         add(*matrices.down, x, between);
         second_.push_back({matrices.up, between, n_, to});
@@ -147,7 +153,7 @@ private:
 
 // Floats of memory that a layer's rows take.
 std::size_t room_of(const TimeMix& layer, std::size_t n_rows, std::size_t width) {
-    std::size_t room = in_vectors(6 * n_rows * width) + 2 * in_vectors(n_rows * width);
+    std::size_t room = 2 * in_vectors(n_rows * width);
     for (const LowRank* pair : {&layer.decay, &layer.rate, &layer.gate, &layer.first_value})
         if (pair->down) room += in_vectors(n_rows * pair->down->n_out) + in_vectors(n_rows * width);
     return room;
@@ -160,10 +166,9 @@ void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Seque
     DeltaRule rule = layer.rule;
     const std::size_t n = batch.n_rows(), width = rule.n_heads * rule.width, size = n * width;
     Taking take(flow_scratch.room<float>(room_of(layer, n, width)));
-    float *given = take(6 * size), *r = take(size), *k = take(size);
-    shift(kernels, pool, {batch.n_tokens, width, 6, x, last, layer.shares, given, size}, n);
-    const float *given_r = given, *given_decay = given + size, *given_k = given + 2 * size, *given_v = given + 3 * size;
-    const float *given_rate = given + 4 * size, *given_gate = given + 5 * size;
+    float *r = take(size), *k = take(size);
+    const auto given = [&](std::size_t share) { return ShiftedRows(kernels, {batch.n_tokens, width, x, last, layer.shares + share * width}); };
+    const ShiftedRows given_r = given(0), given_decay = given(1), given_k = given(2), given_v = given(3), given_rate = given(4), given_gate = given(5);
     Pairs pairs(n, take);
     pairs.add(*layer.receptance, given_r, r), pairs.add(*layer.key, given_k, k), pairs.add(*layer.value, given_v, value);
     if (layer.first_value.down) pairs.add(layer.first_value, given_v, rule.value_share);
@@ -183,10 +188,11 @@ void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Seque
 void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer, Sequences batch, const float* x, const float* last,
                  float* y) {
     const std::size_t n = batch.n_rows(), width = layer.up->n_in, inner = layer.up->n_out;
-    Taking take(flow_scratch.room<float>(in_vectors(n * width) + in_vectors(n * inner)));
-    float *given = take(n * width), *between = take(n * inner);
-    shift(kernels, pool, {batch.n_tokens, width, 1, x, last, layer.share, given, n * width}, n);
-    multiply(kernels, pool, given, n, *layer.up, between);
+    float* between = flow_scratch.room<float>(n * inner);
+    const ShiftedRows given(kernels, {batch.n_tokens, width, x, last, layer.share});
+    Multiplication up{layer.up, nullptr, n, between};
+    up.source = &given;
+    multiply_all(kernels, pool, {&up, 1});
     follow(kernels, pool, Curve::relu_squared, between, n * inner);
     multiply(kernels, pool, between, n, *layer.down, y);
 }
