@@ -132,6 +132,9 @@ class Kernels:
     def activate(
         self, gate: NDArray[np.float32], up: NDArray[np.float32] | None, activation: Activation
     ) -> NDArray[np.float32]: ...
+    def part_embeddings(
+        self, made: NDArray[np.float32], given: NDArray[np.float32], norm: Norm, made_share: float, given_share: float
+    ) -> NDArray[np.float32]: ...
     def mixed(self, x: Sequence[NDArray[np.float32]], shares: NDArray[np.float32]) -> list[NDArray[np.float32]]: ...
     def add_product(
         self, residual: NDArray[np.float32], x: NDArray[np.float32], linear: Linear

@@ -6,7 +6,7 @@ Shapes: T tokens, E embedding width, N streams, P width of a layer's own embeddi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slm_core.architectures import AnyActivation
 from slm_native.kernels import AltUp, KernelSet, Laurel, LayerEmbedding, Linear, Norm, Weight
@@ -87,12 +87,14 @@ def learned_residual(kernels: KernelSet, weights: Laurel, x: Array) -> Array:
     return x + kernels.normed(kernels.linear(kernels.linear(x, weights.left), weights.right), weights.norm)
 
 
-def layer_embeddings(kernels: KernelSet, weights: LayerEmbeddings, tokens: Array, x: Array, width: int) -> list[Array]:
+def layer_embeddings(
+    kernels: KernelSet, weights: LayerEmbeddings, tokens: Array, x: Array, width: int
+) -> Sequence[Array]:
     """Each block's own embedding [T, P] of ``tokens`` [T], whose embedding in the model is ``x`` [T, E]."""
-    looked_up = kernels.embed(weights.table, tokens) * width**0.5  # [T, L*P]
-    made = kernels.linear(x, weights.project) * x.shape[1] ** -0.5
-    both = kernels.normed(made.reshape(-1, width), weights.norm).reshape(looked_up.shape) + looked_up
-    return [both[:, start : start + width] * 2**-0.5 for start in range(0, both.shape[1], width)]
+    looked_up = kernels.embed(weights.table, tokens)  # [T, L*P]
+    made = kernels.linear(x, weights.project)  # to be scaled by E ** -0.5, which to its norm is another epsilon
+    norm = replace(weights.norm, eps=weights.norm.eps * x.shape[1])
+    return kernels.part_embeddings(made, looked_up, norm, 2**-0.5, (width / 2) ** 0.5)
 
 
 def let_in(kernels: KernelSet, weights: LayerEmbedding, x: Array, embedding: Array, activation: AnyActivation) -> Array:

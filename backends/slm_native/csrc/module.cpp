@@ -187,6 +187,20 @@ public:
         return found;
     }
 
+    HeadArray part_embeddings(const Array& made, const Array& given, const NormHandle& norm, float made_share, float given_share) const {
+        const float* rows = elements<float>(made, "made", "float32", 2);
+        const float* others = elements<float>(given, "given", "float32", 2);
+        const std::size_t n_tokens = made.shape(0), width = norm.norm.width, n_parts = made.shape(1) / width;
+        if (given.shape(0) != n_tokens || given.shape(1) != made.shape(1)) throw nb::value_error("made and given differ in shape");
+        if (norm.norm.n_rows != 1 || n_parts * width != made.shape(1)) throw nb::value_error("rows are no parts as wide as the norm");
+        Room y(made.size());
+        {
+            nb::gil_scoped_release unlocked;
+            slm::part_embeddings(kernels_, *pool_, rows, others, norm.norm, {made_share, given_share}, n_tokens, n_parts, y.get());
+        }
+        return owned<HeadArray>(std::move(y), {n_parts, n_tokens, width});
+    }
+
     FloatMatrix add_product(const Array& residual, const Array& x, const LinearHandle& linear) const {
         const Activations a = activations(x, linear, nullptr);
         const float* before = elements<float>(residual, "residual", "float32", 2);
@@ -471,6 +485,8 @@ NB_MODULE(_native, module) {
              "Of gates [T, n_out], what is so many deviations above a row's mean is taken, where there is a threshold.")
         .def("activate", &Kernels::activate, "gate"_a, "up"_a.none(), "activation"_a,
              "activation(gate) * up, without up activation(gate): float32, of their shape.")
+        .def("part_embeddings", &Kernels::part_embeddings, "made"_a, "given"_a, "norm"_a, "made_share"_a, "given_share"_a,
+             "Rows made, float32 [T, L*P], each part of P numbers normalized, times its share, and those given times theirs: [L, T, P].")
         .def("mixed", &Kernels::mixed, "x"_a, "shares"_a,
              "x[i] + the sum of x[j] * shares[:, i * n + j], for each of n arrays [T, width]; shares are [T, n * n].")
         .def("add_product", &Kernels::add_product, "residual"_a, "x"_a, "linear"_a,

@@ -81,6 +81,18 @@ void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const La
     });
 }
 
+void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given, const Norm& norm, const float (&shares)[2],
+                     std::size_t n_tokens, std::size_t n_parts, float* y) {
+    by_rows(pool, n_tokens, n_parts * norm.width, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin * n_parts; i < end * n_parts; ++i) {
+            float* to = y + (i % n_parts * n_tokens + i / n_parts) * norm.width;
+            kernels.normalize(norm, made + i * norm.width, 1, to);
+            const float* rows[] = {to, given + i * norm.width};
+            kernels.add_parts(nullptr, rows, shares, 2, norm.width, to);
+        }
+    });
+}
+
 void let_in(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own, std::size_t n_tokens, float* x) {
     float* added = added_by(kernels, pool, embedding, own, x, n_tokens);
     const std::size_t width = embedding.project.matrix->n_out;

@@ -39,6 +39,10 @@ void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const St
 void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const LayerEmbedding& embedding, const float* own,
              const float* made, const Streams& streams);
 
+// y [n_parts][T][P] = shares[0] * (rows `made` [T][n_parts][P], normalized) + shares[1] * (rows `given`, likewise).
+void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given, const Norm& norm, const float (&shares)[2],
+                     std::size_t n_tokens, std::size_t n_parts, float* y);
+
 // x [T][E] += what the layer lets in of its own embedding [T][P].
 void let_in(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own, std::size_t n_tokens, float* x);
 

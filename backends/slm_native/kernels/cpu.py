@@ -160,6 +160,14 @@ class CpuKernels(CpuStateKernels):
         rows, others = (np.ascontiguousarray(each).reshape(-1, gate.shape[-1]) for each in (gate, up))
         return self._native.activate(rows, others, native_activation(activation)).reshape(gate.shape)
 
+    def part_embeddings(
+        self, made: Array, given: Array, norm: Norm, made_share: float, given_share: float
+    ) -> Sequence[Array]:
+        """In one call."""
+        made, given = np.ascontiguousarray(made), np.ascontiguousarray(given)
+        parts = self._native.part_embeddings(made, given, native_norm(norm), made_share, given_share)
+        return list(parts)
+
     def mixed(self, arrays: Sequence[Array], shares: Array) -> Sequence[Array]:
         """In one call."""
         return self._native.mixed([np.ascontiguousarray(each) for each in arrays], np.ascontiguousarray(shares))

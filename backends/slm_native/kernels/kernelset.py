@@ -182,6 +182,15 @@ class KernelSet(Primitives):
             found.append(each)
         return found
 
+    def part_embeddings(
+        self, made: Array, given: Array, norm: Norm, made_share: float, given_share: float
+    ) -> Sequence[Array]:
+        """Each part [T, P] of rows [T, L*P]: what is made, normalized, times its share, and what is given times its."""
+        width = norm.weight.shape[0]
+        normed = self.normed(made.reshape(-1, width), norm).reshape(made.shape)
+        both = normed * made_share + given * given_share
+        return [both[:, start : start + width] * 1 for start in range(0, both.shape[1], width)]
+
     def feed_forward(self, x: Array, weights: FeedForward, activation: AnyActivation) -> Array:
         """What a feed-forward layer makes of ``x``: [T, E] to [T, E]."""
         return self.linear(self.gate_up(x, None, weights.gate, weights.up, activation), weights.down)
