@@ -14,7 +14,7 @@ from slm_llamacpp.model import LlamaCppModel
 from slm_llamacpp.options import DESCRIPTIONS, LoadOptions, Settings
 from slm_llamacpp.source import check_source
 
-_RANK = 50
+_RANK, _GPU_RANK = 50, 80
 
 
 class LlamaCppBackend:
@@ -51,11 +51,10 @@ class LlamaCppBackend:
                 check_source(gguf)
             if not library.is_installed():
                 raise BackendUnavailable(f"llama-cpp-python is not installed (to get it: {INSTALL_HINT})")
-            if device not in ("auto", "cpu"):
-                devices.choose(device, devices.all_devices())
+            on_gpus = device != "cpu" and _has_gpus(device)
         except (UnsupportedModel, BackendUnavailable) as error:
             return Support(False, str(error))
-        return Support(True, "an architecture that llama.cpp runs", _RANK)
+        return Support(True, "an architecture that llama.cpp runs", _GPU_RANK if on_gpus else _RANK)
 
     def load(self, source: ModelSource, options: ModelOptions) -> LlamaCppModel:
         """Load a model; see ``protocols.Backend.load``."""
@@ -69,6 +68,13 @@ class LlamaCppBackend:
             choice = devices.choose(options.device, devices.all_devices())
             asked.check_gpus(len(choice.gpus), api.llama_max_devices())
             return LlamaCppModel(api, gguf, Settings(choice, n_threads, repack, asked), options.progress)
+
+
+def _has_gpus(device: str) -> bool:
+    """Whether GPUs would take layers; the library is loaded where it may know some."""
+    if device == "auto" and not library.has_gpu_build():
+        return False
+    return bool(devices.choose(device, devices.all_devices()).gpus)
 
 
 def _path(source: ModelSource) -> Path:

@@ -6,14 +6,18 @@ import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from slm_core.errors import BackendUnavailable
 from slm_llamacpp import INSTALL_HINT, logs
 
 _DISTRIBUTION = "llama-cpp-python"
+_GGML = re.compile(r"(lib)?ggml\b")
+_FOR_CPUS = re.compile(r"(lib)?ggml(-base|-blas|-cpu|-cpu-\w+|-rpc)?\.")
 _lock = threading.Lock()
 _loaded: Any = None
 
@@ -21,6 +25,14 @@ _loaded: Any = None
 def is_installed() -> bool:
     """Whether llama-cpp-python is there; nothing is imported."""
     return importlib.util.find_spec("llama_cpp") is not None
+
+
+def has_gpu_build() -> bool:
+    """Whether a library for GPUs may lie beside llama.cpp's own; by their names, nothing is loaded."""
+    spec = importlib.util.find_spec("llama_cpp")
+    folders = [Path(where) / "lib" for where in (spec.submodule_search_locations or [] if spec else [])]
+    names = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    return any(_GGML.match(name) and not _FOR_CPUS.match(name) for name in names)
 
 
 def version() -> str:

@@ -21,8 +21,8 @@ from slm_native.model import NativeModel
 from slm_native.paging import Paging
 from slm_native.profile import Profile, find_profile
 
-# Below engines whose speed has been measured on more machines than this one's.
-_RANK = 10
+_RANK, _TUNED_RANK = 10, 60
+"""Below ordinary optimised engines, and above them where its products were measured beside theirs."""
 _OPTIONS = MappingProxyType(
     {
         "tier": f"which kernels compute: {', '.join(TIERS)} (auto: torch on a device of torch's, else C++, else NumPy)",
@@ -74,20 +74,21 @@ class NativeBackend:
         Raises:
             InvalidModelFile: the file is missing or damaged.
         """
-        if device not in HOST_DEVICES:
-            try:
-                select_kernels(device=device)
-            except BackendUnavailable as error:
-                return Support(False, str(error))
+        tuned_types: frozenset[int] = frozenset()
+        try:
+            tuned_types = select_kernels(device=device).kernels.tuned_types
+        except SlmError as error:
+            if device not in HOST_DEVICES:
+                return Support(False, str(error))  # on the host another tier may be asked for
         try:
             with open_model(source) as gguf:
                 spec = read_spec(gguf)
                 check_tensors(gguf, spec)
+                is_tuned = tuned_types.issuperset(tensor.ggml_type for tensor in gguf.tensors.values())
         except UnsupportedModel as error:
             return Support(False, str(error))
-        return Support(
-            True, f"{'a decoder' if spec.causal else 'an encoder'} of architecture {spec.architecture}", _RANK
-        )
+        kind = "a decoder" if spec.causal else "an encoder"
+        return Support(True, f"{kind} of architecture {spec.architecture}", _TUNED_RANK if is_tuned else _RANK)
 
     def load(self, source: ModelSource, options: ModelOptions) -> NativeModel:
         """Load a model; see ``protocols.Backend.load``."""

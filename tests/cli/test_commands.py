@@ -190,7 +190,8 @@ def test_info_tells_what_the_file_says(run, model) -> None:
     assert facts["backends"]["native"] is None
     assert facts["state_kv_type"] == "f16"
     assert facts["pooling"] is None
-    assert facts["state_bytes_per_token"] * 2 == model.info.state_bytes_per_token, "native: f32 where nothing is asked"
+    with slm.load(slm.demo_model_path(), backend="native", tier="reference") as exact:
+        assert facts["state_bytes_per_token"] * 2 == exact.info.state_bytes_per_token, "f32, where nothing is asked"
     assert facts["state_bytes_per_sequence"] == model.info.state_bytes_per_sequence == 0
     assert facts["state_bytes_per_token_swa"] is facts["state_bytes_per_sequence_swa"] is None, "no layer has a window"
     shown = run("info").out

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from slm_core.gguf import GgufFile
 from slm_core.inquiry import ask as ask_a_process
 from slm_core.plugins import Registry
 from slm_core.types import ModelOptions
-from slm_llamacpp import inquiry, library, logs, plugin
+from slm_llamacpp import devices, inquiry, library, logs, plugin
 from slm_llamacpp.backend import LlamaCppBackend
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import error, feed, new_context, some_tokens
@@ -95,12 +97,49 @@ class TestStatus:
 
 
 class TestSupports:
-    def test_yes(self, backend: LlamaCppBackend, llama_file: Path) -> None:
+    def test_yes(self, backend: LlamaCppBackend, llama_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(library, "has_gpu_build", lambda: False)
         for device in ("auto", "cpu"):
-            assert (backend.supports(llama_file, device).supported, backend.supports(llama_file, device).rank) == (
-                True,
-                50,
-            )
+            support = backend.supports(llama_file, device)
+            assert (support.supported, support.rank) == (True, 50)
+
+    @pytest.mark.parametrize(("gpus", "rank"), [(("CUDA0",), 80), ((), 50)])
+    def test_a_gpu_that_is_there_speaks_for_it(
+        self,
+        backend: LlamaCppBackend,
+        llama_file: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        gpus: tuple[str, ...],
+        rank: int,
+    ) -> None:
+        found = [devices.Device(1, "CPU", "", devices.DeviceKind.CPU)]
+        found += [devices.Device(2, name, "", devices.DeviceKind.GPU) for name in gpus]
+        monkeypatch.setattr(library, "has_gpu_build", lambda: True)
+        monkeypatch.setattr(devices, "all_devices", lambda: found)
+        assert backend.supports(llama_file).rank == rank
+        assert backend.supports(llama_file, "cpu").rank == 50, "no GPU was asked for"
+
+    @pytest.mark.parametrize(
+        ("names", "is_there"),
+        [
+            (("libggml.so", "libggml.so.0", "libggml-base.so", "libggml-cpu-haswell.so", "libllama.so"), False),
+            (("ggml-blas.dll", "ggml-rpc.dll", "libggml-cpu.so.0.25.3"), False),
+            (("libggml.so", "libggml-cuda.so"), True),
+            (("libggml-metal.dylib",), True),
+            (("ggml-vulkan.dll",), True),
+        ],
+    )
+    def test_builds_for_gpus_are_known_by_their_files(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], is_there: bool
+    ) -> None:
+        (tmp_path / "lib").mkdir()
+        for name in names:
+            (tmp_path / "lib" / name).touch()
+        spec = ModuleSpec("llama_cpp", None, is_package=True)
+        assert spec.submodule_search_locations is not None
+        spec.submodule_search_locations.append(str(tmp_path))
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+        assert library.has_gpu_build() == is_there
 
     @pytest.mark.parametrize(
         ("changes", "words"),

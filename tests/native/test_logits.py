@@ -10,11 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 import slm_core
+from native.exact import exact
 from slm_conformance.factories import SHAPES, make_tiny_model
 from slm_conformance.reference import Reference
 from slm_conformance.tolerance import Precision, Tolerance, relative_errors
 from slm_conformance.weights import Weights
-from slm_core.types import ContextOptions, KvType, Pos
+from slm_core.types import KvType, Pos
 
 Rows = NDArray[np.floating]
 FLOAT32 = 1e-4  # clause 9 of the contract, relative
@@ -36,7 +37,7 @@ def test_every_architecture_and_weight_type_equals_float64(
 ):
     tiny = make_tiny_model(architecture, weight_type, seed=5)
     tokens = random_tokens(150)
-    with load(tiny.write(tmp_path / "m.gguf"), tier).new_context(ContextOptions(n_ctx=256)) as context:
+    with load(tiny.write(tmp_path / "m.gguf"), tier).new_context(exact(n_ctx=256)) as context:
         found = feed(context, tokens)
     weights = Weights.of(tiny)
     assert_close(found, Reference(weights).decode(tokens), bound_of(tier, weights))
@@ -48,7 +49,7 @@ def test_every_architecture_equals_llama_cpp(
 ):
     path = make_tiny_model(architecture, "f32", seed=6).write(tmp_path / "m.gguf")
     tokens = random_tokens(100)
-    with load(path).new_context(ContextOptions(n_ctx=128)) as context:
+    with load(path).new_context(exact(n_ctx=128)) as context:
         assert_close(feed(context, tokens), llama_cpp_logits(path, tokens), FLOAT32)
 
 
@@ -59,7 +60,7 @@ def test_published_shapes_in_f16_equal_llama_cpp(
     path = tmp_path / "m.gguf"
     synth_gguf.write_f16(path, shape, str(shared_dir / "oracles" / "vocabs" / "ggml-vocab-llama-spm.gguf"), 0)
     tokens = random_tokens(48, 32000)
-    with load(path).new_context(ContextOptions(n_ctx=128)) as context:
+    with load(path).new_context(exact(n_ctx=128)) as context:
         assert_close(feed(context, tokens), llama_cpp_logits(path, tokens), FLOAT16)
 
 
@@ -71,7 +72,7 @@ def test_quantized_files_equal_llama_cpp_on_the_weights_they_stand_for(
     path = quantized(weight_type)
     expanded = expand(path, tmp_path / "f32.gguf")
     tokens = random_tokens(32)
-    with load(path).new_context(ContextOptions(n_ctx=64)) as context:
+    with load(path).new_context(exact(n_ctx=64)) as context:
         assert_close(feed(context, tokens), llama_cpp_logits(expanded, tokens), FLOAT32)
 
 
@@ -102,7 +103,7 @@ def test_the_cpu_tier_errs_no_more_than_llama_cpp(
     reference = Weights.read(expand(path, tmp_path / "f32.gguf"))
     samples = [random_tokens(160, seed=seed) for seed in (1, 2)]
     exact = np.concatenate([Reference(reference).decode(tokens) for tokens in samples])
-    with load(path, "cpu").new_context(ContextOptions(n_ctx=512, n_seq_max=2)) as context:
+    with load(path, "cpu").new_context(exact(n_ctx=512, n_seq_max=2)) as context:
         ours = np.concatenate([feed(context, tokens, seq_id) for seq_id, tokens in enumerate(samples)])
     theirs = np.concatenate([llama_cpp_logits(path, tokens) for tokens in samples])
     ratios = errors_of(ours, exact) / errors_of(theirs, exact)
@@ -133,7 +134,7 @@ def test_the_demo_model_equals_llama_cpp(load, feed, assert_close, llama_cpp_log
     model = load(path)
     text = "<|im_start|>user\nMy dog is called Rex. What is my dog's name?<|im_end|>\n<|im_start|>assistant\n"
     tokens = model.vocab.encode(text, add_special=True, parse_special=True)
-    with model.new_context(ContextOptions(n_ctx=256)) as context:
+    with model.new_context(exact(n_ctx=256)) as context:
         found = feed(context, tokens)
         for _ in range(24):
             tokens.append(int(found[-1].argmax()))
@@ -148,7 +149,7 @@ def test_chunks_do_not_matter(tmp_path, tier, load, feed, random_tokens, assert_
     tiny = make_tiny_model("qwen2", "q8_0")
     model = load(tiny.write(tmp_path / "m.gguf"), tier)
     tokens = random_tokens(140)
-    with model.new_context(ContextOptions(n_ctx=256)) as whole, model.new_context(ContextOptions(n_ctx=256)) as parts:
+    with model.new_context(exact(n_ctx=256)) as whole, model.new_context(exact(n_ctx=256)) as parts:
         assert_close(feed(parts, tokens, chunk=chunk), feed(whole, tokens), bound_of(tier, Weights.of(tiny)))
 
 
@@ -156,7 +157,7 @@ def test_a_long_prompt_is_attended_to_block_by_block(tmp_path, monkeypatch, load
     monkeypatch.setattr("slm_native.kernels.kernelset._SCORES_AT_A_TIME", 6 * 90 * 11)  # 11 queries at a time
     tiny = make_tiny_model("llama")
     tokens = random_tokens(90)
-    with load(tiny.write(tmp_path / "m.gguf")).new_context(ContextOptions(n_ctx=128)) as context:
+    with load(tiny.write(tmp_path / "m.gguf")).new_context(exact(n_ctx=128)) as context:
         assert_close(feed(context, tokens), Reference(Weights.of(tiny)).decode(tokens), FLOAT32)
 
 
@@ -168,7 +169,7 @@ def test_sequences_in_one_batch_do_not_see_each_other(tmp_path, tier, load, rand
     tokens = {seq_id: random_tokens(n, seed=seq_id) for seq_id, n in ((0, 70), (1, 5), (2, 130))}
     owners = rng.permutation(np.repeat([0, 1, 2], [70, 5, 130]))
     found = {seq_id: [] for seq_id in tokens}
-    context = load(tiny.write(tmp_path / "m.gguf"), tier).new_context(ContextOptions(n_ctx=256, n_seq_max=3))
+    context = load(tiny.write(tmp_path / "m.gguf"), tier).new_context(exact(n_ctx=256, n_seq_max=3))
     for first in range(0, len(owners), 40):
         batch = context.new_batch()
         done = [context.length(seq_id) for seq_id in tokens]
@@ -184,9 +185,9 @@ def test_sequences_in_one_batch_do_not_see_each_other(tmp_path, tier, load, rand
 def test_rows_come_for_the_tokens_that_asked_and_in_their_order(tmp_path, load, feed, random_tokens, assert_close):
     model = load(make_tiny_model("qwen3").write(tmp_path / "m.gguf"))
     tokens = random_tokens(20)
-    with model.new_context(ContextOptions(n_ctx=64)) as context:
+    with model.new_context(exact(n_ctx=64)) as context:
         every = feed(context, tokens)
-    with model.new_context(ContextOptions(n_ctx=64)) as context:
+    with model.new_context(exact(n_ctx=64)) as context:
         batch = context.new_batch()
         for position, token in enumerate(tokens):
             batch.add(token, Pos(0, position), logits=position in (3, 4, 17))
@@ -204,6 +205,6 @@ def test_weights_that_do_not_fit_into_the_expansion_memory_give_the_same_logits(
     tokens = random_tokens(20)
     rows = []
     for expanded_bytes in (0, 1 << 30):
-        with load(path, expanded_bytes=expanded_bytes).new_context(ContextOptions(n_ctx=64)) as context:
+        with load(path, expanded_bytes=expanded_bytes).new_context(exact(n_ctx=64)) as context:
             rows.append(feed(context, tokens))
     assert_close(rows[0], rows[1], FLOAT32)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from native.exact import exact
 from slm_conformance.factories import make_tiny_model
 from slm_core.errors import (
     BackendUnavailable,
@@ -23,10 +24,14 @@ from slm_core.errors import (
     UnknownOption,
     UnsupportedModel,
 )
+from slm_core.gguf import GgufFile
 from slm_core.plugins import Registry
 from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
 from slm_native import _extension, plugin
+from slm_native import backend as native_backend
 from slm_native.backend import NativeBackend
+from slm_native.kernels import KernelChoice
+from slm_native.kernels.reference import ReferenceKernels
 from slm_native.kernels.select import ISA_VARIABLE
 
 MIB = 1 << 20
@@ -85,7 +90,33 @@ def test_an_instruction_set_that_is_forced_and_missing_is_in_the_status(backend,
 def test_it_supports_what_it_can_run(tmp_path, backend, architecture, device):
     support = backend.supports(make_tiny_model(architecture).write(tmp_path / "m.gguf"), device)
     assert support.supported
-    assert 0 < support.rank < 50, "an optimised engine is preferred"
+    assert support.rank > 0, "somebody prefers the slow definition"
+
+
+@pytest.mark.parametrize(("isa", "preferred"), [("avx2", True), ("scalar", False), (None, False)])
+def test_it_is_preferred_where_its_kernels_are_fast(path, backend, monkeypatch, isa, preferred):
+    """To an ordinary optimised engine, whose rank is 50. Fast ones are those of measured instruction sets."""
+    if isa is None:
+        monkeypatch.setattr(_extension, "why_missing", lambda: "no compiler")
+    elif isa not in _extension.load().available_isas():
+        pytest.skip(f"this machine or build has no {isa}")
+    else:
+        monkeypatch.setenv(ISA_VARIABLE, isa)
+    support = backend.supports(path)
+    assert (support.supported, support.rank > 50) == (True, preferred)
+
+
+def test_it_is_not_preferred_for_weights_without_kernels(path, backend, monkeypatch):
+    kernels = ReferenceKernels()
+    monkeypatch.setattr(native_backend, "select_kernels", lambda **_: KernelChoice(kernels, "for this test"))
+    with GgufFile.open(path) as file:
+        kernels.tuned_types = frozenset(tensor.ggml_type for tensor in file.tensors.values())
+    assert len(kernels.tuned_types) > 1
+    assert backend.supports(path).rank > 50
+    for one in kernels.tuned_types:
+        kernels.tuned_types -= {one}
+        assert backend.supports(path).rank < 50
+        kernels.tuned_types |= {one}
 
 
 def test_it_does_not_support_other_devices_and_models(tmp_path, backend, path):
@@ -280,7 +311,7 @@ def test_threads_share_a_model(backend, path, feed, random_tokens):
 def test_a_large_context_takes_memory_when_it_is_used_and_gives_it_back(backend, path):
     with backend.load(path, ModelOptions()) as model:
         before = resident_bytes()
-        context = model.new_context(ContextOptions(n_ctx=100_000))
+        context = model.new_context(exact(n_ctx=100_000))
         n_bytes = 3 * 2 * 32 * 4 * 2 * 100_000  # layers, heads, width, float32, keys and values: 146 MiB
         # The ledger of the base counts cells in a list and an array: 40 bytes and 4 for each position.
         assert resident_bytes() - before < 60 * 100_000 < n_bytes / 20

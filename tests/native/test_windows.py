@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from native.exact import exact
 from slm_conformance.factories import tiny_model
 from slm_conformance.families import family_model
 from slm_core.architectures import ModelSpec, read_spec
@@ -23,7 +24,7 @@ BOUND = 1e-5  # float32 sums in another order: a chunk's products are made by ot
 WINDOW = 48
 FAMILIES = ("gemma4", "phi3_window")  # layers with and without a window, keys that layers share; windows everywhere
 TOKENS = [(7 * i * i + 3 * i) % 251 for i in range(400)]
-OPTIONS = ContextOptions(n_ctx=1024, n_seq_max=3, n_batch=200)
+OPTIONS = exact(n_ctx=1024, n_seq_max=3, n_batch=200)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -74,11 +75,11 @@ def test_what_layers_with_a_window_hold_does_not_grow(models, feed):
 def test_memory_of_windows_does_not_depend_on_n_ctx(models):
     sizes = []
     for n_ctx in (1 << 12, 1 << 16):
-        with models[0].new_context(ContextOptions(n_ctx=n_ctx, n_batch=200)) as context:
+        with models[0].new_context(exact(n_ctx=n_ctx, n_batch=200)) as context:
             sizes.append(([cache.n_bytes for cache in windows(context)], context._memory.n_bytes))
     (small, _), (large, whole) = sizes
     assert small == large
-    with models[1].new_context(ContextOptions(n_ctx=1 << 16, n_batch=200)) as context:
+    with models[1].new_context(exact(n_ctx=1 << 16, n_batch=200)) as context:
         assert whole < context._memory.n_bytes * 0.7
 
 
@@ -140,7 +141,7 @@ def test_what_is_declared(models):
         assert context.edit_level is EditLevel.TRUNCATE
         with pytest.raises(UnsupportedEdit):
             context.cut(Pos(0, 0), Pos(0, 0))
-    with models[0].new_context(ContextOptions(n_ctx=WINDOW)) as context:
+    with models[0].new_context(exact(n_ctx=WINDOW)) as context:
         assert context.edit_level is EditLevel.CUT, "no position is ever behind the window"
     with models[1].new_context(OPTIONS) as context:
         assert context.edit_level is EditLevel.CUT
@@ -191,7 +192,7 @@ OPERATIONS = st.lists(
 @given(operations=OPERATIONS)
 def test_pages_always_suffice_and_numbers_stay_right(models, operations):
     """The bound on pages is the allocator's assertion; numbers are those of a context that keeps all."""
-    contexts = [model.new_context(ContextOptions(n_ctx=600, n_seq_max=3, n_batch=70)) for model in models]
+    contexts = [model.new_context(exact(n_ctx=600, n_seq_max=3, n_batch=70)) for model in models]
     lengths = [0, 0, 0]
     for name, seq_id, share in operations:
         length, other = lengths[seq_id], (seq_id + 1) % 3

@@ -12,6 +12,7 @@ from slm_core.architectures import AnyActivation, RopeStyle
 from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption
 from slm_core.quant import QuantizedTensor
+from slm_core.types import KvType
 from slm_native import _extension
 from slm_native.kernels.by_head import ByHead
 from slm_native.kernels.cpu_blocks import CpuBlocks, native_layer
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from slm_native import _native
 
 _MOST_THREADS = 512
+_MEASURED = ("avx2", "avx_vnni", "avx512")
+"""Instruction sets that docs/performance.md has numbers of, and one that lies between them."""
 
 
 class CpuKernels(CpuStateKernels):
@@ -54,6 +57,7 @@ class CpuKernels(CpuStateKernels):
     """
 
     name = "cpu"
+    kv_type = KvType.F16
     kv_types = KV_TYPES
 
     def __init__(self, isa: str | None, n_threads: int | None, expanded_bytes: int) -> None:
@@ -73,6 +77,7 @@ class CpuKernels(CpuStateKernels):
         except RuntimeError as error:
             raise InvalidOption(f"n_threads is {n_threads}, and the system gives no more threads: {error}") from error
         self._types = frozenset(self._native.types)
+        self.tuned_types = self._types if self.isa in _MEASURED else frozenset()
 
     def describe(self) -> str:
         """The instruction set and the threads."""

@@ -18,16 +18,16 @@ import slm_core as slm
 from native.architectures.cases import CASES, TEXT_ALONE
 from native.architectures.checkpoints import change_config, change_tensors, save_directory
 from native.architectures.engines import Subject, make_subject, native_logits, transformers_logits
+from native.exact import exact
 from slm_core.architectures import read_spec
 from slm_core.checkpoints import Checkpoint, family_names
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.quant import dequantize
-from slm_core.types import ContextOptions
 
 N_TOKENS = 60  # more than the windows of the families
 BOUND = 1e-4  # clause 9 of the contract: float32, relative
-OPTIONS = ContextOptions(n_ctx=N_TOKENS, n_batch=N_TOKENS)
+OPTIONS = exact(n_ctx=N_TOKENS, n_batch=N_TOKENS)
 COMPUTED = {"rope_freqs.weight": 2**-22}
 """Tables that both sides compute in their own way, in float32: an error of a half and one rounding."""
 READ = [

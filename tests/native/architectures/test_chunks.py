@@ -9,8 +9,9 @@ import pytest
 
 from native.architectures.cases import CASES
 from native.architectures.engines import make_subject, native_logits, transformers_logits
+from native.exact import exact
 from slm_core.architectures import llama4
-from slm_core.types import ContextOptions, Pos
+from slm_core.types import Pos
 
 CHUNK, LENGTH = 64, 48
 
@@ -31,14 +32,14 @@ def test_chunks_are_those_of_transformers_however_a_prompt_is_fed(
     subject, sizes, tier, load, random_tokens, assert_close
 ):
     tokens = random_tokens(240)
-    with load(subject.path, tier).new_context(ContextOptions(n_ctx=240, n_batch=240)) as context:
+    with load(subject.path, tier).new_context(exact(n_ctx=240, n_batch=240)) as context:
         found = native_logits(context, tokens, sizes)
     assert_close(found, transformers_logits(subject.model, tokens), 1e-4)
 
 
 def test_sequences_of_a_batch_have_chunks_of_their_own(subject, tier, load, random_tokens, assert_close):
     first, second = random_tokens(150), random_tokens(100, seed=5)
-    with load(subject.path, tier).new_context(ContextOptions(n_ctx=512, n_batch=512, n_seq_max=2)) as context:
+    with load(subject.path, tier).new_context(exact(n_ctx=512, n_batch=512, n_seq_max=2)) as context:
         batch = context.new_batch()
         for i in range(0, 150, 10):  # their tokens in turns
             batch.extend(first[i : i + 10], Pos(0, i), logits="all")

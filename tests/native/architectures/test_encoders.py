@@ -17,6 +17,7 @@ from native.architectures.checkpoints import save_directory
 from native.architectures.encoders import AFTERWARDS, CASES, dense_layers
 from native.architectures.engines import Rows, encoder_states, make_subject
 from native.architectures.test_families import BOUND, TABLE_BOUND, gelu_by_table, uses_gelu
+from native.exact import exact
 from slm_conformance.families import family_tensors, write_family
 from slm_conformance.family_table import ENCODERS
 from slm_conformance.gguf_writer import StoredTensor
@@ -26,11 +27,11 @@ from slm_core.embedding import embed, token_states
 from slm_core.errors import InvalidPosition, UnsupportedModel, UnsupportedOutput
 from slm_core.gguf import GgufFile
 from slm_core.quant import dequantize_rows
-from slm_core.types import Capability, ContextOptions, Pooling, Pos
+from slm_core.types import Capability, Pooling, Pos
 from slm_native.kernels import reference
 
 N = 200  # tokens, beyond every window
-OPTIONS = ContextOptions(n_ctx=512, n_seq_max=3, n_batch=512)
+OPTIONS = exact(n_ctx=512, n_seq_max=3, n_batch=512)
 
 
 class Expected(NamedTuple):
@@ -137,7 +138,7 @@ def test_learned_positions_end(expected, load, random_tokens):
     if expected.family != "bert":
         return
     model, text = load(expected.path), random_tokens(513)
-    with model.new_context(ContextOptions(n_ctx=600, n_batch=600)) as context:
+    with model.new_context(exact(n_ctx=600, n_batch=600)) as context:
         with pytest.raises(InvalidPosition, match="learned positions 0 to 511"):
             embed(context, [text])
         assert embed(context, [text[:512]]).n_tokens == (512,)

@@ -8,12 +8,12 @@ import gguf
 import numpy as np
 import pytest
 
+from native.exact import exact
 from slm_conformance.families import family_model, family_tensors, write_family
 from slm_conformance.family_table import FAMILIES
 from slm_conformance.gguf_writer import StoredTensor
 from slm_core.architectures import ExpertsSpec, Gating
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.types import ContextOptions
 from slm_native.kernels.mixtures import route
 from slm_native.kernels.reference import ReferenceKernels
 
@@ -93,7 +93,7 @@ def test_only_the_experts_of_a_token_are_multiplied_with(tmp_path, monkeypatch, 
 
     model = load(family_model(tmp_path, "qwen3moe"))
     monkeypatch.setattr(ReferenceKernels, "matmul", spy)
-    with model.new_context(ContextOptions(n_ctx=64)) as context:
+    with model.new_context(exact(n_ctx=64)) as context:
         feed(context, [5])
         of_experts = [name for name in touched if "_exps" in name]
         assert len(of_experts) == len(set(of_experts)) == 3 * 3 * N_USED  # three matrices, three layers
@@ -120,7 +120,7 @@ def test_mxfp4_experts_are_the_numbers_they_stand_for(
             packed[name] = StoredTensor(shape, "mxfp4", blocks.tobytes())
             expanded[name] = StoredTensor.pack(gguf.quants.dequantize(blocks, kind).reshape(shape), "f32")
     tokens = random_tokens(60)
-    with load(write_family(tmp_path / "a.gguf", "gpt_oss", packed), tier).new_context(ContextOptions(64)) as context:
+    with load(write_family(tmp_path / "a.gguf", "gpt_oss", packed), tier).new_context(exact(n_ctx=64)) as context:
         found = feed(context, tokens)
     wanted = llama_cpp_logits(write_family(tmp_path / "b.gguf", "gpt_oss", expanded), tokens)
     if tier == "cpu":

@@ -19,10 +19,11 @@ from native.architectures.engines import (
     transformers_logits,
     transformers_states,
 )
+from native.exact import exact
 from slm_conformance.family_table import ENCODERS, FAMILIES
 from slm_core.architectures import Activation, architecture_names, read_spec
 from slm_core.gguf import GgufFile
-from slm_core.types import ContextOptions, Pos
+from slm_core.types import Pos
 from slm_native.kernels import reference
 
 BOUND = 1e-4  # clause 9 of the contract: float32, relative
@@ -30,7 +31,7 @@ BOUND = 1e-4  # clause 9 of the contract: float32, relative
 # which average out over a feed-forward layer's width, in a few layers. It does so for exact GELU, too.
 TABLE_BOUND = 2 * 2**-11
 GELU = (Activation.GELU, Activation.GELU_TANH)
-OPTIONS = ContextOptions(n_ctx=N_PREFILL + N_DECODE, n_batch=N_PREFILL)
+OPTIONS = exact(n_ctx=N_PREFILL + N_DECODE, n_batch=N_PREFILL)
 
 
 class Expected(NamedTuple):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from native.exact import exact
 from slm_conformance.families import family_model
 from slm_conformance.family_table import FAMILIES
 from slm_core.architectures import read_spec
@@ -52,7 +53,7 @@ def test_edits_of_both_kinds_of_pages_are_those_of_the_reference(family, tmp_pat
     """A cut rotates the keys of each kind by its own positions: a table leaves most of the wider heads as they are."""
     path, rows, dumps = family_model(tmp_path, family), [], []
     for name in ("reference", tier):
-        with load(path, name).new_context(ContextOptions(n_ctx=512, n_seq_max=3)) as context:
+        with load(path, name).new_context(exact(n_ctx=512, n_seq_max=3)) as context:
             assert context.edit_level is EditLevel.CUT
             found = [feed(context, range(100))]
             context.fork(0, 1, 90)
@@ -68,7 +69,7 @@ def test_edits_of_both_kinds_of_pages_are_those_of_the_reference(family, tmp_pat
 def test_a_cut_at_the_head_leaves_what_the_rest_alone_would_not_see(tmp_path, load, feed, assert_close):
     """Of one layer it is the same as never having been there: keys and values do not know what was before."""
     path = family_model(tmp_path, "gemma4_dense")
-    with load(path).new_context(ContextOptions(n_ctx=256, n_seq_max=2)) as context:
+    with load(path).new_context(exact(n_ctx=256, n_seq_max=2)) as context:
         feed(context, range(80))
         context.cut(Pos(0, 0), Pos(0, 33))
         feed(context, range(33, 80), seq_id=1)
@@ -97,7 +98,7 @@ def test_layers_that_are_streamed_give_the_same_bits(tmp_path, tier, load, feed)
         n_bytes = sum(tensor.n_bytes for name, tensor in file.tensors.items() if name.startswith("blk."))
     for options in ({}, {"resident_bytes": n_bytes * 9 // 10}):
         model = load(path, tier, **options)
-        with model.new_context(ContextOptions(n_ctx=128)) as context:
+        with model.new_context(exact(n_ctx=128)) as context:
             rows.append(feed(context, range(80)))
     assert model.paging is not None
     assert model.paging.loads > 0

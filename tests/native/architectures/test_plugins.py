@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from native.exact import exact
 from slm_conformance.factories import make_tiny_model
 from slm_conformance.gguf_writer import StoredTensor
 from slm_core import plugins
@@ -25,7 +26,7 @@ from slm_core.architectures import (
 )
 from slm_core.errors import PluginError, UnsupportedModel
 from slm_core.hookspecs import Entry, hookimpl
-from slm_core.types import ContextOptions, Pos
+from slm_core.types import Pos
 
 
 def my_spec(keys: Keys) -> ModelSpec:
@@ -80,7 +81,7 @@ def test_an_architecture_of_a_plugin_runs(tmp_path, provide, load, feed, random_
     assert {"my-qwen", "llama"} <= set(architecture_names())
     tokens, rows = random_tokens(60), []
     for tiny in (make_tiny_model("qwen3"), as_architecture("my-qwen"), as_architecture("my-qwen", my_window=20)):
-        with load(tiny.write(tmp_path / "m.gguf")).new_context(ContextOptions(n_ctx=64)) as context:
+        with load(tiny.write(tmp_path / "m.gguf")).new_context(exact(n_ctx=64)) as context:
             rows.append(feed(context, tokens))
     plain, same, windowed = rows
     assert_close(same, plain, 1e-6)
@@ -101,7 +102,7 @@ def test_layers_of_a_plugin_may_differ_in_their_heads(tmp_path, provide, tier, l
         tiny.tensors[f"blk.1.attn_{name}.weight"] = StoredTensor.pack(values, "f32")
     path, tokens, rows = tiny.write(tmp_path / "m.gguf"), random_tokens(100), []
     for name in ("reference", tier):
-        with load(path, name).new_context(ContextOptions(n_ctx=128)) as context:
+        with load(path, name).new_context(exact(n_ctx=128)) as context:
             found = [feed(context, tokens[:80])]
             context.cut(Pos(0, 10), Pos(0, 33))
             rows.append(np.concatenate([*found, feed(context, tokens[80:], chunk=1)]))

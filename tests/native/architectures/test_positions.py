@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from native.exact import exact
 from slm_conformance.families import family_model
 from slm_conformance.family_table import N_CTX
 from slm_core.errors import InvalidPosition
-from slm_core.types import ContextOptions
 
 
 def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, tier, load, feed, random_tokens, assert_close):
     tokens = random_tokens(N_CTX + 1)
     model = load(family_model(tmp_path, "gpt2"), tier)
-    with model.new_context(ContextOptions(n_ctx=N_CTX + 64, n_batch=N_CTX + 64)) as context:
+    with model.new_context(exact(n_ctx=N_CTX + 64, n_batch=N_CTX + 64)) as context:
         with pytest.raises(InvalidPosition, match=f"position {N_CTX}: .* 0 to {N_CTX - 1}"):
             feed(context, tokens)
         assert context.length(0) == 0
@@ -21,7 +21,7 @@ def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, tier, load, f
         with pytest.raises(InvalidPosition):
             feed(context, tokens[:1])
         assert context.length(0) == N_CTX
-        with model.new_context(ContextOptions(n_ctx=64)) as other:
+        with model.new_context(exact(n_ctx=64)) as other:
             assert_close(feed(other, tokens[:40]), whole[:40], 1e-4)
 
 
@@ -29,9 +29,9 @@ def test_a_dump_of_a_long_context_is_replayed_in_a_short_one(tmp_path, load, fee
     """Their keys are rotated by different tables of LongRoPE, so the payload of one is nothing for the other."""
     tokens, model = random_tokens(50), load(family_model(tmp_path, "phi3_long"))
     with (
-        model.new_context(ContextOptions(n_ctx=128)) as long,
-        model.new_context(ContextOptions(n_ctx=64)) as short,
-        model.new_context(ContextOptions(n_ctx=64)) as fresh,
+        model.new_context(exact(n_ctx=128)) as long,
+        model.new_context(exact(n_ctx=64)) as short,
+        model.new_context(exact(n_ctx=64)) as fresh,
     ):
         feed(long, tokens)
         short.restore(0, long.dump(0))
