@@ -188,19 +188,19 @@ import resource, sys
 import numpy as np
 from slm_native import _extension
 
-n_in = 1 << 20
+n_in = 1 << 19
 kernels = _extension.load().Kernels(sys.argv[1], 2)
 w = np.ones(33 * n_in, np.float32)  # two panels: one for each thread
-weights, x = kernels.matrix(w.view(np.uint8), 0, 33, n_in), np.ones((9, n_in), np.float32)
+weights, x = kernels.matrix(w.view(np.uint8), 0, 33, n_in), np.ones((40, n_in), np.float32)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-# Room for the activations side by side (64 MiB), none for a panel of 32 rows (128 MiB).
-resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
+# Room for the activations side by side (80 to 96 MiB), none for a panel of 32 rows (64 MiB) besides.
+resource.setrlimit(resource.RLIMIT_AS, (used + (110 << 20), resource.RLIM_INFINITY))
 try:
     kernels.matmul(x, weights)
 except MemoryError:
     print("refused")
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(kernels.matmul(x, weights)[8, 32] == n_in)
+print(kernels.matmul(x, weights)[39, 32] == n_in)
 """
 
 

@@ -6,6 +6,7 @@
 
 #include "quantize.inc"
 #include "rows.inc"
+#include "floats.inc"
 #include "tiles.inc"
 #include "kv_types.inc"
 #include "exponential.inc"

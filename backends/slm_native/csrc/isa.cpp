@@ -40,10 +40,13 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
+
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #else
 bool has_avx2() { return false; }
 bool has_avx_vnni() { return false; }
 bool has_avx512() { return false; }
+bool has_avx512_bf16() { return false; }
 #endif
 
 #if defined(SLM_HAVE_NEON) && defined(__linux__)
@@ -68,6 +71,7 @@ const char* name_of(Isa isa) {
         case Isa::avx2: return "avx2";
         case Isa::avx_vnni: return "avx_vnni";
         case Isa::avx512: return "avx512";
+        case Isa::avx512_bf16: return "avx512_bf16";
         case Isa::neon: return "neon";
         default: return "scalar";
     }
@@ -78,6 +82,7 @@ bool is_available(Isa isa) {
         case Isa::avx2: return has_avx2();
         case Isa::avx_vnni: return has_avx_vnni();
         case Isa::avx512: return has_avx512();
+        case Isa::avx512_bf16: return has_avx512_bf16();
         case Isa::neon: return has_neon();
         default: return true;
     }

@@ -66,12 +66,16 @@ struct FormatKernels {
                   std::size_t y_stride);
 };
 
-// Weights of F32, F16 and BF16: products in float32.
+// Weights of F32, F16 and BF16.
 struct FloatKernels {
     int type;
     std::size_t bytes;  // of a weight
+    // y[t * y_stride + r] = row r times x[t] in float32, r from begin to end; x is [n_tokens][n_in].
     void (*rows)(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end, const float* x,
                  std::size_t n_tokens, float* y, std::size_t y_stride);
+    // The same of activations in bf16, products of which are added in float32. Null where that gains nothing.
+    void (*rows_of_bf16)(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end,
+                         const std::uint16_t* x, std::size_t n_tokens, float* y, std::size_t y_stride);
     void (*expand)(const std::uint8_t* weights, std::size_t n, float* to);
 };
 
@@ -101,9 +105,10 @@ struct IsaKernels {
     void (*quantize)(const float* x, std::size_t n, int zero, Span* to);
     // Rows of n activations, at most `lanes`, as vector v of `to`.
     void (*pack)(const float* const* rows, std::size_t n_rows, std::size_t n, int zero, int groups, PackedRows& to, std::size_t v);
+    void (*round_to_bf16)(const float* x, std::size_t n, std::uint16_t* to);
     // x [n_tokens][n_in] as [n_in][lanes], n_tokens at most `lanes`.
     void (*pack_floats)(const float* x, std::size_t n_tokens, std::size_t n_in, float* to);
-    // y[t * y_stride + r] += rows of a panel [n_rows][n_in] times x [n_vectors][n_in][lanes].
+    // y[t * y_stride + r] = row r of a panel [n_rows][n_in] times x[t], x [n_vectors][n_in][lanes].
     void (*float_tiles)(const float* panel, std::size_t n_rows, std::size_t n_in, const float* x, std::size_t n_vectors,
                         std::size_t n_tokens, float* work, float* y, std::size_t y_stride);
     // Rows x [n_rows][norm.width], normalized; y may be x.
@@ -125,6 +130,11 @@ namespace scalar { extern const IsaKernels kernels; namespace attending { extern
 namespace avx2 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 namespace avx_vnni { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 namespace avx512 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
+// AVX-512 with one product more: there is no table of its own, as none may be put together before the machine is known.
+namespace avx512_bf16 {
+void rows_of_bf16(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end, const std::uint16_t* x,
+                  std::size_t n_tokens, float* y, std::size_t y_stride);
+}
 namespace neon { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 
 }  // namespace slm

@@ -8,6 +8,8 @@
 #include "formats/chunks_avx512.h"
 #include "quantize.inc"
 #include "rows.inc"
+#include "floats.inc"
+#include "float_rows.inc"
 #include "dequantize.inc"
 #include "exponential.inc"
 #include "steps.inc"

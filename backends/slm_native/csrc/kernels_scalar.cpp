@@ -7,6 +7,8 @@
 #include "formats/all.h"
 #include "quantize.inc"
 #include "rows.inc"
+#include "floats.inc"
+#include "float_rows.inc"
 #include "dequantize.inc"
 #include "exponential.inc"
 #include "steps.inc"

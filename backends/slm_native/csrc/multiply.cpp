@@ -9,8 +9,10 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t few_rows = 6;     // of activations: up to here weights are taken apart for each pass over them
+// Rows of activations up to which weights are taken apart for each pass over them, codes and numbers.
+constexpr std::size_t few_rows = 6, few_float_rows = 32;
 constexpr std::size_t panel_rows = 32;  // a panel and a column of activations stay in the second-level cache
+constexpr std::size_t bf16_rows = 48;   // so do these; kernels take six at once
 constexpr std::size_t least_task_bytes = 1 << 14;
 constexpr std::size_t least_shared = 1 << 13;  // activations; fewer are rounded before a thread has heard of it
 
@@ -20,15 +22,26 @@ thread_local Scratch inputs_scratch, gather_scratch, panel_scratch;
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 std::size_t padded(std::size_t n_in) { return div_up(n_in, span_weights) * span_weights; }
 
-bool is_few(const Multiplication& p) { return p.n_rows <= few_rows; }
+// What the kernels take activations as. Codes: few rows and many; float32: rows as they are, copies of some of them,
+// and many side by side; bf16.
+enum class Taken { as_spans, as_packed_rows, as_they_are, as_copies, as_vectors, as_bf16 };
 
-// Activations as the kernels take them: spans or packed rows for quantized weights, for others packed floats, or, of
-// few, rows as they are.
+Taken taken(const Multiplication& p) {
+    const bool few = p.n_rows <= few_rows;
+    if (p.matrix->format) return few ? Taken::as_spans : Taken::as_packed_rows;
+    if (p.matrix->floats->rows_of_bf16 && !few) return Taken::as_bf16;
+    if (p.n_rows > few_float_rows) return Taken::as_vectors;
+    return p.follow_each_other() ? Taken::as_they_are : Taken::as_copies;
+}
+
+bool side_by_side(Taken taken) { return taken == Taken::as_packed_rows || taken == Taken::as_vectors; }
+
+// Activations as the kernels take them.
 struct Input {
     const Multiplication* of;  // one of the products that take them so
-    std::size_t n_vectors, bytes;
-    Span* spans;
-    float* floats;
+    Taken taken;
+    std::size_t n_pieces, bytes;  // rows, or vectors of them
+    std::uint8_t* memory;
     PackedRows rows;
 };
 
@@ -40,10 +53,9 @@ bool same_rows(const Multiplication& a, const Multiplication& b) {
 
 // Whether two products take the same activations alike.
 bool alike(const Multiplication& a, const Multiplication& b) {
-    if (!same_rows(a, b)) return false;
+    if (!same_rows(a, b) || taken(a) != taken(b)) return false;
     const FormatKernels *f = a.matrix->format, *g = b.matrix->format;
-    if (!f || !g) return !f && !g;
-    return f->start_zero == g->start_zero && (is_few(a) || f->groups == g->groups);
+    return !f || (f->start_zero == g->start_zero && (taken(a) == Taken::as_spans || f->groups == g->groups));
 }
 
 // What the parts of packed rows take.
@@ -58,29 +70,38 @@ struct PackedSizes {
     std::size_t bytes() const { return q + 4 * (scales + 2 * groups); }
 };
 
-Input input_of(const Multiplication& p, std::size_t lanes) {
-    Input input{&p, is_few(p) ? 0 : div_up(p.n_rows, lanes), 0, nullptr, nullptr, {}};
+std::size_t bytes_of(const Multiplication& p, Taken taken, std::size_t n_pieces, std::size_t lanes) {
     const std::size_t n_in = p.matrix->n_in;
-    if (p.matrix->floats) input.bytes = 4 * n_in * (is_few(p) ? (p.follow_each_other() ? 0 : p.n_rows) : input.n_vectors * lanes);
-    else if (is_few(p)) input.bytes = p.n_rows * div_up(n_in, span_weights) * sizeof(Span);
-    else input.bytes = PackedSizes(p, input.n_vectors, lanes).bytes();
-    return input;
+    switch (taken) {
+        case Taken::as_spans: return n_pieces * div_up(n_in, span_weights) * sizeof(Span);
+        case Taken::as_packed_rows: return PackedSizes(p, n_pieces, lanes).bytes();
+        case Taken::as_copies: return n_pieces * n_in * sizeof(float);
+        case Taken::as_vectors: return n_pieces * lanes * n_in * sizeof(float);
+        case Taken::as_bf16: return n_pieces * n_in * sizeof(std::uint16_t);
+        default: return 0;
+    }
+}
+
+Input input_of(const Multiplication& p, std::size_t lanes) {
+    const Taken as = taken(p);
+    const std::size_t n_pieces = as == Taken::as_they_are ? 0 : side_by_side(as) ? div_up(p.n_rows, lanes) : p.n_rows;
+    return {&p, as, n_pieces, bytes_of(p, as, n_pieces, lanes), nullptr, {}};
 }
 
 void place(Input& input, std::uint8_t* memory, std::size_t lanes) {
     const Multiplication& p = *input.of;
-    if (p.matrix->floats) {
-        input.floats = reinterpret_cast<float*>(memory);
-    } else if (is_few(p)) {
-        input.spans = reinterpret_cast<Span*>(memory);
-    } else {
-        const PackedSizes sizes(p, input.n_vectors, lanes);
-        input.rows = {input.n_vectors, padded(p.matrix->n_in), p.matrix->n_in, reinterpret_cast<std::int8_t*>(memory),
-                      reinterpret_cast<float*>(memory + sizes.q), nullptr, nullptr};
-        input.rows.start = reinterpret_cast<std::int32_t*>(input.rows.scale + sizes.scales);
-        input.rows.sum = reinterpret_cast<float*>(input.rows.start + sizes.groups);
-    }
+    input.memory = memory;
+    if (input.taken != Taken::as_packed_rows) return;
+    const PackedSizes sizes(p, input.n_pieces, lanes);
+    input.rows = {input.n_pieces, padded(p.matrix->n_in), p.matrix->n_in, reinterpret_cast<std::int8_t*>(memory),
+                  reinterpret_cast<float*>(memory + sizes.q), nullptr, nullptr};
+    input.rows.start = reinterpret_cast<std::int32_t*>(input.rows.scale + sizes.scales);
+    input.rows.sum = reinterpret_cast<float*>(input.rows.start + sizes.groups);
 }
+
+Span* spans_of(const Input& input) { return reinterpret_cast<Span*>(input.memory); }
+float* floats_of(const Input& input) { return reinterpret_cast<float*>(input.memory); }
+std::uint16_t* bf16_of(const Input& input) { return reinterpret_cast<std::uint16_t*>(input.memory); }
 
 // Rows [begin, end) of the activations, side by side.
 const float* rows_from(const Multiplication& p, std::size_t begin, std::size_t end) {
@@ -103,17 +124,21 @@ void pack(const IsaKernels& kernels, const FormatKernels& format, Input& input, 
     kernels.pack(rows, n_here, p.matrix->n_in, format.start_zero, format.groups, input.rows, i);
 }
 
-// Round or copy row `i` of few, or pack vector `i` of many.
+// Round or copy row `i`, or pack vector `i`.
 void fill(const IsaKernels& kernels, Input& input, std::size_t i) {
     const Multiplication& p = *input.of;
+    const std::size_t n_in = p.matrix->n_in, lanes = std::size_t(kernels.lanes);
+    const std::size_t step = side_by_side(input.taken) ? lanes : 1, begin = i * step, n_here = std::min(step, p.n_rows - begin);
     const FormatKernels* format = p.matrix->format;
-    if (!is_few(p) && format) return pack(kernels, *format, input, i);
-    const std::size_t n_in = p.matrix->n_in, lanes = std::size_t(kernels.lanes), step = is_few(p) ? 1 : lanes;
-    const std::size_t begin = i * step, n_here = std::min(step, p.n_rows - begin);
+    if (input.taken == Taken::as_packed_rows) return pack(kernels, *format, input, i);
     const float* x = rows_from(p, begin, begin + n_here);
-    if (is_few(p) && !format) std::copy_n(x, n_in, input.floats + i * n_in);
-    else if (is_few(p)) kernels.quantize(x, n_in, format->start_zero, input.spans + i * div_up(n_in, span_weights));
-    else kernels.pack_floats(x, n_here, n_in, input.floats + i * n_in * lanes);
+    switch (input.taken) {
+        case Taken::as_spans: return kernels.quantize(x, n_in, format->start_zero, spans_of(input) + i * div_up(n_in, span_weights));
+        case Taken::as_copies: std::copy_n(x, n_in, floats_of(input) + i * n_in); return;
+        case Taken::as_vectors: return kernels.pack_floats(x, n_here, n_in, floats_of(input) + i * lanes * n_in);
+        case Taken::as_bf16: return kernels.round_to_bf16(x, n_in, bf16_of(input) + i * n_in);
+        default: return;  // there is nothing to make
+    }
 }
 
 // A row or a vector of an input.
@@ -144,7 +169,7 @@ public:
         for (std::size_t i = 0; i < inputs_.size(); ++i) {
             place(inputs_[i], memory, lanes);
             memory += room_of(inputs_[i]);
-            for (std::size_t k = 0; k < n_pieces(inputs_[i]); ++k) pieces.push_back({i, k});
+            for (std::size_t k = 0; k < inputs_[i].n_pieces; ++k) pieces.push_back({i, k});
         }
         const auto fill_piece = [&](std::size_t i) { fill(kernels, inputs_[pieces[i].input], pieces[i].index); };
         if (n_values >= least_shared) pool.run(pieces.size(), fill_piece);
@@ -155,11 +180,6 @@ public:
     const Input& of(std::size_t product) const { return inputs_[of_[product]]; }
 
 private:
-    static std::size_t n_pieces(const Input& input) {
-        if (!is_few(*input.of)) return input.n_vectors;
-        return input.of->matrix->format || !input.of->follow_each_other() ? input.of->n_rows : 0;
-    }
-
     std::vector<Input> inputs_;
     std::vector<std::size_t> of_;  // [products]
 };
@@ -169,6 +189,9 @@ struct Share {
     std::size_t product, begin, end;
 };
 
+// Whether each row of weights is read from memory to its end, and then not again.
+bool reads_lines(const Multiplication& p) { return p.n_rows <= (p.matrix->format ? few_rows : few_float_rows); }
+
 // Products of many rows a panel at a time; then the matrices of the others in shares that shrink: threads get long
 // straight lines to read first, and there is little to wait for at the end.
 std::vector<Share> shares_of(const Pool& pool, std::span<const Multiplication> products) {
@@ -176,14 +199,15 @@ std::vector<Share> shares_of(const Pool& pool, std::span<const Multiplication> p
     std::size_t left = 0;
     for (std::size_t i = 0; i < products.size(); ++i) {
         const Matrix& m = *products[i].matrix;
-        if (is_few(products[i])) left += m.n_out * m.row_bytes;
+        const std::size_t step = taken(products[i]) == Taken::as_bf16 ? bf16_rows : panel_rows;
+        if (reads_lines(products[i])) left += m.n_out * m.row_bytes;
         else
-            for (std::size_t begin = 0; begin < m.n_out; begin += panel_rows)
-                shares.push_back({i, begin, std::min(begin + panel_rows, m.n_out)});
+            for (std::size_t begin = 0; begin < m.n_out; begin += step)
+                shares.push_back({i, begin, std::min(begin + step, m.n_out)});
     }
     for (std::size_t i = 0; i < products.size(); ++i) {
         const Matrix& m = *products[i].matrix;
-        for (std::size_t begin = 0, n; is_few(products[i]) && begin < m.n_out; begin += n) {
+        for (std::size_t begin = 0, n; reads_lines(products[i]) && begin < m.n_out; begin += n) {
             const std::size_t bytes = std::max(least_task_bytes, left / (2 * std::size_t(pool.n_threads())));
             n = std::clamp<std::size_t>(bytes / m.row_bytes, 1, m.n_out - begin);
             shares.push_back({i, begin, begin + n});
@@ -195,18 +219,25 @@ std::vector<Share> shares_of(const Pool& pool, std::span<const Multiplication> p
 
 void multiply_few(const Multiplication& p, const Input& input, const Share& share) {
     const Matrix& m = *p.matrix;
-    const std::size_t begin = share.begin, end = share.end, n_spans = div_up(m.n_in, span_weights);
-    if (m.format) return m.format->rows(rows_of(m), begin, end, input.spans, n_spans, p.n_rows, p.y, p.to_next());
-    m.floats->rows(m.data, m.n_in, begin, end, p.follow_each_other() ? p.x : input.floats, p.n_rows, p.y, p.to_next());
+    m.format->rows(rows_of(m), share.begin, share.end, spans_of(input), div_up(m.n_in, span_weights), p.n_rows, p.y, p.to_next());
 }
 
-void multiply_many_floats(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share) {
+void multiply_float_panel(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share) {
     const Matrix& m = *p.matrix;
     const std::size_t lanes = std::size_t(kernels.lanes), n_here = share.end - share.begin;
     float* panel = panel_scratch.room<float>(panel_rows * (m.n_in + 4 * lanes));
     m.floats->expand(m.data + share.begin * m.row_bytes, n_here * m.n_in, panel);
-    kernels.float_tiles(panel, n_here, m.n_in, input.floats, input.n_vectors, p.n_rows, panel + panel_rows * m.n_in,
+    kernels.float_tiles(panel, n_here, m.n_in, floats_of(input), input.n_pieces, p.n_rows, panel + panel_rows * m.n_in,
                         p.y + share.begin, p.to_next());
+}
+
+void multiply_floats(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share) {
+    const Matrix& m = *p.matrix;
+    if (input.taken == Taken::as_vectors) return multiply_float_panel(kernels, p, input, share);
+    if (input.taken == Taken::as_bf16)
+        return m.floats->rows_of_bf16(m.data, m.n_in, share.begin, share.end, bf16_of(input), p.n_rows, p.y, p.to_next());
+    const float* x = input.taken == Taken::as_copies ? floats_of(input) : p.x;
+    m.floats->rows(m.data, m.n_in, share.begin, share.end, x, p.n_rows, p.y, p.to_next());
 }
 
 // `next` is a share that will be taken apart later, or null.
@@ -253,8 +284,8 @@ void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multipl
         const Share& share = shares[i];
         const Multiplication& p = products[share.product];
         const Input& input = inputs.of(share.product);
-        if (is_few(p)) return multiply_few(p, input, share);
-        if (p.matrix->floats) return multiply_many_floats(kernels, p, input, share);
+        if (p.matrix->floats) return multiply_floats(kernels, p, input, share);
+        if (input.taken == Taken::as_spans) return multiply_few(p, input, share);
         const std::size_t later = i + std::size_t(pool.n_threads());
         const Share* next = later < shares.size() ? &shares[later] : nullptr;
         multiply_many(kernels, p, input, share, next, next ? products[next->product].matrix : nullptr);

@@ -56,8 +56,32 @@ void make(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_t
 
 }  // namespace
 
+#if defined(SLM_HAVE_X86)
+namespace {
+
+class WithBf16 {
+public:
+    WithBf16() : kernels_(avx512::kernels) {
+        std::copy_n(kernels_.floats, kernels_.n_floats, floats_);
+        for (FloatKernels& one : floats_)
+            if (one.type == bf16_type) one.rows_of_bf16 = avx512_bf16::rows_of_bf16;
+        kernels_.floats = floats_;
+    }
+    const IsaKernels& kernels() const { return kernels_; }
+
+private:
+    static constexpr int bf16_type = 30;
+    FloatKernels floats_[3];
+    IsaKernels kernels_;
+};
+
+}  // namespace
+#endif
+
 const IsaKernels& kernels_of(Isa isa) {
 #if defined(SLM_HAVE_X86)
+    static const WithBf16 with_bf16;
+    if (isa == Isa::avx512_bf16) return with_bf16.kernels();
     if (isa == Isa::avx512) return avx512::kernels;
     if (isa == Isa::avx_vnni) return avx_vnni::kernels;
     if (isa == Isa::avx2) return avx2::kernels;

@@ -39,8 +39,9 @@ class CpuKernels(CpuStateKernels):
     """The reference kernels, with products, attention and layers with a state in C++.
 
     Quantized weights are multiplied as integers, by activations rounded to int8 with a scale for each 32 of them: about
-    0.5 % of noise in a product. Weights of F32, F16 and BF16 are multiplied in float32. Types without a kernel (IQ1,
-    IQ2, IQ3) are expanded, as the reference does.
+    0.5 % of noise in a product. Weights of F32, F16 and BF16 are multiplied in float32, but those of BF16 by
+    activations rounded to bf16 where they are more than six rows and the processor has AVX512-BF16. Types without a
+    kernel (IQ1, IQ2, IQ3) are expanded, as the reference does.
 
     Attention reads keys and values as they are stored. Where a few queries meet keys in q8_0, q5_0 or q4_0, the queries
     are rounded to int8 likewise.
