@@ -17,7 +17,7 @@ public:
         while (floats_->type != 0) ++floats_;  // F32
     }
 
-    const float* vector(std::size_t n) { return model_.vectors.emplace_back(random_floats(n, seed(), 1)).data(); }
+    const float* vector(std::size_t n, float scale = 1) { return model_.vectors.emplace_back(random_floats(n, seed(), scale)).data(); }
 
     const Matrix* matrix(std::size_t n_out, std::size_t n_in) {
         const auto& w = model_.vectors.emplace_back(random_floats(n_out * n_in, seed(), 1 / std::sqrt(float(n_in))));
@@ -141,7 +141,8 @@ std::unique_ptr<Model> of_streams(const IsaKernels& kernels) {
         layer.gating.activation.kind = ActivationKind::gelu_tanh, layer.ffn_post_norm = make.rms(width);
         if (i == 1) layer.gating.threshold = 0.5f;
         if (i == 2) layer.k = layer.v = {};
-        layer.altup = {make.linear(n, width), make.linear(n * n, n), make.linear(n, n), make.rms(width), make.vector(width), 1};
+        const Norm router_norm{make.vector(width, 1 / float(width)), nullptr, width, 1, eps, false};
+        layer.altup = {make.linear(n, width), make.linear(n * n, n), make.linear(n, n), router_norm, make.vector(width), 1};
         make.give_embedding(layer), make.add(layer, i == 2 ? 1 : i);
     }
     return model;

@@ -148,8 +148,7 @@ Wide let_in(const Model& model, std::size_t i, const Wide& x) {
 
 // What a linear makes of the modalities of each token.
 Wide shares_of(const AltUp& altup, const Linear& linear, const Wide& x) {
-    const std::size_t width = altup.router.matrix->n_in;
-    Wide modalities = times(scaled(normed(x, altup.router_norm), 1 / double(width)), altup.router);
+    Wide modalities = times(normed(x, altup.router_norm), altup.router);
     for (double& value : modalities) value = std::tanh(value);
     return times(modalities, linear);
 }
