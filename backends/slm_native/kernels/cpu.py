@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from slm_native import _native
 
 _MOST_THREADS = 512
-_MEASURED = ("avx2", "avx_vnni", "avx512")
-"""Instruction sets that docs/performance.md has numbers of, and one that lies between them."""
+_UNMEASURED = ("scalar", "neon")
+"""Instruction sets that docs/performance.md has no numbers of, beside other engines' or of kernels like theirs."""
 
 
 class CpuKernels(CpuStateKernels):
@@ -78,7 +78,7 @@ class CpuKernels(CpuStateKernels):
         except RuntimeError as error:
             raise InvalidOption(f"n_threads is {n_threads}, and the system gives no more threads: {error}") from error
         self._types = frozenset(self._native.types)
-        self.tuned_types = self._types if self.isa in _MEASURED else frozenset()
+        self.tuned_types = frozenset() if self.isa in _UNMEASURED else self._types
 
     def describe(self) -> str:
         """The instruction set and the threads."""
