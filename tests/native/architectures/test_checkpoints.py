@@ -271,7 +271,7 @@ def test_mxfp4_is_read_as_it_lies(tmp_path, load, tokens, assert_close):
 def test_yarn_is_not_rounded_where_a_directory_says_so(tmp_path, load, tokens, assert_close):
     """GGUF cannot say it, so that a key of ours does; rounded, the ramp would be another."""
     model = make_subject(tmp_path, "gpt_oss").model
-    model.config.rope_parameters["truncate"] = False
+    model.config.rope_parameters = {**model.config.rope_parameters, "truncate": False}  # others have this dictionary
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     folder = save_directory(model, tmp_path / "hf")
     wanted = transformers_logits(model, tokens)
