@@ -178,6 +178,7 @@ void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> la
         else if (layer.embedding.gate.matrix) let_in(kernels, pool, layer.embedding, own, streams.n_tokens, x);
         if (layer.output_scale != 1.0f) scale(kernels, pool, layer.output_scale, streams.n_tokens, width, x);
     }
+    settle(kernels, pool, streams);
     const std::size_t left = streams.n_tokens * width;
     for (std::size_t k = 1; left < streams.stride && k < n_streams; ++k) std::copy_n(streams[k], left, x + k * left);
 }

@@ -24,20 +24,25 @@ struct AltUp {
     std::size_t active;               // which stream the layer runs on
 };
 
-// Streams [N], so many numbers apart, of [T][E] each.
+// Streams [N], so many numbers apart, of [T][E] each. What is let into all but the first waits for the next pass over them.
 struct Streams {
     float* at;
     std::size_t n, stride, n_tokens, width;
+    float* waiting = nullptr;  // [T][E], or nothing
+    Norm waiting_norm{};       // of it
     float* operator[](std::size_t i) const { return at + i * stride; }
 };
 
 // The streams as they are expected behind the layer: each, and a mixture of all that the active one chooses.
-void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const Streams& streams);
+void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, Streams& streams);
 
 // The streams behind the layer: corrected by what it made [T][E] beyond what was expected, and its own embedding [T][P]
-// of the tokens let into all but the first.
+// of the tokens let into all but the first, when they are settled or predicted.
 void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const LayerEmbedding& embedding, const float* own,
-             const float* made, const Streams& streams);
+             const float* made, Streams& streams);
+
+// What waits is added.
+void settle(const IsaKernels& kernels, Pool& pool, Streams& streams);
 
 // y [n_parts][T][P] = shares[0] * (rows `made` [T][n_parts][P], normalized) + shares[1] * (rows `given`, likewise).
 void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given, const Norm& norm, const float (&shares)[2],
