@@ -10,10 +10,13 @@ namespace slm {
 
 constexpr std::size_t least_part = 1 << 13;  // values; less is done before a thread has heard of it
 
-// task(begin, end) for parts of `n` rows, of each of which so many values are read.
+// task(begin, end) for parts of `n` rows, of each of which so many values are read. Parts are long: the processor finds rows
+// that follow each other.
 template <class Task>
 void by_rows(Pool& pool, std::size_t n, std::size_t width, const Task& task) {
-    const std::size_t step = std::max<std::size_t>(1, least_part / std::max<std::size_t>(1, width));
+    const std::size_t n_parts = std::clamp<std::size_t>(n * width / least_part, 1, 4 * std::size_t(pool.n_threads()));
+    const std::size_t step = (n + n_parts - 1) / n_parts;
+    if (n == 0) return;
     pool.run((n + step - 1) / step, [&](std::size_t i) { task(i * step, std::min(n, (i + 1) * step)); });
 }
 
