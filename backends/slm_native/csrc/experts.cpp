@@ -19,7 +19,7 @@ struct Routes {
     std::vector<float> shared_weight;  // [n_tokens]; empty where the shared expert has no gate
 };
 
-constexpr std::size_t sums_a_score = 16;  // exp and sorting take as long as so many sums
+constexpr std::size_t sums_a_score = 64;  // exp, sorting and memory for it take as long as so many sums
 
 Routes routes_of(const IsaKernels& kernels, Pool& pool, const Mixture& m, const float* read, const float* told,
                  std::size_t n_tokens) {

@@ -11,6 +11,7 @@ namespace {
 
 // Rows of activations up to which weights are taken apart for each pass over them, codes and numbers.
 constexpr std::size_t few_rows = 6, few_float_rows = 32;
+constexpr std::size_t few_outputs = 16;  // of numbers: up to here they stay near by for all rows, which need not be packed
 constexpr std::size_t panel_rows = 32;  // a panel and a column of activations stay in the second-level cache
 constexpr std::size_t bf16_rows = 48;   // so do these; kernels take six at once
 constexpr std::size_t least_task_bytes = 1 << 14;
@@ -30,7 +31,7 @@ Taken taken(const Multiplication& p) {
     const bool few = p.n_rows <= few_rows;
     if (p.matrix->format) return few ? Taken::as_spans : Taken::as_packed_rows;
     if (p.matrix->floats->rows_of_bf16 && !few) return Taken::as_bf16;
-    if (p.n_rows > few_float_rows) return Taken::as_vectors;
+    if (p.n_rows > few_float_rows && p.matrix->n_out > few_outputs) return Taken::as_vectors;
     return p.follow_each_other() ? Taken::as_they_are : Taken::as_copies;
 }
 
