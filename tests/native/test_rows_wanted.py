@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from native.exact import exact
 from slm_conformance.families import family_model
-from slm_core.types import ContextOptions, Pos
+from slm_core.types import Pos
 
 BOUND = 1e-4  # between tiers that compute in float32: docs/contract.md
 FAMILIES = ("llama", "gemma3n", "gemma4", "gemma4_experts", "deepseek2", "deepseek2_lite", "qwen2moe", "llama4")
@@ -25,7 +26,7 @@ CHUNKS = {  # the tokens that each batch brings, and whose rows are wanted
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_that_are_not_wanted_change_no_others(tmp_path, load, random_tokens, assert_close, tier, family, chunks):
     path, tokens = family_model(tmp_path, family), random_tokens(sum(n for n, _ in chunks))
-    options = ContextOptions(n_ctx=128, n_batch=128)
+    options = exact(n_ctx=128, n_batch=128)
     with load(path).new_context(options) as context:
         every = decode(context, tokens, 0, slice(None))
     with load(path, tier).new_context(options) as context:
