@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from native.exact import exact
 from slm_conformance.families import family_model
 from slm_core.errors import InvalidOption
 from slm_core.types import ContextOptions, KvType, Pos
@@ -26,7 +27,7 @@ def test_a_token_takes_one_latent_a_layer(tmp_path, tier, load, feed, random_tok
 
 def test_edits_and_dumps_of_it(tmp_path, tier, load, feed, random_tokens, assert_close):
     tokens, model = random_tokens(100), load(family_model(tmp_path, "deepseek2"), tier)
-    options = ContextOptions(n_ctx=256, n_seq_max=3)
+    options = exact(n_ctx=256, n_seq_max=3)
     with model.new_context(options) as context, model.new_context(options) as other:
         feed(context, tokens)
         context.fork(0, 1, 70)

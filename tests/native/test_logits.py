@@ -102,11 +102,11 @@ def test_the_cpu_tier_errs_no_more_than_llama_cpp(
     path = quantized(weight_type)
     reference = Weights.read(expand(path, tmp_path / "f32.gguf"))
     samples = [random_tokens(160, seed=seed) for seed in (1, 2)]
-    exact = np.concatenate([Reference(reference).decode(tokens) for tokens in samples])
+    wanted = np.concatenate([Reference(reference).decode(tokens) for tokens in samples])
     with load(path, "cpu").new_context(exact(n_ctx=512, n_seq_max=2)) as context:
         ours = np.concatenate([feed(context, tokens, seq_id) for seq_id, tokens in enumerate(samples)])
     theirs = np.concatenate([llama_cpp_logits(path, tokens) for tokens in samples])
-    ratios = errors_of(ours, exact) / errors_of(theirs, exact)
+    ratios = errors_of(ours, wanted) / errors_of(theirs, wanted)
     assert ratios.max() <= 1.1, f"of llama.cpp's mean, 95 % and divergence: {np.round(ratios, 2)}"
 
 
