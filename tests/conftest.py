@@ -150,7 +150,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory, synth_gguf: ModuleType) 
 
     def quantize(weight_type: str) -> Path:
         params = llama_cpp.llama_model_quantize_default_params()
-        params.ftype, params.nthread = synth_gguf.FTYPES[weight_type], 2
+        params.ftype, params.nthread = {**synth_gguf.FTYPES, "BF16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16}[weight_type], 2
         path: Path = folder / f"{weight_type}.gguf"
         if path.exists():
             return path
