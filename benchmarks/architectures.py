@@ -47,7 +47,7 @@ WIDTHS = (
 )  # fmt: skip
 FEED_FORWARD = {"feed_forward_length": 3.0, "expert_feed_forward_length": 0.5, "expert_shared_feed_forward_length": 0.5}
 AROUND_BLOCKS = ("altup_proj", "altup_unembd_proj", "per_layer_model_proj")  # what else of a token llama has not
-PROMPT, DECODED = 128, 8
+PROMPTS, DECODED = (128, 512), 8
 DEPTHS = (0, 512, 2048)
 LARGEST_RATIO = 1.15
 
@@ -71,10 +71,9 @@ def main() -> None:
 
 def costs(folder: Path, names: list[str], tier: str, rounds: int) -> None:
     """A table of ratios to llama; those above the bound are marked."""
-    print(
-        f"| family | decode | prefill of {PROMPT} | (times for a byte, in relation to llama's; at most {LARGEST_RATIO})"
-    )
-    print("|---|---|---|")
+    prefills = " | ".join(f"prefill of {n}" for n in PROMPTS)
+    print(f"| family | decode | {prefills} | (times for a byte, in relation to llama's; at most {LARGEST_RATIO})")
+    print("|---|---|" + "---|" * len(PROMPTS))
     for name in names:
         try:
             path = wide_model(folder, name, FAMILIES[name])
@@ -198,23 +197,29 @@ def bytes_a_token(path: Path) -> float:
 
 
 def measured(contexts: list[Context], n_bytes: list[float], rounds: int) -> list[float]:
-    """Ratios of times for a byte, of decode and of prefill: each the median of rounds in which both take turns."""
-    ratios: list[list[float]] = [[], []]
+    """Ratios of times for a byte, of decode and of prefills: each the median of rounds in which both take turns."""
+    ratios: list[list[float]] = []
     for _ in range(rounds):
-        prefills, decodes = [], []
-        for context, each in zip(contexts, n_bytes, strict=True):
-            context.clear()
-            prefills.append(feed(context, PROMPT) / each)
-            decodes.append(statistics.median(feed(context, 1) for _ in range(DECODED)) / each)
-        for found, (one, other) in zip(ratios, (decodes, prefills), strict=True):
-            found.append(one / other)
-    return [statistics.median(found) for found in ratios]
+        one, other = (times_of(context, each) for context, each in zip(contexts, n_bytes, strict=True))
+        ratios.append([a / b for a, b in zip(one, other, strict=True)])
+    return [statistics.median(found) for found in zip(*ratios, strict=True)]
+
+
+def times_of(context: Context, n_bytes: float) -> list[float]:
+    """Seconds for a byte, of a token behind the first prompt and of the prompts."""
+    prefills, decodes = [], []
+    for n in PROMPTS:
+        context.clear()
+        prefills.append(feed(context, n) / n_bytes)
+        if n == PROMPTS[0]:
+            decodes = [feed(context, 1) / n_bytes for _ in range(DECODED)]
+    return [statistics.median(decodes), *prefills]
 
 
 def decode_time(context: Context, depth: int) -> float:
     context.clear()
-    for start in range(0, depth, PROMPT):
-        feed(context, min(PROMPT, depth - start))
+    for start in range(0, depth, PROMPTS[0]):
+        feed(context, min(PROMPTS[0], depth - start))
     return statistics.median(feed(context, 1) for _ in range(DECODED))
 
 
@@ -235,14 +240,14 @@ def spec_of(path: Path) -> ModelSpec:
 @contextmanager
 def loaded(path: Path, tier: str, n_ctx: int) -> Iterator[Context]:
     with NativeBackend().load(path, ModelOptions(backend_options={"tier": tier})) as model:
-        context = model.new_context(ContextOptions(n_ctx=n_ctx, n_batch=PROMPT))
+        context = model.new_context(ContextOptions(n_ctx=n_ctx, n_batch=max(PROMPTS)))
         with context:
             yield context
 
 
 @contextmanager
 def pair(path: Path, twin: Path, tier: str) -> Iterator[list[Context]]:
-    n_ctx = PROMPT + DECODED
+    n_ctx = max(PROMPTS) + DECODED
     with loaded(path, tier, n_ctx) as one, loaded(twin, tier, n_ctx) as other:
         yield [one, other]
 
