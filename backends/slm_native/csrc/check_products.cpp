@@ -1,7 +1,9 @@
 // Products, layers and mixtures of every instruction set and several numbers of threads against expected ones, without
 // Python: for builds with sanitizers and for emulated machines.
 //
-// usage: check_products CASES, a file that tests/kernel_cases.py writes.
+// usage: check_products CASES [INSTRUCTION_SET...]
+// CASES is a file that tests/kernel_cases.py writes. Without instruction sets, all that the machine has are checked; one
+// that is named and not there is an error.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -139,18 +141,28 @@ bool check_callers(const std::vector<Case>& cases, slm::Isa isa) {
     return all_right;
 }
 
+std::vector<slm::Isa> isas_named(int n_names, char** names) {
+    std::vector<slm::Isa> chosen;
+    for (slm::Isa isa : slm::all_isas) {
+        const bool named = std::find(names, names + n_names, std::string(slm::name_of(isa))) != names + n_names;
+        if (slm::is_available(isa) && (named || n_names == 0)) chosen.push_back(isa);
+    }
+    if (n_names != 0 && chosen.size() != std::size_t(n_names))
+        throw std::runtime_error("an instruction set named is not available here");
+    return chosen;
+}
+
 }  // namespace
 
 int main(int n_arguments, char** arguments) {
-    if (n_arguments != 2) {
-        std::fprintf(stderr, "usage: check_products CASES\n");
+    if (n_arguments < 2) {
+        std::fprintf(stderr, "usage: check_products CASES [INSTRUCTION_SET...]\n");
         return 2;
     }
     try {
         const std::vector<Case> cases = read_cases(arguments[1]);
         bool all_right = !cases.empty();
-        for (slm::Isa isa : slm::all_isas) {
-            if (!slm::is_available(isa)) continue;
+        for (slm::Isa isa : isas_named(n_arguments - 2, arguments + 2)) {
             for (int n_threads : {1, 3}) {
                 all_right &= check(cases, isa, n_threads);
                 all_right &= slm::check_layers(isa, n_threads) && slm::check_mixtures(isa, n_threads);

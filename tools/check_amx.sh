@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Builds check_products and runs it on an emulated processor that has AMX, where no such machine is at hand: Bochs boots
+# Linux, whose first process (emulated_init.cpp) runs it. Some minutes.
+#
+# usage: tools/check_amx.sh [BUILD_FOLDER]
+#
+# BOCHS    Bochs 3.0 with AMX, by default `bochs`; 3.1, as Debian builds it, divides wrongly
+# BXSHARE  the folder with its BIOS-bochs-latest and VGABIOS-lgpl-latest, by default /usr/share/bochs
+# KERNEL   Linux 6.15 or later, by default the newest /boot/vmlinuz-*
+# ISA      the instruction set to check, by default avx512_bf16
+#
+# On Debian 13: apt install bochs bochs-term cmake ninja-build g++ xorriso isolinux syslinux-common cpio, a kernel of
+# trixie-backports (linux-image-cloud-amd64 boots soonest), and a Python that has numpy and gguf.
+#
+# What Bochs 3.0 lacks or has wrong, and is kept clear of:
+# - XFD, with which a kernel hands out the registers of tiles as they are first used. Linux is told that there is such
+#   (setcpuid=324), and thereby never saves the tiles themselves: see emulated_init.cpp.
+# - TDPBSSD and its kin take all bytes as unsigned: only products of bf16 can be checked.
+# - VPINSRB from memory beside registers 16 to 31 reads from elsewhere: gcc makes it of unrolled loops.
+# - Code that Linux patches at boot may run as it was (hence spectre_v2=retpoline, which leaves it), and leaving system
+#   management mode fails with tables of five levels (no5lvl).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+fail() { echo "check_amx: $1" >&2; exit 2; }
+bochs=${BOCHS:-bochs} share=${BXSHARE:-/usr/share/bochs} isa=${ISA:-avx512_bf16} build=${1:-build/amx}
+kernel=${KERNEL:-$(ls -v /boot/vmlinuz-* 2> /dev/null | tail -1)}
+isolinux=/usr/lib/ISOLINUX/isolinux.bin loader=/usr/lib/syslinux/modules/bios/ldlinux.c32
+for tool in "$bochs" g++ cmake ninja python3 cpio xorriso; do
+    command -v "$tool" > /dev/null || fail "$tool is missing"
+done
+for file in "$share/BIOS-bochs-latest" "$share/VGABIOS-lgpl-latest" "$isolinux" "$loader" "${kernel:-/boot/vmlinuz-*}"; do
+    [ -e "$file" ] || fail "$file is missing"
+done
+models=$("$bochs" --help cpu 2>&1) || true
+[[ $models == *sapphire_rapids* ]] || fail "$bochs emulates no AMX: 3.0 or later is needed"
+
+cmake -G Ninja -S backends/slm_native/csrc -B "$build" -DSLM_CHECK=ON \
+    -DCMAKE_EXE_LINKER_FLAGS=-static -DCMAKE_CXX_FLAGS=-fno-tree-slp-vectorize
+cmake --build "$build"
+machine=$build/machine
+rm -rf "$machine"
+mkdir -p "$machine/files/dev" "$machine/disc/isolinux"
+g++ -std=c++20 -O2 -Wall -Wextra -static -o "$machine/files/init" tools/emulated_init.cpp
+PYTHONPATH=.:tests python3 tests/kernel_cases.py "$machine/files/cases"
+cp "$build/check_products" "$machine/files/"
+(cd "$machine/files" && find . | cpio --quiet -o -H newc) > "$machine/disc/initrd"
+cp "$kernel" "$machine/disc/kernel"
+cp "$isolinux" "$loader" "$machine/disc/isolinux/"
+cat > "$machine/disc/isolinux/isolinux.cfg" << END
+default check
+label check
+  kernel /kernel
+  append initrd=/initrd console=ttyS0,115200 loglevel=3 tsc=reliable lpj=1000000 random.trust_cpu=on spectre_v2=retpoline no5lvl setcpuid=324 -- /check_products /cases $isa
+END
+xorriso -as mkisofs -quiet -o "$machine/boot.iso" -b isolinux/isolinux.bin -c isolinux/boot.cat -no-emul-boot \
+    -boot-load-size 4 -boot-info-table "$machine/disc" 2> /dev/null
+cat > "$machine/bochsrc" << END
+cpu: model=sapphire_rapids, count=1, ips=50000000, reset_on_triple_fault=0
+memory: guest=1024, host=1024
+romimage: file=$share/BIOS-bochs-latest
+vgaromimage: file=$share/VGABIOS-lgpl-latest
+ata0-master: type=cdrom, path=$machine/boot.iso, status=inserted
+boot: cdrom
+clock: sync=none
+com1: enabled=1, mode=file, dev=$machine/console.log
+display_library: rfb, options="timeout=0"
+log: $machine/bochs.log
+panic: action=fatal
+END
+: > "$machine/console.log"
+# Its status says nothing: it fails even where the machine is turned off.
+timeout 1h "$bochs" -q -f "$machine/bochsrc" > "$machine/bochs.out" 2>&1 < /dev/null &
+tail -n +1 --pid=$! -f "$machine/console.log" | tr -d '\r' | sed -u -n '/^-- started/,/^-- ended/p'
+grep -q "^$isa: .* checked" "$machine/console.log" && grep -q '^-- ended with 0' "$machine/console.log"
