@@ -156,6 +156,30 @@ inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
 }
+[[gnu::always_inline]] inline void turn(Floats (&rows)[lanes]) {
+    const auto doubles = [](Floats a) { return _mm512_castps_pd(a); };
+    Floats pairs[lanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < lanes; i += 2) {
+        pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < lanes; i += 4) {  // rows i .. i + 3 of column 4 L + k in the part L of 128 bits of vector i + k
+        rows[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(doubles(pairs[i]), doubles(pairs[i + 2])));
+        rows[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(doubles(pairs[i]), doubles(pairs[i + 2])));
+        rows[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(doubles(pairs[i + 1]), doubles(pairs[i + 3])));
+        rows[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(doubles(pairs[i + 1]), doubles(pairs[i + 3])));
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+        const Floats even = _mm512_shuffle_f32x4(rows[k], rows[4 + k], 0x88), odd = _mm512_shuffle_f32x4(rows[k], rows[4 + k], 0xdd);
+        const Floats even2 = _mm512_shuffle_f32x4(rows[8 + k], rows[12 + k], 0x88);
+        const Floats odd2 = _mm512_shuffle_f32x4(rows[8 + k], rows[12 + k], 0xdd);
+        rows[k] = _mm512_shuffle_f32x4(even, even2, 0x88), rows[8 + k] = _mm512_shuffle_f32x4(even, even2, 0xdd);
+        rows[4 + k] = _mm512_shuffle_f32x4(odd, odd2, 0x88), rows[12 + k] = _mm512_shuffle_f32x4(odd, odd2, 0xdd);
+    }
+}
 inline void store_sums(float* to, Floats a, Floats b, Floats c, Floats d) {
     const auto folded = [](Floats x) { return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); };
     const __m256 ab = _mm256_hadd_ps(folded(a), folded(b)), cd = _mm256_hadd_ps(folded(c), folded(d));

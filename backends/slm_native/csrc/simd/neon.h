@@ -237,6 +237,25 @@ inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
     return {vbslq_f32(vcltq_f32(a.first, b.first), yes.first, no.first),
             vbslq_f32(vcltq_f32(a.second, b.second), yes.second, no.second)};
 }
+// Number k of vector i becomes number i of vector k.
+inline void turn_four(float32x4_t& a, float32x4_t& b, float32x4_t& c, float32x4_t& d) {
+    const auto wide = [](float32x4_t x) { return vreinterpretq_f64_f32(x); };
+    const auto narrow = [](float64x2_t x) { return vreinterpretq_f32_f64(x); };
+    const float32x4_t even = vtrn1q_f32(a, b), odd = vtrn2q_f32(a, b), even2 = vtrn1q_f32(c, d), odd2 = vtrn2q_f32(c, d);
+    a = narrow(vzip1q_f64(wide(even), wide(even2))), b = narrow(vzip1q_f64(wide(odd), wide(odd2)));
+    c = narrow(vzip2q_f64(wide(even), wide(even2))), d = narrow(vzip2q_f64(wide(odd), wide(odd2)));
+}
+[[gnu::always_inline]] inline void turn(Floats (&rows)[lanes]) {
+    turn_four(rows[0].first, rows[1].first, rows[2].first, rows[3].first);
+    turn_four(rows[0].second, rows[1].second, rows[2].second, rows[3].second);
+    turn_four(rows[4].first, rows[5].first, rows[6].first, rows[7].first);
+    turn_four(rows[4].second, rows[5].second, rows[6].second, rows[7].second);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const float32x4_t kept = rows[i].second;
+        rows[i].second = rows[4 + i].first, rows[4 + i].first = kept;
+    }
+}
 inline void store_sums(float* to, Floats a, Floats b, Floats c, Floats d) {
     const auto folded = [](Floats x) { return vaddq_f32(x.first, x.second); };
     const float32x4_t ab = vpaddq_f32(folded(a), folded(b)), cd = vpaddq_f32(folded(c), folded(d));

@@ -199,6 +199,13 @@ inline Floats sub(Floats a, Floats b) { return each<Floats>([&](int i) { return 
 inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
     return each<Floats>([&](int i) { return a.at[i] < b.at[i] ? yes.at[i] : no.at[i]; });
 }
+[[gnu::always_inline]] inline void turn(Floats (&rows)[lanes]) {
+    for (int i = 0; i < lanes; ++i)
+        for (int k = 0; k < i; ++k) {
+            const float kept = rows[i].at[k];
+            rows[i].at[k] = rows[k].at[i], rows[k].at[i] = kept;
+        }
+}
 inline void store_sums(float* to, Floats a, Floats b, Floats c, Floats d) {
     to[0] = sum(a), to[1] = sum(b), to[2] = sum(c), to[3] = sum(d);
 }

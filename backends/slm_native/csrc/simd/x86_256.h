@@ -139,6 +139,25 @@ inline Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }
+[[gnu::always_inline]] inline void turn(Floats (&rows)[lanes]) {
+    Floats pairs[lanes];
+#pragma GCC unroll 4
+    for (int i = 0; i < lanes; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < lanes; i += 4) {  // rows i .. i + 3 of column 4 L + k in the part L of 128 bits of vector i + k
+        rows[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44), rows[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+        rows[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+        rows[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+        const Floats first = rows[k], second = rows[4 + k];
+        rows[k] = _mm256_permute2f128_ps(first, second, 0x20), rows[4 + k] = _mm256_permute2f128_ps(first, second, 0x31);
+    }
+}
 inline void store_sums(float* to, Floats a, Floats b, Floats c, Floats d) {
     const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
