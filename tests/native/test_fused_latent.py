@@ -26,6 +26,8 @@ if (_missing := _extension.why_missing()) is not None:
 Rows = NDArray[np.float32]
 WIDTH, N_HEADS, N_NOPE, N_ROTATED, N_RANK, N_RESULT, N_LOW, N_FF = 96, 3, 32, 16, 64, 96, 128, 160
 HEAD_DIM = N_ROTATED + N_RANK
+N_HELD = 11_000  # so many that values of all heads, 64 wide, are not made at once
+LAST = slice(2, 3)  # attention alone
 SPEC = LatentSpec(n_nope=N_NOPE, n_rank=N_RANK, n_value=N_RESULT)
 every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
 every_batch = pytest.mark.parametrize("seq_ids", [[0], [0] * 7, [1] * 130, [0, 2, 1], [2, 0, 2, 2, 0, 1]], ids=len)
@@ -43,7 +45,7 @@ def _norm(width: int, seed: int) -> Norm:
 class LatentBlocks:
     """Queries compressed and not, with all norms and with few; one without a feed-forward layer; and a cache."""
 
-    def __init__(self, isa: str, ggml_type: GgmlType) -> None:
+    def __init__(self, isa: str, ggml_type: GgmlType, n_result: int = N_RESULT, only: slice = slice(None)) -> None:
         self.kernels, self._type = CpuKernels(isa, 2, 0), ggml_type
         n_q = N_HEADS * (N_NOPE + N_ROTATED)
         compressed = LatentAttention(
@@ -53,8 +55,8 @@ class LatentBlocks:
             kv_down=self.linear(HEAD_DIM, WIDTH, 4),
             kv_norm=_norm(N_RANK, 5),
             k_up=self.kernels.by_head([self.linear(N_RANK, N_NOPE, 10 + i, plain=True) for i in range(N_HEADS)]),
-            v_up=self.kernels.by_head([self.linear(N_RESULT, N_RANK, 20 + i, plain=True) for i in range(N_HEADS)]),
-            output=self.linear(WIDTH, N_HEADS * N_RESULT, 6),
+            v_up=self.kernels.by_head([self.linear(n_result, N_RANK, 20 + i, plain=True) for i in range(N_HEADS)]),
+            output=self.linear(WIDTH, N_HEADS * n_result, 6),
         )
         direct = replace(compressed, q_down=None, q_norm=None, q=self.linear(n_q, WIDTH, 7), kv_norm=None)
         first = PlainBlock(
@@ -74,10 +76,10 @@ class LatentBlocks:
         )
         second = replace(first, latent=direct, attn_post_norm=_norm(WIDTH, 32), residual_scale=0.5)
         third = replace(first, gate=None, up=None, down=None, ffn_norm=None, scale=0.3)
-        self.blocks = [first, second, third]
+        self.blocks = [first, second, third][only]
         codec = codec_of(KvType.F32, HEAD_DIM)
-        layout = PageLayout(range(3), 1, HEAD_DIM, codec, codec, True)
-        self.cache = PagedKvCache([layout], PagedKvCache.n_pages_for(600, 3), 3, self.kernels.new_pages)
+        layout = PageLayout(range(len(self.blocks)), 1, HEAD_DIM, codec, codec, True)
+        self.cache = PagedKvCache([layout], PagedKvCache.n_pages_for(600 + N_HELD, 3), 3, self.kernels.new_pages)
 
     def linear(self, n_out: int, n_in: int, seed: int, *, plain: bool = False) -> Linear:
         matrix = random_matrix(self._type, n_out, n_in, seed)
@@ -90,7 +92,7 @@ class LatentBlocks:
         return fused
 
     def run(self, x: Rows, rotations: list[Rotation], plan: BatchPlan, some: NDArray[np.bool_] | None = None) -> Rows:
-        (y,) = self.fused().run([x], rotations, plan, self.cache.layers, [None] * 3, some)
+        (y,) = self.fused().run([x], rotations, plan, self.cache.layers, [None] * len(self.blocks), some)
         return y
 
     def plan(self, seq_ids: list[int]) -> BatchPlan:
@@ -138,6 +140,40 @@ def test_blocks_are_their_steps(isa: str, seq_ids: list[int], ggml_type: GgmlTyp
     np.testing.assert_allclose(found, wanted[some], rtol=0, atol=4 * 288 * 2.0**-24 * np.abs(wanted).max())
     for layer, keys in zip(blocks.cache.layers, stored, strict=True):
         np.testing.assert_array_equal(layer.keys(slice(0, 9), 9 * 64), keys)
+
+
+@every_isa
+@pytest.mark.parametrize("seq_ids", [[0] * 200, [0] * 130 + [2] * 70], ids=["one", "two"])
+@pytest.mark.parametrize(
+    # Codes are off by half of a 127th of the largest of 32, latents in one order and their mixtures in the other.
+    ("ggml_type", "share"),
+    [(GgmlType.F32, 1e-5), (GgmlType.Q8_0, 2 / 254)],
+    ids=["F32", "Q8_0"],
+)
+def test_values_of_heads_make_what_latents_do(isa: str, seq_ids: list[int], ggml_type: GgmlType, share: float) -> None:
+    """Narrow results of many tokens come of values made for each head; steps mix latents, with the same scores."""
+    blocks, n = LatentBlocks(isa, ggml_type, 32, LAST), len(seq_ids)
+    x, plan, rotations = _f32(n, WIDTH, seed=1), blocks.plan(seq_ids), _rotations(n)[LAST]
+    wanted, found = blocks.step_by_step(x, rotations, plan), blocks.run(x, rotations, plan)
+    assert not np.array_equal(found, wanted), "latents were mixed: this says nothing of values"
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=share * np.abs(wanted).max())
+
+
+def test_values_of_some_heads_at_a_time() -> None:
+    """Behind a long history a batch has values of some heads made after those of others."""
+    blocks = LatentBlocks(_extension.load().available_isas()[-1], GgmlType.F32, 64, LAST)
+
+    def planned(start: int, n: int) -> BatchPlan:
+        plan = blocks.cache.plan(np.zeros(n, np.int32), np.arange(start, start + n, dtype=np.int32))
+        blocks.cache.commit(plan)
+        return blocks.kernels.place(plan)
+
+    held, latents = planned(0, N_HELD), _f32(N_HELD, 1, HEAD_DIM, seed=3)
+    blocks.cache.layers[0].write(held.pages, held.slots, latents, latents)
+    x, plan, rotations = _f32(128, WIDTH, seed=1), planned(N_HELD, 128), _rotations(128)[LAST]
+    wanted, found = blocks.step_by_step(x, rotations, plan), blocks.run(x, rotations, plan)
+    assert not np.array_equal(found, wanted), "latents were mixed: this says nothing of values"
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 @every_isa

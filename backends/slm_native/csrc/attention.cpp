@@ -36,6 +36,7 @@ Queries queries_of(const KvLayer& layer, const Run& run, const Scoring& scoring,
     all.q = q, all.out = out, all.tokens = run.tokens;
     all.n_tokens = run.n_tokens, all.position = run.n_held - run.n_tokens;
     all.n_heads = n_heads, all.group = n_heads / layer.n_kv_heads;
+    all.value_dim = layer.head_dim;
     all.span = run.both_ways ? all.position : no_span;
     all.end = run.n_held;
     return all;
@@ -60,8 +61,24 @@ std::vector<Task> tasks_of(const AttentionKernels& kernels, const KvLayer& layer
         const bool is_few = all.n_tokens == 1 || all.n_tokens * all.group <= kernels.most_rows_few;
         const std::size_t step = is_few ? all.n_tokens : std::max<std::size_t>(1, kernels.most_rows_many / all.group);
         for (std::size_t first = 0; first < all.n_tokens; first += step)
-            for (all.kv_head = 0; all.kv_head < layer.n_kv_heads; ++all.kv_head)
+            for (all.kv_head = 0; all.kv_head < layer.n_kv_heads; ++all.kv_head) {
+                all.first_head = all.kv_head * all.group;
                 tasks.push_back({some_of(all, first, std::min(step, all.n_tokens - first)), is_few, 1, 0});
+            }
+    }
+    return tasks;
+}
+
+// A task for each head that has values of its own and each so many queries.
+std::vector<Task> tasks_with(const AttentionKernels& kernels, const KvLayer& layer, const Run& run, const Scoring& scoring,
+                             std::size_t n_heads, const float* q, const HeadValues& values, float* out) {
+    std::vector<Task> tasks;
+    Queries all = queries_of(layer, run, scoring, n_heads, q, out);
+    all.group = 1, all.value_dim = values.width;
+    for (std::size_t i = 0; i < values.n_heads; ++i) {
+        all.first_head = values.first_head + i, all.values = values.at + i * run.n_held * values.width;
+        for (std::size_t first = 0; first < all.n_tokens; first += kernels.most_rows_many)
+            tasks.push_back({some_of(all, first, std::min(kernels.most_rows_many, all.n_tokens - first)), false, 1, 0});
     }
     return tasks;
 }
@@ -101,12 +118,33 @@ void merge_row(const float* partial, std::size_t n, std::size_t stride, std::siz
 void merge(const Queries& queries, std::size_t n_parts, const float* partial) {
     const std::size_t head_dim = queries.layer->head_dim, row_floats = head_dim + partial_extra;
     for (std::size_t r = 0; r < n_rows(queries); ++r) {
-        const std::size_t head = queries.kv_head * queries.group + r % queries.group;
+        const std::size_t head = queries.first_head + r % queries.group;
         const std::size_t token = std::size_t(queries.tokens[r / queries.group]);
         const float* sink = queries.scoring->sinks ? queries.scoring->sinks + head : nullptr;
         merge_row(partial + r * row_floats, n_parts, n_rows(queries) * row_floats, head_dim, sink,
                   queries.out + (token * queries.n_heads + head) * head_dim);
     }
+}
+
+void run_tasks(const AttentionKernels& attention, Pool& pool, const KvLayer& layer, std::vector<Task> tasks) {
+    std::size_t n_partial = 0;
+    for (Task& task : tasks)
+        if (task.is_few) task.partial = n_partial, n_partial += n_rows(task.queries) * (layer.head_dim + partial_extra);
+    float* partial = partial_scratch.room<float>(n_partial);
+    std::vector<const Task*> order;
+    for (const Task& task : tasks) order.push_back(&task);
+    std::stable_sort(order.begin(), order.end(), [](const Task* a, const Task* b) { return a->cost() > b->cost(); });
+    pool.run(order.size(), [&](std::size_t i) {
+        const Task& task = *order[i];
+        const std::size_t rows = n_rows(task.queries);
+        if (!task.is_few)
+            return attention.many(task.queries, work_scratch.room<float>(attention.many_work(rows, layer.head_dim)));
+        float* work = work_scratch.room<float>(attention.few_work(rows, layer.head_dim));
+        attention.few(task.queries, work, partial + task.partial);
+        if (task.n_parts == 1) merge(task.queries, 1, partial + task.partial);
+    });
+    for (std::size_t i = 0; i < tasks.size(); i += tasks[i].n_parts)
+        if (tasks[i].n_parts > 1) merge(tasks[i].queries, tasks[i].n_parts, partial + tasks[i].partial);
 }
 
 }  // namespace
@@ -149,26 +187,21 @@ KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_byte
 
 void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const std::vector<Run>& runs, const Scoring& scoring,
             std::size_t n_heads, const float* q, float* out) {
-    const AttentionKernels& attention = *kernels.attention;
-    std::vector<Task> tasks = cut(tasks_of(attention, layer, runs, scoring, n_heads, q, out));
-    std::size_t n_partial = 0;
-    for (Task& task : tasks)
-        if (task.is_few) task.partial = n_partial, n_partial += n_rows(task.queries) * (layer.head_dim + partial_extra);
-    float* partial = partial_scratch.room<float>(n_partial);
-    std::vector<const Task*> order;
-    for (const Task& task : tasks) order.push_back(&task);
-    std::stable_sort(order.begin(), order.end(), [](const Task* a, const Task* b) { return a->cost() > b->cost(); });
-    pool.run(order.size(), [&](std::size_t i) {
-        const Task& task = *order[i];
-        const std::size_t rows = n_rows(task.queries);
-        if (!task.is_few)
-            return attention.many(task.queries, work_scratch.room<float>(attention.many_work(rows, layer.head_dim)));
-        float* work = work_scratch.room<float>(attention.few_work(rows, layer.head_dim));
-        attention.few(task.queries, work, partial + task.partial);
-        if (task.n_parts == 1) merge(task.queries, 1, partial + task.partial);
-    });
-    for (std::size_t i = 0; i < tasks.size(); i += tasks[i].n_parts)
-        if (tasks[i].n_parts > 1) merge(tasks[i].queries, tasks[i].n_parts, partial + tasks[i].partial);
+    run_tasks(*kernels.attention, pool, layer, cut(tasks_of(*kernels.attention, layer, runs, scoring, n_heads, q, out)));
+}
+
+void attend_with(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const Run& run, const Scoring& scoring,
+                 std::size_t n_heads, const float* q, const HeadValues& values, float* out) {
+    run_tasks(*kernels.attention, pool, layer, tasks_with(*kernels.attention, layer, run, scoring, n_heads, q, values, out));
+}
+
+void read(const IsaKernels& kernels, const KvLayer& layer, const std::int32_t* pages, std::size_t position, std::size_t head, float* to) {
+    Slice at{};
+    const std::size_t page = std::size_t(pages[position / page_tokens]) * layer.page_bytes, slot = position % page_tokens;
+    for (std::size_t i = 0; i < most_planes; ++i)
+        if (layer.keys.at[i])
+            at.at[i] = layer.keys.at[i] + page + head * layer.keys.head_bytes[i] + slot * (layer.keys.head_bytes[i] / page_tokens);
+    kernels.attention->decode(layer.keys.type, at, layer.head_dim, to);
 }
 
 void write(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, std::size_t n_tokens, const std::int64_t* pages,

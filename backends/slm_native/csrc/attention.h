@@ -34,6 +34,19 @@ struct Run {
 void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const std::vector<Run>& runs, const Scoring& scoring,
             std::size_t n_heads, const float* q, float* out);
 
+// Values of some query heads of one sequence, [n_heads][held tokens][width], width at most D.
+struct HeadValues {
+    const float* at;
+    std::size_t first_head, n_heads, width;
+};
+
+// The same for one sequence with values of these heads: their rows of out [T][H][width].
+void attend_with(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const Run& run, const Scoring& scoring,
+                 std::size_t n_heads, const float* q, const HeadValues& values, float* out);
+
+// The key [D] at a position of a sequence, of one of the layer's heads.
+void read(const IsaKernels& kernels, const KvLayer& layer, const std::int32_t* pages, std::size_t position, std::size_t head, float* to);
+
 // Stores keys and values [T][K][D] of T tokens in their pages and slots.
 void write(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, std::size_t n_tokens, const std::int64_t* pages,
            const std::int64_t* slots, const float* k, const float* v);

@@ -26,7 +26,7 @@ struct KvLayer {
     std::size_t n_pages, page_bytes, n_kv_heads, head_dim;
 };
 
-// Planes of one head of one page.
+// Planes of one head of one page, or of a token in it.
 struct Slice {
     const std::uint8_t* at[most_planes];
 };
@@ -44,15 +44,18 @@ struct Scoring {
 };
 
 // Queries of one sequence, at adjacent positions, which share a head of keys and values; a row is a query and a query
-// head, those of one token side by side.
+// head, those of one token side by side. `many` takes values from elsewhere, too, of one query head then.
 struct Queries {
     const KvLayer* layer;
     const Scoring* scoring;
     const std::int32_t* pages;    // of the sequence
     const float* q;               // [T][H][D]
-    float* out;                   // the same
+    float* out;                   // [T][H][value_dim]
     const std::int32_t* tokens;   // which of the T they are
     std::size_t n_tokens, position, n_heads, kv_head, group;
+    std::size_t first_head;       // of the query heads
+    const float* values;          // [positions][value_dim] in the place of those in pages; or null
+    std::size_t value_dim;        // and of a row of `out`; D where values are in pages, never more
     std::size_t span;             // the first position of tokens that all see each other; no_span where each sees those up to it
     std::size_t begin, end;       // positions looked at; whole pages but for the last
 };
@@ -70,6 +73,8 @@ struct AttentionKernels {
     void (*many)(const Queries& queries, float* work);
     // D numbers as they are stored.
     void (*encode)(KvType type, const float* x, std::size_t head_dim, std::uint8_t* const* to);
+    // D numbers that are stored, planes at one token's.
+    void (*decode)(KvType type, const Slice& from, std::size_t head_dim, float* to);
 };
 
 }  // namespace slm
