@@ -15,8 +15,9 @@ cmake -G Ninja -S backends/slm_native/csrc -B "$build" -DSLM_CHECK=ON \
     -DCMAKE_EXE_LINKER_FLAGS=-static
 cmake --build "$build"
 PYTHONPATH=.:tests python3 tests/kernel_cases.py "$build/cases"
-for cpu in max cortex-a53; do # with dot products, and without: there the plain kernels are all there is
+for cpu in max cortex-a76 cortex-a53; do # with products of matrices, with dot products, and without: plain kernels alone
     echo "-- $cpu"
     "$qemu" -cpu $cpu "$build/check_products" "$build/cases" | tee "$build/$cpu.log"
 done
-grep -q '^neon: ' "$build/max.log" && ! grep -q '^neon: ' "$build/cortex-a53.log"
+grep -q '^neon_i8mm: ' "$build/max.log" && grep -q '^neon: ' "$build/cortex-a76.log" &&
+    ! grep -q '^neon_i8mm' "$build/cortex-a76.log" && ! grep -q '^neon' "$build/cortex-a53.log"

@@ -212,7 +212,7 @@ def test_a_scan_equals_its_formula_on_every_tier(tier):
     check_scan(select_kernels(tier).kernels)
 
 
-@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx_vnni", "avx512", "neon"])
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx_vnni", "avx512", "neon", "neon_i8mm"])
 def test_a_scan_equals_its_formula_on_every_instruction_set(isa):
     if (missing := _extension.why_missing()) is not None:
         pytest.skip(f"the cpu tier is not tested, as the C++ extension is missing: {missing}")

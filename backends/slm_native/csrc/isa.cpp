@@ -54,14 +54,23 @@ bool has_neon() {
     constexpr unsigned long dot_products = 1ul << 20;  // HWCAP_ASIMDDP
     return getauxval(AT_HWCAP) & dot_products;
 }
+
+bool has_neon_i8mm() {
+    constexpr unsigned long products_of_matrices = 1ul << 13;  // HWCAP2_I8MM
+    return has_neon() && (getauxval(AT_HWCAP2) & products_of_matrices);
+}
 #elif defined(SLM_HAVE_NEON) && defined(__APPLE__)
-bool has_neon() {
+bool has_feature(const char* name) {
     int there = 0;
     std::size_t size = sizeof there;
-    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &there, &size, nullptr, 0) == 0 && there;
+    return sysctlbyname(name, &there, &size, nullptr, 0) == 0 && there;
 }
+
+bool has_neon() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+bool has_neon_i8mm() { return has_neon() && has_feature("hw.optional.arm.FEAT_I8MM"); }
 #else
 bool has_neon() { return false; }
+bool has_neon_i8mm() { return false; }
 #endif
 
 }  // namespace
@@ -73,6 +82,7 @@ const char* name_of(Isa isa) {
         case Isa::avx512: return "avx512";
         case Isa::avx512_bf16: return "avx512_bf16";
         case Isa::neon: return "neon";
+        case Isa::neon_i8mm: return "neon_i8mm";
         default: return "scalar";
     }
 }
@@ -84,6 +94,7 @@ bool is_available(Isa isa) {
         case Isa::avx512: return has_avx512();
         case Isa::avx512_bf16: return has_avx512_bf16();
         case Isa::neon: return has_neon();
+        case Isa::neon_i8mm: return has_neon_i8mm();
         default: return true;
     }
 }

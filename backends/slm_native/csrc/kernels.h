@@ -31,7 +31,7 @@ struct alignas(64) Span {
 // Activations of `lanes` rows side by side, as `tiles` takes them: vector v holds rows lanes * v and following.
 struct PackedRows {
     std::size_t n_vectors, n_in, n_given;  // n_in is n_given, the width of a row, up to a multiple of 256
-    std::int8_t* q;               // [n_vectors][n_in / 4][lanes][4]
+    std::int8_t* q;               // [n_vectors][n_in / 4][lanes][4], or as the instruction set's `pack` has it
     float* scale;                 // [n_vectors][n_in / 32][lanes]
     std::int32_t* start;          // [n_vectors][n_in / group][lanes]
     float* sum;                   // [n_vectors][n_in / group][lanes]
@@ -136,5 +136,10 @@ void rows_of_bf16(const std::uint8_t* weights, std::size_t n_in, std::size_t beg
                   std::size_t n_tokens, float* y, std::size_t y_stride);
 }
 namespace neon { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
+// NEON with products of panels of its own, of a format by its type, and activations packed for them.
+namespace neon_i8mm {
+decltype(FormatKernels::tiles) tiles_of(int type);
+void pack_pairs(const float* const* rows, std::size_t n_rows, std::size_t n, int zero, int groups, PackedRows& to, std::size_t v);
+}
 
 }  // namespace slm

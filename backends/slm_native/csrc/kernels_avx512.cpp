@@ -13,5 +13,6 @@
 #include "dequantize.inc"
 #include "exponential.inc"
 #include "steps.inc"
+#include "groups.inc"
 #include "tiles.inc"
 #include "table.inc"

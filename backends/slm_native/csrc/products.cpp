@@ -78,6 +78,26 @@ private:
 }  // namespace
 #endif
 
+#if defined(SLM_HAVE_NEON)
+namespace {
+
+class WithI8mm {
+public:
+    WithI8mm() : kernels_(neon::kernels), formats_(kernels_.formats, kernels_.formats + kernels_.n_formats) {
+        for (FormatKernels& one : formats_) one.tiles = neon_i8mm::tiles_of(one.type);
+        kernels_.formats = formats_.data();
+        kernels_.pack = neon_i8mm::pack_pairs;
+    }
+    const IsaKernels& kernels() const { return kernels_; }
+
+private:
+    IsaKernels kernels_;
+    std::vector<FormatKernels> formats_;
+};
+
+}  // namespace
+#endif
+
 const IsaKernels& kernels_of(Isa isa) {
 #if defined(SLM_HAVE_X86)
     static const WithBf16 with_bf16;
@@ -88,6 +108,10 @@ const IsaKernels& kernels_of(Isa isa) {
 #endif
 #if defined(SLM_HAVE_NEON)
     if (isa == Isa::neon) return neon::kernels;
+    if (isa == Isa::neon_i8mm) {  // made only where its code may run
+        static const WithI8mm with_i8mm;
+        return with_i8mm.kernels();
+    }
 #endif
     static_cast<void>(isa);
     return scalar::kernels;

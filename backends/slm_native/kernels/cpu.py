@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from slm_native import _native
 
 _MOST_THREADS = 512
-_UNMEASURED = ("scalar", "neon")
+_UNMEASURED = ("scalar", "neon", "neon_i8mm")
 """Instruction sets that docs/performance.md has no numbers of, beside other engines' or of kernels like theirs."""
 
 
