@@ -145,6 +145,14 @@ inline void store_rounded(std::int8_t* to, Floats a) {
     _mm_storeu_si128((__m128i*)to, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 
+// Four vectors of floats likewise, as the bits of one.
+inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
+    const __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+    const __m512i cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
+    const __m512i from = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // of each 128 bits four of each
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi32(from, _mm512_packs_epi16(ab, cd)));
+}
+
 inline Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 // Where one is no number, that is what comes out.
 inline Floats at_least(float limit, Floats a) { return _mm512_max_ps(_mm512_set1_ps(limit), a); }

@@ -206,15 +206,21 @@ inline Ints dot_same(Ints sums, Same codes, Bytes x) {
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_first(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1); }
 
 inline float32x4_t larger(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 inline Floats largest(Floats a, Floats b) { return {larger(a.first, b.first), larger(a.second, b.second)}; }
 inline Floats magnitude(Floats a) { return {vabsq_f32(a.first), vabsq_f32(a.second)}; }
 inline float largest_lane(Floats a) { return vmaxvq_f32(vmaxq_f32(a.first, a.second)); }
 // Rounded to the nearest, ties to even; a number that is none becomes 0.
-inline void store_rounded(std::int8_t* to, Floats a) {
-    const int16x4_t first = vqmovn_s32(vcvtnq_s32_f32(a.first)), second = vqmovn_s32(vcvtnq_s32_f32(a.second));
-    vst1_s8(to, vqmovn_s16(vcombine_s16(first, second)));
+inline int8x8_t eight_rounded(Floats a) {
+    return vqmovn_s16(vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(a.first)), vqmovn_s32(vcvtnq_s32_f32(a.second))));
+}
+inline void store_rounded(std::int8_t* to, Floats a) { vst1_s8(to, eight_rounded(a)); }
+// Four vectors of floats likewise, as the bits of one.
+inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
+    return {vreinterpretq_f32_s8(vcombine_s8(eight_rounded(a), eight_rounded(b))),
+            vreinterpretq_f32_s8(vcombine_s8(eight_rounded(c), eight_rounded(d)))};
 }
 
 inline Floats divide(Floats a, Floats b) { return {vdivq_f32(a.first, b.first), vdivq_f32(a.second, b.second)}; }

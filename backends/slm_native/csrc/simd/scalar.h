@@ -171,6 +171,7 @@ inline Ints dot_same(Ints sums, Same codes, Bytes x) {
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_first(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1); }
 
 inline Floats largest(Floats a, Floats b) { return each<Floats>([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; }); }
 inline Floats magnitude(Floats a) { return each<Floats>([&](int i) { return __builtin_fabsf(a.at[i]); }); }
@@ -182,6 +183,13 @@ inline float largest_lane(Floats a) {
 // Rounded to the nearest, ties to even; a number that is none becomes 0.
 inline void store_rounded(std::int8_t* to, Floats a) {
     for (int i = 0; i < lanes; ++i) to[i] = a.at[i] == a.at[i] ? std::int8_t(__builtin_rintf(a.at[i])) : std::int8_t(0);
+}
+
+// Four vectors of floats likewise, as the bits of one.
+inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
+    std::int8_t codes[4 * lanes];
+    store_rounded(codes, a), store_rounded(codes + lanes, b), store_rounded(codes + 2 * lanes, c), store_rounded(codes + 3 * lanes, d);
+    return load_floats(codes);
 }
 
 inline Floats divide(Floats a, Floats b) { return each<Floats>([&](int i) { return a.at[i] / b.at[i]; }); }

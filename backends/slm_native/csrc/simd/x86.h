@@ -39,4 +39,6 @@ inline Sixteen low_four(Sixteen a) { return _mm_and_si128(a, _mm_set1_epi8(15));
 inline Sixteen high_four(Sixteen a) { return low_four(_mm_srli_epi16(a, 4)); }
 inline Sixteen minus_32(Sixteen a) { return _mm_sub_epi8(a, _mm_set1_epi8(32)); }
 
+inline void prefetch_to_write(const void* p) { asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(p))); }
+
 }  // namespace SLM_NAMESPACE

@@ -125,6 +125,14 @@ inline void store_rounded(std::int8_t* to, Floats a) {
     _mm_storel_epi64((__m128i*)to, _mm_packs_epi16(words, words));
 }
 
+// Four vectors of floats likewise, as the bits of one.
+inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
+    const __m256i ab = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+    const __m256i cd = _mm256_packs_epi32(_mm256_cvtps_epi32(c), _mm256_cvtps_epi32(d));
+    const __m256i from = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // of each 128 bits four of each
+    return _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), from));
+}
+
 inline Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 // Where one is no number, that is what comes out.
 inline Floats at_least(float limit, Floats a) { return _mm256_max_ps(_mm256_set1_ps(limit), a); }
