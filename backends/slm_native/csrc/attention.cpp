@@ -36,7 +36,7 @@ Queries queries_of(const KvLayer& layer, const Run& run, const Scoring& scoring,
     all.q = q, all.out = out, all.tokens = run.tokens;
     all.n_tokens = run.n_tokens, all.position = run.n_held - run.n_tokens;
     all.n_heads = n_heads, all.group = n_heads / layer.n_kv_heads;
-    all.value_dim = layer.head_dim;
+    all.key_dim = all.value_dim = layer.head_dim;
     all.span = run.both_ways ? all.position : no_span;
     all.end = run.n_held;
     return all;
@@ -69,14 +69,16 @@ std::vector<Task> tasks_of(const AttentionKernels& kernels, const KvLayer& layer
     return tasks;
 }
 
-// A task for each head that has values of its own and each so many queries.
+// A task for each head that has keys and values of its own and each so many queries.
 std::vector<Task> tasks_with(const AttentionKernels& kernels, const KvLayer& layer, const Run& run, const Scoring& scoring,
-                             std::size_t n_heads, const float* q, const HeadValues& values, float* out) {
+                             std::size_t n_heads, const float* q, const OwnHeads& own, float* out) {
     std::vector<Task> tasks;
     Queries all = queries_of(layer, run, scoring, n_heads, q, out);
-    all.group = 1, all.value_dim = values.width;
-    for (std::size_t i = 0; i < values.n_heads; ++i) {
-        all.first_head = values.first_head + i, all.values = values.at + i * run.n_held * values.width;
+    all.group = 1, all.value_dim = own.value_width;
+    if (own.keys) all.key_dim = own.key_width;
+    for (std::size_t i = 0; i < own.n_heads; ++i) {
+        all.first_head = own.first_head + i, all.values = own.values + i * run.n_held * own.value_width;
+        all.keys = own.keys ? own.keys + i * run.n_held * own.key_width : nullptr;
         for (std::size_t first = 0; first < all.n_tokens; first += kernels.most_rows_many)
             tasks.push_back({some_of(all, first, std::min(kernels.most_rows_many, all.n_tokens - first)), false, 1, 0});
     }
@@ -99,6 +101,7 @@ std::vector<Task> cut(const std::vector<Task>& tasks) {
     return parts;
 }
 
+std::size_t widest(const Queries& queries) { return std::max({queries.layer->head_dim, queries.key_dim, queries.value_dim}); }
 std::size_t n_rows(const Queries& queries) { return queries.n_tokens * queries.group; }
 
 // Partial softmaxes of a row, `stride` apart, to `out`.
@@ -137,8 +140,7 @@ void run_tasks(const AttentionKernels& attention, Pool& pool, const KvLayer& lay
     pool.run(order.size(), [&](std::size_t i) {
         const Task& task = *order[i];
         const std::size_t rows = n_rows(task.queries);
-        if (!task.is_few)
-            return attention.many(task.queries, work_scratch.room<float>(attention.many_work(rows, layer.head_dim)));
+        if (!task.is_few) return attention.many(task.queries, work_scratch.room<float>(attention.many_work(rows, widest(task.queries))));
         float* work = work_scratch.room<float>(attention.few_work(rows, layer.head_dim));
         attention.few(task.queries, work, partial + task.partial);
         if (task.n_parts == 1) merge(task.queries, 1, partial + task.partial);
@@ -191,8 +193,8 @@ void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const s
 }
 
 void attend_with(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const Run& run, const Scoring& scoring,
-                 std::size_t n_heads, const float* q, const HeadValues& values, float* out) {
-    run_tasks(*kernels.attention, pool, layer, tasks_with(*kernels.attention, layer, run, scoring, n_heads, q, values, out));
+                 std::size_t n_heads, const float* q, const OwnHeads& own, float* out) {
+    run_tasks(*kernels.attention, pool, layer, tasks_with(*kernels.attention, layer, run, scoring, n_heads, q, own, out));
 }
 
 void read(const IsaKernels& kernels, const KvLayer& layer, const std::int32_t* pages, std::size_t position, std::size_t head, float* to) {

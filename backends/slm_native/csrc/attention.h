@@ -34,15 +34,15 @@ struct Run {
 void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const std::vector<Run>& runs, const Scoring& scoring,
             std::size_t n_heads, const float* q, float* out);
 
-// Values of some query heads of one sequence, [n_heads][held tokens][width], width at most D.
-struct HeadValues {
-    const float* at;
-    std::size_t first_head, n_heads, width;
+// What some query heads of one sequence have of their own: values, and keys or null, [n_heads][held tokens][width].
+struct OwnHeads {
+    const float *keys, *values;
+    std::size_t first_head, n_heads, key_width, value_width;
 };
 
-// The same for one sequence with values of these heads: their rows of out [T][H][width].
+// The same for one sequence with these heads' own: their rows of out [T][H][value_width], of q [T][H][D or key_width].
 void attend_with(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const Run& run, const Scoring& scoring,
-                 std::size_t n_heads, const float* q, const HeadValues& values, float* out);
+                 std::size_t n_heads, const float* q, const OwnHeads& own, float* out);
 
 // The key [D] at a position of a sequence, of one of the layer's heads.
 void read(const IsaKernels& kernels, const KvLayer& layer, const std::int32_t* pages, std::size_t position, std::size_t head, float* to);

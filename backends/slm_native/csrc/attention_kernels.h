@@ -44,18 +44,19 @@ struct Scoring {
 };
 
 // Queries of one sequence, at adjacent positions, which share a head of keys and values; a row is a query and a query
-// head, those of one token side by side. `many` takes values from elsewhere, too, of one query head then.
+// head, those of one token side by side. `many` takes keys and values from elsewhere, too, of one query head then.
 struct Queries {
     const KvLayer* layer;
     const Scoring* scoring;
     const std::int32_t* pages;    // of the sequence
-    const float* q;               // [T][H][D]
+    const float* q;               // [T][H][key_dim]
     float* out;                   // [T][H][value_dim]
     const std::int32_t* tokens;   // which of the T they are
     std::size_t n_tokens, position, n_heads, kv_head, group;
     std::size_t first_head;       // of the query heads
-    const float* values;          // [positions][value_dim] in the place of those in pages; or null
-    std::size_t value_dim;        // and of a row of `out`; D where values are in pages, never more
+    const float *keys, *values;   // [positions][key_dim] and [value_dim] in the place of those in pages; or null
+    std::size_t key_dim;          // and of a row of `q`; D where keys are in pages
+    std::size_t value_dim;        // and of a row of `out`, likewise
     std::size_t span;             // the first position of tokens that all see each other; no_span where each sees those up to it
     std::size_t begin, end;       // positions looked at; whole pages but for the last
 };
@@ -65,8 +66,8 @@ constexpr std::size_t partial_extra = 2;
 
 struct AttentionKernels {
     std::size_t most_rows_few, most_rows_many;
-    std::size_t (*few_work)(std::size_t n_rows, std::size_t head_dim);   // floats that `few` needs
-    std::size_t (*many_work)(std::size_t n_rows, std::size_t head_dim);
+    std::size_t (*few_work)(std::size_t n_rows, std::size_t head_dim);  // floats that `few` needs
+    std::size_t (*many_work)(std::size_t n_rows, std::size_t widest);  // of head_dim, key_dim and value_dim
     // A few rows: keys and values are read as they are stored. Writes partial softmaxes [n_rows][D + 2].
     void (*few)(const Queries& queries, float* work, float* partial);
     // Many rows: pages are expanded to float32 and multiplied out of cache. Writes `out`.

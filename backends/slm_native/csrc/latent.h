@@ -21,7 +21,8 @@ struct Latent {
     std::span<const Matrix* const> k_up, v_up;  // [H] of (C, N), and of (U, C)
 };
 
-// Many queries mix values that are made of the latents for each head, where that is less work than to mix latents.
+// Many queries meet values, or keys, too, that are made of the latents for each head, where that is less work than to
+// score and mix latents.
 // mixed [n_tokens][H*U] of x [n_tokens][E], normalized first; latents, rotated parts before them, go into the cache.
 void attend_to_latents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Norm& norm, const Scoring& scoring,
                        const Place& place, const Tokens& tokens, const float* x, float* mixed);
