@@ -95,6 +95,12 @@ def with_ordinary_scales(data: NDArray[np.uint8], ggml_type: GgmlType, rng: np.r
     return data
 
 
+def bf16_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """To the nearest of 8 bits with the leading one, ties to even."""
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.rint(np.ldexp(mantissa, 8)), exponent - 8)
+
+
 def int8_values(n_tokens: int, n_in: int, seed: int) -> NDArray[np.float32]:
     """Activations that int8 holds exactly: in each 32 the largest is 127, a power of two for each row."""
     rng = np.random.default_rng(seed)

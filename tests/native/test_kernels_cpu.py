@@ -14,6 +14,7 @@ from random_matrices import (
     ROUNDING,
     Matrix,
     as_matrix,
+    bf16_of,
     float32_bound,
     int8_values,
     random_matrix,
@@ -50,15 +51,36 @@ def multiply(isa: str, x: NDArray[np.float32], matrix: Matrix, n_threads: int = 
     return product
 
 
+FEW = 6
+"""Rows of activations up to which nothing is rounded to bf16."""
+
+
+def rounds_weights(isa: str, x: NDArray[np.float32], matrix: Matrix) -> bool:
+    """Whether a matrix unit multiplies, which takes quantized weights as bf16."""
+    return isa == "amx" and len(x) > FEW and matrix.ggml_type not in FLOATS
+
+
+def weights_bound(isa: str, x: NDArray[np.float32], matrix: Matrix) -> NDArray[np.float64]:
+    """What the rounding of weights to bf16 makes of a product; those below the smallest normal number are zeros."""
+    if not rounds_weights(isa, x, matrix):
+        return np.zeros((len(x), len(matrix.exact)))
+    weights = 2.0**-8 * np.abs(matrix.exact) + 2.0**-126
+    bound: NDArray[np.float64] = np.abs(x).astype(np.float64) @ weights.T
+    return bound
+
+
 def rounding_bound(isa: str, x: NDArray[np.float32], matrix: Matrix) -> NDArray[np.float64]:
-    """What the rounding of activations makes of a product.
+    """What the rounding of activations makes of a product, and of weights where they are rounded besides.
 
     Of int8, half a step of their 32, and three float32 roundings of what is at most 127 steps. Of bf16, which has 8
-    bits with the leading one, half a step: a 256th of each at most.
+    bits with the leading one, half a step: a 256th of each at most, and no number below the smallest normal one.
     """
+    is_bf16 = isa in ("avx512_bf16", "amx") and matrix.ggml_type is GgmlType.BF16 and len(x) > FEW
+    if is_bf16 or rounds_weights(isa, x, matrix):
+        rounded = 2.0**-8 * np.abs(x).astype(np.float64) + 2.0**-126
+        return rounded @ np.abs(matrix.exact).T + (1 + 2.0**-8) * weights_bound(isa, x, matrix)
     if matrix.ggml_type in FLOATS:
-        rounds = isa == "avx512_bf16" and matrix.ggml_type is GgmlType.BF16 and len(x) > 6
-        return (2.0**-8 if rounds else 0.0) * np.abs(x).astype(np.float64) @ np.abs(matrix.exact).T
+        return np.zeros((len(x), len(matrix.exact)))
     n_in = matrix.shape[1]
     steps = np.abs(x.reshape(len(x), -1, 32)).max(axis=2).astype(np.float64) / 127
     weights = np.abs(matrix.exact).reshape(-1, n_in // 32, 32).sum(axis=2)
@@ -79,13 +101,17 @@ def assert_within(
 @every_type
 @pytest.mark.parametrize(("n_out", "n_blocks"), [(1, 1), (5, 3), (33, 11)])
 def test_products_of_activations_that_int8_holds(isa: str, ggml_type: GgmlType, n_out: int, n_blocks: int) -> None:
-    """Nothing but float32 sums is rounded. 11 blocks are whole spans of 256 weights, or some of them and a rest."""
+    """Nothing is rounded but float32 sums, and weights where there is a matrix unit.
+
+    11 blocks are whole spans of 256 weights, or some of them and a rest.
+    """
     matrix = random_matrix(ggml_type, n_out, n_blocks * max(32, ggml_type.block_size))
     x = int8_values(max(TOKENS), matrix.shape[1], seed=n_out)
     for n_threads in (1, 2, 3):
         for n in TOKENS:
             y = multiply(isa, x[:n], matrix, n_threads)
-            assert_within(y, x[:n], matrix, float32_bound(x[:n], matrix), f"with {n} tokens, {n_threads} threads")
+            bound = float32_bound(x[:n], matrix) + weights_bound(isa, x[:n], matrix)
+            assert_within(y, x[:n], matrix, bound, f"with {n} tokens, {n_threads} threads")
 
 
 @every_isa
@@ -150,12 +176,18 @@ def test_rows_by_other_ids_are_refused() -> None:
 def test_the_rounding_of_activations_is_noise(isa: str, ggml_type: GgmlType) -> None:
     """Errors of half a step at most, even and independent, add up to their root mean square: a step / sqrt(12).
 
+    Where weights are rounded, too, their errors are those of bf16.
     The mean over 33 x 70 products of the squared error over its expected value is 1, give or take what shared weights
     and activations leave; a wrong scale, or a bias of the rounding, makes it many times that.
     """
     matrix, x = random_matrix(ggml_type, 33, 1792), f32(70, 1792, seed=3)
-    steps = np.abs(x.reshape(70, -1, 32)).max(axis=2).astype(np.float64) / 127
-    expected = steps**2 / 12 @ (matrix.exact**2).reshape(33, -1, 32).sum(axis=2).T
+    wide = x.astype(np.float64)
+    steps = np.repeat(np.abs(wide.reshape(70, -1, 32)).max(axis=2) / 127, 32, axis=1)
+    of_weights = np.zeros((70, 33))
+    if rounds_weights(isa, x, matrix):
+        steps = np.exp2(np.floor(np.log2(np.abs(wide))) - 7)
+        of_weights = wide**2 @ ((bf16_of(matrix.exact) - matrix.exact) ** 2).T
+    expected = steps**2 / 12 @ (matrix.exact**2).T + of_weights
     error = multiply(isa, x, matrix) - x.astype(np.float64) @ matrix.exact.T
     assert 0.8 < np.mean(error**2 / expected) < 1.2
 
@@ -173,7 +205,8 @@ def test_every_code_in_every_place(isa: str, ggml_type: GgmlType) -> None:
     x = 127 * np.eye(n_in, dtype=np.float32)
     few = np.concatenate([multiply(isa, x[i : i + 8], matrix) for i in range(0, n_in, 8)])
     for y in (few, multiply(isa, x, matrix)):
-        different = np.abs(y - 127 * matrix.exact.T) > 3 * ROUNDING * 127 * matrix.magnitude.T
+        bound = 3 * ROUNDING * 127 * matrix.magnitude.T + weights_bound(isa, x, matrix)
+        different = np.abs(y - 127 * matrix.exact.T) > bound
         assert not different.any(), f"{different.sum()} differ, first at (place, row) {np.argwhere(different)[0]}"
 
 
@@ -190,7 +223,7 @@ def test_the_largest_sums(isa: str, ggml_type: GgmlType) -> None:
     x = np.full((24, n_in), 127, np.float32)
     x[1::2] = -127
     for n in (1, 4, 24):
-        bound = float32_bound(x[:n], matrix) + 1e-30  # there are rows of zeros
+        bound = float32_bound(x[:n], matrix) + weights_bound(isa, x[:n], matrix) + 1e-30  # there are rows of zeros
         assert_within(multiply(isa, x[:n], matrix), x[:n], matrix, bound, f"with {n} tokens")
 
 
@@ -210,8 +243,8 @@ def test_every_finite_scale(isa: str, ggml_type: GgmlType, n_tokens: int) -> Non
     matrix = as_matrix(ggml_type, blocks.view(np.uint8), ggml_type.block_size)
     x = np.zeros((n_tokens, ggml_type.block_size), np.float32)
     x[:, 13] = 127
-    bound = 3 * ROUNDING * 127 * matrix.magnitude[:, 13] + 1e-44
-    assert_within(multiply(isa, x, matrix), x, matrix, np.tile(bound, (n_tokens, 1)))
+    bound = 3 * ROUNDING * 127 * matrix.magnitude[:, 13] + weights_bound(isa, x, matrix) + 1e-44
+    assert_within(multiply(isa, x, matrix), x, matrix, bound)
 
 
 @every_isa
@@ -226,7 +259,8 @@ def test_every_shared_exponent(isa: str, n_tokens: int) -> None:
     with np.errstate(over="ignore"):
         wanted = (x.astype(np.float64) @ matrix.exact.T).astype(np.float32)
     y = multiply(isa, x, matrix)
-    np.testing.assert_allclose(y[:, :248], wanted[:, :248], rtol=3 * ROUNDING, atol=0)
+    atol = np.max(weights_bound(isa, x, matrix)[:, 0])  # what is subnormal there
+    np.testing.assert_allclose(y[:, :248], wanted[:, :248], rtol=3 * ROUNDING, atol=atol)
     assert ((y[:, 248:] == wanted[:, 248:]) | np.isinf(y[:, 248:])).all()
 
 
@@ -302,7 +336,7 @@ def test_blocks_at_the_end_of_a_mapped_file(isa: str, ggml_type: GgmlType, tmp_p
     for n in (1, 9):
         x = int8_values(n, 768, seed=2)
         y = multiply(isa, x, Matrix(ggml_type, mapped, matrix.exact, matrix.magnitude))
-        assert_within(y, x, matrix, float32_bound(x, matrix))
+        assert_within(y, x, matrix, float32_bound(x, matrix) + weights_bound(isa, x, matrix))
 
 
 @every_isa
@@ -394,7 +428,7 @@ def test_the_kernel_set_adds_biases_and_takes_rows_that_lie_apart(isa: str, n_to
     kernels = CpuKernels(isa, 1, 0)
     weight = kernels.prepare(QuantizedTensor("w", (33, 1024), GgmlType.Q8_0, matrix.data))
     found = kernels.matmul(x, weight, bias).astype(np.float64) - bias
-    bound = float32_bound(x, matrix)
+    bound = float32_bound(x, matrix) + weights_bound(isa, x, matrix)
     assert_within(found, x, matrix, bound + 2 * ROUNDING * (np.abs(found) + np.abs(bias)))
 
 

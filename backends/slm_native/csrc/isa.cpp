@@ -5,6 +5,10 @@
 #if defined(SLM_HAVE_X86)
 #include <cpuid.h>
 #endif
+#if defined(SLM_HAVE_X86) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #if defined(SLM_HAVE_NEON) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(SLM_HAVE_NEON) && defined(__APPLE__)
@@ -42,11 +46,33 @@ bool has_avx512() {
 }
 
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+#if defined(SLM_PLAIN_TILES)
+bool has_amx() { return has_avx512(); }
+#elif defined(__linux__)
+// The unit's registers are large, so Linux gives them to processes that ask for them. Those whose threads have small stacks
+// for signals are refused.
+bool may_use_tiles() {
+    constexpr int ask_for_registers = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+    static const bool may = syscall(SYS_arch_prctl, ask_for_registers, tile_data) == 0;
+    return may;
+}
+
+bool has_amx() {
+    constexpr unsigned products_of_bf16 = 1u << 22, tiles = 1u << 24;
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (!has_avx512_bf16() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+    return (edx & products_of_bf16) && (edx & tiles) && may_use_tiles();
+}
+#else
+bool has_amx() { return false; }
+#endif
 #else
 bool has_avx2() { return false; }
 bool has_avx_vnni() { return false; }
 bool has_avx512() { return false; }
 bool has_avx512_bf16() { return false; }
+bool has_amx() { return false; }
 #endif
 
 #if defined(SLM_HAVE_NEON) && defined(__linux__)
@@ -81,6 +107,7 @@ const char* name_of(Isa isa) {
         case Isa::avx_vnni: return "avx_vnni";
         case Isa::avx512: return "avx512";
         case Isa::avx512_bf16: return "avx512_bf16";
+        case Isa::amx: return "amx";
         case Isa::neon: return "neon";
         case Isa::neon_i8mm: return "neon_i8mm";
         default: return "scalar";
@@ -93,6 +120,7 @@ bool is_available(Isa isa) {
         case Isa::avx_vnni: return has_avx_vnni();
         case Isa::avx512: return has_avx512();
         case Isa::avx512_bf16: return has_avx512_bf16();
+        case Isa::amx: return has_amx();
         case Isa::neon: return has_neon();
         case Isa::neon_i8mm: return has_neon_i8mm();
         default: return true;

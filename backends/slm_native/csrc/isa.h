@@ -4,10 +4,11 @@
 
 namespace slm {
 
-enum class Isa { scalar, avx2, avx_vnni, avx512, avx512_bf16, neon, neon_i8mm };
+enum class Isa { scalar, avx2, avx_vnni, avx512, avx512_bf16, amx, neon, neon_i8mm };
 
 // The best last.
-inline constexpr Isa all_isas[] = {Isa::scalar, Isa::avx2, Isa::avx_vnni, Isa::avx512, Isa::avx512_bf16, Isa::neon, Isa::neon_i8mm};
+inline constexpr Isa all_isas[] = {Isa::scalar,      Isa::avx2, Isa::avx_vnni, Isa::avx512,
+                                   Isa::avx512_bf16, Isa::amx,  Isa::neon,     Isa::neon_i8mm};
 
 const char* name_of(Isa isa);
 

@@ -87,6 +87,26 @@ struct Norm {
     bool centred;
 };
 
+// Rows of weights that a matrix unit takes: quantized, or bf16 where `format` is null.
+struct TiledWeights {
+    const FormatKernels* format;
+    Rows rows;
+    std::size_t n_in;
+};
+
+constexpr std::size_t tiled_panel = 32;       // rows of weights that are multiplied at once
+constexpr std::size_t most_tiled_panels = 4;  // panels that are taken apart together: activations are read once for all of them
+
+// Products of many rows of activations on a matrix unit: weights and activations as bf16, sums in float32.
+struct TileKernels {
+    // Rows of n activations, at most 16, as [ceil(n / 32)][16 pairs][16 rows][2]; zeros where there are none.
+    void (*pack)(const float* const* rows, std::size_t n_rows, std::size_t n, std::uint16_t* to);
+    std::size_t (*work_bytes)(std::size_t n_in, std::size_t n_tokens);
+    // y[t * y_stride + r - begin] = row r times x[t], r from begin to end, which are at most most_tiled_panels * tiled_panel.
+    void (*multiply)(const TiledWeights& weights, std::size_t begin, std::size_t end, const std::uint16_t* x,
+                     std::size_t n_tokens, std::uint8_t* work, float* y, std::size_t y_stride);
+};
+
 enum class ActivationKind { silu, gelu, gelu_tanh, relu, relu_squared, swiglu_clamped, xielu };
 
 // The nonlinearity of a feed-forward layer; see Activation and Xielu in slm_core/architectures.
@@ -124,6 +144,7 @@ struct IsaKernels {
                    std::size_t half, bool interleaved);
     const AttentionKernels* attention;
     const ScanKernels* scan;
+    const TileKernels* tiles;  // null where there is no matrix unit
 };
 
 namespace scalar { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
@@ -135,6 +156,7 @@ namespace avx512_bf16 {
 void rows_of_bf16(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end, const std::uint16_t* x,
                   std::size_t n_tokens, float* y, std::size_t y_stride);
 }
+namespace amx { extern const TileKernels tile_kernels; }
 namespace neon { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 // NEON with products of panels of its own, of a format by its type, and activations packed for them.
 namespace neon_i8mm {

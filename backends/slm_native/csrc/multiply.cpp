@@ -22,20 +22,25 @@ thread_local Scratch inputs_scratch, gather_scratch, panel_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 std::size_t padded(std::size_t n_in) { return div_up(n_in, span_weights) * span_weights; }
+std::size_t tile_of(std::size_t n_in) { return div_up(n_in, 32) * 32 * 16; }  // 16 rows of activations
 
 // What the kernels take activations as. Codes: few rows and many; float32: rows as they are, copies of some of them,
-// and many side by side; bf16.
-enum class Taken { as_spans, as_packed_rows, as_they_are, as_copies, as_vectors, as_bf16 };
+// and many side by side; bf16, row by row and in tiles.
+enum class Taken { as_spans, as_packed_rows, as_they_are, as_copies, as_vectors, as_bf16, as_tiles };
 
-Taken taken(const Multiplication& p) {
+Taken taken(const IsaKernels& kernels, const Multiplication& p) {
     const bool few = p.n_rows <= few_rows;
+    const bool loses_nothing = p.matrix->format || p.matrix->floats->rows_of_bf16;  // that the file's type had
+    if (kernels.tiles && !few && loses_nothing) return Taken::as_tiles;
     if (p.matrix->format) return few ? Taken::as_spans : Taken::as_packed_rows;
     if (p.matrix->floats->rows_of_bf16 && !few) return Taken::as_bf16;
     if (p.n_rows > few_float_rows && p.matrix->n_out > few_outputs) return Taken::as_vectors;
     return p.follow_each_other() ? Taken::as_they_are : Taken::as_copies;
 }
 
-bool side_by_side(Taken taken) { return taken == Taken::as_packed_rows || taken == Taken::as_vectors; }
+bool side_by_side(Taken taken) {
+    return taken == Taken::as_packed_rows || taken == Taken::as_vectors || taken == Taken::as_tiles;
+}
 
 // Activations as the kernels take them.
 struct Input {
@@ -53,10 +58,12 @@ bool same_rows(const Multiplication& a, const Multiplication& b) {
 }
 
 // Whether two products take the same activations alike.
-bool alike(const Multiplication& a, const Multiplication& b) {
-    if (!same_rows(a, b) || taken(a) != taken(b)) return false;
+bool alike(const IsaKernels& kernels, const Multiplication& a, const Multiplication& b) {
+    const Taken as = taken(kernels, a);
+    if (!same_rows(a, b) || as != taken(kernels, b)) return false;
     const FormatKernels *f = a.matrix->format, *g = b.matrix->format;
-    return !f || (f->start_zero == g->start_zero && (taken(a) == Taken::as_spans || f->groups == g->groups));
+    if (as != Taken::as_spans && as != Taken::as_packed_rows) return true;
+    return f->start_zero == g->start_zero && (as == Taken::as_spans || f->groups == g->groups);
 }
 
 // What the parts of packed rows take.
@@ -79,12 +86,14 @@ std::size_t bytes_of(const Multiplication& p, Taken taken, std::size_t n_pieces,
         case Taken::as_copies: return n_pieces * n_in * sizeof(float);
         case Taken::as_vectors: return n_pieces * lanes * n_in * sizeof(float);
         case Taken::as_bf16: return n_pieces * n_in * sizeof(std::uint16_t);
+        case Taken::as_tiles: return n_pieces * tile_of(n_in) * sizeof(std::uint16_t);
         default: return 0;
     }
 }
 
-Input input_of(const Multiplication& p, std::size_t lanes) {
-    const Taken as = taken(p);
+Input input_of(const IsaKernels& kernels, const Multiplication& p) {
+    const Taken as = taken(kernels, p);
+    const auto lanes = std::size_t(kernels.lanes);
     const std::size_t n_pieces = as == Taken::as_they_are ? 0 : side_by_side(as) ? div_up(p.n_rows, lanes) : p.n_rows;
     return {&p, as, n_pieces, bytes_of(p, as, n_pieces, lanes), nullptr, {}};
 }
@@ -116,13 +125,16 @@ const float* rows_from(const Multiplication& p, std::size_t begin, std::size_t e
     return to;
 }
 
-// Pack vector `i` of many, of weights in this format.
-void pack(const IsaKernels& kernels, const FormatKernels& format, Input& input, std::size_t i) {
+// Pack vector `i` of many.
+void pack(const IsaKernels& kernels, Input& input, std::size_t i) {
     const Multiplication& p = *input.of;
     const std::size_t lanes = std::size_t(kernels.lanes), begin = i * lanes, n_here = std::min(lanes, p.n_rows - begin);
     const float *made = p.source ? rows_from(p, begin, begin + n_here) : nullptr, *rows[most_lanes];
     for (std::size_t t = 0; t < n_here; ++t) rows[t] = made ? made + t * p.matrix->n_in : p.row(begin + t);
-    kernels.pack(rows, n_here, p.matrix->n_in, format.start_zero, format.groups, input.rows, i);
+    const std::size_t n_in = p.matrix->n_in;
+    if (input.taken == Taken::as_tiles) return kernels.tiles->pack(rows, n_here, n_in, bf16_of(input) + i * tile_of(n_in));
+    const FormatKernels& format = *p.matrix->format;
+    kernels.pack(rows, n_here, n_in, format.start_zero, format.groups, input.rows, i);
 }
 
 // Round or copy row `i`, or pack vector `i`.
@@ -130,11 +142,11 @@ void fill(const IsaKernels& kernels, Input& input, std::size_t i) {
     const Multiplication& p = *input.of;
     const std::size_t n_in = p.matrix->n_in, lanes = std::size_t(kernels.lanes);
     const std::size_t step = side_by_side(input.taken) ? lanes : 1, begin = i * step, n_here = std::min(step, p.n_rows - begin);
-    const FormatKernels* format = p.matrix->format;
-    if (input.taken == Taken::as_packed_rows) return pack(kernels, *format, input, i);
+    if (input.taken == Taken::as_packed_rows || input.taken == Taken::as_tiles) return pack(kernels, input, i);
     const float* x = rows_from(p, begin, begin + n_here);
     switch (input.taken) {
-        case Taken::as_spans: return kernels.quantize(x, n_in, format->start_zero, spans_of(input) + i * div_up(n_in, span_weights));
+        case Taken::as_spans:
+            return kernels.quantize(x, n_in, p.matrix->format->start_zero, spans_of(input) + i * div_up(n_in, span_weights));
         case Taken::as_copies: std::copy_n(x, n_in, floats_of(input) + i * n_in); return;
         case Taken::as_vectors: return kernels.pack_floats(x, n_here, n_in, floats_of(input) + i * lanes * n_in);
         case Taken::as_bf16: return kernels.round_to_bf16(x, n_in, bf16_of(input) + i * n_in);
@@ -154,12 +166,12 @@ public:
         const std::size_t lanes = std::size_t(kernels.lanes);
         for (const Multiplication& p : products) {
             // From the last: products that have activations in common follow each other.
-            const auto takes = [&](const Input& input) { return alike(*input.of, p); };
+            const auto takes = [&](const Input& input) { return alike(kernels, *input.of, p); };
             const auto found = std::find_if(inputs_.rbegin(), inputs_.rend(), takes);
             of_.push_back(std::size_t(inputs_.rend() - found) - 1);
             if (found != inputs_.rend()) continue;
             of_.back() = inputs_.size();
-            inputs_.push_back(input_of(p, lanes));
+            inputs_.push_back(input_of(kernels, p));
         }
         const auto room_of = [](const Input& input) { return div_up(input.bytes, 64) * 64; };
         std::size_t bytes = 0, n_values = 0;
@@ -191,24 +203,35 @@ struct Share {
 };
 
 // Whether each row of weights is read from memory to its end, and then not again.
-bool reads_lines(const Multiplication& p) { return p.n_rows <= (p.matrix->format ? few_rows : few_float_rows); }
+bool reads_lines(const IsaKernels& kernels, const Multiplication& p) {
+    return taken(kernels, p) != Taken::as_tiles && p.n_rows <= (p.matrix->format ? few_rows : few_float_rows);
+}
+
+// Rows of weights whose panels a thread takes apart together: many, but so that there is work for all threads to the end.
+std::size_t tiled_rows(const Pool& pool, std::span<const Multiplication> products) {
+    std::size_t n_rows = 0;
+    for (const Multiplication& p : products) n_rows += p.matrix->n_out;
+    const std::size_t n_panels = n_rows / (4 * std::size_t(pool.n_threads()) * tiled_panel);
+    return std::clamp<std::size_t>(n_panels, 1, most_tiled_panels) * tiled_panel;
+}
 
 // Products of many rows a panel at a time; then the matrices of the others in shares that shrink: threads get long
 // straight lines to read first, and there is little to wait for at the end.
-std::vector<Share> shares_of(const Pool& pool, std::span<const Multiplication> products) {
+std::vector<Share> shares_of(const IsaKernels& kernels, const Pool& pool, std::span<const Multiplication> products) {
     std::vector<Share> shares;
     std::size_t left = 0;
     for (std::size_t i = 0; i < products.size(); ++i) {
         const Matrix& m = *products[i].matrix;
-        const std::size_t step = taken(products[i]) == Taken::as_bf16 ? bf16_rows : panel_rows;
-        if (reads_lines(products[i])) left += m.n_out * m.row_bytes;
+        const Taken as = taken(kernels, products[i]);
+        const std::size_t step = as == Taken::as_tiles ? tiled_rows(pool, products) : as == Taken::as_bf16 ? bf16_rows : panel_rows;
+        if (reads_lines(kernels, products[i])) left += m.n_out * m.row_bytes;
         else
             for (std::size_t begin = 0; begin < m.n_out; begin += step)
                 shares.push_back({i, begin, std::min(begin + step, m.n_out)});
     }
     for (std::size_t i = 0; i < products.size(); ++i) {
         const Matrix& m = *products[i].matrix;
-        for (std::size_t begin = 0, n; reads_lines(products[i]) && begin < m.n_out; begin += n) {
+        for (std::size_t begin = 0, n; reads_lines(kernels, products[i]) && begin < m.n_out; begin += n) {
             const std::size_t bytes = std::max(least_task_bytes, left / (2 * std::size_t(pool.n_threads())));
             n = std::clamp<std::size_t>(bytes / m.row_bytes, 1, m.n_out - begin);
             shares.push_back({i, begin, begin + n});
@@ -239,6 +262,13 @@ void multiply_floats(const IsaKernels& kernels, const Multiplication& p, const I
         return m.floats->rows_of_bf16(m.data, m.n_in, share.begin, share.end, bf16_of(input), p.n_rows, p.y, p.to_next());
     const float* x = input.taken == Taken::as_copies ? floats_of(input) : p.x;
     m.floats->rows(m.data, m.n_in, share.begin, share.end, x, p.n_rows, p.y, p.to_next());
+}
+
+void multiply_tiled(const TileKernels& tiles, const Multiplication& p, const Input& input, const Share& share) {
+    const Matrix& m = *p.matrix;
+    const TiledWeights weights{m.format, m.format ? rows_of(m) : Rows{m.data, m.row_bytes, 0, 0}, m.n_in};
+    auto* work = panel_scratch.room<std::uint8_t>(tiles.work_bytes(m.n_in, p.n_rows));
+    tiles.multiply(weights, share.begin, share.end, bf16_of(input), p.n_rows, work, p.y + share.begin, p.to_next());
 }
 
 // `next` is a share that will be taken apart later, or null.
@@ -280,11 +310,12 @@ void* Scratch::bytes(std::size_t n) {
 
 void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products) {
     const Inputs inputs(kernels, pool, products);
-    const std::vector<Share> shares = shares_of(pool, products);
+    const std::vector<Share> shares = shares_of(kernels, pool, products);
     pool.run(shares.size(), [&](std::size_t i) {
         const Share& share = shares[i];
         const Multiplication& p = products[share.product];
         const Input& input = inputs.of(share.product);
+        if (input.taken == Taken::as_tiles) return multiply_tiled(*kernels.tiles, p, input, share);
         if (p.matrix->floats) return multiply_floats(kernels, p, input, share);
         if (input.taken == Taken::as_spans) return multiply_few(p, input, share);
         const std::size_t later = i + std::size_t(pool.n_threads());

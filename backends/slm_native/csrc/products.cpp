@@ -59,13 +59,15 @@ void make(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_t
 #if defined(SLM_HAVE_X86)
 namespace {
 
-class WithBf16 {
+// AVX-512 and what a later processor adds.
+class Extended {
 public:
-    WithBf16() : kernels_(avx512::kernels) {
+    explicit Extended(const TileKernels* tiles) : kernels_(avx512::kernels) {
         std::copy_n(kernels_.floats, kernels_.n_floats, floats_);
         for (FloatKernels& one : floats_)
             if (one.type == bf16_type) one.rows_of_bf16 = avx512_bf16::rows_of_bf16;
         kernels_.floats = floats_;
+        kernels_.tiles = tiles;
     }
     const IsaKernels& kernels() const { return kernels_; }
 
@@ -100,7 +102,8 @@ private:
 
 const IsaKernels& kernels_of(Isa isa) {
 #if defined(SLM_HAVE_X86)
-    static const WithBf16 with_bf16;
+    static const Extended with_bf16(nullptr), with_tiles(&amx::tile_kernels);
+    if (isa == Isa::amx) return with_tiles.kernels();
     if (isa == Isa::avx512_bf16) return with_bf16.kernels();
     if (isa == Isa::avx512) return avx512::kernels;
     if (isa == Isa::avx_vnni) return avx_vnni::kernels;
