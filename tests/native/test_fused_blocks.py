@@ -69,7 +69,8 @@ class Blocks:
         self.blocks = [
             plain,
             replace(plain, **biased, down=replace(plain.down, bias=_f32(WIDTH, seed=7)), q_norm=None, k_norm=None),
-            replace(plain, scoring=scoring, attn_norm=None, ffn_norm=None, scale=0.7),
+            # Without norms its numbers are large; those of the blocks behind it must not be lost in their rounding.
+            replace(plain, scoring=scoring, attn_norm=None, ffn_norm=None, scale=0.7, residual_scale=2.0**-12),
             replace(
                 plain,
                 attn_norm=_layer_norm(WIDTH, 20),

@@ -12,3 +12,9 @@
 #include "exponential.inc"
 #include "attention.inc"
 #include "states.inc"
+
+namespace SLM_NAMESPACE {
+
+const AttentionKernels kernels = {8, 96, few_work, many_work<OnVectors>, few, many<OnVectors>, encode, decode};
+
+}  // namespace SLM_NAMESPACE

@@ -14,9 +14,7 @@ namespace SLM_NAMESPACE {
 
 namespace {
 
-constexpr std::size_t part = 1024, step = 32;  // numbers of a row: for all panels before the next; of one product of tiles
-constexpr std::size_t tile_values = 256;       // sums of a tile
-constexpr std::size_t operand = 512;           // bf16 of a tile
+constexpr std::size_t part = 1024;  // numbers of a row, for all panels before the next
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 std::size_t least(std::size_t a, std::size_t b) { return a < b ? a : b; }
@@ -29,45 +27,20 @@ inline void store_rounded_bf16(std::uint16_t* to, Floats values) {
 #endif
 }
 
-// Column n of a matrix [16][16] as emit(n, column).
-template <class Emit>
-inline void transpose(const float* from, const Emit& emit) {
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-        __m512 rows[4];  // four columns of rows i, i + 4, i + 8 and i + 12
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            const float* p = from + 16 * i + 4 * c;
-            rows[i] = _mm512_castps128_ps512(_mm_load_ps(p));
-            rows[i] = _mm512_mask_broadcast_f32x4(rows[i], 0x00f0, _mm_load_ps(p + 64));
-            rows[i] = _mm512_mask_broadcast_f32x4(rows[i], 0x0f00, _mm_load_ps(p + 128));
-            rows[i] = _mm512_mask_broadcast_f32x4(rows[i], 0xf000, _mm_load_ps(p + 192));
-        }
-        const auto wide = [](__m512 a) { return _mm512_castps_pd(a); };
-        const __m512d low01 = wide(_mm512_unpacklo_ps(rows[0], rows[1])), low23 = wide(_mm512_unpacklo_ps(rows[2], rows[3]));
-        const __m512d high01 = wide(_mm512_unpackhi_ps(rows[0], rows[1])), high23 = wide(_mm512_unpackhi_ps(rows[2], rows[3]));
-        emit(4 * c, _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23)));
-        emit(4 * c + 1, _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23)));
-        emit(4 * c + 2, _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23)));
-        emit(4 * c + 3, _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23)));
-    }
-}
-
 void pack(const float* const* rows, std::size_t n_rows, std::size_t n, std::uint16_t* to) {
-    alignas(64) float pairs[tile_values] = {};  // row by row
+    alignas(64) std::uint16_t pairs[operand] = {};  // row by row
     for (std::size_t i = 0; i < n; i += step, to += operand) {
-        for (std::size_t r = 0; r < n_rows; ++r) {
-            alignas(64) float rest[step] = {};
-            const float* from = rows[r] + i;
-            if (i + step > n) {
-                __builtin_memcpy(rest, from, (n - i) * sizeof(float));
-                from = rest;
+        for (std::size_t r = 0; r < n_rows; ++r)
+            for (std::size_t k = 0; k < step; k += lanes) {
+                const __mmask16 here = first_lanes(i + k < n ? n - i - k : 0);
+                store_rounded_bf16(pairs + r * step + k, _mm512_maskz_loadu_ps(here, rows[r] + i + k));
             }
-            auto* line = reinterpret_cast<std::uint16_t*>(pairs + 16 * r);
-            store_rounded_bf16(line, load_floats(from));
-            store_rounded_bf16(line + lanes, load_floats(from + lanes));
-        }
-        transpose(pairs, [&](int k, Floats pair_of_rows) { store_floats(reinterpret_cast<float*>(to) + 16 * k, pair_of_rows); });
+        Floats square[lanes];
+#pragma GCC unroll 16
+        for (int r = 0; r < lanes; ++r) square[r] = load_floats(pairs + r * int(step));
+        turn(square);
+#pragma GCC unroll 16
+        for (int k = 0; k < lanes; ++k) _mm512_storeu_ps(to + k * int(step), square[k]);
     }
 }
 
@@ -80,7 +53,7 @@ struct Work {
 
     static constexpr std::size_t panel = tiled_panel * part;
     static constexpr std::size_t most_factors = tiled_panel * (part / span_weights) * 32;
-    static std::size_t pairs_of(std::size_t n_tokens) { return div_up(n_tokens, 2 * tile_rows); }
+    static std::size_t pairs_of(std::size_t n_tokens) { return div_up(n_tokens, 2 * unit_rows); }
     static std::size_t bytes(std::size_t n_in, std::size_t n_tokens) {
         const std::size_t n_sums = 4 * tile_values * (n_in > part ? most_tiled_panels * pairs_of(n_tokens) : 1);
         return most_tiled_panels * panel * sizeof(std::uint16_t) + panel + (most_factors + n_sums) * sizeof(float);
@@ -144,10 +117,13 @@ void tile_bf16(const TiledWeights& weights, std::size_t row, std::size_t n_rows,
 
 // Sums [16 rows][16 tokens] to y[t * y_stride + r].
 inline void put_tile(const float* sums, std::size_t n_rows, std::size_t n_tokens, float* y, std::size_t y_stride) {
-    const auto mask = __mmask16(n_rows < 16 ? (1u << n_rows) - 1 : 0xffff);
-    transpose(sums, [&](int t, Floats rows) {
-        if (std::size_t(t) < n_tokens) _mm512_mask_storeu_ps(y + std::size_t(t) * y_stride, mask, rows);
-    });
+    Floats square[lanes];
+#pragma GCC unroll 16
+    for (int r = 0; r < lanes; ++r) square[r] = load_floats(sums + r * lanes);
+    turn(square);
+#pragma GCC unroll 16
+    for (std::size_t t = 0; t < lanes; ++t)
+        if (t < n_tokens) _mm512_mask_storeu_ps(y + t * y_stride, first_lanes(n_rows), square[t]);
 }
 
 // Where results of 32 rows of weights and up to 32 tokens go.
@@ -163,7 +139,7 @@ struct Results {
     }
     void put(const float* sums) const {
         for (std::size_t i = 0; i < 4; ++i) {
-            const std::size_t row = i % 2 * tile_rows, token = i / 2 * tile_rows;
+            const std::size_t row = i % 2 * unit_rows, token = i / 2 * unit_rows;
             if (row >= n_rows || token >= n_tokens) continue;
             put_tile(sums + i * tile_values, least(16, n_rows - row), n_tokens - token, y + token * y_stride + row, y_stride);
         }
@@ -179,28 +155,28 @@ inline void multiply_panel(const std::uint16_t* panel, const std::uint16_t* x, s
         zero_tile<0>(), zero_tile<1>();
         if constexpr (n_tiles == 2) zero_tile<2>(), zero_tile<3>();
     } else {
-        load_tile<0>(sums, tile_row_bytes), load_tile<1>(sums + tile_values, tile_row_bytes);
+        load_tile<0>(sums, unit_row_bytes), load_tile<1>(sums + tile_values, unit_row_bytes);
         if constexpr (n_tiles == 2) {
-            load_tile<2>(sums + 2 * tile_values, tile_row_bytes);
-            load_tile<3>(sums + 3 * tile_values, tile_row_bytes);
+            load_tile<2>(sums + 2 * tile_values, unit_row_bytes);
+            load_tile<3>(sums + 3 * tile_values, unit_row_bytes);
         }
     }
     for (std::size_t s = 0; s < n_steps; ++s, panel += 2 * operand, x += operand) {
-        load_tile<4>(panel, tile_row_bytes), load_tile<6>(x, tile_row_bytes);
+        load_tile<4>(panel, unit_row_bytes), load_tile<6>(x, unit_row_bytes);
         multiply_tiles<0, 4, 6>();
-        load_tile<5>(panel + operand, tile_row_bytes);
+        load_tile<5>(panel + operand, unit_row_bytes);
         multiply_tiles<1, 5, 6>();
         if constexpr (n_tiles == 2) {
-            load_tile<7>(x + x_stride, tile_row_bytes);
+            load_tile<7>(x + x_stride, unit_row_bytes);
             multiply_tiles<2, 4, 7>();
             multiply_tiles<3, 5, 7>();
         }
         results.ask_for(s);
     }
-    store_tile<0>(sums, tile_row_bytes), store_tile<1>(sums + tile_values, tile_row_bytes);
+    store_tile<0>(sums, unit_row_bytes), store_tile<1>(sums + tile_values, unit_row_bytes);
     if constexpr (n_tiles == 2) {
-        store_tile<2>(sums + 2 * tile_values, tile_row_bytes);
-        store_tile<3>(sums + 3 * tile_values, tile_row_bytes);
+        store_tile<2>(sums + 2 * tile_values, unit_row_bytes);
+        store_tile<3>(sums + 3 * tile_values, unit_row_bytes);
     }
 }
 
@@ -224,12 +200,12 @@ void multiply(const TiledWeights& weights, std::size_t begin, std::size_t end, c
         publish_stores();
         for (std::size_t t = 0; t < n_tokens; t += tokens_together)
             for (std::size_t p = 0; p < n_panels; ++p)
-                for (std::size_t token = t; token < least(t + tokens_together, n_tokens); token += 2 * tile_rows) {
-                    const std::size_t here = least(2 * tile_rows, n_tokens - token);
+                for (std::size_t token = t; token < least(t + tokens_together, n_tokens); token += 2 * unit_rows) {
+                    const std::size_t here = least(2 * unit_rows, n_tokens - token);
                     const Results results{y + token * y_stride + p * tiled_panel, y_stride, rows_of(p), is_last ? here : 0};
-                    float* sums = work.sums + (n_in > part ? (p * n_pairs + token / (2 * tile_rows)) * 4 * tile_values : 0);
-                    const std::uint16_t *panel = work.panels + p * Work::panel, *from = x + token / tile_rows * x_stride + first / step * operand;
-                    if (here > tile_rows) multiply_panel<2>(panel, from, x_stride, n_steps, first == 0, sums, results);
+                    float* sums = work.sums + (n_in > part ? (p * n_pairs + token / (2 * unit_rows)) * 4 * tile_values : 0);
+                    const std::uint16_t *panel = work.panels + p * Work::panel, *from = x + token / unit_rows * x_stride + first / step * operand;
+                    if (here > unit_rows) multiply_panel<2>(panel, from, x_stride, n_steps, first == 0, sums, results);
                     else multiply_panel<1>(panel, from, x_stride, n_steps, first == 0, sums, results);
                     if (is_last) results.put(sums);
                 }

@@ -1,4 +1,4 @@
-// Tiles of a matrix unit, AMX: eight of 16 rows of 64 bytes each. Products of bf16 are added in float32.
+// Tiles of a matrix unit, AMX, beside the vectors of AVX-512: eight of 16 rows of 64 bytes each. Products of bf16 are added in float32.
 //
 // The compiler knows nothing of tiles: what it has stored must be in memory before a tile is loaded (publish_stores).
 // Its own _tile_loadconfig is not used: that of gcc 12 lets stores to the configuration be dropped.
@@ -9,14 +9,14 @@
 
 namespace SLM_NAMESPACE {
 
-constexpr int tile_rows = 16, tile_row_bytes = 64, tile_bytes = tile_rows * tile_row_bytes;
+constexpr int unit_rows = 16, unit_row_bytes = 64, unit_bytes = unit_rows * unit_row_bytes;
 
 inline void publish_stores() { asm volatile("" ::: "memory"); }
 
 #if defined(SLM_PLAIN_TILES)
 // The same in plain C++, to check what surrounds it on machines that have no such unit.
 struct PlainTiles {
-    alignas(64) std::uint8_t at[8][tile_bytes];
+    alignas(64) std::uint8_t at[8][unit_bytes];
 };
 inline thread_local PlainTiles plain_tiles;
 
@@ -24,31 +24,31 @@ inline void configure_tiles() {}
 inline void release_tiles() {}
 template <int tile>
 inline void zero_tile() {
-    __builtin_memset(plain_tiles.at[tile], 0, tile_bytes);
+    __builtin_memset(plain_tiles.at[tile], 0, unit_bytes);
 }
 template <int tile>
 inline void load_tile(const void* from, std::size_t stride) {
-    for (int row = 0; row < tile_rows; ++row)
-        __builtin_memcpy(plain_tiles.at[tile] + row * tile_row_bytes, static_cast<const std::uint8_t*>(from) + std::size_t(row) * stride, tile_row_bytes);
+    for (int row = 0; row < unit_rows; ++row)
+        __builtin_memcpy(plain_tiles.at[tile] + row * unit_row_bytes, static_cast<const std::uint8_t*>(from) + std::size_t(row) * stride, unit_row_bytes);
 }
 template <int tile>
 inline void store_tile(void* to, std::size_t stride) {
-    for (int row = 0; row < tile_rows; ++row)
-        __builtin_memcpy(static_cast<std::uint8_t*>(to) + std::size_t(row) * stride, plain_tiles.at[tile] + row * tile_row_bytes, tile_row_bytes);
+    for (int row = 0; row < unit_rows; ++row)
+        __builtin_memcpy(static_cast<std::uint8_t*>(to) + std::size_t(row) * stride, plain_tiles.at[tile] + row * unit_row_bytes, unit_row_bytes);
 }
 inline float bf16_at(int tile, int row, int i) {
     std::uint16_t high;
-    __builtin_memcpy(&high, plain_tiles.at[tile] + row * tile_row_bytes + 2 * i, sizeof high);
+    __builtin_memcpy(&high, plain_tiles.at[tile] + row * unit_row_bytes + 2 * i, sizeof high);
     return high & 0x7f80 ? as_float(std::uint32_t(high) << 16) : 0.0f;  // subnormal numbers count as zeros
 }
 template <int sums, int left, int right>
 inline void multiply_tiles() {
-    for (int row = 0; row < tile_rows; ++row)
+    for (int row = 0; row < unit_rows; ++row)
         for (int column = 0; column < 16; ++column) {
             float sum;
-            __builtin_memcpy(&sum, plain_tiles.at[sums] + row * tile_row_bytes + 4 * column, sizeof sum);
+            __builtin_memcpy(&sum, plain_tiles.at[sums] + row * unit_row_bytes + 4 * column, sizeof sum);
             for (int k = 0; k < 32; ++k) sum += bf16_at(left, row, k) * bf16_at(right, k / 2, 2 * column + k % 2);
-            __builtin_memcpy(plain_tiles.at[sums] + row * tile_row_bytes + 4 * column, &sum, sizeof sum);
+            __builtin_memcpy(plain_tiles.at[sums] + row * unit_row_bytes + 4 * column, &sum, sizeof sum);
         }
 }
 #else
@@ -61,7 +61,7 @@ static_assert(sizeof(TileConfiguration) == 64);
 
 inline void configure_tiles() {
     TileConfiguration all;
-    for (int tile = 0; tile < 8; ++tile) all.rows[tile] = tile_rows, all.row_bytes[tile] = tile_row_bytes;
+    for (int tile = 0; tile < 8; ++tile) all.rows[tile] = unit_rows, all.row_bytes[tile] = unit_row_bytes;
     asm volatile("ldtilecfg %0" ::"m"(all));
 }
 // Threads that hold no tiles are switched without saving 8 KiB of them.
@@ -85,5 +85,11 @@ inline void multiply_tiles() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(left), "i"(right));
 }
 #endif
+
+constexpr std::size_t step = 32;          // numbers of a row that one product of tiles takes
+constexpr std::size_t operand = 512;      // bf16 of a tile
+constexpr std::size_t tile_values = 256;  // sums of a tile
+
+inline __mmask16 first_lanes(std::size_t n) { return __mmask16(n < 16 ? (1u << n) - 1 : 0xffff); }
 
 }  // namespace SLM_NAMESPACE
