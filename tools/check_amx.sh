@@ -7,7 +7,7 @@
 # BOCHS    Bochs 3.0 with AMX, by default `bochs`; 3.1, as Debian builds it, divides wrongly
 # BXSHARE  the folder with its BIOS-bochs-latest and VGABIOS-lgpl-latest, by default /usr/share/bochs
 # KERNEL   Linux 6.15 or later, by default the newest /boot/vmlinuz-*
-# ISA      the instruction set to check, by default avx512_bf16
+# ISA      the instruction set to check, by default amx
 #
 # On Debian 13: apt install bochs bochs-term cmake ninja-build g++ xorriso isolinux syslinux-common cpio, a kernel of
 # trixie-backports (linux-image-cloud-amd64 boots soonest), and a Python that has numpy and gguf.
@@ -16,13 +16,14 @@
 # - XFD, with which a kernel hands out the registers of tiles as they are first used. Linux is told that there is such
 #   (setcpuid=324), and thereby never saves the tiles themselves: see emulated_init.cpp.
 # - TDPBSSD and its kin take all bytes as unsigned: only products of bf16 can be checked.
+# - VCVTNE2PS2BF16 rounds its second operand twice: the kernels round one vector at a time, which costs no more.
 # - VPINSRB from memory beside registers 16 to 31 reads from elsewhere: gcc makes it of unrolled loops.
 # - Code that Linux patches at boot may run as it was (hence spectre_v2=retpoline, which leaves it), and leaving system
 #   management mode fails with tables of five levels (no5lvl).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "check_amx: $1" >&2; exit 2; }
-bochs=${BOCHS:-bochs} share=${BXSHARE:-/usr/share/bochs} isa=${ISA:-avx512_bf16} build=${1:-build/amx}
+bochs=${BOCHS:-bochs} share=${BXSHARE:-/usr/share/bochs} isa=${ISA:-amx} build=${1:-build/amx}
 kernel=${KERNEL:-$(ls -v /boot/vmlinuz-* 2> /dev/null | tail -1)}
 isolinux=/usr/lib/ISOLINUX/isolinux.bin loader=/usr/lib/syslinux/modules/bios/ldlinux.c32
 for tool in "$bochs" g++ cmake ninja python3 cpio xorriso; do

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from random_matrices import random_matrix
+from random_matrices import FLOATS, random_matrix
 from slm_core.architectures import LatentSpec, NormKind, RopeStyle
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor
@@ -137,7 +137,10 @@ def test_blocks_are_their_steps(isa: str, seq_ids: list[int], ggml_type: GgmlTyp
     some = np.arange(n) % 3 == 1
     found = blocks.run(x, rotations, plan, some)
     # Sums of fewer rows may be made in another order: of at most 288 terms, each of four products one after the other.
-    np.testing.assert_allclose(found, wanted[some], rtol=0, atol=4 * 288 * 2.0**-24 * np.abs(wanted).max())
+    # Beside a matrix unit's bf16 activations of few rows are int8: half a step of 127 each, here of three blocks.
+    rounds = isa == "amx" and ggml_type not in FLOATS
+    tolerance = 3 / 254 if rounds else 4 * 288 * 2.0**-24
+    np.testing.assert_allclose(found, wanted[some], rtol=0, atol=tolerance * np.abs(wanted).max())
     for layer, keys in zip(blocks.cache.layers, stored, strict=True):
         np.testing.assert_array_equal(layer.keys(slice(0, 9), 9 * 64), keys)
 
