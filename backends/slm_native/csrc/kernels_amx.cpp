@@ -63,7 +63,7 @@ struct Work {
           factors(reinterpret_cast<float*>(codes + panel)), sums(factors + most_factors) {}
 };
 
-// 32 codes, of group g or of two, as bf16: what is above zero times its factor, minus the minimum.
+// 32 codes, of group g or of groups 2 g and 2 g + 1, as bf16: what is above zero times its factor, minus the minimum.
 template <int groups, bool has_min>
 inline void weights_of_codes(const std::uint8_t* codes, const float* factors, int g, int zero, std::uint16_t* to) {
 #pragma GCC unroll 2
@@ -204,7 +204,8 @@ void multiply(const TiledWeights& weights, std::size_t begin, std::size_t end, c
                     const std::size_t here = least(2 * unit_rows, n_tokens - token);
                     const Results results{y + token * y_stride + p * tiled_panel, y_stride, rows_of(p), is_last ? here : 0};
                     float* sums = work.sums + (n_in > part ? (p * n_pairs + token / (2 * unit_rows)) * 4 * tile_values : 0);
-                    const std::uint16_t *panel = work.panels + p * Work::panel, *from = x + token / unit_rows * x_stride + first / step * operand;
+                    const std::uint16_t* panel = work.panels + p * Work::panel;
+                    const std::uint16_t* from = x + token / unit_rows * x_stride + first / step * operand;
                     if (here > unit_rows) multiply_panel<2>(panel, from, x_stride, n_steps, first == 0, sums, results);
                     else multiply_panel<1>(panel, from, x_stride, n_steps, first == 0, sums, results);
                     if (is_last) results.put(sums);

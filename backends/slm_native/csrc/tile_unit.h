@@ -1,4 +1,5 @@
-// Tiles of a matrix unit, AMX, beside the vectors of AVX-512: eight of 16 rows of 64 bytes each. Products of bf16 are added in float32.
+// Tiles of a matrix unit, AMX, beside the vectors of AVX-512: eight of 16 rows of 64 bytes each. Products of bf16 are
+// added in float32.
 //
 // The compiler knows nothing of tiles: what it has stored must be in memory before a tile is loaded (publish_stores).
 // Its own _tile_loadconfig is not used: that of gcc 12 lets stores to the configuration be dropped.
@@ -26,19 +27,20 @@ template <int tile>
 inline void zero_tile() {
     __builtin_memset(plain_tiles.at[tile], 0, unit_bytes);
 }
+inline std::uint8_t* row_of_tile(int tile, int row) { return plain_tiles.at[tile] + row * unit_row_bytes; }
 template <int tile>
 inline void load_tile(const void* from, std::size_t stride) {
-    for (int row = 0; row < unit_rows; ++row)
-        __builtin_memcpy(plain_tiles.at[tile] + row * unit_row_bytes, static_cast<const std::uint8_t*>(from) + std::size_t(row) * stride, unit_row_bytes);
+    const auto* row = static_cast<const std::uint8_t*>(from);
+    for (int i = 0; i < unit_rows; ++i, row += stride) __builtin_memcpy(row_of_tile(tile, i), row, unit_row_bytes);
 }
 template <int tile>
 inline void store_tile(void* to, std::size_t stride) {
-    for (int row = 0; row < unit_rows; ++row)
-        __builtin_memcpy(static_cast<std::uint8_t*>(to) + std::size_t(row) * stride, plain_tiles.at[tile] + row * unit_row_bytes, unit_row_bytes);
+    auto* row = static_cast<std::uint8_t*>(to);
+    for (int i = 0; i < unit_rows; ++i, row += stride) __builtin_memcpy(row, row_of_tile(tile, i), unit_row_bytes);
 }
 inline float bf16_at(int tile, int row, int i) {
     std::uint16_t high;
-    __builtin_memcpy(&high, plain_tiles.at[tile] + row * unit_row_bytes + 2 * i, sizeof high);
+    __builtin_memcpy(&high, row_of_tile(tile, row) + 2 * i, sizeof high);
     return high & 0x7f80 ? as_float(std::uint32_t(high) << 16) : 0.0f;  // subnormal numbers count as zeros
 }
 template <int sums, int left, int right>
@@ -46,9 +48,9 @@ inline void multiply_tiles() {
     for (int row = 0; row < unit_rows; ++row)
         for (int column = 0; column < 16; ++column) {
             float sum;
-            __builtin_memcpy(&sum, plain_tiles.at[sums] + row * unit_row_bytes + 4 * column, sizeof sum);
+            __builtin_memcpy(&sum, row_of_tile(sums, row) + 4 * column, sizeof sum);
             for (int k = 0; k < 32; ++k) sum += bf16_at(left, row, k) * bf16_at(right, k / 2, 2 * column + k % 2);
-            __builtin_memcpy(plain_tiles.at[sums] + row * unit_row_bytes + 4 * column, &sum, sizeof sum);
+            __builtin_memcpy(row_of_tile(sums, row) + 4 * column, &sum, sizeof sum);
         }
 }
 #else
