@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 _MOST_THREADS = 512
 _UNMEASURED = ("scalar", "neon", "neon_i8mm")
-"""Instruction sets that docs/performance.md has no numbers of, beside other engines' or of kernels like theirs."""
+"""Instruction sets that docs/performance.md has no numbers of, beside other engines' or of kernels like theirs.
+
+Of AMX it has those of tokens one by one, whose kernels are those of AVX-512.
+"""
 
 
 class CpuKernels(CpuStateKernels):
