@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the C++ kernels for 64-bit Arm and checks their products and layers under qemu, where no Arm machine is at hand.
-# Needs g++-aarch64-linux-gnu, qemu-user-static (or qemu-user), cmake, ninja, and a Python that has numpy and gguf.
+# Needs g++-aarch64-linux-gnu, qemu-user-static (or qemu-user), cmake, ninja, and a Python that has the tests'
+# packages (PATH=.venv/bin:$PATH).
 #
 # usage: tools/check_aarch64.sh [BUILD_FOLDER]
 set -euo pipefail

@@ -10,7 +10,7 @@
 # ISA      the instruction set to check, by default amx
 #
 # On Debian 13: apt install bochs bochs-term cmake ninja-build g++ xorriso isolinux syslinux-common cpio, a kernel of
-# trixie-backports (linux-image-cloud-amd64 boots soonest), and a Python that has numpy and gguf.
+# trixie-backports (linux-image-cloud-amd64 boots soonest), and a Python that has the tests' packages (PATH=.venv/bin:$PATH).
 #
 # What Bochs 3.0 lacks or has wrong, and is kept clear of:
 # - XFD, with which a kernel hands out the registers of tiles as they are first used. Linux is told that there is such

@@ -79,7 +79,7 @@ slm::Matrix matrix_of(const Case& c, const slm::IsaKernels& kernels) {
 // Whether weights are rounded to bf16: by a matrix unit, but for float32 and float16.
 bool rounds(const Case& c, const slm::IsaKernels& kernels, std::size_t n) {
     constexpr std::size_t few = 6;
-    return kernels.tiles && n > few && c.type > 1;
+    return kernels.unit && n > few && c.type > 1;
 }
 
 // The largest error of a product of the first n tokens, as a share of its bound.

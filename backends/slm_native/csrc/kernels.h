@@ -144,7 +144,7 @@ struct IsaKernels {
                    std::size_t half, bool interleaved);
     const AttentionKernels* attention;
     const ScanKernels* scan;
-    const TileKernels* tiles;  // null where there is no matrix unit
+    const TileKernels* unit;  // null where there is no matrix unit
 };
 
 namespace scalar { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }

@@ -30,8 +30,8 @@ enum class Taken { as_spans, as_packed_rows, as_they_are, as_copies, as_vectors,
 
 Taken taken(const IsaKernels& kernels, const Multiplication& p) {
     const bool few = p.n_rows <= few_rows;
-    const bool loses_nothing = p.matrix->format || p.matrix->floats->rows_of_bf16;  // that the file's type had
-    if (kernels.tiles && !few && loses_nothing) return Taken::as_tiles;
+    const bool fits_bf16 = p.matrix->format || p.matrix->floats->rows_of_bf16;  // F16 and F32 have digits that would be lost
+    if (kernels.unit && !few && fits_bf16) return Taken::as_tiles;
     if (p.matrix->format) return few ? Taken::as_spans : Taken::as_packed_rows;
     if (p.matrix->floats->rows_of_bf16 && !few) return Taken::as_bf16;
     if (p.n_rows > few_float_rows && p.matrix->n_out > few_outputs) return Taken::as_vectors;
@@ -132,7 +132,7 @@ void pack(const IsaKernels& kernels, Input& input, std::size_t i) {
     const float *made = p.source ? rows_from(p, begin, begin + n_here) : nullptr, *rows[most_lanes];
     for (std::size_t t = 0; t < n_here; ++t) rows[t] = made ? made + t * p.matrix->n_in : p.row(begin + t);
     const std::size_t n_in = p.matrix->n_in;
-    if (input.taken == Taken::as_tiles) return kernels.tiles->pack(rows, n_here, n_in, bf16_of(input) + i * tile_of(n_in));
+    if (input.taken == Taken::as_tiles) return kernels.unit->pack(rows, n_here, n_in, bf16_of(input) + i * tile_of(n_in));
     const FormatKernels& format = *p.matrix->format;
     kernels.pack(rows, n_here, n_in, format.start_zero, format.groups, input.rows, i);
 }
@@ -264,11 +264,11 @@ void multiply_floats(const IsaKernels& kernels, const Multiplication& p, const I
     m.floats->rows(m.data, m.n_in, share.begin, share.end, x, p.n_rows, p.y, p.to_next());
 }
 
-void multiply_tiled(const TileKernels& tiles, const Multiplication& p, const Input& input, const Share& share) {
+void multiply_tiled(const TileKernels& unit, const Multiplication& p, const Input& input, const Share& share) {
     const Matrix& m = *p.matrix;
     const TiledWeights weights{m.format, m.format ? rows_of(m) : Rows{m.data, m.row_bytes, 0, 0}, m.n_in};
-    auto* work = panel_scratch.room<std::uint8_t>(tiles.work_bytes(m.n_in, p.n_rows));
-    tiles.multiply(weights, share.begin, share.end, bf16_of(input), p.n_rows, work, p.y + share.begin, p.to_next());
+    auto* work = panel_scratch.room<std::uint8_t>(unit.work_bytes(m.n_in, p.n_rows));
+    unit.multiply(weights, share.begin, share.end, bf16_of(input), p.n_rows, work, p.y + share.begin, p.to_next());
 }
 
 // `next` is a share that will be taken apart later, or null.
@@ -315,7 +315,7 @@ void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multipl
         const Share& share = shares[i];
         const Multiplication& p = products[share.product];
         const Input& input = inputs.of(share.product);
-        if (input.taken == Taken::as_tiles) return multiply_tiled(*kernels.tiles, p, input, share);
+        if (input.taken == Taken::as_tiles) return multiply_tiled(*kernels.unit, p, input, share);
         if (p.matrix->floats) return multiply_floats(kernels, p, input, share);
         if (input.taken == Taken::as_spans) return multiply_few(p, input, share);
         const std::size_t later = i + std::size_t(pool.n_threads());

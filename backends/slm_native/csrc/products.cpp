@@ -62,12 +62,12 @@ namespace {
 // AVX-512 and what a later processor adds.
 class Extended {
 public:
-    Extended(const TileKernels* tiles, const AttentionKernels* attention) : kernels_(avx512::kernels) {
+    Extended(const TileKernels* unit, const AttentionKernels* attention) : kernels_(avx512::kernels) {
         std::copy_n(kernels_.floats, kernels_.n_floats, floats_);
         for (FloatKernels& one : floats_)
             if (one.type == bf16_type) one.rows_of_bf16 = avx512_bf16::rows_of_bf16;
         kernels_.floats = floats_;
-        kernels_.tiles = tiles;
+        kernels_.unit = unit;
         kernels_.attention = attention;
     }
     const IsaKernels& kernels() const { return kernels_; }
@@ -104,8 +104,8 @@ private:
 const IsaKernels& kernels_of(Isa isa) {
 #if defined(SLM_HAVE_X86)
     static const Extended with_bf16(nullptr, &avx512::attending::kernels);
-    static const Extended with_tiles(&amx::tile_kernels, &amx::attending::kernels);
-    if (isa == Isa::amx) return with_tiles.kernels();
+    static const Extended with_unit(&amx::tile_kernels, &amx::attending::kernels);
+    if (isa == Isa::amx) return with_unit.kernels();
     if (isa == Isa::avx512_bf16) return with_bf16.kernels();
     if (isa == Isa::avx512) return avx512::kernels;
     if (isa == Isa::avx_vnni) return avx_vnni::kernels;
