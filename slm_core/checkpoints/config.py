@@ -141,12 +141,16 @@ class Config:
         Raises:
             InvalidModelFile: it is something else.
         """
+        if name not in self._parts:
+            self._parts[name] = self.aside(name)
+        return self._parts[name]
+
+    def aside(self, name: str) -> Config:
+        """Likewise, an object of which nothing matters here but what is read: no other key of it is refused."""
         found = self._get(name, {})
         if not isinstance(found, dict):
             raise self._wrong(name, "an object")
-        if name not in self._parts:
-            self._parts[name] = Config(self.source, found, f"{self._name}{name}.")
-        return self._parts[name]
+        return Config(self.source, found, f"{self._name}{name}.")
 
     def only(self, name: str, *accepted: object) -> None:
         """A key that may be missing, or have one of these values.

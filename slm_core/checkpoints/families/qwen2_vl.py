@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from slm_core.checkpoints.config import Config
@@ -15,32 +16,52 @@ from slm_core.gguf import PlainValue
 _NEUTRAL = """
 image_token_id video_token_id vision_config vision_end_token_id vision_start_token_id vision_token_id
 """
+IMAGES = frozenset(_NEUTRAL.split())
+"""Keys of what sees."""
 
 
 def recipe(config: Config) -> Recipe:
     """Read the text model of a qwen2_vl; in new configurations it has a part of its own."""
-    config.neutral(*_NEUTRAL.split())
+    config.neutral(*IMAGES)
     text = config.part("text_config") if "text_config" in config else config
     if text is not config:
-        text.neutral(*_NEUTRAL.split(), "tie_word_embeddings")
+        text.neutral(*IMAGES, "tie_word_embeddings")
     sizes = read_sizes(text)
     text.only("hidden_act", *SILU)
     refuse_windows(text, sizes)
     block = with_biases(ATTENTION, "attn_q", "attn_k", "attn_v") | GATED | NORMS
-    found = decoder(config, "qwen2vl", sizes, block, _positions(text, sizes.head_dim), tied=False)
+    return text_alone(decoder(config, "qwen2vl", sizes, block, in_sections(text, sizes.head_dim, 1e6), tied=False))
+
+
+def text_alone(found: Recipe) -> Recipe:
+    """``found``, of a directory in which what sees lies beside the text model."""
     renamed = {r"^model\.language_model\.": "model.", r"^language_model\.": ""}
     return replace(found, renamed=renamed, unused=rf"{found.unused}|^(model\.)?visual\.")
 
 
-def _positions(config: Config, head_dim: int) -> Positions:
-    """Their kind is "mrope", or the default one with sections."""
-    rope = stated_rope(config, 1e6)
-    sections = rope.where.items("mrope_section", int, 3)
+def in_sections(
+    config: Config, head_dim: int, freq_base: float, sections: Sequence[int] | None = None, *, interleaved: bool = False
+) -> Positions:
+    """Positions in time, height and width: their kind is "mrope", or the default one with sections.
+
+    Args:
+        config: read for them.
+        head_dim: D.
+        freq_base: where it says none.
+        sections: likewise; None where it has to say them.
+        interleaved: whether pairs of the three take turns, rather than follow each other.
+
+    Raises:
+        UnsupportedModel: another kind, another order, or no sections.
+    """
+    rope = stated_rope(config, freq_base)
+    sections = rope.where.items("mrope_section", int, 3) or sections
     if rope.kind not in ("default", "mrope") or sections is None:
         raise UnsupportedModel(
             f"{config.source}: 'rope_type' is {rope.kind[:80]!r}, and 'mrope_section' is {sections} (accepted: mrope or"
             " default, and three sections)"
         )
+    rope.where.only("mrope_interleaved", interleaved)
     keys: dict[str, PlainValue] = {
         "rope.dimension_count": head_dim,
         "rope.freq_base": rope.freq_base,

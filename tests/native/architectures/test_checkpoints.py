@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from slm_core.checkpoints import Checkpoint, family_names
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.quant import dequantize
+from slm_core.types import Capability
 
 N_TOKENS = 60  # more than the windows of the families
 BOUND = 1e-4  # clause 9 of the contract: float32, relative
@@ -168,7 +170,7 @@ def _by_other_names(kind: str, found: dict[str, torch.Tensor], names: dict[str, 
 def test_every_kind_of_directory_is_tested():
     """But for the one that wraps another, and encoders, which have tests of their own."""
     kinds = {getattr(transformers, CASES[name].config).model_type for name in READ}
-    images = {"gemma3", "gemma3n", "gemma4", "llama4", "qwen2_vl", "qwen2_5_vl"}
+    images = {"gemma3", "gemma3n", "gemma4", "llama4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
     assert set(family_names()) - kinds == images | {"bert", "modernbert", "nomic_bert"} | OF_OTHER_CODE.keys()
 
 
@@ -398,6 +400,59 @@ def test_the_text_model_of_qwen2_vl(tmp_path, nested):
         assert directory.tensors.keys() == file.tensors.keys()
         assert all(directory.tensor_data(name).tobytes() == file.tensor_data(name).tobytes() for name in file.tensors)
         assert read_spec(directory) == read_spec(file)
+
+
+@pytest.mark.parametrize("n_deep", [0, 2])
+def test_the_text_model_of_qwen3_vl(tmp_path, load, tokens, assert_close, n_deep):
+    """As transformers saves the whole model. Blocks that add rows of images leave text as it is, and refuse a grid."""
+    subject = make_subject(tmp_path, "qwen3vl")
+    whole = _that_sees(subject.model, n_deep)
+    folder = save_directory(whole, tmp_path / "hf")
+    with Checkpoint(folder) as directory, GgufFile.open(subject.path) as file:
+        assert directory.tensors.keys() == file.tensors.keys()
+        assert all(directory.tensor_data(name).tobytes() == file.tensor_data(name).tobytes() for name in file.tensors)
+        found, in_sections = read_spec(directory), read_spec(file)
+        without = [replace(layer, rope=replace(layer.rope, sections=())) for layer in in_sections.layers]
+        assert found == (replace(in_sections, layers=tuple(without)) if n_deep else in_sections)
+    with load(folder).new_context(OPTIONS) as context:
+        assert (Capability.GRID_POSITIONS in context.capabilities) == (n_deep == 0)
+        assert_close(native_logits(context, tokens, [N_TOKENS]), transformers_logits(whole, tokens), BOUND)
+
+
+def _that_sees(model: Any, n_deep: int) -> Any:
+    """A model that sees images, with the weights of one that does not."""
+    known = transformers.Qwen3VLTextConfig().to_dict().keys() - {"model_type"}
+    stated = {key: value for key, value in model.config.to_dict().items() if key in known}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
+    sees = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "num_position_embeddings": 16}
+    sees |= {"out_hidden_size": stated["hidden_size"], "deepstack_visual_indexes": list(range(n_deep))}
+    config = transformers.Qwen3VLConfig(text_config=stated | {"rope_parameters": rope}, vision_config=sees)
+    whole = transformers.Qwen3VLForConditionalGeneration(config).eval()
+    whole.model.language_model.load_state_dict(model.model.state_dict())
+    whole.lm_head.load_state_dict(model.lm_head.state_dict())
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"mrope_interleaved": False}, UnsupportedModel, "'text_config.rope_parameters.mrope_interleaved' is False"),
+        ({"mrope_section": [3, 3, 3]}, InvalidModelFile, "add up to 8"),
+        ({"rope_type": "yarn"}, UnsupportedModel, "'rope_type' is 'yarn'"),
+        ({"abacus": 3}, UnsupportedModel, "'text_config.rope_parameters.abacus' is 3"),
+    ],
+)
+def test_other_positions_of_qwen3_vl_are_refused(tmp_path, load, change, error, message):
+    folder = save_directory(_that_sees(make_subject(tmp_path, "qwen3vl").model, 2), tmp_path / "hf")
+
+    def changed(stated):
+        stated["text_config"]["rope_parameters"] |= change
+        return stated
+
+    change_config(folder, changed)
+    with pytest.raises(error, match=message) as raised:
+        load(folder)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""qwen3_vl: Qwen3-VL, dense. The text model is read: a qwen3 whose pairs turn by time, height and width in turns."""
+
+from __future__ import annotations
+
+from slm_core.checkpoints.config import Config
+from slm_core.checkpoints.decoder import ATTENTION, GATED, HEAD_NORMS, NORMS, SILU, decoder, read_sizes
+from slm_core.checkpoints.families.qwen2_vl import IMAGES, in_sections, text_alone
+from slm_core.checkpoints.recipe import Recipe
+
+_N_DEEP = 3  # of transformers' class, as are the sections
+_SECTIONS = (24, 20, 20)
+
+
+def recipe(config: Config) -> Recipe:
+    """Read the text model of a qwen3_vl, and how many of its first blocks add further rows of an image."""
+    config.neutral(*IMAGES)
+    vision, text = config.aside("vision_config"), config.part("text_config")
+    n_deep = len(vision.integers("deepstack_visual_indexes")) if "deepstack_visual_indexes" in vision else _N_DEEP
+    sizes = read_sizes(text, num_key_value_heads=32, head_dim=128)
+    text.only("hidden_act", *SILU)
+    text.only("attention_bias", False)
+    text.neutral("tie_word_embeddings")
+    block = ATTENTION | HEAD_NORMS | GATED | NORMS
+    positions = in_sections(text, sizes.head_dim, 5e5, _SECTIONS, interleaved=True)
+    metadata = {"n_deepstack_layers": n_deep}
+    return text_alone(decoder(config, "qwen3vl", sizes, block, positions, tied=False, metadata=metadata))
