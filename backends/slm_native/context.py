@@ -11,12 +11,12 @@ from slm_core.batch import TokenBatch
 from slm_core.contextbase import ContextBase, check_context_options, no_top_logits
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
 from slm_core.inputs import add_held
+from slm_core.places import Places
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States, TopLogits
 from slm_native.host_batch import HostBatch
 from slm_native.kv import Array, PageLayout, Rotate, codec_of
 from slm_native.memory import REPLAY_TOKENS, MemoryPlan, Past, Room
-from slm_native.places import Places
 from slm_native.transformer import Transformer
 
 BACKEND = "native"

@@ -1,0 +1,58 @@
+"""Where tokens stand, counted by hand: an image of 2 rows of 3 patches between the texts of two sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slm_core.batch import TokenBatch
+from slm_core.inputs import held_inputs
+from slm_core.places import Places
+from slm_core.types import Pos
+
+IMAGE = np.array([(0, y, x) for y in range(2) for x in range(3)])
+ROWS = np.ones((6, 4), np.float32)
+HELD: dict[int, list[int]] = {}
+
+
+def text_and_image() -> TokenBatch:
+    """Two tokens of a sequence, one of another, the image and a token."""
+    batch = TokenBatch(32)
+    batch.extend([7, 8], Pos(0, 0))
+    batch.add(9, Pos(1, 4))
+    batch.add_embeddings(ROWS, Pos(0, 2), offsets=IMAGE)
+    batch.add(7, Pos(0, 8))
+    return batch
+
+
+def places_after(batch: TokenBatch) -> Places:
+    """Of sequences that hold nothing, and four tokens, before this batch."""
+    held = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets)
+    HELD.clear()
+    HELD.update({0: [one for one, seq_id in zip(held, batch.seq_ids, strict=True) if seq_id == 0], 1: [1, 2, 3, 4, 9]})
+    return Places(lambda seq_id: HELD[seq_id])
+
+
+def test_text_stands_behind_the_furthest_of_an_image() -> None:
+    image = [[2, 2 + y, 2 + x] for _, y, x in IMAGE.tolist()]
+    batch = text_and_image()
+    assert places_after(batch).of(batch).tolist() == [[0] * 3, [1] * 3, [4] * 3, *image, [5] * 3]
+
+
+def test_the_next_token_stands_there_in_another_batch_and_after_an_edit_too() -> None:
+    places, batch = places_after(text_and_image()), text_and_image()
+    places.of(batch)
+    for _ in range(2):
+        after = TokenBatch(4)
+        after.extend([3, 4], Pos(0, 9))
+        after.add(5, Pos(1, 5))
+        assert places.of(after).tolist() == [6, 7, 5]
+        places.forget(0)
+    HELD[0] = HELD[0][:6]  # the first row and a patch of the second
+    shorter = TokenBatch(4)
+    shorter.add(3, Pos(0, 6))
+    assert places.of(shorter).tolist() == [5]
+
+
+def test_a_stretch_of_an_image_takes_the_places_that_it_adds() -> None:
+    places = places_after(text_and_image())
+    assert [places.between(0, *stretch) for stretch in ((0, 9), (2, 8), (2, 4), (4, 8), (5, 8))] == [6, 3, 2, 1, 0]
