@@ -3,9 +3,10 @@
 All sequences share one row of cells that is written from its start to its end. Forks share cells; what nobody holds
 any more is given back at the end of the row, or when the row is compacted.
 
-A key is rotated to an angle, counted in positions. Only differences between angles matter, so a sequence need not begin
-at angle 0: a cut turns whichever side has fewer keys, those before the gap up or those behind it down. It only notes to
-which angle they belong: they are turned when somebody is to see them (``due``), once for all cuts until then.
+A key is rotated to an angle, counted in places, which are positions but behind and among rows in a grid. Only
+differences between angles matter, so a sequence need not begin at angle 0: a cut turns whichever side has fewer keys,
+those before the gap up or those behind it down. It only notes how far: they are turned when somebody is to see them
+(``due``), once for all cuts until then. Who sees whom goes by indices: positions, counted from any number likewise.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ FARTHEST = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Rows of the cache to copy: ``cache[to + i] = rotate(cache[source[i]], by delta[i] positions)``.
+    """Rows of the cache to copy: ``cache[to + i] = rotate(cache[source[i]], by delta[i])``.
 
     Attributes:
         source: cells [n].
         to: the first cell written.
-        delta: int64 [n], how far each key's position moves.
+        delta: int64 [n], how far each key turns, in places.
     """
 
     source: Cells
@@ -49,7 +50,7 @@ class Move:
 
 
 class CellTable:
-    """Angles and holders of cells. A method that returns a ``Move`` expects the caller to have it done.
+    """Indices and holders of cells. A method that returns a ``Move`` expects the caller to have it done.
 
     Args:
         n_cells: how many there are.
@@ -60,16 +61,17 @@ class CellTable:
     """
 
     def __init__(self, n_cells: int, n_seq_max: int) -> None:
-        self._angles = np.zeros(n_cells, np.int32)  # that each cell's key belongs to
-        self._lies = np.zeros(n_cells, np.int32)  # that it is rotated to
-        self._first_angles = np.zeros(n_seq_max, np.int32)  # of each sequence's position 0
+        self._indices = np.zeros(n_cells, np.int32)  # of each cell's token
+        self._turns = np.zeros(n_cells, np.int64)  # how far its key is to turn yet
+        self._first_indices = np.zeros(n_seq_max, np.int32)  # of each sequence's position 0
+        self._first_angles = np.zeros(n_seq_max, np.int64)  # of each sequence's place 0
         self._held = np.zeros((n_seq_max, n_cells), np.bool_)  # [sequence, cell]
         self.n_used = 0
 
     @property
     def n_cells(self) -> int:
         """Cells in all."""
-        return len(self._angles)
+        return len(self._indices)
 
     @property
     def n_idle(self) -> int:
@@ -79,47 +81,52 @@ class CellTable:
     def of(self, seq_id: int) -> Cells:
         """The cells of a sequence, by position."""
         cells = np.flatnonzero(self._held[seq_id, : self.n_used])
-        return cells[np.argsort(self._angles[cells], kind="stable")]
+        return cells[np.argsort(self._indices[cells], kind="stable")]
 
     def first_angle(self, seq_id: int) -> int:
-        """The angle of a sequence's position 0."""
+        """The angle of a sequence's place 0."""
         return int(self._first_angles[seq_id])
 
     def begin(self, seq_id: int, first_angle: int) -> None:
         """Let an empty sequence begin at an angle."""
         self._first_angles[seq_id] = first_angle
 
-    def angles(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The angles of positions [n] in sequences [n]."""
-        found: NDArray[np.int32] = positions + self._first_angles[seq_ids]
+    def indices(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The indices of positions [n] in sequences [n]."""
+        found: NDArray[np.int32] = positions + self._first_indices[seq_ids]
         return found
 
-    def distances(self, seq_ids: NDArray[np.int32], angles: NDArray[np.int32]) -> NDArray[np.int32]:
+    def angles(self, seq_ids: NDArray[np.int32], places: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The angles of places [n], or [n, 3], in sequences [n]."""
+        found: NDArray[np.int64] = (places.T + self._first_angles[seq_ids]).T
+        return found
+
+    def distances(self, seq_ids: NDArray[np.int32], indices: NDArray[np.int32]) -> NDArray[np.int32]:
         """How far behind tokens that are about to be appended each cell lies.
 
         Args:
             seq_ids: of the tokens [n].
-            angles: of the tokens [n].
+            indices: of the tokens [n].
 
         Returns:
             int32 [n, n_used + n]; below 0 where a token does not see a cell: it sees its own sequence's, up to itself.
         """
         n = self.n_used
-        earlier = np.where(self._held[seq_ids, :n], angles[:, None] - self._angles[:n], -1)
-        beside = np.where(seq_ids[:, None] == seq_ids, angles[:, None] - angles, -1)
+        earlier = np.where(self._held[seq_ids, :n], indices[:, None] - self._indices[:n], -1)
+        beside = np.where(seq_ids[:, None] == seq_ids, indices[:, None] - indices, -1)
         return np.concatenate([earlier, beside], axis=1)
 
-    def append(self, seq_ids: NDArray[np.int32], angles: NDArray[np.int32]) -> None:
-        """Tokens have been written after the used cells."""
+    def append(self, seq_ids: NDArray[np.int32], indices: NDArray[np.int32]) -> None:
+        """Tokens have been written after the used cells, their keys rotated to the angles where they belong."""
         cells = np.arange(self.n_used, self.n_used + len(seq_ids))
-        self._angles[cells] = self._lies[cells] = angles
+        self._indices[cells], self._turns[cells] = indices, 0
         self._held[seq_ids, cells] = True
         self.n_used += len(seq_ids)
 
     def fork(self, src: int, dst: int, end: int) -> None:
         """Let ``dst`` hold the cells of ``src[:end]``, too."""
         self._held[dst] = self._before(src, end)
-        self._first_angles[dst] = self._first_angles[src]
+        self._first_indices[dst], self._first_angles[dst] = self._first_indices[src], self._first_angles[src]
 
     def truncate(self, seq_id: int, length: int) -> None:
         """A sequence lets go of its cells from position ``length`` on."""
@@ -129,87 +136,86 @@ class CellTable:
     def drop(self, seq_id: int) -> None:
         """A sequence lets go of all its cells."""
         self._held[seq_id] = False
-        self._first_angles[seq_id] = 0
+        self._first_indices[seq_id] = self._first_angles[seq_id] = 0
         self._trim()
 
-    def n_copied_by_cut(self, seq_id: int, start: int, end: int) -> int:
+    def n_copied_by_cut(self, seq_id: int, start: int, end: int, n_places: int) -> int:
         """Cells that ``cut`` appends: those it turns that others hold, too."""
-        return int(np.count_nonzero(self._turned(seq_id, start, end)[0] & self._is_shared()))
+        turned, *_ = self._turned(seq_id, start, end, n_places)
+        return int(np.count_nonzero(turned & self._is_shared()))
 
-    def cut(self, seq_id: int, start: int, end: int) -> Move | None:
-        """Forget [start, end) and close the gap; cells to turn that others hold, too, are copied to the end."""
-        turned, delta = self._turned(seq_id, start, end)
+    def cut(self, seq_id: int, start: int, end: int, n_places: int) -> Move | None:
+        """Forget [start, end), which take ``n_places``, and close the gap.
+
+        Cells to turn that others hold, too, are copied to the end.
+        """
+        turned, step, turn = self._turned(seq_id, start, end, n_places)
         is_shared = self._is_shared()
         self._held[seq_id] = self._before(seq_id, start) | self._from(seq_id, end)
-        self._angles[turned & ~is_shared] += delta
-        copy = self._copied_apart(seq_id, np.flatnonzero(turned & is_shared), delta)
-        if delta > 0:
-            self._first_angles[seq_id] += delta
+        self._indices[turned & ~is_shared] += step
+        self._turns[turned & ~is_shared] += turn
+        copy = self._copied_apart(seq_id, np.flatnonzero(turned & is_shared), step, turn)
+        if step > 0:
+            self._first_indices[seq_id] += step
+            self._first_angles[seq_id] += turn
         self._trim()
         return copy
 
-    def _copied_apart(self, seq_id: int, shared: Cells, delta: int) -> Move | None:
-        """Let a sequence have cells for itself, turned further by ``delta``."""
+    def _copied_apart(self, seq_id: int, shared: Cells, step: int, turn: int) -> Move | None:
+        """Let a sequence have cells for itself, ``step`` further on, their keys turned by ``turn`` more."""
         if not len(shared):
             return None
         copies = np.arange(self.n_used, self.n_used + len(shared))
-        self._angles[copies] = self._angles[shared] + delta
+        self._indices[copies], self._turns[copies] = self._indices[shared] + step, 0
         self._held[seq_id, shared], self._held[seq_id, copies] = False, True
         self.n_used += len(shared)
-        return self._moved(shared, int(copies[0]))
+        return Move(shared, int(copies[0]), self._turns[shared] + turn)
 
     def due(self, seq_ids: NDArray[np.int32]) -> Move | None:
-        """Turn all keys that these sequences hold to the angles they belong to; None where they lie so."""
+        """Turn all keys that these sequences hold to the angles where they belong; None where they lie so."""
         used = slice(0, self.n_used)
-        own = self._held[np.unique(seq_ids), used].any(axis=0) & (self._angles[used] != self._lies[used])
-        turned = np.flatnonzero(own)
+        turned = np.flatnonzero(self._held[np.unique(seq_ids), used].any(axis=0) & (self._turns[used] != 0))
         if not len(turned):
             return None
         first, last = int(turned[0]), int(turned[-1])
         turns = np.zeros(last - first + 1, np.int64)  # cells of others in between turn by nothing
-        turns[turned - first] = (self._angles - self._lies)[turned]
-        self._lies[turned] = self._angles[turned]
+        turns[turned - first] = self._turns[turned]
+        self._turns[turned] = 0
         return Move(np.arange(first, last + 1), first, turns)
 
     def compact(self) -> Move | None:
-        """Move all held cells to the start of the row; None where they are there."""
+        """Move all held cells to the start of the row, their keys turned; None where they are there."""
         held = np.flatnonzero(self._held[:, : self.n_used].any(axis=0))
         self.n_used = len(held)
         misplaced = np.flatnonzero(held != np.arange(len(held)))
         if not len(misplaced):
             return None
         first = int(misplaced[0])
-        self._angles[: len(held)] = self._angles[held]
+        move = Move(held[first:], first, self._turns[held[first:]])
+        self._indices[: len(held)], self._turns[first : len(held)] = self._indices[held], 0
         self._held[:, : len(held)] = self._held[:, held]
         self._held[:, len(held) :] = False
-        return self._moved(held[first:], first)
-
-    def _moved(self, source: Cells, to: int) -> Move:
-        """The move that copies cells, each key turned to the angle that the copy belongs to."""
-        copies = slice(to, to + len(source))
-        move = Move(source, to, self._angles[copies].astype(np.int64) - self._lies[source])
-        self._lies[copies] = self._angles[copies]
         return move
 
-    def _turned(self, seq_id: int, start: int, end: int) -> tuple[NDArray[np.bool_], int]:
-        """The cells that a cut turns, and how far: the side with fewer.
+    def _turned(self, seq_id: int, start: int, end: int, n_places: int) -> tuple[NDArray[np.bool_], int, int]:
+        """The cells that a cut turns, how many indices further on they are then, and how far: the side with fewer.
 
         Those before the gap only where no other sequence holds any: a cut must not need more room than one that turns
         what is behind it, which is what the ledger reckons with.
         """
         before, behind = self._before(seq_id, start), self._from(seq_id, end)
         fewer = np.count_nonzero(before) < np.count_nonzero(behind)
-        is_far = self._first_angles[seq_id] + end - start > FARTHEST
-        if fewer and not is_far and not (before & self._is_shared()).any():
-            return before, end - start
-        return behind, start - end
+        farthest = max(self._first_indices[seq_id] + end - start, self._first_angles[seq_id] + n_places)
+        if fewer and farthest <= FARTHEST and not (before & self._is_shared()).any():
+            return before, end - start, n_places
+        return behind, start - end, -n_places
 
     def _before(self, seq_id: int, position: int) -> NDArray[np.bool_]:
-        before: NDArray[np.bool_] = self._held[seq_id] & (self._angles < self._first_angles[seq_id] + position)
+        before: NDArray[np.bool_] = self._held[seq_id] & (self._indices < self._first_indices[seq_id] + position)
         return before
 
     def _from(self, seq_id: int, position: int) -> NDArray[np.bool_]:
-        behind: NDArray[np.bool_] = self._held[seq_id] & (self._angles >= self._first_angles[seq_id] + position)
+        behind: NDArray[np.bool_] = self._held[seq_id] & (self._indices >= self._first_indices[seq_id] + position)
         return behind
 
     def _is_shared(self) -> NDArray[np.bool_]:

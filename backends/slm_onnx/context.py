@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from slm_core.architectures import ModelSpec, ReadFactors
 from slm_core.contextbase import ContextBase, check_context_options
 from slm_core.errors import InvalidOption, InvalidPosition, InvalidSnapshot
+from slm_core.places import Places
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, KvType, Logits
@@ -98,6 +99,7 @@ class OnnxContext(ContextBase):
         spare = spare_cells(options.n_batch) if engine.buckets else 0
         self._store = KvStore(spec, options.n_ctx + spare, self._kv_type, engine.device)
         self._positions = Positions(spec, options.n_ctx, engine.read_factors)
+        self._places = Places(lambda seq_id: self._ledger.tokens(seq_id)) if spec.has_sections else None
         sessions = engine.sessions(self._kv_type)
         self._mover = CellMover(sessions.mover, sessions.turner, self._store, self._positions)
         self._feed = self._new_feed(sessions.decoder)
@@ -107,7 +109,7 @@ class OnnxContext(ContextBase):
             fingerprint=engine.fingerprint,
             n_vocab=spec.n_vocab,
             edit_level=EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE,
-            capabilities=frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}),
+            capabilities=_capabilities(spec),
             payload_format=f"{_PAYLOAD_VERSION};{self._kv_type};L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
             + (f";rope={self._positions.kind}" if self._positions.kind else ""),
             n_embd=spec.n_embd,
@@ -122,7 +124,7 @@ class OnnxContext(ContextBase):
         n_rows = int(np.count_nonzero(batch.wants_logits))
         sizes = self._feed.sizes(len(batch.tokens), self._cells.n_used, n_rows)
         rows = self._feed.run(dict(self._inputs(batch, sizes)))
-        self._cells.append(batch.seq_ids, self._cells.angles(batch.seq_ids, batch.positions))
+        self._cells.append(batch.seq_ids, self._cells.indices(batch.seq_ids, batch.positions))
         return rows[:n_rows]
 
     def _new_feed(self, decoder: Any) -> Feed:
@@ -134,8 +136,9 @@ class OnnxContext(ContextBase):
     def _inputs(self, batch: Batch, sizes: Sizes) -> Iterator[tuple[str, NDArray[Any]]]:
         dtype, n = np.dtype(self._dtype), len(batch.tokens)
         tokens, seq_ids, positions = (padded(x, sizes.tokens) for x in (batch.tokens, batch.seq_ids, batch.positions))
-        angles = self._cells.angles(seq_ids, positions)
-        distances = self._cells.distances(seq_ids, angles)
+        places = batch.positions if self._places is None else self._places.of(batch)
+        angles = self._cells.angles(seq_ids, padded(places, sizes.tokens))
+        distances = self._cells.distances(seq_ids, self._cells.indices(seq_ids, positions))
         n_held = distances.shape[1]
         distances[:, self._cells.n_used + n :] = _UNSEEN  # what is padded is seen by nobody
         if sizes.cells > n_held:
@@ -178,16 +181,25 @@ class OnnxContext(ContextBase):
 
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         self._cells.fork(src, dst, end)
+        self._edited(dst)
 
     def _engine_truncate(self, seq_id: int, length: int) -> None:
         self._cells.truncate(seq_id, length)
+        self._edited(seq_id)
 
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
-        self._make_room(self._cells.n_copied_by_cut(seq_id, start, end))
-        self._moved(self._cells.cut(seq_id, start, end))
+        n_places = end - start if self._places is None else self._places.between(seq_id, start, end)
+        self._make_room(self._cells.n_copied_by_cut(seq_id, start, end, n_places))
+        self._moved(self._cells.cut(seq_id, start, end, n_places))
+        self._edited(seq_id)
 
     def _engine_drop(self, seq_id: int) -> None:
         self._cells.drop(seq_id)
+        self._edited(seq_id)
+
+    def _edited(self, seq_id: int) -> None:
+        if self._places is not None:
+            self._places.forget(seq_id)
 
     def _engine_export(self, seq_id: int) -> bytes:
         self._moved(self._cells.due(np.array([seq_id])))
@@ -198,11 +210,12 @@ class OnnxContext(ContextBase):
         self._make_room(n_tokens)
         self._store.write(self._cells.n_used, n_tokens, payload[_FIRST_ANGLE.size :])
         self._cells.begin(seq_id, first_angle)
-        self._cells.append(np.full(n_tokens, seq_id, np.int32), first_angle + np.arange(n_tokens, dtype=np.int32))
+        self._cells.append(np.full(n_tokens, seq_id, np.int32), np.arange(n_tokens, dtype=np.int32))
+        self._edited(seq_id)
 
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: the cache is freed here and now.
-        del self._feed, self._mover, self._store, self._positions, self._engine
+        del self._feed, self._mover, self._store, self._positions, self._places, self._engine
 
 
 def _kv_type(engine: Engine, options: ContextOptions) -> KvType:
@@ -221,6 +234,11 @@ def _kv_type(engine: Engine, options: ContextOptions) -> KvType:
     if wanted[0] != wanted[1]:
         raise InvalidOption(f"keys in {wanted[0]} and values in {wanted[1]} (accepted by {BACKEND}: one type for both)")
     return KvType(wanted[0])
+
+
+def _capabilities(spec: ModelSpec) -> frozenset[Capability]:
+    found = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}
+    return frozenset(found | {Capability.GRID_POSITIONS} if spec.has_sections else found)
 
 
 def _rows(tensor: QuantizedTensor, which: NDArray[np.int32]) -> NDArray[np.float32]:

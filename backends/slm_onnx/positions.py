@@ -36,7 +36,7 @@ class Positions:
     def inputs(
         self,
         positions: NDArray[np.int32],
-        angles: NDArray[np.int32],
+        angles: NDArray[np.int64],
         distances: NDArray[np.int32],
         dtype: np.dtype[Any],
     ) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -44,7 +44,7 @@ class Positions:
 
         Args:
             positions: of the batch's tokens [n].
-            angles: the positions that their keys are rotated to [n].
+            angles: where their keys are rotated to [n]; [n, 3], in time, height and width, where rows stand apart.
             distances: how far behind each token each cell lies [n, t]; below 0 where the token does not see it.
             dtype: of activations.
         """
@@ -63,7 +63,7 @@ class Positions:
             yield "distances", distances.astype(dtype)[None, None]
 
     def turns(self, deltas: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """The editor's inputs that move keys by ``deltas`` positions [n], by name: float32 [1, n, R/2] each."""
+        """The editor's inputs that move keys by ``deltas`` places [n], by name: float32 [1, n, R/2] each."""
         steps, which = np.unique(deltas, return_inverse=True)  # few: sines take longer than looking them up
         for kind, rope in enumerate(self._ropes):
             turned = steps[:, None] * rope.frequencies  # float64 [steps, R/2]
