@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -62,6 +63,16 @@ class Compiler:
         self._place = place
         n_bytes = sum(tensor.n_bytes for tensor in gguf.tensors.values())
         self._keeps = n_bytes >= _WORTH_KEEPING if cache is None else cache
+
+    @property
+    def masks_by_bias(self) -> bool:
+        """Whether the bias alone says which token sees which cell: of attention that is written out it does."""
+        return self._options.kv_type is KvType.Q8_0 or not self._options.causal
+
+    def both_ways(self) -> Compiler:
+        """One for the same graph with attention that masks by the bias alone."""
+        options = dataclasses.replace(self._options, causal=False)
+        return Compiler(self._gguf, self.spec, options, self._place, self._keeps)
 
     def editor(self, planes: Sequence[str]) -> Any:
         """The session that moves keys, or keys and values."""
@@ -140,7 +151,7 @@ class Compiler:
         """A name for all that the session depends on."""
         parts = [
             *(self._gguf.fingerprint(), BUILDER_VERSION, runtime.version(), processor()),
-            *(self._options.dtype, self._options.accuracy_level, self._options.kv_type),
+            *(self._options.dtype, self._options.accuracy_level, self._options.kv_type, self._options.causal),
             [[name, sorted(given.items())] for name, given in self._place.providers],
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

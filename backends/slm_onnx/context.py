@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec, ReadFactors
 from slm_core.contextbase import ContextBase, check_context_options
-from slm_core.errors import InvalidOption, InvalidPosition, InvalidSnapshot
+from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedModel
 from slm_core.places import Places
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
@@ -27,7 +27,7 @@ from slm_onnx.positions import Positions
 from slm_onnx.providers import Device
 
 _PAYLOAD_VERSION = 2
-_UNSEEN = -1
+_UNSEEN, _BESIDE = -1, 0  # distances
 _FIRST_ANGLE = struct.Struct("<i")  # before the keys and values of a payload
 
 
@@ -37,11 +37,13 @@ class Sessions:
 
     Attributes:
         decoder: of the decoder graph.
+        both_ways: gives that of one for batches with spans, made when it is first asked for; None where there is none.
         mover: of the graph that moves cells.
         turner: of the graph that turns keys where they lie, None where no layer rotates them.
     """
 
     decoder: Any
+    both_ways: Callable[[], Any] | None
     mover: Any
     turner: Any | None
 
@@ -100,16 +102,17 @@ class OnnxContext(ContextBase):
         self._store = KvStore(spec, options.n_ctx + spare, self._kv_type, engine.device)
         self._positions = Positions(spec, options.n_ctx, engine.read_factors)
         self._places = Places(lambda seq_id: self._ledger.tokens(seq_id)) if spec.has_sections else None
-        sessions = engine.sessions(self._kv_type)
+        self._sessions = sessions = engine.sessions(self._kv_type)
         self._mover = CellMover(sessions.mover, sessions.turner, self._store, self._positions)
         self._feed = self._new_feed(sessions.decoder)
+        self._feed_both_ways: Feed | None = None
         super().__init__(
             options,
             backend=BACKEND,
             fingerprint=engine.fingerprint,
             n_vocab=spec.n_vocab,
             edit_level=EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE,
-            capabilities=_capabilities(spec),
+            capabilities=_capabilities(spec, sessions),
             payload_format=f"{_PAYLOAD_VERSION};{self._kv_type};L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
             + (f";rope={self._positions.kind}" if self._positions.kind else ""),
             n_embd=spec.n_embd,
@@ -119,11 +122,12 @@ class OnnxContext(ContextBase):
         n_positions = self._engine.spec.n_positions
         if n_positions is not None and (last := int(batch.positions.max())) >= n_positions:
             raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
+        feed = self._feed_for_spans() if batch.ahead.any() else self._feed
         self._make_room(len(batch.tokens))
         self._moved(self._cells.due(batch.seq_ids))
         n_rows = int(np.count_nonzero(batch.wants_logits))
-        sizes = self._feed.sizes(len(batch.tokens), self._cells.n_used, n_rows)
-        rows = self._feed.run(dict(self._inputs(batch, sizes)))
+        sizes = feed.sizes(len(batch.tokens), self._cells.n_used, n_rows)
+        rows = feed.run(dict(self._inputs(batch, sizes)))
         self._cells.append(batch.seq_ids, self._cells.indices(batch.seq_ids, batch.positions))
         return rows[:n_rows]
 
@@ -133,16 +137,27 @@ class OnnxContext(ContextBase):
             return ExactFeed(decoder, self._store)
         return FixedFeed(decoder, self._store, engine.spec.n_vocab, engine.device, engine.numbers)
 
+    def _feed_for_spans(self) -> Feed:
+        """What runs batches with spans, made for the first of them.
+
+        Raises:
+            DecodeFailed: the runtime refuses its graph.
+        """
+        if self._feed_both_ways is None:
+            assert self._sessions.both_ways is not None
+            try:
+                decoder = self._sessions.both_ways()
+            except UnsupportedModel as error:
+                raise DecodeFailed(f"a decoder for spans could not be made: {error}") from error
+            self._feed_both_ways = self._feed if decoder is self._sessions.decoder else self._new_feed(decoder)
+        return self._feed_both_ways
+
     def _inputs(self, batch: Batch, sizes: Sizes) -> Iterator[tuple[str, NDArray[Any]]]:
-        dtype, n = np.dtype(self._dtype), len(batch.tokens)
+        dtype = np.dtype(self._dtype)
         tokens, seq_ids, positions = (padded(x, sizes.tokens) for x in (batch.tokens, batch.seq_ids, batch.positions))
         places = batch.positions if self._places is None else self._places.of(batch)
         angles = self._cells.angles(seq_ids, padded(places, sizes.tokens))
-        distances = self._cells.distances(seq_ids, self._cells.indices(seq_ids, positions))
-        n_held = distances.shape[1]
-        distances[:, self._cells.n_used + n :] = _UNSEEN  # what is padded is seen by nobody
-        if sizes.cells > n_held:
-            distances = np.pad(distances, ((0, 0), (0, sizes.cells - n_held)), constant_values=_UNSEEN)
+        distances = self._distances(batch, seq_ids, positions, sizes.cells)
         wanted = np.flatnonzero(batch.wants_logits)
         yield "inputs_embeds", self._embedded(batch, tokens, positions)[None].astype(dtype, copy=False)
         yield from self._positions.inputs(positions, angles, distances, dtype)
@@ -151,9 +166,22 @@ class OnnxContext(ContextBase):
             yield "to", np.array([self._cells.n_used], np.int64)
             yield "n_cells", np.array([sizes.cells], np.int64)
         else:
-            yield "seqlens_k", np.array([n_held - 1], np.int32)
+            yield "seqlens_k", np.array([self._cells.n_used + sizes.tokens - 1], np.int32)
             yield "total_sequence_length", np.array(sizes.cells, np.int32)
         yield "logits_rows", padded(wanted, sizes.rows) if len(wanted) else np.zeros(sizes.rows, np.int64)
+
+    def _distances(
+        self, batch: Batch, seq_ids: NDArray[np.int32], positions: NDArray[np.int32], n_cells: int
+    ) -> NDArray[np.int32]:
+        """How far behind each token each cell lies, [n, n_cells], of a batch whose tokens may be padded."""
+        n, first = len(batch), self._cells.n_used
+        distances = self._cells.distances(seq_ids, self._cells.indices(seq_ids, positions))
+        distances[:, first + n :] = _UNSEEN  # what is padded is seen by nobody
+        if batch.ahead.any():
+            ends = np.arange(n) + batch.ahead
+            distances[:n, first : first + n][ends[:, None] == ends] = _BESIDE  # however narrow a window is
+        n_more = n_cells - distances.shape[1]
+        return np.pad(distances, ((0, 0), (0, n_more)), constant_values=_UNSEEN) if n_more else distances
 
     def _embedded(self, batch: Batch, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
         """What enters the first block, [n, E], of a batch whose tokens and positions may be padded."""
@@ -215,7 +243,8 @@ class OnnxContext(ContextBase):
 
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: the cache is freed here and now.
-        del self._feed, self._mover, self._store, self._positions, self._places, self._engine
+        del self._feed, self._feed_both_ways, self._mover, self._store
+        del self._positions, self._places, self._sessions, self._engine
 
 
 def _kv_type(engine: Engine, options: ContextOptions) -> KvType:
@@ -236,9 +265,13 @@ def _kv_type(engine: Engine, options: ContextOptions) -> KvType:
     return KvType(wanted[0])
 
 
-def _capabilities(spec: ModelSpec) -> frozenset[Capability]:
+def _capabilities(spec: ModelSpec, sessions: Sessions) -> frozenset[Capability]:
     found = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}
-    return frozenset(found | {Capability.GRID_POSITIONS} if spec.has_sections else found)
+    if sessions.both_ways is not None and spec.alibi_max_bias is None:  # nobody says how far off a later key is
+        found.add(Capability.SPANS)
+    if spec.has_sections:
+        found.add(Capability.GRID_POSITIONS)
+    return frozenset(found)
 
 
 def _rows(tensor: QuantizedTensor, which: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -57,6 +57,8 @@ class DecoderGraph:
             self._scoring["scale"] = spec.attention_scale
         if spec.attention_softcap is not None:
             self._scoring["softcap"] = spec.attention_softcap
+        if not options.causal:
+            self._scoring["causal"] = 0
 
     def build(self, progress: Callable[[float], None]) -> GraphWriter:
         """Write the graph; ``progress`` hears the share of layers done."""

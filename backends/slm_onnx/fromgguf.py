@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from slm_core.architectures import EMBEDDING, POSITIONS
 from slm_core.errors import InvalidModelFile, InvalidOption
@@ -56,7 +59,10 @@ def gguf_model(
     def sessions(kv_type: KvType) -> Sessions:
         graph_options = GraphOptions(device.provider.dtype, options.accuracy_level, kv_type)
         heard = progress if kv_type is default else lambda share: None  # loading is over where another is asked for
-        return _sessions(Compiler(gguf, spec, graph_options, place, options.cache), heard)
+        compiler = Compiler(gguf, spec, graph_options, place, options.cache)
+        decoder = compiler.decoder(heard)
+        turner = compiler.editor(PLANES[:1]) if Kinds.of(spec).ropes else None
+        return Sessions(decoder, _both_ways(compiler, decoder, device), compiler.editor(PLANES), turner)
 
     with ThreadPoolExecutor(1) as beside:  # the runtime works without holding up Python
         reading = beside.submit(build_vocab, gguf)
@@ -81,6 +87,19 @@ def gguf_model(
     return OnnxModel(info, vocab, functools.partial(OnnxContext, engine), gguf.close)
 
 
-def _sessions(compiler: Compiler, progress: Progress) -> Sessions:
-    turner = compiler.editor(PLANES[:1]) if Kinds.of(compiler.spec).ropes else None
-    return Sessions(compiler.decoder(progress), compiler.editor(PLANES), turner)
+def _both_ways(compiler: Compiler, decoder: Any, device: Device) -> Callable[[], Any] | None:
+    """How to come by a decoder whose attention masks by the bias alone; None where there is no such operator.
+
+    It is not the decoder of all batches: beside a long text ONNX Runtime attends more slowly so.
+    """
+    if compiler.masks_by_bias:
+        return lambda: decoder
+    if not device.is_cpu or not runtime.can_mask_by_bias():
+        return None
+    made, lock = functools.cache(lambda: compiler.both_ways().decoder(lambda share: None)), threading.Lock()
+
+    def once() -> Any:
+        with lock:  # contexts of several threads share it
+            return made()
+
+    return once

@@ -21,11 +21,13 @@ class GraphOptions:
         dtype: of activations, "float32" or "float16".
         accuracy_level: of MatMulNBits: 0 multiplies in float, 4 rounds activations to 8 bits.
         kv_type: how keys and values are kept.
+        causal: whether attention hides what comes later, whatever the bias says.
     """
 
     dtype: str = "float32"
     accuracy_level: int = 4
     kv_type: KvType = KvType.F32
+    causal: bool = True
 
 
 class Products:

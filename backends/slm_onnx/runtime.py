@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from slm_onnx import INSTALL_HINT
 # Builds of ONNX Runtime for one kind of hardware have names of their own and the same module.
 _DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-rocm")
 _NOT_CAPTURED = -1  # what ONNX Runtime calls a run that CUDA graphs leave alone
+_CAUSAL_SINCE = 1, 30  # the version that GroupQueryAttention has an attribute from which turns its own mask off
 _SILENT = 4  # only what ends the process is logged: everything else is raised, too
 
 
@@ -50,6 +52,12 @@ def version() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return ""
+
+
+def can_mask_by_bias() -> bool:
+    """Whether attention can leave it to a bias alone which token sees which."""
+    found = re.match(r"(\d+)\.(\d+)", version())
+    return found is not None and (int(found[1]), int(found[2])) >= _CAUSAL_SINCE
 
 
 def is_loaded() -> bool:
