@@ -83,7 +83,7 @@ def read_channel_mix(tensors: Tensors, prefix: str) -> ChannelMix:
     share = tensors.vector(f"{prefix}channel_mix_lerp_k.weight")
     assert share is not None, "every such layer has one"
     up, down = (tensors.linear(f"{prefix}channel_mix_{name}") for name in ("key", "value"))
-    return ChannelMix(share.reshape(-1), up, down)
+    return ChannelMix(share, up, down)
 
 
 def _rwkv7(tensors: Tensors, prefix: str, spec: Rwkv7Spec) -> Rwkv7:

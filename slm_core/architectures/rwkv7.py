@@ -33,7 +33,7 @@ def _layer(sizes: Sizes, n_ff: int, ranks: dict[str, int], recurrent: Rwkv7Spec)
     width = sizes.n_embd
     names = ("receptance", "key", "value", "output")
     table = norms(width, "attn_norm", "attn_norm_2", "time_mix_ln")
-    table |= biases(table) | norms(width, "time_mix_k_k", "time_mix_k_a", "time_mix_r_k")
+    table |= biases(table) | norms(width, "time_mix_k_k", "time_mix_k_a", "time_mix_r_k", "channel_mix_lerp_k")
     for name in names:
         table |= linear(f"time_mix_{name}", (width, width))
     for name, rank in ranks.items():
@@ -42,7 +42,6 @@ def _layer(sizes: Sizes, n_ff: int, ranks: dict[str, int], recurrent: Rwkv7Spec)
         unused = _low_rank("v", width, ranks["a"])
         table |= {name: TensorSpec(tensor.shape, required=False, used=False) for name, tensor in unused.items()}
     table["time_mix_lerp_fused.weight"] = TensorSpec((6, 1, 1, width))
-    table["channel_mix_lerp_k.weight"] = TensorSpec((1, 1, width))
     table |= linear("channel_mix_key", (n_ff, width)) | linear("channel_mix_value", (width, n_ff))
     return LayerSpec(table, None, ffn_norm="attn_norm_2", attends=False, recurrent=recurrent)
 

@@ -1,4 +1,7 @@
-"""Every family against two other engines on the same random weights: transformers by checkpoint, llama.cpp by file."""
+"""Every family against two other engines on the same random weights: transformers by checkpoint, llama.cpp by file.
+
+RWKV-7, which transformers has no class for, is compared with its reference implementation.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from native.architectures.engines import (
     transformers_logits,
     transformers_states,
 )
+from native.architectures.rwkv7 import reference_logits, reference_tensors
 from native.exact import exact
 from slm_conformance.family_table import ENCODERS, FAMILIES
 from slm_core.architectures import Activation, architecture_names, read_spec
@@ -51,12 +55,15 @@ def tokens(random_tokens) -> list[int]:
 @pytest.fixture(scope="module", params=FAMILIES)
 def expected(request, tmp_path_factory, tokens, llama_cpp_logits) -> Expected:
     family = request.param
-    subject, rows, states = make_subject(tmp_path_factory.mktemp("family"), family), {}, None
+    folder = tmp_path_factory.mktemp("family")
+    subject, rows, states = make_subject(folder, family), {}, None
     if subject.model is not None:
         rows["transformers"] = transformers_logits(subject.model, tokens)
         states = transformers_states(subject.model, tokens)
     if subject.model is None or CASES[family].llama_cpp:
         rows["llama.cpp"] = llama_cpp_logits(subject.path, tokens)
+    if family == "rwkv7":
+        rows["the rwkv package"] = reference_logits(folder, reference_tensors(subject.path), tokens)
     return Expected(family, subject.path, rows, states)
 
 
