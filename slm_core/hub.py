@@ -23,7 +23,7 @@ _REFERENCE = re.compile(
 )
 _SHARD = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)")
 _OTHER_PARTS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
-_DIRECTORY = ("*.json", "*.jinja", "*.safetensors")
+_DIRECTORY = ("*.json", "*.jinja", "*.safetensors", "rwkv_vocab_v20230424.txt")
 _DEFAULT = "Q4_K_M"
 _log = logging.getLogger(__name__)
 

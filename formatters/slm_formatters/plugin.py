@@ -32,7 +32,7 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("phi4", "phi4", ("<|im_start|>", "<|im_sep|>", "<|im_end|>")),
     ("qwen2_5", "qwen2_5", ()),
     ("qwen3", "qwen3", ("<|im_start|>", "<|im_end|>", "<tool_call>", "<think>")),
-    ("rwkv_world", "rwkv_world", ()),
+    ("rwkv_world", "rwkv_world", ("<|rwkv_tokenizer_end_of_text|>",)),
     ("smollm", "smollm", ()),
     ("vicuna", "vicuna", ()),
     ("zephyr", "zephyr", ()),

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from slm_core.checkpoints.checkpoint import Checkpoint
-from slm_core.checkpoints.reading import family_names
+from slm_core.checkpoints.reading import WORLD, family_names, vocabulary_of
 from slm_core.checkpoints.store import INDEX, SINGLE
 from slm_core.gguf import GgufFile
 
-__all__ = ["INDEX", "SINGLE", "Checkpoint", "family_names", "open_model"]
+__all__ = ["INDEX", "SINGLE", "WORLD", "Checkpoint", "family_names", "open_model", "vocabulary_of"]
 
 
 def open_model(source: Path | bytes) -> GgufFile | Checkpoint:

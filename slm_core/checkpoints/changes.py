@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -190,6 +191,24 @@ class Shaped:
     def values(self, array: Array) -> Array:
         """The same."""
         return array.reshape(self.shape(array.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """The same numbers in another shape: the leading sizes, and what is left; a vector where there are none."""
+
+    leading: Shape = ()
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """The leading sizes and what is left."""
+        n, n_rows = math.prod(shape), math.prod(self.leading)
+        _check(n % n_rows == 0, f"no {n_rows} parts")
+        return *self.leading, n // n_rows
+
+    def values(self, array: Array) -> Array:
+        """The same."""
+        return array.reshape(*self.leading, -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.checkpoints.changes import Change
-from slm_core.checkpoints.reading import CONFIG, TOKENIZER, answer_ends, read_recipe
-from slm_core.checkpoints.recipe import Part, Recipe
+from slm_core.checkpoints.reading import CONFIG, answer_ends, read_recipe, vocabulary_of
+from slm_core.checkpoints.recipe import Part, Parts, Recipe
 from slm_core.checkpoints.store import TensorStore
 from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
 from slm_core.gguf import OWN, GgmlType, GgufFile, Metadata, TensorInfo, header
@@ -56,10 +56,11 @@ class Checkpoint:
         recipe = read_recipe(folder)
         self.ends = answer_ends(folder)
         self._tables = recipe.tables
-        self._parts = recipe.parts()
         self._store: TensorStore | None = TensorStore(folder, recipe.beside)
         try:
-            self._stored_names = _names(folder, recipe, self._store)
+            stored = {_renamed(name, recipe.renamed): name for name in self._store.shapes}
+            self._parts = recipe.parts(stored)
+            self._stored_names = _names(folder, recipe, self._parts, stored)
             numbers = {key: [*map(self._number, names)] for key, names in recipe.number_names().items()}
             self._header = GgufFile.open(_header(folder, recipe, numbers))
             self.metadata: Metadata = self._header.metadata
@@ -103,7 +104,7 @@ class Checkpoint:
             digest = blake2b(digest_size=32)
             named = {key: repr(self.metadata[key]) for key in self.metadata if key != "general.name"}
             digest.update(json.dumps([named, sorted(self.ends)]).encode())
-            digest.update((self.path / TOKENIZER).read_bytes())
+            digest.update(vocabulary_of(self.path).read_bytes())
             digest.update(self._open_store().digest())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
@@ -183,15 +184,14 @@ def _header(folder: Path, recipe: Recipe, numbers: Mapping[str, list[float]]) ->
     return header({**general, **named, **recipe.plain, **numbers})
 
 
-def _names(folder: Path, recipe: Recipe, store: TensorStore) -> dict[str, str]:
-    """The stored name of every tensor that the recipe names.
+def _names(folder: Path, recipe: Recipe, parts: Parts, stored: Mapping[str, str]) -> dict[str, str]:
+    """The stored name of every tensor that the recipe names, of all that there are.
 
     Raises:
         InvalidModelFile: one is missing.
         UnsupportedModel: there are others, which could matter.
     """
-    stored = {_renamed(name, recipe.renamed): name for name in store.shapes}
-    wanted = {name for part in recipe.parts().values() for name in part.names()}
+    wanted = {name for part in parts.values() for name in part.names()}
     wanted.update(*recipe.number_names().values())
     for name in sorted(wanted - stored.keys()):
         raise InvalidModelFile(f"{folder}: tensor {shown(name)} is missing")

@@ -18,7 +18,9 @@ from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import PlainValue
 from slm_core.jsonfile import read_json
 
-CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER, WORLD = "tokenizer.json", "rwkv_vocab_v20230424.txt"
+"""What holds a vocabulary; the second is RWKV World's."""
 _GENERATES = re.compile("ForCausalLM$|LMHeadModel$|ForConditionalGeneration$")
 _ENCODES = re.compile("Model$|ForMaskedLM$")
 _ENCODERS = ("bert", "modernbert", "nomic_bert")
@@ -46,9 +48,9 @@ def read_recipe(folder: Path) -> Recipe:
         raise InvalidModelFile(f"{folder}: a directory without a {CONFIG}{_instead(folder)}")
     if not (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
         raise UnsupportedModel(f"{folder}: there is no {SINGLE}{_instead(folder)}")
-    if not (folder / TOKENIZER).is_file():
+    if not vocabulary_of(folder).is_file():
         raise UnsupportedModel(
-            f"{folder}: there is no {TOKENIZER}; make one:"
+            f"{folder}: there is no {TOKENIZER}, and no {WORLD} of RWKV; make one:"
             " transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     config = Config(folder / CONFIG, read_json(folder / CONFIG))
@@ -56,6 +58,12 @@ def read_recipe(folder: Path) -> Recipe:
     if not _is_encoder(config):
         return found
     return _with_dense(folder, replace(found, metadata={**found.metadata, **_pooling(folder)}))
+
+
+def vocabulary_of(folder: Path) -> Path:
+    """The file that holds the vocabulary of a directory, whether or not it is there."""
+    world = folder / WORLD
+    return world if world.is_file() and not (folder / TOKENIZER).is_file() else folder / TOKENIZER
 
 
 def recipe_of(config: Config) -> Recipe:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -21,15 +21,25 @@ class Part:
         name: in the directory. "{x}" in it stands for 0 to ``n_stacked``: their tensors become one, (n_stacked, ...).
         change: of its numbers or their order; None where they are the same.
         n_stacked: how many.
+        letters: what "{x}" stands for in place of numbers.
+        older: where it comes from in directories that have that.
     """
 
     name: str
     change: Change | None = None
     n_stacked: int = 0
+    letters: str = ""
+    older: Part | None = None
 
     def names(self) -> list[str]:
         """The tensors of the directory."""
-        return [self.name.replace("{x}", str(i)) for i in range(self.n_stacked)] if self.n_stacked else [self.name]
+        each = self.letters or [str(i) for i in range(self.n_stacked)]
+        return [self.name.replace("{x}", x) for x in each] if self.n_stacked else [self.name]
+
+    def below(self, prefix: str) -> Part:
+        """The same, whose names are after a prefix."""
+        older = None if self.older is None else self.older.below(prefix)
+        return replace(self, name=prefix + self.name, older=older)
 
 
 Parts: TypeAlias = Mapping[str, Part]
@@ -69,19 +79,22 @@ class Recipe:
     renamed: Mapping[str, str] = field(default_factory=dict)
     beside: Sequence[str] = ()
 
-    def parts(self) -> dict[str, Part]:
-        """Every tensor by the name in GGUF files, with its full name in the directory."""
+    def parts(self, stored: Container[str]) -> dict[str, Part]:
+        """Every tensor by the name in GGUF files, with its full name in a directory that has those ``stored``."""
         found = dict(self.model)
         for i, block in enumerate(self.blocks):
             prefix = self.prefix.format(i=i)
-            for name, part in block.items():
-                found[f"blk.{i}.{name}"] = Part(prefix + part.name, part.change, part.n_stacked)
-        return found
+            found |= {f"blk.{i}.{name}": part.below(prefix) for name, part in block.items()}
+        return {name: _as_stored(part, stored) for name, part in found.items()}
 
     def number_names(self) -> dict[str, list[str]]:
         """The tensors of ``numbers``, by the name of the metadata, of each block [L]."""
         prefixes = [self.prefix.format(i=i) for i in range(len(self.blocks))]
         return {key: [prefix + name for prefix in prefixes] for key, name in self.numbers.items()}
+
+
+def _as_stored(part: Part, stored: Container[str]) -> Part:
+    return part if part.older is None or part.older.names()[0] not in stored else part.older
 
 
 def weights(names: Mapping[str, str], change: Change | None = None) -> dict[str, Part]:

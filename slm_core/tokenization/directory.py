@@ -2,7 +2,7 @@
 
 The library's own encoder is the reference for such a directory. Where spelled-out control tokens are to stay text, it
 runs without them. Byte-pair models are read, with the decoders of byte-level and of SentencePiece vocabularies;
-and BERT's WordPiece.
+and BERT's WordPiece. RWKV World's vocabulary is a file of another form, which ``world`` reads.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from slm_core.checkpoints import WORLD, vocabulary_of
 from slm_core.errors import InvalidModelFile, InvalidToken, UnsupportedModel
 from slm_core.jsonfile import read_json
 from slm_core.tokenization.kinds import TokenKind
 from slm_core.tokenization.known_tokens import apply_known_texts
 from slm_core.tokenization.pieces import from_byte_level, from_metaspace, stored
-from slm_core.tokenization.vocab import well_formed
+from slm_core.tokenization.special import token_text
+from slm_core.tokenization.vocab import GgufVocab, well_formed
+from slm_core.tokenization.world import world_vocab
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _MODELS = ("BPE", "WordPiece")
@@ -28,11 +31,11 @@ _MAX_CACHED_TOKENS = 65536
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
-def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] = ()) -> DirectoryVocab:
+def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] = ()) -> DirectoryVocab | GgufVocab:
     """Read the vocabulary of a directory.
 
     Args:
-        folder: holds ``tokenizer.json`` and, as a rule, ``tokenizer_config.json``.
+        folder: holds ``tokenizer.json``, or RWKV World's vocabulary, and, as a rule, ``tokenizer_config.json``.
         size: rows of the model's logits; ids that the tokenizer does not have stand for nothing. None for as many as
             the tokenizer has.
         ends: ids that end an answer besides those that the files name.
@@ -41,9 +44,13 @@ def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] =
         InvalidModelFile: a file is missing or damaged, or the tokenizer has more tokens than the model.
         UnsupportedModel: the tokenizer is of a kind not known here.
     """
-    stated = read_json(folder / TOKENIZER)
+    path = vocabulary_of(folder)
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
-    vocab = DirectoryVocab(folder / TOKENIZER, stated, settings, size, ends)
+    vocab: DirectoryVocab | GgufVocab
+    if path.name == WORLD:
+        vocab = world_vocab(path, settings, size, ends)
+    else:
+        vocab = DirectoryVocab(path, read_json(path), settings, size, ends)
     if size is not None and not all(0 <= end < size for end in ends):
         raise InvalidModelFile(f"{folder}: a token that ends answers is outside the vocabulary of {size}")
     return vocab
@@ -86,7 +93,7 @@ class DirectoryVocab:
             self._tokens[i], kinds[i] = text, TokenKind.NORMAL
         for i, token in added.items():
             kinds[i] = TokenKind.CONTROL if token.special else TokenKind.USER_DEFINED
-        self.bos, self.eos = (ids.get(_token_text(settings.get(f"{role}_token"))) for role in ("bos", "eos"))
+        self.bos, self.eos = (ids.get(token_text(settings.get(f"{role}_token"))) for role in ("bos", "eos"))
         special = {"eos": self.eos} if self.eos is not None else {}
         known = apply_known_texts(ids, kinds, special)
         self.eog_ids = known.eog_ids | frozenset(ends)
@@ -245,9 +252,3 @@ def _steps(stated: object) -> Iterator[dict[str, Any]]:
 def _byte(text: str) -> bytes:
     """The byte that a token such as ``<0x0A>`` stands for; b"" for another token."""
     return bytes([int(text[3:5], 16)]) if _BYTE.fullmatch(text) else b""
-
-
-def _token_text(token: object) -> str:
-    """The text of a token, which settings spell alone or with its properties."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else ""

@@ -31,7 +31,7 @@ class LongestBytes:
         self._ids = {unescaped(spec.tokens[i]): i for i in spec.content_of_kind(*kinds)}
         for byte in range(256):
             if bytes([byte]) not in self._ids:
-                raise InvalidModelFile(f"{spec.source}: no token for the byte 0x{byte:02x} in tokenizer.ggml.tokens")
+                raise InvalidModelFile(f"{spec.source}: no token for the byte 0x{byte:02x}")
         lengths: dict[bytes, set[int]] = {}
         for piece in self._ids:
             if len(piece) >= _HEAD:

@@ -128,6 +128,33 @@ def read_spec(gguf: GgufFile) -> VocabSpec:
     )
 
 
+def stated_spec(
+    source: str, model: str, tokens: list[str], kinds: bytes, special: Mapping[str, int], *, add_bos: bool
+) -> VocabSpec:
+    """A vocabulary that other files than GGUF state, without scores and spaces of its own; see ``VocabSpec``.
+
+    Raises:
+        InvalidModelFile: two tokens are spelled alike.
+    """
+    ids = _index(tokens, source)
+    known = apply_known_texts(ids, bytearray(kinds), special)
+    return VocabSpec(
+        source=source,
+        model=model,
+        tokens=tokens,
+        ids=ids,
+        scores=None,
+        special=special,
+        pre=None,
+        add_bos=add_bos,
+        add_eos=False,
+        add_space_prefix=False,
+        remove_extra_whitespaces=False,
+        content_kinds=_content_kinds(tokens, kinds, known.kinds),
+        **known._asdict(),
+    )
+
+
 def _model(gguf: GgufFile) -> str:
     model = gguf.require(f"{_PREFIX}model", str)
     if model in ("no_vocab", "none"):

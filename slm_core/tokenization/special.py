@@ -79,5 +79,11 @@ def read_strips(gguf: GgufFile, spec: VocabSpec) -> tuple[frozenset[int], frozen
     return frozenset(), frozenset()
 
 
+def token_text(token: object) -> str:
+    """The text of a token, which the settings of a directory spell alone or with its properties; "" for none."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else ""
+
+
 def _ids_of(spec: VocabSpec, *texts: str) -> frozenset[int]:
     return frozenset(spec.ids[text] for text in texts if text in spec.ids)

@@ -132,3 +132,11 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UnsupportedModel, match=r'pip install "slm-core\[hub\]"'):
         slm.load("hf://somebody/tiny")
+
+
+def test_a_directory_is_fetched_with_all_that_is_read_of_it():
+    read = ["config.json", "model-00001-of-00002.safetensors", "1_Pooling/config.json", "chat_template.jinja"]
+    read += ["tokenizer.json", "rwkv_vocab_v20230424.txt"]
+    others = ["README.md", "pytorch_model.bin", "hf_rwkv_tokenizer.py", "LICENSE.txt"]
+    found = huggingface_hub.utils.filter_repo_objects([*read, *others], allow_patterns=list(hub._DIRECTORY))
+    assert list(found) == read

@@ -1,0 +1,108 @@
+"""rwkv7: RWKV-7 "Goose", as flash-linear-attention names it. Time mixing by a state; no attention, no positions."""
+
+from __future__ import annotations
+
+import math
+
+from slm_core.checkpoints.changes import Reshaped
+from slm_core.checkpoints.config import MAX_PARTS, Config
+from slm_core.checkpoints.decoder import LAYER
+from slm_core.checkpoints.recipe import Part, Recipe, biases, weights
+from slm_core.errors import UnsupportedModel
+from slm_core.gguf import PlainValue
+
+_N_CTX = 2**20  # whatever the configuration says, a state has no end; the number is that of GGUF files
+_HEAD_EPS = 64e-5  # of the norm of each head, which neither GGUF files nor the reference implementation have a key for
+_RANKS = {"decay": ("decay", 64), "iclr": ("a", 64), "value_residual_mix": ("v", 16), "gate": ("gate", 128)}
+_NEUTRAL = """
+attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm max_position_embeddings num_heads use_l2warp
+"""
+"""What a forward pass is computed by, and what is computed of it in training; the number of heads is made of others."""
+
+_NORMS = weights({"attn_norm": "attn_norm", "attn_norm_2": "ffn_norm", "time_mix_ln": "attn.g_norm"})
+_MATRICES = weights(
+    {
+        "time_mix_receptance": "attn.r_proj",
+        "time_mix_key": "attn.k_proj",
+        "time_mix_value": "attn.v_proj",
+        "time_mix_output": "attn.o_proj",
+        "channel_mix_key": "ffn.key",
+        "channel_mix_value": "ffn.value",
+    }
+)
+_SHARES = (6, 1, 1)
+_VECTORS = {
+    "time_mix_lerp_fused.weight": Part(
+        "attn.x_{x}", Reshaped(_SHARES), 6, letters="rwkvag", older=Part("attn.x_x", Reshaped(_SHARES))
+    ),
+    "time_mix_k_k.weight": Part("attn.k_k", Reshaped()),
+    "time_mix_k_a.weight": Part("attn.k_a", Reshaped()),
+    "time_mix_r_k.weight": Part("attn.r_k", Reshaped()),
+    "channel_mix_lerp_k.weight": Part("ffn.x_k", Reshaped()),
+}
+
+
+def recipe(config: Config) -> Recipe:
+    """Read an rwkv7; what the first block may have to mix its own values with themselves is not used."""
+    n_embd, n_layers = config.size("hidden_size", 2048), config.size("num_hidden_layers", 24, MAX_PARTS)
+    config.only("hidden_act", "sqrelu")
+    config.only("norm_first", True)
+    config.only("norm_bias", True)
+    config.only("value_dim", n_embd, [n_embd] * n_layers)
+    config.only("attn", None)  # layers that attend
+    config.neutral(*_NEUTRAL.split())
+    metadata: dict[str, PlainValue] = {
+        "block_count": n_layers,
+        "context_length": _N_CTX,
+        "embedding_length": n_embd,
+        "feed_forward_length": _n_ff(config, n_embd),
+        "attention.head_count": 0,
+        **_heads(config, n_embd),
+        **{f"attention.{key}_lora_rank": _rank(config, *stated) for key, stated in _RANKS.items()},
+    }
+    outside = weights({"token_embd_norm": "model.layers.0.pre_norm", "output_norm": "model.norm"})
+    matrices = {"token_embd": "model.embeddings"}
+    if not config.flag("tie_word_embeddings", False):
+        matrices["output"] = "lm_head"
+    unused = r"^model\.layers\.0\.attn\.v_lora\." + ("" if "output" in matrices else r"|^lm_head\.weight$")
+    model = outside | biases(outside) | weights(matrices)
+    return Recipe("rwkv7", metadata, model, [_block(is_first=i == 0) for i in range(n_layers)], unused=unused)
+
+
+def _block(*, is_first: bool) -> dict[str, Part]:
+    block = _NORMS | biases(_NORMS) | _MATRICES | _VECTORS
+    for name in "wag" if is_first else "wavg":
+        block |= weights({f"time_mix_{name}{i}": f"attn.{name}_lora.lora.{at}" for i, at in ((1, 0), (2, 2))})
+        if name != "g":
+            block[f"time_mix_{name}0.weight"] = Part(f"attn.{name}_lora.lora.2.bias")
+    return block
+
+
+def _n_ff(config: Config, n_embd: int) -> int:
+    """The width of channel mixing, made of the ratio, in steps of 32, where it is not stated."""
+    stated = config.number("hidden_ratio", 4)
+    return config.size("intermediate_size", max(1, 32 * math.ceil(int(n_embd * stated) / 32)))
+
+
+def _heads(config: Config, n_embd: int) -> dict[str, PlainValue]:
+    """The width of heads, of which the epsilon of their norm is made, and that of other norms."""
+    if config.is_null("head_dim"):
+        head_dim = n_embd // config.size("num_heads") or 1
+        config.neutral("head_dim")
+    else:
+        head_dim = config.size("head_dim", 64)
+    eps = config.number("norm_eps", 1e-5)
+    if not math.isclose(head_dim * eps, _HEAD_EPS, rel_tol=1e-6):
+        raise UnsupportedModel(
+            f"{config.source}: 'head_dim' times 'norm_eps' is {head_dim * eps} (accepted: {_HEAD_EPS}, the epsilon of"
+            " the heads' norm)"
+        )
+    return {"wkv.head_size": head_dim, LAYER: eps}
+
+
+def _rank(config: Config, name: str, default: int) -> int:
+    """A rank; null stands for a formula that versions of the package do not agree on."""
+    key = f"{name}_low_rank_dim"
+    if config.is_null(key):
+        raise UnsupportedModel(f"{config.source}: {key!r} is null (accepted: the rank)")
+    return config.size(key, default)

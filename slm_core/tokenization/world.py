@@ -1,0 +1,133 @@
+r"""RWKV World's vocabulary as directories have it: a text file with a token a line, its id, its bytes and their number.
+
+``261 '\n\n' 2``: a literal as Python writes texts and bytes, which is read here, and never evaluated. Token 0 ends a
+text and is in no line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slm_core.errors import InvalidModelFile
+from slm_core.gguf.cursor import shown
+from slm_core.tokenization.kinds import TokenKind
+from slm_core.tokenization.rwkv import LongestBytes
+from slm_core.tokenization.spec import stated_spec
+from slm_core.tokenization.special import SpecialTokens, token_text
+from slm_core.tokenization.vocab import GgufVocab
+
+_MAX_BYTES = 64 << 20
+_MAX_SIZE = 1 << 20
+_LINE = re.compile(r"""([0-9]{1,8})[ ](b?)(?:'((?:[^'\\]|\\.){0,4096})'|"((?:[^"\\]|\\.){0,4096})")[ ]([0-9]{1,5})""")
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
+_NAMED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+_END_OF_TEXT, _END_OF_TURN = "<s>", b"\n\n"  # the text of token 0 where no setting tells it, as in GGUF files
+
+
+def world_vocab(path: Path, settings: Mapping[str, Any], size: int | None, ends: Sequence[int]) -> GgufVocab:
+    """Read such a vocabulary. Token 0 and an empty line end an answer, as GGUF files have it.
+
+    Args:
+        path: the file.
+        settings: what ``tokenizer_config.json`` holds: the text of token 0, and tokens that the file does not have.
+        size: rows of the model's logits; ids that stand for nothing fill them. None for as many as there are.
+        ends: ids that end an answer besides.
+
+    Raises:
+        InvalidModelFile: the file is missing, too large or damaged, or has more tokens than the model.
+    """
+    pieces = _read_pieces(path)
+    ids = {piece: i for i, piece in pieces.items()}
+    added = _read_added(path, settings, ids)
+    n_tokens = max(pieces.keys() | added.keys()) + 1
+    if n_tokens > (size or n_tokens):
+        raise InvalidModelFile(f"{path}: {n_tokens} tokens, but the model has {size}")
+    tokens = [f"[PAD{i}]" for i in range(size or n_tokens)]
+    kinds = bytearray([TokenKind.UNUSED]) * len(tokens)
+    for i, piece in pieces.items():
+        tokens[i], kinds[i] = repr(piece)[2:-1], TokenKind.NORMAL
+    for i, (text, kind) in added.items():
+        tokens[i], kinds[i] = text, kind
+    named = {text: i for i, (text, _) in added.items()}
+    special = {role: named.get(token_text(settings.get(f"{role}_token")), 0) for role in ("bos", "eos")}
+    special |= {"eot": ids[_END_OF_TURN]} if _END_OF_TURN in ids else {}
+    spec = stated_spec(str(path), "rwkv", tokens, bytes(kinds), special, add_bos=settings.get("add_bos_token") is True)
+    vocab = GgufVocab(spec, LongestBytes(spec), SpecialTokens(spec, (frozenset(), frozenset())))
+    vocab.eog_ids |= {0, *ends}
+    return vocab
+
+
+def _read_pieces(path: Path) -> dict[int, bytes]:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InvalidModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidModelFile(f"{path}: cannot be read: {str(error)[:200]}") from None
+    pieces: dict[int, bytes] = {}
+    seen: set[bytes] = set()
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
+        i, piece = _read_line(f"{path}, line {number}", line)
+        if i in pieces or piece in seen:
+            raise InvalidModelFile(f"{path}, line {number}: {shown(line)} has the id or the bytes of another")
+        pieces[i] = piece
+        seen.add(piece)
+    if not pieces:
+        raise InvalidModelFile(f"{path}: there are no tokens")
+    return pieces
+
+
+def _read_line(place: str, line: str) -> tuple[int, bytes]:
+    found = _LINE.fullmatch(line)
+    piece = b"" if found is None else _piece(found[3] or found[4] or "", is_text=not found[2])
+    if found is None or not piece or len(piece) != int(found[5]) or not 0 < int(found[1]) < _MAX_SIZE:
+        raise InvalidModelFile(
+            f"{place}: {shown(line)} is no token (accepted: an id, a literal of text or bytes, the number of its bytes)"
+        )
+    return int(found[1]), piece
+
+
+def _piece(literal: str, *, is_text: bool) -> bytes:
+    """The bytes that a literal stands for; none where it is none."""
+
+    def meant(escape: re.Match[str]) -> str:
+        code = escape[1] or (escape[2] or escape[3] if is_text else None)
+        return chr(int(code, 16)) if code else _NAMED[escape[4]]
+
+    if not is_text and not literal.isascii():
+        return b""
+    try:
+        return _ESCAPE.sub(meant, literal).encode("utf-8" if is_text else "latin-1")
+    except (KeyError, OverflowError, ValueError):  # an escape or a character that there is not
+        return b""
+
+
+def _read_added(path: Path, settings: Mapping[str, Any], ids: Mapping[bytes, int]) -> dict[int, tuple[str, TokenKind]]:
+    """Tokens that the settings add, token 0 among them: text and kind, by id.
+
+    Settings may give a text of the file an id of its own besides (an empty line, in published ones), which the model
+    was not trained with: it keeps the file's.
+    """
+    stated, taken = settings.get("added_tokens_decoder") or {}, set(ids.values())
+    if not isinstance(stated, dict):
+        raise InvalidModelFile(f"{path.parent}: 'added_tokens_decoder' of its settings is not an object")
+    bos = token_text(settings.get("bos_token"))
+    is_another = not bos or _bytes(bos) in ids or bos in map(token_text, stated.values())
+    found = {0: (_END_OF_TEXT if is_another else bos, TokenKind.CONTROL)}
+    for key, token in stated.items():
+        text = token_text(token)
+        if not text or not isinstance(token, dict) or not re.fullmatch("[0-9]{1,6}", key):
+            raise InvalidModelFile(f"{path.parent}: added token {shown(key)} of its settings is not a token")
+        i, own = int(key), ids.get(_bytes(text))
+        if own is None and i in taken:
+            raise InvalidModelFile(f"{path.parent}: added token {key} of its settings has other bytes in {path.name}")
+        if own in (None, i):
+            found[i] = text, TokenKind.CONTROL if token.get("special") else TokenKind.USER_DEFINED
+    return found
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")

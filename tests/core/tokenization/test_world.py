@@ -1,0 +1,217 @@
+"""RWKV World's vocabulary file, against the reference tokenizer in the ``rwkv`` package, and against GGUF files."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rwkv
+from rwkv.rwkv_tokenizer import TRIE_TOKENIZER
+
+from slm_core.errors import InvalidModelFile
+from slm_core.tokenization import GgufVocab, directory_vocab
+
+PUBLISHED = Path(rwkv.__file__).parent / "rwkv_vocab_v20230424.txt"
+NORMAL, CONTROL, UNUSED = 1, 3, 5
+SIZE = 65536
+END = "<|rwkv_tokenizer_end_of_text|>"
+BYTES = "".join(f"{i + 1} {bytes([i])!r} 1\n" for i in range(256))
+PUBLISHED_SETTINGS = {
+    "added_tokens_decoder": {"0": {"content": END, "special": True, "lstrip": False}},
+    "bos_token": END,
+    "eos_token": "\n\n",
+    "tokenizer_class": "RwkvTokenizer",
+}
+
+
+def write(folder: Path, text: str, settings: dict[str, Any] | None = None) -> Path:
+    (folder / PUBLISHED.name).write_text(text, encoding="utf-8")
+    if settings is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference() -> TRIE_TOKENIZER:
+    return TRIE_TOKENIZER(str(PUBLISHED))
+
+
+@pytest.fixture(scope="module")
+def vocab(tmp_path_factory) -> GgufVocab:
+    text = PUBLISHED.read_text(encoding="utf-8")
+    return directory_vocab(write(tmp_path_factory.mktemp("world"), text, PUBLISHED_SETTINGS), SIZE, ends=[0])
+
+
+def test_tokens_are_the_bytes_of_the_reference(vocab, reference):
+    assert vocab.size == SIZE
+    assert [vocab.token_bytes(i) for i in range(1, SIZE)] == [reference.idx2token.get(i, b"") for i in range(1, SIZE)]
+
+
+def test_texts_are_the_tokens_of_the_reference(vocab, reference, make_texts):
+    pages = (Path(__file__).parents[3] / "docs").glob("*.md")
+    texts = [*make_texts(600, seed=7, spelled=("\n\n", END, "<s>")), *(page.read_text() for page in pages)]
+    for text in texts:
+        if any("\ud800" <= character < "\ue000" for character in text):  # which the reference cannot encode
+            continue
+        ids = vocab.encode(text, add_special=True, parse_special=False)
+        assert ids == reference.encode(text), f"{text[:200]!r}"
+        assert vocab.decode(ids) == text
+
+
+def test_token_0_is_what_the_settings_call_it(vocab, reference):
+    prompt = f"{END}User: hi\n\nAssistant:"
+    ids = vocab.encode(prompt, add_special=False, parse_special=True)
+    assert ids == [0, *reference.encode("User: hi\n\nAssistant:")]
+    assert (vocab.bos, vocab.eos, vocab.eog_ids) == (0, 0, {0, 261})
+    assert (vocab.token_bytes(0), vocab.token_bytes(0, special=True)) == (b"", END.encode())
+
+
+def test_it_is_the_vocabulary_of_a_gguf_file(vocab, reference, write_gguf, open_vocab, tmp_path, make_texts):
+    """As llama.cpp's converter writes it, which knows no settings."""
+    tokens = ["<s>", *(repr(reference.idx2token[i])[2:-1] for i in range(1, 65530))]
+    tokens += [f"[PAD{i}]" for i in range(65530, SIZE)]
+    kinds = [CONTROL, *[NORMAL] * 65529, *[UNUSED] * 6]
+    file = write_gguf(model="rwkv", tokens=tokens, token_type=kinds, eot_token_id=261, bos_token_id=0, eos_token_id=0)
+    given = open_vocab(file)
+    found = directory_vocab(write(tmp_path, PUBLISHED.read_text(encoding="utf-8")), SIZE)
+    assert (found.size, found.bos, found.eos, found.eog_ids) == (given.size, given.bos, given.eos, given.eog_ids)
+    for special in (False, True):
+        ids = range(SIZE)
+        assert [found.token_bytes(i, special=special) for i in ids] == [
+            given.token_bytes(i, special=special) for i in ids
+        ]
+    for i, text in enumerate(make_texts(100, seed=8, spelled=("<s>", "\n\n"))):
+        flags = {"add_special": bool(i & 1), "parse_special": bool(i & 2)}
+        assert found.encode(text, **flags) == given.encode(text, **flags), f"{text!r}, {flags}"
+
+
+@pytest.mark.parametrize(
+    "literal",
+    [r"'\x80\xe9'", r"b'\x80\xe9'", r"'\u200b\U0001f600'", r'"it\'s \"x\""', r"'\\\n\r\t'", "'\u2028é'", r"b'\\x41'"],
+)
+def test_literals_are_what_python_takes_them_for(tmp_path, literal):
+    meant = ast.literal_eval(literal)
+    meant = meant.encode() if isinstance(meant, str) else meant
+    vocab = directory_vocab(write(tmp_path, f"{BYTES}300 {literal} {len(meant)}\n"))
+    assert vocab.token_bytes(300) == meant
+    assert (vocab.size, vocab.token_bytes(299, special=True)) == (301, b"")
+
+
+def test_settings_may_add_tokens_behind_those_of_the_file(tmp_path):
+    """And may give the file's own another id, as transformers does to an empty line: the model knows the file's."""
+    added = {
+        "0": {"content": END, "special": True},
+        "300": {"content": "<|im_end|>", "special": True},
+        "301": {"content": "<tool>", "special": False},
+        "302": {"content": "\n\n", "special": True},
+    }
+    settings = {"added_tokens_decoder": added, "add_bos_token": True, "bos_token": {"content": END}}
+    vocab = directory_vocab(write(tmp_path, BYTES + r"257 '\n\n' 2" + "\n", settings), 310, ends=[300])
+    assert vocab.encode("<|im_end|><tool>\n\n", add_special=True, parse_special=True) == [0, 300, 301, 257]
+    assert 300 not in vocab.encode("<|im_end|>", add_special=False, parse_special=False)
+    assert vocab.encode("<tool>", add_special=False, parse_special=False) == [301]
+    assert vocab.eog_ids == {0, 257, 300}
+    assert vocab.token_bytes(302, special=True) == b""
+
+
+def test_the_first_token_may_be_another(tmp_path):
+    """As in models that others trained on: token 0 still ends a text."""
+    added = {"300": {"content": "<|start|>", "special": True}, "301": {"content": "<|end|>", "special": True}}
+    settings = {"added_tokens_decoder": added, "add_bos_token": True, "bos_token": "<|start|>", "eos_token": "<|end|>"}
+    vocab = directory_vocab(write(tmp_path, BYTES, settings), 310)
+    assert (vocab.bos, vocab.eos, vocab.eog_ids) == (300, 301, {0, 301})
+    assert vocab.encode("a", add_special=True, parse_special=False) == [300, 98]
+    assert vocab.token_bytes(0, special=True) == b"<s>"
+
+
+def test_a_control_token_of_the_file_is_no_content(tmp_path):
+    """Where settings name one that a line has, too."""
+    settings = {"added_tokens_decoder": {"257": {"content": "<|end|>", "special": True}}}
+    vocab = directory_vocab(write(tmp_path, BYTES + "257 '<|end|>' 7\n", settings))
+    assert vocab.encode("<|end|>", add_special=False, parse_special=True) == [257]
+    assert 257 not in vocab.encode("<|end|>", add_special=False, parse_special=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there are no tokens"),
+        ("\n", r"line 1: '' is no token"),
+        (f"{BYTES}\n257 'ab' 2\n", r"line 257: '' is no token"),
+        (f"{BYTES}257 'ab' 3\n", r"line 257: .* is no token"),
+        (f"{BYTES}257 'é' 1\n", r"line 257: .* is no token"),
+        (f"{BYTES}257 '' 0\n", r"line 257: .* is no token"),
+        (f"{BYTES}0 'ab' 2\n", r"line 257: .* is no token"),
+        (f"{BYTES}-1 'ab' 2\n", r"line 257: .* is no token"),
+        (f"{BYTES}99999999 'ab' 2\n", r"line 257: .* is no token"),
+        (f"{BYTES}٢٥٧ 'ab' 2\n", r"line 257: .* is no token"),
+        (f"{BYTES}256 'ab' 2\n", r"line 257: .*the id or the bytes of another"),
+        (f"{BYTES}257 'a' 1\n", r"line 257: .*the id or the bytes of another"),
+        (f"{BYTES}257 __import__('os').abort() 2\n", r"line 257: .* is no token"),
+        (f"{BYTES}257 'a' + 'b' 2\n", r"line 257: .* is no token"),
+        (f"{BYTES}257 f'{{1}}' 1\n", r"line 257: .* is no token"),
+        (f"{BYTES}257 ('a' 2\n", r"line 257: .* is no token"),
+        (f"{BYTES}257 {'(' * 10_000} 2\n", r"line 257: .* is no token"),
+        (f"{BYTES}257 '{'a' * 10_000}' 10000\n", r"line 257: .* is no token"),
+        (f"{BYTES}257 {'9' * 10_000} 1\n", r"line 257: .* is no token"),
+        (BYTES + r"257 '\ud800' 3" + "\n", r"line 257: .* is no token"),
+        (BYTES + r"257 '\Uffffffff' 4" + "\n", r"line 257: .* is no token"),
+        (BYTES + r"257 '\d' 2" + "\n", r"line 257: .* is no token"),
+        (BYTES + r"257 '\N{DIGIT TWO}' 1" + "\n", r"line 257: .* is no token"),
+        (BYTES + r"257 b'\u0041' 1" + "\n", r"line 257: .* is no token"),
+        (BYTES + "257 b'é' 1\n", r"line 257: .* is no token"),
+        (BYTES + "257 'a'\n", r"line 257: .* is no token"),
+        (BYTES.replace("160 ", "700 ", 1).replace("257 ", "160 ", 1), "701 tokens, but the model has 310"),
+        (BYTES.replace(r"160 b'\x9f' 1" + "\n", ""), "no token for the byte 0x9f"),
+    ],
+)
+def test_what_is_no_vocabulary_is_refused_in_one_line(tmp_path, text, message):
+    with pytest.raises(InvalidModelFile, match=message) as caught:
+        directory_vocab(write(tmp_path, text), 310)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_bytes_that_are_no_text_and_files_that_are_too_large_are_refused(tmp_path):
+    path = tmp_path / PUBLISHED.name
+    path.write_bytes(b"1 '\xff' 1\n")
+    with pytest.raises(InvalidModelFile, match="cannot be read"):
+        directory_vocab(tmp_path)
+    with path.open("wb") as file:
+        file.truncate(1 << 27)
+    with pytest.raises(InvalidModelFile, match="larger than"):
+        directory_vocab(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"added_tokens_decoder": 3}, "not an object"),
+        ({"added_tokens_decoder": {"x": {"content": "a"}}}, "added token 'x'"),
+        ({"added_tokens_decoder": {"-1": {"content": "a"}}}, "added token '-1'"),
+        ({"added_tokens_decoder": {"300": 3}}, "added token '300'"),
+        ({"added_tokens_decoder": {"300": {"content": ""}}}, "added token '300'"),
+        ({"added_tokens_decoder": {"300": {"content": "ab"}, "301": {"content": "ab"}}}, "300 and 301 are both 'ab'"),
+        ({"added_tokens_decoder": {"7": {"content": "ab"}}}, "added token 7 .* other bytes"),
+        ({"added_tokens_decoder": {"999999": {"content": "ab"}}}, "1000000 tokens, but the model has 310"),
+        ({"added_tokens_decoder": {"1000000": {"content": "ab"}}}, "added token '1000000'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_one_line(tmp_path, settings, message):
+    with pytest.raises(InvalidModelFile, match=message) as caught:
+        directory_vocab(write(tmp_path, BYTES, settings), 310)
+    assert "\n" not in str(caught.value)
+
+
+def test_ends_outside_the_vocabulary_are_refused(tmp_path):
+    with pytest.raises(InvalidModelFile, match="outside the vocabulary of 310"):
+        directory_vocab(write(tmp_path, BYTES), 310, ends=[310])
+
+
+def test_a_tokenizer_of_another_kind_goes_before(tmp_path):
+    (write(tmp_path, BYTES) / "tokenizer.json").write_text("{}")
+    with pytest.raises(Exception, match=r"tokenizer\.json"):
+        directory_vocab(tmp_path)
