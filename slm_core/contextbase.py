@@ -125,6 +125,10 @@ class ContextBase(abc.ABC):
         """
         raise UnsupportedOutput(f"{type(self).__name__} declares hidden states, and has none")
 
+    def _n_copied_by_fork(self, src: int, end: int) -> int:
+        """Tokens at the end of ``src[:end]`` whose cells a fork cannot share, where it shares others."""
+        return 0
+
     @abc.abstractmethod
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         """Make the empty ``dst`` a copy of ``src[:end]``, end > 0."""
@@ -252,10 +256,11 @@ class ContextBase(abc.ABC):
                 raise InvalidSequence(f"cannot fork {src} into {dst}: the destination must be another, empty sequence")
             length = self._checked_index(src, self._ledger.length(src) if end is None else end)
             self._check_whole_spans(src, length)
-            self._check_room(self._ledger.fork_cost(length))
+            n_copied = self._n_copied_by_fork(src, length)
+            self._check_room(self._ledger.fork_cost(length, n_copied))
             if length:
                 self._engine_fork(src, dst, length)
-                self._ledger.fork(src, dst, length)
+                self._ledger.fork(src, dst, length, n_copied)
         return Pos(dst, length)
 
     def truncate(self, pos: Pos) -> Pos:

@@ -70,9 +70,9 @@ class Ledger:
         """Cells that dropping the sequence would free."""
         return int(np.count_nonzero(self._references[self._sequences[seq_id].cells] == 1))
 
-    def fork_cost(self, src_length: int) -> int:
-        """New cells that a fork of ``src_length`` tokens takes."""
-        return 0 if self._share_forks else src_length
+    def fork_cost(self, src_length: int, n_copied: int = 0) -> int:
+        """New cells that a fork of ``src_length`` tokens takes, of which the last ``n_copied`` cannot be shared."""
+        return n_copied if self._share_forks else src_length
 
     def cut_cost(self, seq_id: int, start: int, end: int) -> int:
         """New cells that a cut takes, less those it frees; moved cells that others hold must be copied."""
@@ -88,14 +88,12 @@ class Ledger:
         record.tokens.extend(tokens)
         record.cells.extend(self._take(len(record.tokens) - known))
 
-    def fork(self, src: int, dst: int, end: int) -> None:
-        """``dst``, which is empty, became a copy of ``src[:end]``."""
+    def fork(self, src: int, dst: int, end: int, n_copied: int = 0) -> None:
+        """``dst``, which is empty, became a copy of ``src[:end]``; the last ``n_copied`` cells are not shared."""
         source = self._sequences[src]
-        if self._share_forks:
-            cells = source.cells[:end]
-            np.add.at(self._references, cells, 1)
-        else:
-            cells = self._take(end)
+        shared = source.cells[: end - n_copied if self._share_forks else 0]
+        np.add.at(self._references, shared, 1)
+        cells = [*shared, *self._take(end - len(shared))]
         edits = truncated_edits(source.edits, end)
         self._sequences[dst] = SequenceRecord(source.tokens[:end], cells, edits)
 

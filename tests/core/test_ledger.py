@@ -43,9 +43,10 @@ class Model:
         for token in tokens:
             self.cells[seq_id].append(Cell(token, (hash(tuple(cell.content for cell in self.cells[seq_id])),)))
 
-    def fork(self, src: int, dst: int, end: int) -> None:
+    def fork(self, src: int, dst: int, end: int, n_copied: int) -> None:
+        n_shared = end - n_copied if self.share_forks else 0
         kept = self.cells[src][:end]
-        self.cells[dst] = kept if self.share_forks else [Cell(c.token, c.saw) for c in kept]
+        self.cells[dst] = kept[:n_shared] + [Cell(c.token, c.saw) for c in kept[n_shared:]]
 
     def cut(self, seq_id: int, start: int, end: int) -> None:
         """Cells that others hold are copied before they move; the others move where they are."""
@@ -77,10 +78,11 @@ def play(ledger: Ledger, model: Model, step: tuple[str, int, int, int]) -> None:
         model.append(seq_id, tokens)
     elif kind == "fork":
         dst, end = a % N_SEQ, b % (length + 1)
-        if dst != seq_id and not ledger.length(dst) and ledger.fork_cost(end) <= free:
-            predicted = free - ledger.fork_cost(end)
-            ledger.fork(seq_id, dst, end)
-            model.fork(seq_id, dst, end)
+        n_copied = a // N_SEQ % (end + 1) if a % 2 else 0
+        if dst != seq_id and not ledger.length(dst) and ledger.fork_cost(end, n_copied) <= free:
+            predicted = free - ledger.fork_cost(end, n_copied)
+            ledger.fork(seq_id, dst, end, n_copied)
+            model.fork(seq_id, dst, end, n_copied)
             assert ledger.n_free == predicted, "fork_cost told another number"
     elif kind == "truncate":
         ledger.truncate(seq_id, a % (length + 1))

@@ -6,7 +6,7 @@ import numpy as np
 
 from slm_core.batch import TokenBatch
 from slm_core.inputs import held_inputs
-from slm_core.places import Places
+from slm_core.places import Places, places_of
 from slm_core.types import Pos
 
 IMAGE = np.array([(0, y, x) for y in range(2) for x in range(3)])
@@ -36,6 +36,14 @@ def test_text_stands_behind_the_furthest_of_an_image() -> None:
     image = [[2, 2 + y, 2 + x] for _, y, x in IMAGE.tolist()]
     batch = text_and_image()
     assert places_after(batch).of(batch).tolist() == [[0] * 3, [1] * 3, [4] * 3, *image, [5] * 3]
+
+
+def test_what_is_held_stands_where_its_batch_did() -> None:
+    batch = text_and_image()
+    places = places_after(batch).of(batch)
+    assert places_of(HELD[0]).tolist() == places[batch.seq_ids == 0].tolist()
+    assert places_of(HELD[1]).tolist() == [[i] * 3 for i in range(5)]
+    assert places_of([]).shape == (0, 3)
 
 
 def test_the_next_token_stands_there_in_another_batch_and_after_an_edit_too() -> None:
