@@ -23,7 +23,7 @@ One tree, so that ``except SlmError`` catches all of it and nothing else::
     │   ├── ContextFull           the KV cache has no room (carries needed and free)
     │   ├── UnsupportedEdit       above the edit level that the context declares
     │   ├── UnsupportedOutput     logits of an encoder, or hidden states where they are not declared
-    │   ├── UnsupportedInput      embedding rows or spans where they are not declared
+    │   ├── UnsupportedInput      embedding rows, spans or offsets that are not declared
     │   ├── ContextBusy           a second thread called while a call was running
     │   ├── ContextClosed         the context was used after close()
     │   └── DecodeFailed          the engine itself reported a failure; nothing changed
@@ -139,7 +139,7 @@ class UnsupportedOutput(ContextError):
 
 
 class UnsupportedInput(ContextError):
-    """Embedding rows, or spans, for a context that does not declare them."""
+    """Embedding rows, spans or offsets for a context that does not declare them, or rows in an order that it lacks."""
 
 
 class ContextBusy(ContextError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.inputs import next_place, offset_of
+from slm_core.inputs import HeldInput, next_place
 from slm_core.protocols import Batch
 from slm_core.types import EMBEDDED
 
@@ -17,12 +17,12 @@ Held = Callable[[int], Sequence[int]]
 
 def places_of(held: Sequence[int]) -> NDArray[np.int64]:
     """Where all that a sequence holds stands, in time, height and width, [S, 3]."""
-    starts, place = np.empty(len(held), np.int64), 0
+    offsets, taken = np.zeros((len(held), 3), np.int64), np.ones(len(held), np.int64)
     for i, one in enumerate(held):
-        starts[i] = place
-        place = next_place((one,), place)
-    offsets = np.array([offset_of(one) for one in held], np.int64).reshape(-1, 3)
-    return starts[:, None] + offsets
+        if isinstance(one, HeldInput):
+            offsets[i], taken[i] = one.offset, next_place((one,))
+    found: NDArray[np.int64] = offsets + (np.cumsum(taken) - taken)[:, None]
+    return found
 
 
 class Places:

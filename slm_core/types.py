@@ -67,7 +67,7 @@ class Capability(StrEnum):
     """What a context can do beyond the core of the contract. Declared, never guessed."""
 
     SHARED_FORK = "shared_fork"
-    """``fork`` shares storage until one side writes: a fork costs no positions."""
+    """``fork`` shares storage until one side writes: a fork costs no positions, or those of the image that it parts."""
     KV_PAYLOAD = "kv_payload"
     """``dump`` holds the KV cache itself, and ``restore`` uses it without decoding again."""
     EMBEDDINGS = "embeddings"

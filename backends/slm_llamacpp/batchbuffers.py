@@ -25,7 +25,7 @@ class Part(NamedTuple):
     Attributes:
         tokens: ids [T].
         seq_ids: the sequence of each [T].
-        positions: of each [T].
+        positions: of each [T]; of rows in a grid, or among such, [T, 3].
         wants_rows: whether results are wanted for each [T].
         rows: in place of all tokens [T, E], or None.
         is_span: whether they see each other both ways.
@@ -33,21 +33,24 @@ class Part(NamedTuple):
 
     tokens: NDArray[np.int32]
     seq_ids: NDArray[np.int32]
-    positions: NDArray[np.int32]
+    positions: NDArray[np.integer]
     wants_rows: NDArray[np.bool_]
     rows: NDArray[np.float32] | None
     is_span: bool = False
 
 
-def parts_of_a_kind(batch: Batch, wants_rows: NDArray[np.bool_], table_rows: TableRows) -> Iterator[Part]:
+def parts_of_a_kind(
+    batch: Batch, positions: NDArray[np.integer], wants_rows: NDArray[np.bool_], table_rows: TableRows
+) -> Iterator[Part]:
     """The parts of a batch, in order; a span is one, whatever is in it.
 
     Args:
         batch: the batch.
+        positions: that llama.cpp is given [T]; [T, 3], in time, height and width, where rows stand apart.
         wants_rows: which results are wanted [T].
         table_rows: gives embedding rows that stand for tokens, where rows and tokens make one span.
     """
-    tokens, seq_ids, positions, rows = batch.tokens, batch.seq_ids, batch.positions, batch.embeddings
+    tokens, seq_ids, rows = batch.tokens, batch.seq_ids, batch.embeddings
     if not len(rows) and not batch.ahead.any():
         yield Part(tokens, seq_ids, positions, wants_rows, None)
         return
@@ -103,7 +106,7 @@ class BatchBuffers:
         self,
         tokens: NDArray[np.int32],
         seq_ids: NDArray[np.int32],
-        positions: NDArray[np.int32],
+        positions: NDArray[np.integer],
         wants_logits: NDArray[np.bool_],
         rows: NDArray[np.float32] | None = None,
     ) -> Any:
@@ -115,7 +118,7 @@ class BatchBuffers:
         if rows is None:
             self._tokens[:n] = tokens
             self._batch.token, self._batch.embd = self._tokens.ctypes.data_as(_INT32S), None
-            self._positions[:n] = positions
+            self._positions[:n] = positions if positions.ndim == 1 else positions[:, 0]
         else:
             self._rows = np.ascontiguousarray(rows)
             self._batch.token, self._batch.embd = None, self._rows.ctypes.data_as(_FLOATS)
@@ -125,8 +128,9 @@ class BatchBuffers:
         self._batch.n_tokens = n
         return self._batch
 
-    def _on_axes(self, positions: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Positions as a text's tokens have them: the same on each axis, but 0 on the last of several."""
+    def _on_axes(self, positions: NDArray[np.integer]) -> NDArray[np.integer]:
+        """Axis by axis, and 0 on the last of several; a text's tokens have the same on the others."""
         if self._n_axes == 1:
             return positions
-        return np.concatenate([*[positions] * (self._n_axes - 1), np.zeros_like(positions)])
+        axes = [positions] * (self._n_axes - 1) if positions.ndim == 1 else list(positions.T)
+        return np.concatenate([*axes, np.zeros(len(positions), np.int32)])

@@ -152,7 +152,7 @@ class LlamaCppContext(ContextBase):
             self._sync(seq_id)
         try:
             made = []
-            for part in parts_of_a_kind(batch, wants_rows, self._model.table_rows):
+            for part in parts_of_a_kind(batch, self._positions(batch), wants_rows, self._model.table_rows):
                 self._run_part(part)
                 made.append(read(int(np.count_nonzero(part.wants_rows))))
             return made[0] if len(made) == 1 else np.concatenate(made)
@@ -163,11 +163,7 @@ class LlamaCppContext(ContextBase):
 
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         self._sync(src)
-        if self.edit_level < EditLevel.TRUNCATE and end < self._ledger.length(src):
-            raise UnsupportedEdit(
-                f"this context cannot fork a part of a sequence (its edit level is {self.edit_level.name}):"
-                " fork all of it, or decode the tokens of the part"
-            )
+        self._check_fork(src, end)
         self._memory.share(src, dst, end)
 
     def _engine_truncate(self, seq_id: int, length: int) -> None:
@@ -203,6 +199,13 @@ class LlamaCppContext(ContextBase):
         library.return_memory()
 
     # Steps.
+
+    def _check_fork(self, src: int, end: int) -> None:
+        if self.edit_level < EditLevel.TRUNCATE and end < self._ledger.length(src):
+            raise UnsupportedEdit(
+                f"this context cannot fork a part of a sequence (its edit level is {self.edit_level.name}):"
+                " fork all of it, or decode the tokens of the part"
+            )
 
     def _run_part(self, part: Part) -> None:
         """Decode a part. llama.cpp masks all of a batch or nothing, but for what another sequence holds."""
@@ -245,7 +248,7 @@ class LlamaCppContext(ContextBase):
         runs, _ = replay_plan(self._ledger.tokens(seq_id), edits)
         length = 0
         for run, edit in zip(runs, (*edits, None), strict=True):
-            self._replay(seq_id, length, run)
+            self._replay(seq_id, length, run, self._positions_of(run, length))
             length += len(run)
             if edit is not None:
                 self._memory.remove(seq_id, edit.start, edit.end)
@@ -253,13 +256,23 @@ class LlamaCppContext(ContextBase):
                 self._keys_lag = True
                 length -= len(edit.removed)
 
-    def _replay(self, seq_id: int, start: int, tokens: Sequence[int]) -> None:
+    def _replay(self, seq_id: int, start: int, tokens: Sequence[int], positions: NDArray[np.integer]) -> None:
+        done = 0
         for chunk in chunks_of(tokens, self.n_batch):
             batch = TokenBatch(self.n_batch)
-            add_held(batch, chunk, Pos(seq_id, start))
-            for part in parts_of_a_kind(batch, batch.wants_logits, self._model.table_rows):
+            add_held(batch, chunk, Pos(seq_id, start + done))
+            theirs = positions[done : done + len(chunk)]
+            for part in parts_of_a_kind(batch, theirs, batch.wants_logits, self._model.table_rows):
                 self._run_part(part)
-            start += len(chunk)
+            done += len(chunk)
+
+    def _positions(self, batch: Batch) -> NDArray[np.integer]:
+        """What llama.cpp is given as positions, see ``parts_of_a_kind``."""
+        return batch.positions
+
+    def _positions_of(self, tokens: Sequence[int], start: int) -> NDArray[np.integer]:
+        """The same for tokens that are decoded again, the first at ``start``."""
+        return np.arange(start, start + len(tokens))
 
     def _unshare(self, seq_id: int, start: int, end: int, shared_end: int) -> None:
         """Forget [start, end), and give the sequence its own copies of the cells [end, shared_end).

@@ -149,6 +149,12 @@ def is_recurrent(api: Any, model: int) -> bool:
     return bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
 
 
+def has_frames(api: Any, model: int) -> bool:
+    """Whether the model's rows may stand apart in time, height and width."""
+    is_plain = not is_recurrent(api, model) and api.llama_model_n_swa(model) <= 0
+    return is_plain and api.llama_model_rope_type(model) in _MULTI_ROPE
+
+
 def n_llama_sequences(api: Any, model: int, n_seq_max: int) -> int:
     """Sequences that llama.cpp must have for ``Memory`` to offer ``n_seq_max``."""
     if is_recurrent(api, model):

@@ -22,7 +22,9 @@ from slm_core.types import ContextOptions, ModelInfo, Progress
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.context import LlamaCppContext
 from slm_llamacpp.encoder import LlamaCppEncoder
+from slm_llamacpp.framed import FramedContext
 from slm_llamacpp.handle import Handle
+from slm_llamacpp.memory import has_frames
 from slm_llamacpp.options import SPLIT_MODES, LoadOptions, Settings
 from slm_llamacpp.shifts import moves_keys
 from slm_llamacpp.source import is_encoder
@@ -99,10 +101,14 @@ class LlamaCppModel:
     def new_context(self, options: ContextOptions) -> LlamaCppContext | LlamaCppEncoder:
         """Create an empty KV cache; see ``protocols.Model.new_context``."""
         with self._handle.use() as pointer:
-            kind = LlamaCppEncoder if self._is_encoder else LlamaCppContext
-            context = kind(self, self._api, pointer, options, self._settings)
+            context = self._kind(pointer)(self, self._api, pointer, options, self._settings)
             self._contexts.add(context)
             return context
+
+    def _kind(self, pointer: int) -> type[LlamaCppContext | LlamaCppEncoder]:
+        if self._is_encoder:
+            return LlamaCppEncoder
+        return FramedContext if has_frames(self._api, pointer) else LlamaCppContext
 
     def close(self) -> None:
         """Close all contexts and free the weights now; twice is fine.

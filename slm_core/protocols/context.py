@@ -73,7 +73,7 @@ class Context(Protocol):
             DecodeFailed: the engine reported a failure.
             UnsupportedOutput: an encoder, which has no logits.
             UnsupportedInput: embedding rows, spans or offsets, and ``EMBEDDING_INPUT``, ``SPANS`` or ``GRID_POSITIONS``
-                is not declared.
+                is not declared; or rows that do not stand behind those before them, where the engine wants that.
         """
         ...
 
@@ -110,7 +110,7 @@ class Context(Protocol):
         Raises:
             InvalidSequence: dst is not empty, or src and dst are the same.
             InvalidPosition: ``end`` is outside src, or inside a span.
-            ContextFull: storage is not shared and there is no room for the copy.
+            ContextFull: storage is not shared, or not that of the image that ``end`` parts, and there is no room.
         """
         ...
 
@@ -151,7 +151,7 @@ class Context(Protocol):
 
         Raises:
             InvalidSnapshot: the bytes are damaged.
-            SnapshotMismatch: a dump of another model, or one with embedding rows or spans where they are not declared,
+            SnapshotMismatch: a dump of another model, or one with rows, spans or offsets that ``decode`` would refuse,
                 or with spans that are longer than a batch.
             ContextFull: no room.
         """

@@ -1,0 +1,133 @@
+"""A context of a model whose rows may stand apart in time, height and width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.errors import SnapshotMismatch, UnsupportedInput
+from slm_core.inputs import held_inputs, offsets_of
+from slm_core.places import Places, places_of
+from slm_core.protocols import Batch
+from slm_core.types import Capability, ContextOptions
+from slm_llamacpp.batchbuffers import Part
+from slm_llamacpp.context import LlamaCppContext, Rows
+from slm_llamacpp.frames import frame_begin, why_out_of_order
+from slm_llamacpp.memory import CacheKind
+from slm_llamacpp.options import Settings
+
+if TYPE_CHECKING:
+    from slm_llamacpp.model import LlamaCppModel
+
+_UNKNOWN = -1  # how many, while they change
+
+
+class FramedContext(LlamaCppContext):
+    """Token histories whose positions in llama.cpp are places in time.
+
+    Rows of a frame share one, so that a frame is forgotten and shared whole: what is kept of one is decoded again. Keys
+    cannot be moved, so nothing is ever cut out. How many tokens a sequence holds positions do not tell: it is counted.
+
+    Args: see ``LlamaCppContext``.
+    """
+
+    def __init__(
+        self, model: LlamaCppModel, api: Any, model_pointer: int, options: ContextOptions, settings: Settings
+    ) -> None:
+        self._places = Places(lambda seq_id: self._ledger.tokens(seq_id))
+        self._counted: dict[int, int] = {}
+        super().__init__(model, api, model_pointer, options, settings)
+
+    def _inputs(self, model_pointer: int, spans: set[Capability]) -> frozenset[Capability]:
+        found = super()._inputs(model_pointer, spans)
+        takes_offsets = found and self._memory.kind is CacheKind.ATTENTION
+        return found | {Capability.GRID_POSITIONS} if takes_offsets else found
+
+    # What is refused.
+
+    def _check_batch(self, batch: Batch) -> list[int]:
+        found = super()._check_batch(batch)
+        if len(batch.offsets):
+            given = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets)
+            for seq_id in found:
+                own = [given[i] for i in np.flatnonzero(batch.seq_ids == seq_id).tolist()]
+                if (why := why_out_of_order([*self._ledger.tokens(seq_id), *own])) is not None:
+                    raise UnsupportedInput(why)
+        return found
+
+    def _check_dumped_offsets(self, every: Sequence[int]) -> None:
+        super()._check_dumped_offsets(every)
+        if len(offsets_of(every)) and (why := why_out_of_order(every)) is not None:
+            raise SnapshotMismatch(f"in the dump, {why}")
+
+    # Edits.
+
+    def _n_copied_by_fork(self, src: int, end: int) -> int:
+        tokens = self._ledger.tokens(src)
+        return 0 if end == len(tokens) else end - frame_begin(places_of(tokens), end)
+
+    def _engine_fork(self, src: int, dst: int, end: int) -> None:
+        self._sync(src)
+        self._sync(dst)
+        self._check_fork(src, end)
+        tokens, first = self._ledger.tokens(src)[:end], end - self._n_copied_by_fork(src, end)
+        places = places_of(tokens)
+        if first:
+            self._counted[dst] = _UNKNOWN
+            self._memory.share(src, dst, int(places[first - 1, 0]) + 1)
+        self._decode_again(dst, first, tokens, places)
+
+    def _engine_truncate(self, seq_id: int, length: int) -> None:
+        self._sync(seq_id)
+        tokens = self._ledger.tokens(seq_id)
+        places = places_of(tokens)
+        first = frame_begin(places, length)
+        self._counted[seq_id] = _UNKNOWN
+        self._memory.remove(seq_id, int(places[first, 0]))
+        self._decode_again(seq_id, first, tokens[:length], places[:length])
+
+    def _decode_again(self, seq_id: int, first: int, tokens: Sequence[int], places: NDArray[np.int64]) -> None:
+        """Tokens from ``first`` on: what is to be kept of a frame."""
+        try:
+            self._replay(seq_id, first, tokens[first:], places[first:])
+        except BaseException:
+            self._sync(seq_id)
+            raise
+        self._now_holds(seq_id, len(tokens))
+
+    def _engine_drop(self, seq_id: int) -> None:
+        super()._engine_drop(seq_id)
+        self._now_holds(seq_id, 0)
+
+    def _now_holds(self, seq_id: int, length: int) -> None:
+        self._counted[seq_id] = length
+        self._places.forget(seq_id)
+
+    # Steps.
+
+    def _positions(self, batch: Batch) -> NDArray[np.integer]:
+        return self._places.of(batch)
+
+    def _positions_of(self, tokens: Sequence[int], start: int) -> NDArray[np.integer]:
+        return places_of(tokens)  # without cuts there is one run, from the first token on
+
+    def _ran(self, batch: Batch, wants_rows: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:
+        rows = super()._ran(batch, wants_rows, read)
+        for seq_id, n in zip(*np.unique(batch.seq_ids, return_counts=True), strict=True):
+            self._counted[int(seq_id)] = self._ledger.length(int(seq_id)) + int(n)
+        return rows
+
+    def _run_part(self, part: Part) -> None:
+        self._counted |= dict.fromkeys(np.unique(part.seq_ids).tolist(), _UNKNOWN)
+        super()._run_part(part)
+
+    def _sync(self, seq_id: int) -> None:
+        if self._counted.get(seq_id, 0) != self._ledger.length(seq_id):
+            self._rebuild(seq_id)
+
+    def _rebuild(self, seq_id: int) -> None:
+        super()._rebuild(seq_id)
+        self._now_holds(seq_id, self._ledger.length(seq_id))
