@@ -26,8 +26,9 @@ from slm_conformance.families import family_model
 from slm_conformance.family_table import SMALL
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.reference import Reference
+from slm_conformance.references import reference_of
 from slm_conformance.spec import make_backend
-from slm_conformance.state_reference import StateWeights, read_states, reference_of
+from slm_conformance.state_reference import StateWeights, read_states
 from slm_conformance.tolerance import KV_LEVELS, N_SAMPLE, Precision, Tolerance, random_tokens, relative_errors
 from slm_conformance.weights import Weights
 from slm_core.errors import InvalidOption, SlmError, UnsupportedModel

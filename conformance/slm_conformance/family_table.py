@@ -463,5 +463,21 @@ SMALL: dict[str, Family] = {
         | {"block_count": 2, "embedding_length": 48, "ssm.inner_size": 96, "ssm.state_size": 8}
         | {"ssm.time_step_rank": 6},
     ),
+    "small_rwkv7": Family(
+        "rwkv7",
+        {
+            "block_count": 3,
+            "context_length": N_CTX,
+            "embedding_length": 48,
+            "feed_forward_length": 80,
+            "attention.head_count": 0,
+            LAYER: 1e-5,
+            "wkv.head_size": 16,
+            "attention.decay_lora_rank": 10,
+            "attention.iclr_lora_rank": 8,
+            "attention.value_residual_mix_lora_rank": 6,
+            "attention.gate_lora_rank": 14,
+        },
+    ),
 }
 """Likewise, with states, small enough for the whole suite to run on."""

@@ -1,4 +1,4 @@
-"""The oracle of models with states, lfm2 and mamba2, in float64. All is computed anew from what came in.
+"""The oracle of models with states, lfm2 and mamba2, in float64, and what rwkv7's has of it. All is computed anew.
 
 What a sequence leads to is a function of its embedding rows, so that an edit of them is what the contract says it is.
 """
@@ -17,9 +17,6 @@ from slm_conformance.reference import Array, Offset, Reference, Rounding, empty_
 from slm_conformance.weights import Weights, tensor_values
 from slm_core.gguf import GgufFile
 
-STATES = ("lfm2", "mamba2")
-"""The architectures."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateWeights(Weights):
@@ -36,6 +33,8 @@ class StateWeights(Weights):
         block = f"blk.{layer}."
         if (taps := self.tensors.get(f"{block}shortconv.conv.weight")) is not None:
             return _n_remembered(taps)
+        if f"{block}time_mix_key.weight" in self.tensors:
+            return self.shape.n_embd * (2 + self.shape.head_dim)
         if (taps := self.tensors.get(f"{block}ssm_conv1d.weight")) is None:
             return 0
         n_inner: int = self.tensors[f"{block}ssm_out.weight"].shape[1]
@@ -49,7 +48,8 @@ def read_states(path: Path) -> StateWeights:
         tensors = {name: tensor_values(file, info) for name, info in file.tensors.items()}
         arch = file.require("general.architecture", str)
         heads = [len(values) for name, values in tensors.items() if name.endswith("attn_q_norm.weight")]
-        head_dim = heads[0] if heads else 1
+        head_dim = heads[0] if heads else file.get(f"{arch}.wkv.head_size", int, 1)
+        norm = "layer_norm" if f"{arch}.attention.layer_norm_epsilon" in file.metadata else "layer_norm_rms"
         wide, narrow = (
             next((len(v) // head_dim for n, v in tensors.items() if n.endswith(f"attn_{x}.weight")), 0) for x in "qk"
         )
@@ -62,7 +62,7 @@ def read_states(path: Path) -> StateWeights:
             n_kv_heads=narrow,
             head_dim=head_dim,
             rope_freq_base=file.get(f"{arch}.rope.freq_base", float, 1e4),
-            norm_eps=file.require(f"{arch}.attention.layer_norm_rms_epsilon", float),
+            norm_eps=file.require(f"{arch}.attention.{norm}_epsilon", float),
             tied="output.weight" not in file.tensors,
         )
         return StateWeights(shape, tensors, "f32")
@@ -93,7 +93,7 @@ class StateReference(Reference):
         assert not both_ways, "a state knows no tokens behind it"
         assert offsets is None, "no position is in a state"
         self._rows[seq_id] = np.concatenate([self._held(seq_id), x])
-        states = self._rows[seq_id]
+        states = self._entered(self._rows[seq_id])
         for layer in range(self._shape.n_layers):
             states = self._block(layer, states)
         name = "output_norm" if "output_norm.weight" in self._tensors else "token_embd_norm"
@@ -117,6 +117,10 @@ class StateReference(Reference):
 
     def _held(self, seq_id: int) -> Array:
         return self._rows.get(seq_id, np.empty((0, self._shape.n_embd)))
+
+    def _entered(self, rows: Array) -> Array:
+        """What the first block is given."""
+        return rows
 
     def _block(self, layer: int, x: Array) -> Array:
         normed = self._norm(f"blk.{layer}.attn_norm", x)
@@ -176,13 +180,3 @@ def _causal(x: Array, taps: NDArray[np.float32]) -> Array:
 def _silu(x: Array) -> Array:
     made: Array = x / (1 + np.exp(-x))
     return made
-
-
-def reference_of(weights: Weights, **rounding: Rounding) -> Reference:
-    """The reference that runs a model.
-
-    Args:
-        weights: the model.
-        rounding: see ``Reference``.
-    """
-    return (StateReference if isinstance(weights, StateWeights) else Reference)(weights, **rounding)

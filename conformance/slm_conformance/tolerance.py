@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.reference import Array, Reference
-from slm_conformance.state_reference import reference_of
+from slm_conformance.references import reference_of
 from slm_conformance.weights import Weights
 from slm_core.types import KvType
 

@@ -1,4 +1,4 @@
-"""The suite, adopted for the native engine on models with states: one that attends, too, and one of nothing else."""
+"""The suite, adopted for the native engine on models with states: one that attends, too, and two of nothing else."""
 
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.scenarios import *  # noqa: F403
@@ -7,6 +7,6 @@ from slm_conformance.scenarios import *  # noqa: F403
 class Fixtures(BackendFixtures):
     backend = "native"
     required = True
-    models = ("small_lfm2-f32", "small_mamba2-f32")
+    models = ("small_lfm2-f32", "small_mamba2-f32", "small_rwkv7-f32")
     precision = {"f32": "float32"}  # noqa: RUF012
     kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")
