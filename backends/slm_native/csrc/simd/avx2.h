@@ -6,6 +6,7 @@
 namespace SLM_NAMESPACE {
 
 constexpr bool centres = true;
+constexpr bool side_by_side = false;  // Zen 3 asks memory for one line of addresses in advance, hardly for four
 
 // Products of adjacent bytes are added in 16 bits, which holds codes up to 127 (2 * 127 * 127 < 2 ** 15); wider codes
 // are centred first: with magnitudes up to 128 and int8 values from -127 to 127 nothing saturates either.

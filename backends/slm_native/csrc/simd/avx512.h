@@ -7,6 +7,7 @@ namespace SLM_NAMESPACE {
 
 constexpr int lanes = 16;
 constexpr bool centres = false;
+constexpr bool side_by_side = true;
 
 using Chunk = __m512i;
 using Ints = __m512i;

@@ -6,6 +6,7 @@
 namespace SLM_NAMESPACE {
 
 constexpr bool centres = false;
+constexpr bool side_by_side = true;
 
 inline Ints dot_products(Ints sums, __m256i codes, __m256i x) {
 #if defined(__AVXVNNI__)

@@ -9,6 +9,7 @@ namespace SLM_NAMESPACE {
 
 constexpr int lanes = 8;
 constexpr bool centres = true;
+constexpr bool side_by_side = true;
 
 struct Codes { uint8x16_t first, second; };
 using Chunk = Codes;

@@ -7,6 +7,7 @@ namespace SLM_NAMESPACE {
 
 constexpr int lanes = 8;
 constexpr bool centres = true;
+constexpr bool side_by_side = true;
 
 struct Codes { std::uint8_t at[32]; };
 using Chunk = Codes;

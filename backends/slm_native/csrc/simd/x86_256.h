@@ -50,11 +50,17 @@ inline Floats load_bf16(const void* p) {
 }
 inline float half(std::uint16_t bits) { return _cvtsh_ss(bits); }
 
-// Sixteen factors, or eight and what goes with them.
+// Sixteen factors, or eight and what goes with them; in memory, from where one is spread as fast as any.
 struct Scales {
-    __m256 lower, upper;
+    alignas(32) float at[16];
 };
 
+inline Scales as_scales(__m256 lower, __m256 upper) {
+    Scales scales;
+    _mm256_store_ps(scales.at, lower);
+    _mm256_store_ps(scales.at + 8, upper);
+    return scales;
+}
 template <int stride>
 inline __m256 eight_halves(const std::uint8_t* p) {
     const auto at = [&](int i) { return short(read16(p + i * stride)); };
@@ -62,50 +68,50 @@ inline __m256 eight_halves(const std::uint8_t* p) {
 }
 template <int stride>
 inline Scales halves(const std::uint8_t* p) {
-    return {eight_halves<stride>(p), _mm256_setzero_ps()};
+    return as_scales(eight_halves<stride>(p), _mm256_setzero_ps());
 }
 template <int stride>
 inline Scales halves_and_minus(const std::uint8_t* p, const std::uint8_t* q) {
-    return {eight_halves<stride>(p), _mm256_xor_ps(eight_halves<stride>(q), _mm256_set1_ps(-0.0f))};
+    return as_scales(eight_halves<stride>(p), _mm256_xor_ps(eight_halves<stride>(q), _mm256_set1_ps(-0.0f)));
 }
-inline Scales load_scales(const float* p) { return {_mm256_load_ps(p), _mm256_load_ps(p + 8)}; }
+inline Scales load_scales(const float* p) { return as_scales(_mm256_load_ps(p), _mm256_load_ps(p + 8)); }
 inline Scales same_scales(float first, float second) {
-    return {_mm256_blend_ps(_mm256_set1_ps(first), _mm256_set1_ps(second), 0xf0), _mm256_setzero_ps()};
+    return as_scales(_mm256_blend_ps(_mm256_set1_ps(first), _mm256_set1_ps(second), 0xf0), _mm256_setzero_ps());
 }
-inline void store_scales(float* to, Scales a, int n) {
-    _mm256_storeu_ps(to, a.lower);
-    if (n > 8) _mm256_storeu_ps(to + 8, a.upper);
+inline void store_scales(float* to, const Scales& a, int n) {
+    _mm256_storeu_ps(to, _mm256_load_ps(a.at));
+    if (n > 8) _mm256_storeu_ps(to + 8, _mm256_load_ps(a.at + 8));
 }
 
 inline Scales scaled_halves(Sixteen bytes, float first, float second) {
-    return {_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), _mm256_set1_ps(first)),
-            _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_bsrli_si128(bytes, 8))), _mm256_set1_ps(second))};
+    return as_scales(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), _mm256_set1_ps(first)),
+                     _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_bsrli_si128(bytes, 8))), _mm256_set1_ps(second)));
 }
 inline Scales scaled(Sixteen bytes, float factor) { return scaled_halves(bytes, factor, factor); }
 inline Scales scaled_signed(Sixteen bytes, float factor) {
     const __m256 all = _mm256_set1_ps(factor);
-    return {_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), all),
-            _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_bsrli_si128(bytes, 8))), all)};
+    return as_scales(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), all),
+                     _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_bsrli_si128(bytes, 8))), all));
 }
 
-inline Scales times(Scales a, const float* b) {
-    return {_mm256_mul_ps(a.lower, _mm256_load_ps(b)), _mm256_mul_ps(a.upper, _mm256_load_ps(b + 8))};
+inline Scales times(const Scales& a, const float* b) {
+    return as_scales(_mm256_mul_ps(_mm256_load_ps(a.at), _mm256_load_ps(b)), _mm256_mul_ps(_mm256_load_ps(a.at + 8), _mm256_load_ps(b + 8)));
 }
 
 template <int group>
-inline Floats spread(Scales scales, int c) {
-    if constexpr (group == 32) return _mm256_permutevar8x32_ps(scales.lower, _mm256_set1_epi32(c));
-    const __m256i lane = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-    return _mm256_permutevar8x32_ps(c < 4 ? scales.lower : scales.upper, _mm256_add_epi32(lane, _mm256_set1_epi32(2 * (c % 4))));
+inline Floats spread(const Scales& scales, int c) {
+    if constexpr (group == 32) return _mm256_broadcast_ss(scales.at + c);
+    const __m256d two = _mm256_broadcast_sd(reinterpret_cast<const double*>(scales.at + 2 * c));
+    return _mm256_permutevar_ps(_mm256_castpd_ps(two), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
 }
 
 // sums - the upper eight factors * what they meet; sums32 is eight zeros before it.
-inline Floats minus_upper(Scales scales, const float* sum32, Floats sums) {
-    return _mm256_fnmadd_ps(scales.upper, _mm256_load_ps(sum32 + 8), sums);
+inline Floats minus_upper(const Scales& scales, const float* sum32, Floats sums) {
+    return _mm256_fnmadd_ps(_mm256_load_ps(scales.at + 8), _mm256_load_ps(sum32 + 8), sums);
 }
-inline Floats minus_all(Scales scales, const float* b, Floats sums) {
-    sums = _mm256_fnmadd_ps(scales.lower, _mm256_load_ps(b), sums);
-    return _mm256_fnmadd_ps(scales.upper, _mm256_load_ps(b + 8), sums);
+inline Floats minus_all(const Scales& scales, const float* b, Floats sums) {
+    sums = _mm256_fnmadd_ps(_mm256_load_ps(scales.at), _mm256_load_ps(b), sums);
+    return _mm256_fnmadd_ps(_mm256_load_ps(scales.at + 8), _mm256_load_ps(b + 8), sums);
 }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
