@@ -15,12 +15,10 @@ struct MXFP4 {
         return lookup(e2m1_codes, nibbles(span + g * sizeof(Block) + offsetof(Block, qs)));
     }
     static Scales factors(const std::uint8_t* span) {
-        alignas(64) float f[16] = {};
-        for (int g = 0; g < 8; ++g) {  // 2 ** (e - 128), which is subnormal for the two smallest
-            const std::uint32_t e = span[g * sizeof(Block)];
-            f[g] = as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
-        }
-        return load_scales(f);
+        std::uint64_t exponents = 0;
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g) exponents |= std::uint64_t(span[g * sizeof(Block)]) << 8 * g;
+        return halved_powers(sixteen(std::uint32_t(exponents), std::uint32_t(exponents >> 32), 0, 0));
     }
 };
 
@@ -35,13 +33,8 @@ struct NVFP4 {
         return middle_swapped(lookup(e2m1_codes, nibbles(run)));
     }
     static Scales factors(const std::uint8_t* span) {
-        alignas(64) float f[16];
-        for (int g = 0; g < 16; ++g) {
-            const int e4m3 = span[g / 4 * sizeof(Block) + g % 4], exponent = e4m3 >> 3 & 15, mantissa = e4m3 & 7;
-            const float unit = as_float(std::uint32_t(127 - 11 + (exponent ? exponent : 1)) << 23);
-            f[g] = e4m3 == 0x7f ? 0.0f : unit * float(exponent ? 8 + mantissa : mantissa);
-        }
-        return load_scales(f);
+        constexpr std::size_t next = sizeof(Block);
+        return halved_e4m3(sixteen(read32(span), read32(span + next), read32(span + 2 * next), read32(span + 3 * next)));
     }
 };
 

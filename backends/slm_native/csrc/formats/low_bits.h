@@ -24,17 +24,11 @@ struct TQ1_0 {
     static constexpr bool has_min = false;
 
     static Codes codes(const std::uint8_t* span, int g) {
-        std::uint8_t digits[32] = {};  // or gcc 12 loses some of them in a build with -fsanitize=thread
-        if (g < 5) {
-            leading(span, 32, g, digits);
-        } else {
-            const std::uint8_t* rest = span + 32;
-            leading(rest, 16, 2 * (g - 5), digits);
-            if (g < 7) leading(rest, 16, 2 * (g - 5) + 1, digits + 16);
-            else
-                for (int n = 0; n < 4; ++n) leading(span + offsetof(Block, qh), 4, n, digits + 16 + 4 * n);
-        }
-        return load(digits);
+        if (g < 5) return thirds(shifted(load(span), g));
+        const Sixteen rest = load_16(span + 32);
+        if (g < 7) return thirds(joined(shifted(rest, 2 * (g - 5)), shifted(rest, 2 * (g - 5) + 1)));
+        const std::uint32_t first = read32(span + offsetof(Block, qh)), second = tripled(first), third = tripled(second);
+        return thirds(joined(shifted(rest, 4), sixteen(first, second, third, tripled(third))));
     }
     static Scales factors(const std::uint8_t* span) {
         const float scale = half(read16(span + offsetof(Block, d)));
@@ -42,9 +36,15 @@ struct TQ1_0 {
     }
 
 private:
-    static void leading(const std::uint8_t* bytes, int n_bytes, int digit, std::uint8_t* to) {
-        constexpr int powers[5] = {1, 3, 9, 27, 81};
-        for (int i = 0; i < n_bytes; ++i) to[i] = std::uint8_t((bytes[i] * powers[digit] & 255) * 3 >> 8);
+    // Fractions of 256 whose leading digit is that which was `n` places behind it.
+    template <class Vector>
+    static Vector shifted(Vector fractions, int n) {
+        for (int i = 0; i < n; ++i) fractions = times_three(fractions);
+        return fractions;
+    }
+    static std::uint32_t tripled(std::uint32_t four) {
+        const std::uint32_t even = four & 0x00ff00ff, odd = four >> 8 & 0x00ff00ff;
+        return (even * 3 & 0x00ff00ff) | (odd * 3 & 0x00ff00ff) << 8;
     }
 };
 

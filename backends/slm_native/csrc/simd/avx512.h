@@ -98,6 +98,9 @@ inline Scales scaled_halves(Sixteen bytes, float first, float second) {
     return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), factors);
 }
 
+inline Scales halved_powers(Sixteen bytes) { return _mm512_zextps256_ps512(eight_halved_powers(bytes)); }
+inline Scales halved_e4m3(Sixteen bytes) { return _mm512_mul_ps(_mm512_cvtph_ps(e4m3_as_halves(bytes)), _mm512_set1_ps(128)); }
+
 // VNNI multiplies unsigned by signed bytes without saturation: codes of any width will do.
 template <bool wide>
 inline Chunk centred(Chunk codes) {

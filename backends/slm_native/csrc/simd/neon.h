@@ -55,6 +55,13 @@ inline Codes lookup(const std::uint8_t* table, Codes a) {
     const uint8x16_t values = vld1q_u8(table);
     return {vqtbl1q_u8(values, a.first), vqtbl1q_u8(values, a.second)};
 }
+inline uint8x16_t times_three(uint8x16_t a) { return vaddq_u8(a, vaddq_u8(a, a)); }
+inline Codes times_three(Codes a) { return {times_three(a.first), times_three(a.second)}; }
+inline uint8x16_t half_thirds(uint8x16_t a) {
+    const uint8x16_t first = vcgeq_u8(a, vdupq_n_u8(86)), second = vcgeq_u8(a, vdupq_n_u8(171));  // 255 where it is so
+    return vsubq_u8(vdupq_n_u8(0), vaddq_u8(first, second));
+}
+inline Codes thirds(Codes a) { return {half_thirds(a.first), half_thirds(a.second)}; }
 inline void store(std::uint8_t* to, Codes a) {
     vst1q_u8(to, a.first);
     vst1q_u8(to + 16, a.second);
@@ -141,6 +148,7 @@ inline Sixteen sixteen(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::u
     const std::uint32_t words[4] = {a, b, c, d};
     return vreinterpretq_u8_u32(vld1q_u32(words));
 }
+inline Codes joined(Sixteen a, Sixteen b) { return {a, b}; }
 inline Sixteen low_four(Sixteen a) { return vandq_u8(a, vdupq_n_u8(15)); }
 inline Sixteen high_four(Sixteen a) { return vshrq_n_u8(a, 4); }
 inline Sixteen minus_32(Sixteen a) { return vsubq_u8(a, vdupq_n_u8(32)); }
@@ -162,6 +170,22 @@ inline Scales scaled(Sixteen bytes, float factor) { return scaled_halves(bytes, 
 inline Scales scaled_signed(Sixteen bytes, float factor) {
     const int8x16_t values = vreinterpretq_s8_u8(bytes);
     return as_scales(scaled_eight(vget_low_s8(values), factor), scaled_eight(vget_high_s8(values), factor));
+}
+
+inline float32x4_t four_halved_powers(uint16x4_t bytes) {
+    const int32x4_t one = vdupq_n_s32(1), e = vreinterpretq_s32_u32(vmovl_u16(bytes));
+    const int32x4_t tiny = vshlq_s32(vdupq_n_s32(1 << 21), vminq_s32(e, one));  // subnormal, of 0 and 1
+    return vreinterpretq_f32_s32(vmaxq_s32(tiny, vshlq_n_s32(vsubq_s32(e, one), 23)));
+}
+inline Scales halved_powers(Sixteen bytes) {
+    const uint16x8_t wide = vmovl_u8(vget_low_u8(bytes));
+    return as_scales({four_halved_powers(vget_low_u16(wide)), four_halved_powers(vget_high_u16(wide))}, no_floats());
+}
+inline Scales halved_e4m3(Sixteen bytes) {
+    const uint8x16_t none = vceqq_u8(bytes, vdupq_n_u8(127)), number = vbicq_u8(vandq_u8(bytes, vdupq_n_u8(127)), none);
+    const Floats to_half = all(128);  // as halves they are 2 ** -8 times as large
+    return as_scales(mul(from_halves(vshll_n_u8(vget_low_u8(number), 7)), to_half),
+                     mul(from_halves(vshll_n_u8(vget_high_u8(number), 7)), to_half));
 }
 
 // Both sides are signed: codes up to 127 as they are, wider ones centred.

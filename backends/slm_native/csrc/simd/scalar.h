@@ -43,6 +43,11 @@ inline Codes flags(std::uint32_t word) {
     return each<Codes>([&](int i) { return std::uint8_t(word >> i & 1 ? value : 0); });
 }
 inline Codes lookup(const std::uint8_t* table, Codes a) { return each<Codes>([&](int i) { return table[a.at[i]]; }); }
+template <class Vector>
+inline Vector times_three(Vector a) {
+    return each<Vector>([&](int i) { return std::uint8_t(a.at[i] * 3); });
+}
+inline Codes thirds(Codes a) { return each<Codes>([&](int i) { return std::uint8_t(a.at[i] * 3 >> 8); }); }
 inline void store(std::uint8_t* to, Codes a) { __builtin_memcpy(to, &a, sizeof a); }
 
 template <class Format>
@@ -120,6 +125,7 @@ inline Sixteen sixteen(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::u
     const std::uint32_t words[4] = {a, b, c, d};
     return load_16(words);
 }
+inline Codes joined(Sixteen a, Sixteen b) { return each<Codes>([&](int i) { return i < 16 ? a.at[i] : b.at[i - 16]; }); }
 inline Sixteen low_four(Sixteen a) { return each<Sixteen>([&](int i) { return std::uint8_t(a.at[i] & 15); }); }
 inline Sixteen high_four(Sixteen a) { return each<Sixteen>([&](int i) { return std::uint8_t(a.at[i] >> 4); }); }
 inline Sixteen minus_32(Sixteen a) { return each<Sixteen>([&](int i) { return std::uint8_t(a.at[i] - 32); }); }
@@ -129,6 +135,20 @@ inline Scales scaled_halves(Sixteen bytes, float first, float second) {
 inline Scales scaled(Sixteen bytes, float factor) { return scaled_halves(bytes, factor, factor); }
 inline Scales scaled_signed(Sixteen bytes, float factor) {
     return each<Scales>([&](int i) { return float(std::int8_t(bytes.at[i])) * factor; });
+}
+
+inline Scales halved_powers(Sixteen bytes) {
+    return each<Scales>([&](int i) {
+        const std::uint32_t e = bytes.at[i];
+        return i < 8 ? as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23) : 0.0f;  // subnormal for the two smallest
+    });
+}
+inline Scales halved_e4m3(Sixteen bytes) {
+    return each<Scales>([&](int i) {
+        const int exponent = bytes.at[i] >> 3 & 15, mantissa = bytes.at[i] & 7;
+        const float unit = as_float(std::uint32_t(127 - 11 + (exponent ? exponent : 1)) << 23);
+        return bytes.at[i] == 127 ? 0.0f : unit * float(exponent ? 8 + mantissa : mantissa);
+    });
 }
 
 template <bool wide>

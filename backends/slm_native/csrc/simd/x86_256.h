@@ -94,6 +94,14 @@ inline Scales scaled_signed(Sixteen bytes, float factor) {
                      _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_bsrli_si128(bytes, 8))), all));
 }
 
+inline Scales halved_powers(Sixteen bytes) { return as_scales(eight_halved_powers(bytes), _mm256_setzero_ps()); }
+inline Scales halved_e4m3(Sixteen bytes) {
+    const __m256i halves = e4m3_as_halves(bytes);
+    const __m256 to_half = _mm256_set1_ps(128);
+    return as_scales(_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), to_half),
+                     _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)), to_half));
+}
+
 inline Scales times(const Scales& a, const float* b) {
     return as_scales(_mm256_mul_ps(_mm256_load_ps(a.at), _mm256_load_ps(b)), _mm256_mul_ps(_mm256_load_ps(a.at + 8), _mm256_load_ps(b + 8)));
 }
