@@ -81,7 +81,6 @@ inline Scales halves_and_minus(const std::uint8_t* p, const std::uint8_t* q) {
     const __m256 minus = _mm256_xor_ps(eight_halves<stride>(q), _mm256_set1_ps(-0.0f));
     return _mm512_insertf32x8(_mm512_castps256_ps512(eight_halves<stride>(p)), minus, 1);
 }
-inline Scales load_scales(const float* p) { return _mm512_load_ps(p); }
 inline Scales same_scales(float first, float second) {
     return _mm512_mask_blend_ps(0x00f0, _mm512_set1_ps(first), _mm512_set1_ps(second));
 }

@@ -136,7 +136,6 @@ inline Scales halves_and_minus(const std::uint8_t* p, const std::uint8_t* q) {
     const Floats upper = eight_halves<stride>(q);
     return as_scales(eight_halves<stride>(p), {vnegq_f32(upper.first), vnegq_f32(upper.second)});
 }
-inline Scales load_scales(const float* p) { return as_scales(load_floats(p), load_floats(p + 8)); }
 inline Scales same_scales(float first, float second) {
     return as_scales({vdupq_n_f32(first), vdupq_n_f32(second)}, no_floats());
 }

@@ -107,7 +107,6 @@ template <int stride>
 inline Scales halves_and_minus(const std::uint8_t* p, const std::uint8_t* q) {
     return each<Scales>([&](int i) { return i < 8 ? half(read16(p + i * stride)) : -half(read16(q + (i - 8) * stride)); });
 }
-inline Scales load_scales(const float* p) { return each<Scales>([&](int i) { return p[i]; }); }
 inline Scales same_scales(float first, float second) {
     return each<Scales>([&](int i) { return i < 4 ? first : second; });
 }

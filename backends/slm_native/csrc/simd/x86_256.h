@@ -74,7 +74,6 @@ template <int stride>
 inline Scales halves_and_minus(const std::uint8_t* p, const std::uint8_t* q) {
     return as_scales(eight_halves<stride>(p), _mm256_xor_ps(eight_halves<stride>(q), _mm256_set1_ps(-0.0f)));
 }
-inline Scales load_scales(const float* p) { return as_scales(_mm256_load_ps(p), _mm256_load_ps(p + 8)); }
 inline Scales same_scales(float first, float second) {
     return as_scales(_mm256_blend_ps(_mm256_set1_ps(first), _mm256_set1_ps(second), 0xf0), _mm256_setzero_ps());
 }
