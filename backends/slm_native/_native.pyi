@@ -4,6 +4,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+interface: str  # the SHA-256 of this file as it was when the extension was built
+
 def available_isas() -> list[str]: ...
 
 class Weights: ...

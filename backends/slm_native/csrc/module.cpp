@@ -434,6 +434,7 @@ NB_MODULE(_native, module) {
     using namespace slm::python;
     using namespace nb::literals;
     module.doc() = "C++ kernels of the native engine.";
+    module.attr("interface") = SLM_INTERFACE;
     module.def("available_isas", &available_isas,
                "Instruction sets that this build has and this machine can run, the best last.");
     bind_handles(module);
