@@ -16,7 +16,7 @@ from slm_core.errors import BackendUnavailable, InvalidOption, SlmError, Unknown
 from slm_core.types import BackendStatus, DeviceStatus, ModelOptions, ModelSource, Support
 from slm_native import torch_devices
 from slm_native.context import BACKEND
-from slm_native.kernels import HOST_DEVICES, TIERS, KernelChoice, select_kernels, uses_torch
+from slm_native.kernels import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
 from slm_native.model import NativeModel
 from slm_native.paging import Paging
 from slm_native.profile import Profile, find_profile
@@ -74,9 +74,9 @@ class NativeBackend:
         Raises:
             InvalidModelFile: the file is missing or damaged.
         """
-        tuned_types: frozenset[int] = frozenset()
+        tuned: frozenset[int] = frozenset()
         try:
-            tuned_types = select_kernels(device=device).kernels.tuned_types
+            tuned = tuned_types(device)
         except SlmError as error:
             if device not in HOST_DEVICES:
                 return Support(False, str(error))  # on the host another tier may be asked for
@@ -84,7 +84,7 @@ class NativeBackend:
             with open_model(source) as gguf:
                 spec = read_spec(gguf)
                 check_tensors(gguf, spec)
-                is_tuned = tuned_types.issuperset(tensor.ggml_type for tensor in gguf.tensors.values())
+                is_tuned = tuned.issuperset(tensor.ggml_type for tensor in gguf.tensors.values())
         except UnsupportedModel as error:
             return Support(False, str(error))
         kind = "a decoder" if spec.causal else "an encoder"

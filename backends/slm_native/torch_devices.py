@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slm_core import inquiry
+from slm_core.errors import BackendUnavailable
 from slm_core.types import DeviceStatus
 
 _KINDS = ("cuda", "xpu", "mps", "cpu")
@@ -25,6 +27,30 @@ class TorchStatus:
 
     version: str
     devices: tuple[DeviceStatus, ...]
+
+    def named(self, asked: str) -> str:
+        """The device of a name, as torch spells it.
+
+        Raises:
+            BackendUnavailable: see ``spelled``.
+        """
+        return spelled(asked, [device.name for device in self.devices if device.available], self.version)
+
+
+def spelled(asked: str, names: Sequence[str], version: str) -> str:
+    """The one of torch's devices that is meant; "auto" is the first.
+
+    Raises:
+        BackendUnavailable: torch knows no such device, or this machine has none.
+    """
+    if asked == "auto":
+        return names[0]
+    name = f"{asked}:0" if asked in ("cuda", "xpu") else asked
+    if name not in names:
+        raise BackendUnavailable(
+            f"torch {version} has no device {asked!r} on this machine (it has: {', '.join(names)})"
+        )
+    return name
 
 
 def why_missing() -> str | None:

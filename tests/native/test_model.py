@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import weakref
@@ -30,8 +31,6 @@ from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
 from slm_native import _extension, plugin
 from slm_native import backend as native_backend
 from slm_native.backend import NativeBackend
-from slm_native.kernels import KernelChoice
-from slm_native.kernels.reference import ReferenceKernels
 from slm_native.kernels.select import ISA_VARIABLE
 
 MIB = 1 << 20
@@ -107,16 +106,24 @@ def test_it_is_preferred_where_its_kernels_are_fast(path, backend, monkeypatch, 
 
 
 def test_it_is_not_preferred_for_weights_without_kernels(path, backend, monkeypatch):
-    kernels = ReferenceKernels()
-    monkeypatch.setattr(native_backend, "select_kernels", lambda **_: KernelChoice(kernels, "for this test"))
     with GgufFile.open(path) as file:
-        kernels.tuned_types = frozenset(tensor.ggml_type for tensor in file.tensors.values())
-    assert len(kernels.tuned_types) > 1
-    assert backend.supports(path).rank > 50
-    for one in kernels.tuned_types:
-        kernels.tuned_types -= {one}
-        assert backend.supports(path).rank < 50
-        kernels.tuned_types |= {one}
+        types = frozenset(tensor.ggml_type for tensor in file.tensors.values())
+    assert len(types) > 1
+    for tuned in (types, *(types - {one} for one in types)):
+        monkeypatch.setattr(native_backend, "tuned_types", lambda device, tuned=tuned: tuned)
+        assert (backend.supports(path).rank > 50) == (tuned == types)
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_it_is_asked_without_making_kernels(path, device):
+    """A kernel set starts threads, and the torch tier's takes memory of a GPU."""
+    code = (
+        "import pathlib, sys; from slm_native.backend import NativeBackend; from slm_native.kernels import cpu;"
+        "cpu.CpuKernels = None;"
+        f"NativeBackend().supports(pathlib.Path({str(path)!r}), {device!r});"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_it_does_not_support_other_devices_and_models(tmp_path, backend, path):

@@ -22,7 +22,7 @@ from slm_native.kernels.parameters import (
 from slm_native.kernels.primitives import FixedShape, FloatArray, FusedBlocks
 from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv
 from slm_native.kernels.rwkv import ChannelMix, LowRank, Rwkv7
-from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, uses_torch
+from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
 
 __all__ = [
     "HOST_DEVICES",
@@ -55,5 +55,6 @@ __all__ = [
     "Weight",
     "WeightBytes",
     "select_kernels",
+    "tuned_types",
     "uses_torch",
 ]

@@ -93,8 +93,6 @@ class Primitives(ABC):
     """What keys and values are stored in where no type is asked for."""
     kv_types: tuple[KvType, ...] = tuple(KvType)
     """What they can be stored in."""
-    tuned_types: frozenset[int] = frozenset()
-    """Types of weights, by ggml's numbers, whose products were measured to be as fast as other engines' or faster."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -81,6 +81,27 @@ def select_kernels(
     return _host(tier, n_threads, DEFAULT_EXPANDED_BYTES if expanded_bytes is None else expanded_bytes)
 
 
+def tuned_types(device: str = "auto") -> frozenset[int]:
+    """Types of weights, by ggml's numbers, whose products on a device were measured beside other engines'.
+
+    Makes no kernel set: no thread starts, and torch is asked in another process.
+
+    Raises:
+        InvalidOption: ``SLM_NATIVE_ISA`` is unknown or missing.
+        BackendUnavailable: no such device, or what computes on it is missing or broken.
+    """
+    if uses_torch("auto", device):
+        _check_torch(f"device {device!r} is torch's")
+        torch_devices.ask().named(device)
+        return frozenset()
+    isa = _host_isa("auto")
+    if _extension.why_missing() is not None:
+        return frozenset()
+    from slm_native.kernels import cpu
+
+    return cpu.tuned_types(isa)
+
+
 def uses_torch(tier: str, device: str) -> bool:
     """Whether the torch tier computes."""
     return tier == "torch" or (tier == "auto" and device not in HOST_DEVICES)
@@ -89,14 +110,20 @@ def uses_torch(tier: str, device: str) -> bool:
 def _host(tier: str, n_threads: int | None, expanded_bytes: int) -> KernelChoice:
     if tier == "reference":
         return _reference(n_threads, expanded_bytes, "the reference tier was asked for")
+    isa = _host_isa(tier)
+    if (missing := _extension.why_missing()) is not None:
+        return _reference(n_threads, expanded_bytes, f"the C++ extension is missing: {missing}")
+    return _cpu(isa, n_threads, expanded_bytes)
+
+
+def _host_isa(tier: str) -> str | None:
+    """The instruction set that is forced; refuses what asks for an extension that there is not."""
     isa = os.environ.get(ISA_VARIABLE) or None
     missing = _extension.why_missing()
-    if missing is None:
-        return _cpu(isa, n_threads, expanded_bytes)
-    if tier == "cpu" or isa:
+    if missing is not None and (tier == "cpu" or isa):
         asked = f"{ISA_VARIABLE}={isa}" if isa else "tier 'cpu'"
         raise BackendUnavailable(f"{asked} needs the C++ extension, which is missing: {missing}")
-    return _reference(n_threads, expanded_bytes, f"the C++ extension is missing: {missing}")
+    return isa
 
 
 def _reference(n_threads: int | None, expanded_bytes: int, reason: str) -> KernelChoice:
@@ -118,8 +145,7 @@ def _cpu(isa: str | None, n_threads: int | None, expanded_bytes: int) -> KernelC
 
 def _torch(tier: str, device: str, options: tuple[str, int, Profile, Any]) -> KernelChoice:
     asked = "the torch tier was asked for" if tier == "torch" else f"device {device!r} is torch's"
-    if (missing := torch_devices.why_missing()) is not None:
-        raise BackendUnavailable(f"{asked}: {missing}")
+    _check_torch(asked)
     try:
         from slm_native.kernels.torch.kernels import TorchKernels
     except (ImportError, OSError) as error:
@@ -136,3 +162,8 @@ def _torch(tier: str, device: str, options: tuple[str, int, Profile, Any]) -> Ke
     from slm_native.kernels.torch.triton.kernels import TritonKernels
 
     return KernelChoice(TritonKernels(device, *options), f"{asked}; triton is installed")
+
+
+def _check_torch(asked: str) -> None:
+    if (missing := torch_devices.why_missing()) is not None:
+        raise BackendUnavailable(f"{asked}: {missing}")

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from slm_core.errors import BackendUnavailable, InvalidOption
+from slm_core.errors import InvalidOption
+from slm_native import torch_devices
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,14 +50,7 @@ def choose_device(asked: str) -> torch.device:
         BackendUnavailable: torch knows no such device, or this machine has none.
     """
     names = [device.name for device in devices()]
-    if asked == "auto":
-        return torch.device(names[0])
-    name = f"{asked}:0" if asked in ("cuda", "xpu") else asked
-    if name not in names:
-        raise BackendUnavailable(
-            f"torch {torch.__version__} has no device {asked!r} on this machine (it has: {', '.join(names)})"
-        )
-    return torch.device(name)
+    return torch.device(torch_devices.spelled(asked, names, torch.__version__))
 
 
 def best_dtype(device: torch.device) -> torch.dtype:
