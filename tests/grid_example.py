@@ -15,8 +15,12 @@ from slm_core.protocols import Context
 from slm_core.types import EMBEDDED, Pos
 
 SECTIONS = [3, 3, 2]
-KINDS = {"qwen2vl": "Qwen2VL", "qwen3vl": "Qwen3VL"}
-"""Families, and what their classes in transformers are called."""
+KINDS = {
+    "qwen2vl": ("qwen2_vl", "Qwen2VL"),
+    "qwen3vl": ("qwen3_vl", "Qwen3VL"),
+    "qwen3vlmoe": ("qwen3_vl_moe", "Qwen3VLMoe"),
+}
+"""Families, and what their modules and classes in transformers are called."""
 GRIDS = {20: (1, 4, 6), 60: (3, 2, 3)}  # where an image begins, and a video: frames, rows, columns
 N = 100
 
@@ -50,7 +54,7 @@ def make_example(folder: Path, family: str, given: Sequence[int]) -> Example:
         places = np.concatenate([places, places.max() + 1 + grid])
         offsets[begin:end], tokens[begin:end] = grid, [EMBEDDED] * len(grid)
     rows = np.random.default_rng(8).standard_normal((N, subject.model.config.hidden_size)).astype(np.float32)
-    expected = transformers_logits(subject.model, KINDS[family], tokens, rows, with_text(places, N))
+    expected = transformers_logits(subject.model, family, tokens, rows, with_text(places, N))
     return Example(subject.path, tokens, rows, offsets, expected)
 
 
@@ -60,14 +64,14 @@ def with_text(places: Rows, n: int) -> Rows:
     return np.concatenate([places, np.repeat(np.arange(first, first + n - len(places)), 3).reshape(-1, 3)])
 
 
-def transformers_logits(model: Any, kind: str, tokens: Sequence[int], rows: Rows, places: Rows) -> Rows:
+def transformers_logits(model: Any, family: str, tokens: Sequence[int], rows: Rows, places: Rows) -> Rows:
     """Of the text model that sees images, with the weights of the one that does not."""
+    module, kind = KINDS[family]
     stated = model.config.to_dict() | {"model_type": None}
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": SECTIONS, "mrope_interleaved": True}
     config = getattr(transformers, f"{kind}TextConfig")(**stated | {"rope_parameters": rope})
     config._attn_implementation = "eager"
-    body = getattr(transformers.models, kind.lower().replace("vl", "_vl"))
-    text = getattr(body, f"{kind}TextModel")(config).eval()
+    text = getattr(getattr(transformers.models, module), f"{kind}TextModel")(config).eval()
     text.load_state_dict(model.model.state_dict())
     x = torch.from_numpy(rows.copy())
     given = torch.tensor(tokens) != EMBEDDED

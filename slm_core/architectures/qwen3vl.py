@@ -13,7 +13,15 @@ def spec(keys: Keys) -> ModelSpec:
 
     Models that add further rows of an image in their first blocks are read as the qwen3 that they are for text.
     """
-    whole = qwen3.spec(keys)
+    return in_turns(keys, qwen3.spec(keys))
+
+
+def in_turns(keys: Keys, whole: ModelSpec) -> ModelSpec:
+    """``whole``, its pairs turned by the three in turns; as it is where blocks add further rows of an image.
+
+    Raises:
+        InvalidModelFile: the sections do not add up to a head's pairs.
+    """
     time, height, width = read_sections(keys, whole)
     if keys.count("n_deepstack_layers", 0):
         return whole

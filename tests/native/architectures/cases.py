@@ -481,6 +481,7 @@ CASES: dict[str, Case | str] = {
         note=f"{TEXT_ALONE}; llama.cpp 0.3.36 ignores the epsilon of its norms, which is 0 here",
     ),
     "qwen3vl": _case("Qwen3", note=TEXT_ALONE),
+    "qwen3vlmoe": _case("Qwen3Moe", halved, **_EXPERTS, moe_intermediate_size=64, norm_topk_prob=True, note=TEXT_ALONE),
     "mamba": _case("Mamba", TIED, *_STATES, **_MAMBA),
     "falcon_mamba": _case(
         "FalconMamba", *_STATES, **_MAMBA, mixer_rms_eps=1e-5, note="files hold one epsilon for all norms"
