@@ -81,6 +81,24 @@ class Transposed:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsOf:
+    """Matrices with rows of so many numbers, which some directories have as (out, in) and others as (in, out)."""
+
+    n: int
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """That of (out, in)."""
+        _check(len(shape) >= 2 and self.n in shape[-2:], f"neither rows nor columns of {self.n}")
+        _check(shape[-2] != shape[-1], "square, so that (out, in) is not told from (in, out)")
+        return shape if shape[-1] == self.n else Transposed().shape(shape)
+
+    def values(self, array: Array) -> Array:
+        """Likewise."""
+        return array if array.shape[-1] == self.n else Transposed().values(array)
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """One of ``n_parts`` along an axis: the ``index``-th piece, or every ``n_parts``-th from there."""
 

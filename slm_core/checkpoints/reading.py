@@ -80,8 +80,9 @@ def recipe_of(config: Config) -> Recipe:
         )
     _check_task(config)
     _check_quantization(config)
-    for name in ("is_encoder_decoder", "add_cross_attention"):
-        config.only(name, False)
+    for about in [config, *([config.part("text_config")] if "text_config" in config else [])]:
+        about.only("is_encoder_decoder", False)
+        about.only("add_cross_attention", False)
     module = importlib.import_module(f"{families.__name__}.{kind}")
     found = cast("Callable[[Config], Recipe]", module.recipe)(config)
     config.refuse_others()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from slm_core.checkpoints.config import Config
-from slm_core.checkpoints.decoder import ATTENTION, GATED, HEAD_NORMS, NORMS, SILU, decoder, read_sizes
+from slm_core.checkpoints.decoder import ATTENTION, GATED, HEAD_NORMS, NORMS, SILU, Sizes, decoder, read_sizes
 from slm_core.checkpoints.families.qwen2_vl import IMAGES, in_sections, text_alone
-from slm_core.checkpoints.recipe import Recipe
+from slm_core.checkpoints.recipe import Parts, Recipe
+from slm_core.gguf import PlainValue
 
 _N_DEEP = 3  # of transformers' class, as are the sections
 _SECTIONS = (24, 20, 20)
@@ -13,14 +16,29 @@ _SECTIONS = (24, 20, 20)
 
 def recipe(config: Config) -> Recipe:
     """Read the text model of a qwen3_vl, and how many of its first blocks add further rows of an image."""
+    sizes = read_sizes(config.part("text_config"), num_key_value_heads=32, head_dim=128)
+    return text_model(config, "qwen3vl", sizes, GATED, {})
+
+
+def text_model(
+    config: Config, architecture: str, sizes: Sizes, feed_forward: Parts, metadata: Mapping[str, PlainValue]
+) -> Recipe:
+    """The text model, and what all of Qwen3-VL's have in common.
+
+    Args:
+        config: of the whole.
+        architecture: as GGUF files name it.
+        sizes: of the text model.
+        feed_forward: the tensors of such a layer.
+        metadata: what the file says of it.
+    """
     config.neutral(*IMAGES)
     vision, text = config.aside("vision_config"), config.part("text_config")
     n_deep = len(vision.integers("deepstack_visual_indexes")) if "deepstack_visual_indexes" in vision else _N_DEEP
-    sizes = read_sizes(text, num_key_value_heads=32, head_dim=128)
     text.only("hidden_act", *SILU)
     text.only("attention_bias", False)
     text.neutral("tie_word_embeddings")
-    block = ATTENTION | HEAD_NORMS | GATED | NORMS
+    block = {**ATTENTION, **HEAD_NORMS, **NORMS, **feed_forward}
     positions = in_sections(text, sizes.head_dim, 5e5, _SECTIONS, interleaved=True)
-    metadata = {"n_deepstack_layers": n_deep}
-    return text_alone(decoder(config, "qwen3vl", sizes, block, positions, tied=False, metadata=metadata))
+    keys = {"n_deepstack_layers": n_deep, **metadata}
+    return text_alone(decoder(config, architecture, sizes, block, positions, tied=False, metadata=keys))

@@ -23,11 +23,16 @@ CLASSES = {
     if not isinstance(case, str)
 }
 KINDS = sorted(CLASSES.keys() & set(family_names()))
+TEXTS = {"qwen3_vl": transformers.Qwen3VLTextConfig, "qwen3_vl_moe": transformers.Qwen3VLMoeTextConfig}
+"""Those of models that see images, which lie in a configuration of the whole."""
+CLASSES |= TEXTS
 
 
 def told(stated: dict[str, Any]) -> tuple[Any, ...]:
     """All that is made of a configuration."""
-    recipe = recipe_of(Config(Path("config.json"), stated))
+    kind = next((name for name, each in TEXTS.items() if each.model_type == stated["model_type"]), None)
+    whole = stated if kind is None else {"model_type": kind, "text_config": stated}
+    recipe = recipe_of(Config(Path("config.json"), whole))
     tables = {name: table.tobytes() for name, table in recipe.tables.items()}
     return recipe.architecture, dict(recipe.metadata), recipe.model, list(recipe.blocks), tables, recipe.unused
 
@@ -51,7 +56,7 @@ def spelled_out(kind: str, **settings: Any) -> dict[str, Any]:
     return dict(CLASSES[kind](**chosen).to_dict())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *TEXTS])
 def test_a_key_that_is_left_out_is_the_classs_default(kind):
     """Leave out each in turn: what is made of the rest is what is made of the default, or the key is asked for."""
     whole = spelled_out(kind)
@@ -77,18 +82,18 @@ def test_a_key_that_is_left_out_is_the_classs_default(kind):
             )
             continue
         if isinstance(found, str):
-            assert re.search(rf"'({key}|rope_\w+\.\w+)' is missing", found), f"without {key!r}: {found}"
+            assert re.search(rf"'(text_config\.)?({key}|rope_\w+\.\w+)' is missing", found), f"without {key!r}: {found}"
             continue
         assert found == wanted, f"{key!r} is taken for something else where it is missing"
         compared += 1
     assert compared > len(whole) // 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *TEXTS])
 def test_every_key_of_the_class_is_read_or_refused(kind):
     """What transformers may act on is known here: with every key spelled out, nothing is unknown."""
     told(spelled_out(kind))
-    with pytest.raises(UnsupportedModel, match="'abacus' is 3, which is unknown here"):
+    with pytest.raises(UnsupportedModel, match=r"'(text_config\.)?abacus' is 3, which is unknown here"):
         told({**spelled_out(kind), "abacus": 3})
 
 

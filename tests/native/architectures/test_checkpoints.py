@@ -170,7 +170,7 @@ def _by_other_names(kind: str, found: dict[str, torch.Tensor], names: dict[str, 
 def test_every_kind_of_directory_is_tested():
     """But for those that wrap another, RWKV-7 and encoders, which have tests of their own."""
     kinds = {getattr(transformers, CASES[name].config).model_type for name in READ}
-    images = {"gemma3", "gemma3n", "gemma4", "llama4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
+    images = {"gemma3", "gemma3n", "gemma4", "llama4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}
     apart = images | {"bert", "modernbert", "nomic_bert", "rwkv7"}
     assert set(family_names()) - kinds == apart | OF_OTHER_CODE.keys()
 
@@ -403,10 +403,11 @@ def test_the_text_model_of_qwen2_vl(tmp_path, nested):
         assert read_spec(directory) == read_spec(file)
 
 
+@pytest.mark.parametrize("family", ["qwen3vl", "qwen3vlmoe"])
 @pytest.mark.parametrize("n_deep", [0, 2])
-def test_the_text_model_of_qwen3_vl(tmp_path, load, tokens, assert_close, n_deep):
+def test_the_text_model_of_qwen3_vl(tmp_path, load, tokens, assert_close, family, n_deep):
     """As transformers saves the whole model. Blocks that add rows of images leave text as it is, and refuse a grid."""
-    subject = make_subject(tmp_path, "qwen3vl")
+    subject = make_subject(tmp_path, family)
     whole = _that_sees(subject.model, n_deep)
     folder = save_directory(whole, tmp_path / "hf")
     with Checkpoint(folder) as directory, GgufFile.open(subject.path) as file:
@@ -420,15 +421,54 @@ def test_the_text_model_of_qwen3_vl(tmp_path, load, tokens, assert_close, n_deep
         assert_close(native_logits(context, tokens, [N_TOKENS]), transformers_logits(whole, tokens), BOUND)
 
 
+def test_experts_of_qwen3_vl_lie_either_way(tmp_path, load, tokens, assert_close):
+    """Published directories have them (in, out), with a key more; transformers 5 reads those, and saves (out, in)."""
+    whole = _that_sees(make_subject(tmp_path, "qwen3vlmoe").model, 2)
+    folder = save_directory(whole, tmp_path / "hf")
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def published(found):
+        shapes.update({name.rsplit(".", 1)[-1]: each.shape for name, each in found.items() if ".experts." in name})
+        return {name: each.swapaxes(1, 2) if ".experts." in name else each for name, each in found.items()}
+
+    change_tensors(folder, published)
+    assert shapes == {"gate_up_proj": (7, 2 * 64, 288), "down_proj": (7, 288, 64)}, "transformers saves them otherwise"
+    change_config(folder, lambda stated: stated | {"text_config": stated["text_config"] | {"norm_topk_prob": True}})
+    again = transformers.Qwen3VLMoeForConditionalGeneration.from_pretrained(folder)
+    wanted = transformers_logits(again, tokens)
+    assert_close(transformers_logits(whole, tokens), wanted, BOUND)
+    with load(folder).new_context(OPTIONS) as context:
+        assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("down_proj", (7, 288, 65), "neither rows nor columns of 64"),
+        ("gate_up_proj", (7, 288, 288), "is not told from"),
+        ("gate_up_proj", (7, 126, 288), r"not \(7, 64, 288\)"),
+    ],
+)
+def test_other_experts_of_qwen3_vl_are_refused(tmp_path, load, name, shape, message):
+    folder = save_directory(_that_sees(make_subject(tmp_path, "qwen3vlmoe").model, 2), tmp_path / "hf")
+    there = f"model.language_model.layers.1.mlp.experts.{name}"
+    change_tensors(folder, lambda found: {**found, there: torch.ones(shape)})
+    with pytest.raises(InvalidModelFile, match=message) as raised:
+        load(folder)
+    assert "\n" not in str(raised.value)
+
+
 def _that_sees(model: Any, n_deep: int) -> Any:
     """A model that sees images, with the weights of one that does not."""
-    known = transformers.Qwen3VLTextConfig().to_dict().keys() - {"model_type"}
+    kind = {"qwen3": "Qwen3VL", "qwen3_moe": "Qwen3VLMoe"}[model.config.model_type]
+    known = getattr(transformers, f"{kind}TextConfig")().to_dict().keys() - {"model_type"}
     stated = {key: value for key, value in model.config.to_dict().items() if key in known}
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
     sees = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "num_position_embeddings": 16}
     sees |= {"out_hidden_size": stated["hidden_size"], "deepstack_visual_indexes": list(range(n_deep))}
-    config = transformers.Qwen3VLConfig(text_config=stated | {"rope_parameters": rope}, vision_config=sees)
-    whole = transformers.Qwen3VLForConditionalGeneration(config).eval()
+    about = {"text_config": stated | {"rope_parameters": rope}, "vision_config": sees}
+    config = getattr(transformers, f"{kind}Config")(**about)
+    whole = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     whole.model.language_model.load_state_dict(model.model.state_dict())
     whole.lm_head.load_state_dict(model.lm_head.state_dict())
     return whole
