@@ -13,6 +13,7 @@ from slm_conformance.faults import fault
 from slm_conformance.toy_context import ToyContext
 from slm_core.chat import Session, session_dump
 from slm_core.chat.decoded import DecodedSequence
+from slm_core.chat.marks import Mark, Marks
 from slm_core.errors import ContextFull
 from slm_core.types import EditLevel
 
@@ -43,7 +44,7 @@ def AppendsThenChecks(whole: Any, session: Session, tokens: Sequence[int]) -> No
 def MarksServeOnce(whole: Any, session: Session, mark: Any) -> None:
     """A mark that was used is gone."""
     whole(session, mark)
-    del session._marks[mark]
+    del session._marks._places[mark]
 
 
 @fault("TestSession::test_rollback")
@@ -60,18 +61,16 @@ class ReplayKeepsTheTail(Above):
         """Nothing can be truncated, so leave it."""
 
 
-@breaks("TestSession::test_marks_that_are_stale_or_foreign", Session, "truncate")
-def StaleMarksStay(whole: Any, session: Session, length: int) -> None:
+@breaks("TestSession::test_marks_that_are_stale_or_foreign", Marks, "truncate")
+def StaleMarksStay(whole: Any, marks: Marks, length: int) -> None:
     """A mark stays good when its place is taken back, and stands for the end."""
-    marks = dict(session._marks)
-    whole(session, length)
-    session._marks.update({mark: min(place, length) for mark, place in marks.items()})
+    marks.bring_back({mark: min(place, length) for mark, place in marks.places().items()})
 
 
-@breaks("TestSession::test_marks_that_are_stale_or_foreign", Session, "_place")
-def AnyonesMarks(whole: Any, session: Session, mark: Any) -> int:
+@breaks("TestSession::test_marks_that_are_stale_or_foreign", Marks, "place")
+def AnyonesMarks(whole: Any, marks: Marks, mark: Mark) -> int:
     """A mark of another session is taken for one's own."""
-    return int(whole(mark._session(), mark))
+    return int(whole(mark._marks(), mark))
 
 
 @breaks("TestSession::test_remove_exactly", Session, "remove_span")
@@ -87,8 +86,8 @@ def RemovesAlwaysExactly(whole: Any, session: Session, start: Any, end: Any, *, 
     return whole(session, start, end, exact=True)
 
 
-@breaks("TestSession::test_marks_after_a_removal", Session, "_move_marks")
-def MarksStayBehind(whole: Any, session: Session, start: int, end: int) -> None:
+@breaks("TestSession::test_marks_after_a_removal", Marks, "remove")
+def MarksStayBehind(whole: Any, marks: Marks, start: int, end: int) -> None:
     """Marks are not moved when something before them is cut out."""
 
 
@@ -128,12 +127,12 @@ def DumpWithoutPendingText(whole: Any, state: Any) -> bytes:
 @contextlib.contextmanager
 def DetoursForgetMarks(whole: Any, session: Session) -> Iterator[Session]:
     """A detour in the session itself costs the marks behind the place where it turned off."""
-    before = dict(session._marks)
+    before = session._marks.places()
     with whole(session) as elsewhere:
         yield elsewhere
-        lost = [mark for mark in before if elsewhere is session and mark not in session._marks]
+        lost = [mark for mark in before if elsewhere is session and mark not in session._marks.places()]
     for mark in lost:
-        del session._marks[mark]
+        del session._marks._places[mark]
 
 
 @breaks("TestSession::test_close", Session, "_check_open")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from slm_core.chat.session_dump import OwnSampler, UnfinishedAnswer, restore_constraint
-from slm_core.constraints import GrammarConstraint
+from slm_core.constraints import GrammarConstraint, Spec, compile  # noqa: A004  (as in re.compile)
 from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation import Control, Generation
 from slm_core.generation.loop import Progress
@@ -13,7 +14,7 @@ from slm_core.generation.shifting import ShiftingSource, TokenShift
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.speculation.source import SpeculativeSource
 from slm_core.generation.top import TopChoice, top_choice
-from slm_core.protocols import Constraint, Sampler
+from slm_core.protocols import Constraint, Sampler, Vocab
 from slm_core.sampling import SamplerChain
 from slm_core.types import Capability
 
@@ -31,6 +32,20 @@ def check_kind(name: str, given: object, kind: type, *others: type) -> None:
         raise InvalidOption(
             f"{name}={given!r} (accepted: {' or '.join(each.__name__ for each in (kind, *others))}, None)"
         )
+
+
+def own_constraint(given: Constraint | Spec | None, vocab: Vocab) -> Constraint | None:
+    """A constraint that nobody else moves on: a spec is compiled, a constraint copied.
+
+    Raises:
+        InvalidOption: neither.
+        ConstraintError: the spec is invalid or unsupported.
+    """
+    if isinstance(given, Spec):
+        return compile(given, vocab)
+    if isinstance(given, str | Mapping):
+        raise InvalidOption(f"constraint={given!r} (accepted: a spec, such as Regex(...) or JsonSchema(...))")
+    return None if given is None else given.clone()
 
 
 def check_source(speculation: Speculation | None, shift: TokenShift | None) -> None:

@@ -3,20 +3,66 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-if TYPE_CHECKING:
-    from slm_core.chat.session import Session
+from slm_core.errors import InvalidMark
 
 
 class Mark:
     """A place in a session to come back to. Opaque; made by ``Session.mark``."""
 
-    __slots__ = ("__weakref__", "_session")
+    __slots__ = ("__weakref__", "_marks")
 
-    def __init__(self, session: Session) -> None:
-        self._session = weakref.ref(session)
+    def __init__(self, marks: Marks) -> None:
+        self._marks = weakref.ref(marks)
 
-    def belongs_to(self, session: Session) -> bool:
-        """Whether ``session`` made it."""
-        return self._session() is session
+    def is_one_of(self, marks: Marks) -> bool:
+        """Whether they are those of the session that made it."""
+        return self._marks() is marks
+
+
+class Marks:
+    """The marks of one session, and where in its history they stand; those that nobody holds are forgotten."""
+
+    def __init__(self) -> None:
+        self._places: weakref.WeakKeyDictionary[Mark, int] = weakref.WeakKeyDictionary()
+
+    def add(self, place: int) -> Mark:
+        """A mark that stands before the token at ``place``."""
+        mark = Mark(self)
+        self._places[mark] = place
+        return mark
+
+    def place(self, mark: Mark) -> int:
+        """Where a mark stands.
+
+        Raises:
+            InvalidMark: of another session, or stale.
+        """
+        if not mark.is_one_of(self):
+            raise InvalidMark("the mark is of another session")
+        if mark not in self._places:
+            raise InvalidMark("the mark is stale: what it marked was taken away since")
+        return self._places[mark]
+
+    def places(self) -> dict[Mark, int]:
+        """Where all of them stand now, for ``bring_back``."""
+        return dict(self._places)
+
+    def bring_back(self, places: Mapping[Mark, int]) -> None:
+        """Make marks stand where they stood."""
+        self._places.update(places)
+
+    def truncate(self, length: int) -> None:
+        """The history ends at ``length``: marks behind it are stale."""
+        for mark, place in self.places().items():
+            if place > length:
+                del self._places[mark]
+
+    def remove(self, start: int, end: int) -> None:
+        """[start, end) is gone from the history: marks within are stale, those behind move."""
+        for mark, place in self.places().items():
+            if start < place < end:
+                del self._places[mark]
+            elif place >= end:
+                self._places[mark] = place - (end - start)

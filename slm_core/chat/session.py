@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -13,17 +12,18 @@ from numpy.typing import NDArray
 
 from slm_core.chat import answers, branching, session_dump
 from slm_core.chat.decoded import DecodedSequence
-from slm_core.chat.marks import Mark
+from slm_core.chat.marks import Mark, Marks
 from slm_core.chat.prompt import encode_segments
 from slm_core.chat.sequences import claim, free_sequences, release
-from slm_core.constraints import Spec, compile  # noqa: A004  (as in re.compile)
-from slm_core.errors import ContextClosed, ContextFull, InvalidMark, InvalidOption, SessionError
+from slm_core.constraints import Spec
+from slm_core.errors import ContextClosed, ContextFull, InvalidMark, SessionError
 from slm_core.generation import BeamAnswer, Beams, Brake, CompletionEvent, Completions, Control, Event, Generation
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.loop import Progress
 from slm_core.generation.scoring import Score, checked_top
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import Speculation
+from slm_core.generation.speculation.lookup import common_prefix
 from slm_core.generation.top import Row
 from slm_core.protocols import Constraint, Context, Sampler, Vocab
 from slm_core.sampling import SamplerChain, Sampling
@@ -63,7 +63,7 @@ class Session:
         self._sampler = SamplerChain.for_vocab(self.sampling, vocab)
         self._tokens: list[int] = []
         self._decoded = DecodedSequence(context, self.seq_id)
-        self._marks: weakref.WeakKeyDictionary[Mark, int] = weakref.WeakKeyDictionary()
+        self._marks = Marks()
         self._generation: Generation | None = None
         self._closed = False
 
@@ -173,7 +173,7 @@ class Session:
                 self._generation.draft_with(speculation)
             return self._generation.resume(brakes, timeout=timeout, on_event=on_event, progress=progress)
         seconds = checked_timeout(timeout)
-        rule = self._own_constraint(constraint)
+        rule = answers.own_constraint(constraint, self.vocab)
         self._abandon()
         self._decoded.settle()
         options = sampling if sampling is not None else self.sampling
@@ -260,7 +260,7 @@ class Session:
         """
         self._check_settled()
         answers.check_kind("beams", beams, Beams)
-        rule = self._own_constraint(constraint)
+        rule = answers.own_constraint(constraint, self.vocab)
         return branching.beam_search(self, beams or Beams(), rule, cancelled, progress, special=special)
 
     def completions(
@@ -301,7 +301,8 @@ class Session:
         """
         self._check_settled()
         answers.check_kind("sampling", sampling, Sampling)
-        options, rule = sampling if sampling is not None else self.sampling, self._own_constraint(constraint)
+        options = sampling if sampling is not None else self.sampling
+        rule = answers.own_constraint(constraint, self.vocab)
         plan = branching.Plan(options, rule, special=special, timeout=checked_timeout(timeout))
         return branching.completions(self, n, best_of, plan, Control(tuple(brakes), None, progress), on_event)
 
@@ -356,7 +357,7 @@ class Session:
             ContextFull: no room; nothing changed.
         """
         self._check_settled()
-        common = _common_prefix(self._tokens, tokens)
+        common = common_prefix(self._tokens, tokens)
         kept = min(common, self._n_held)
         needed, free = len(tokens) - kept, self.context.n_free + self._n_held - kept
         if needed > free:
@@ -371,9 +372,7 @@ class Session:
     def mark(self) -> Mark:
         """Remember this place. Marks after it go stale when the history before them is taken away."""
         self._check_open()
-        mark = Mark(self)
-        self._marks[mark] = len(self._tokens)
-        return mark
+        return self._marks.add(len(self._tokens))
 
     def rollback(self, mark: Mark) -> None:
         """Forget everything after a mark; any number of times.
@@ -382,7 +381,7 @@ class Session:
             InvalidMark: of another session, or stale.
         """
         self._check_open()
-        self.truncate(self._place(mark))
+        self.truncate(self._marks.place(mark))
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens.
@@ -398,9 +397,7 @@ class Session:
         if length < self._n_held:
             self._decoded.forget_from(length)
         self._edited(self._tokens[:length])
-        for mark, place in list(self._marks.items()):
-            if place > length:
-                del self._marks[mark]
+        self._marks.truncate(length)
 
     def remove(self, start: Mark, end: Mark, *, exact: bool = False) -> EditLevel:
         """Forget what lies between two marks.
@@ -417,7 +414,7 @@ class Session:
             InvalidMark: of another session, stale, or end before start.
         """
         self._check_open()
-        first, last = self._place(start), self._place(end)
+        first, last = self._marks.place(start), self._marks.place(end)
         if last < first:
             raise InvalidMark(f"the end mark (at {last}) is before the start mark (at {first})")
         return self.remove_span(first, last, exact=exact)
@@ -449,7 +446,7 @@ class Session:
         if start < end:
             self._tokens = self._tokens[:start] + self._tokens[end:]
             self._decoded.keep(None)
-            self._move_marks(start, end)
+            self._marks.remove(start, end)
         return min(level, EditLevel.TRUNCATE) if exact else level
 
     # Copies.
@@ -524,7 +521,7 @@ class Session:
                 yield twin
             return
         tokens, n_held, row = list(self._tokens), self._n_held, self._decoded.row
-        generation, sampler, marks = self._generation, self._sampler.state(), dict(self._marks)
+        generation, sampler, marks = self._generation, self._sampler.state(), self._marks.places()
         self._generation = None
         try:
             yield self
@@ -536,7 +533,7 @@ class Session:
             self._decoded.keep(row)
             self._tokens, self._generation = tokens, generation
             self._sampler.set_state(sampler)
-            self._marks.update(marks)
+            self._marks.bring_back(marks)
 
     def close(self) -> None:
         """Forget the sequence and give it back, or close the context that is the session's own. Twice is fine."""
@@ -583,14 +580,6 @@ class Session:
         if state.answer is not None:
             self._generation = answers.taken_up(self, self._sampler, state.answer)
 
-    def _own_constraint(self, constraint: Constraint | Spec | None) -> Constraint | None:
-        """A constraint that nobody else moves on."""
-        if isinstance(constraint, Spec):
-            return compile(constraint, self.vocab)
-        if isinstance(constraint, str | Mapping):
-            raise InvalidOption(f"constraint={constraint!r} (accepted: a spec, such as Regex(...) or JsonSchema(...))")
-        return None if constraint is None else constraint.clone()
-
     def _abandon(self) -> None:
         """An unfinished answer can no longer go on: the history it belongs to changes."""
         if self._generation is not None:
@@ -602,22 +591,3 @@ class Session:
         self._decoded.keep(None)
         self._tokens = tokens
         self._sampler.set_history(tokens)
-
-    def _place(self, mark: Mark) -> int:
-        if not mark.belongs_to(self):
-            raise InvalidMark("the mark is of another session")
-        if mark not in self._marks:
-            raise InvalidMark("the mark is stale: what it marked was taken away since")
-        return self._marks[mark]
-
-    def _move_marks(self, start: int, end: int) -> None:
-        for mark, place in list(self._marks.items()):
-            if start < place < end:
-                del self._marks[mark]
-            elif place >= end:
-                self._marks[mark] = place - (end - start)
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    n = min(len(a), len(b))
-    return next((i for i in range(n) if a[i] != b[i]), n)

@@ -5,104 +5,32 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import threading
-from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from pydantic import BaseModel, Field
 
 import slm_core as slm
-from scripted import ByteVocab, ScriptedContext, says
-from slm_core.chat import Chat, ChatOptions, Session, encode_segments
-from slm_core.chat.toolbox import Toolbox
+from chat.tool_chats import (
+    GREEDY,
+    LOOKUP,
+    TEMPLATE,
+    Person,
+    add,
+    check_cache,
+    fail,
+    later,
+    new_chat,
+    spoken,
+    state,
+    written,
+)
+from slm_core.chat import ChatOptions
 from slm_core.chat.tools import open_calls
 from slm_core.constraints import Choice
-from slm_core.errors import ContextFull, InvalidOption, InvalidSnapshot, SessionError, ToolError
+from slm_core.errors import ContextFull, InvalidOption, SessionError, ToolError
 from slm_core.generation import BrakeAction, FinishReason
-from slm_core.sampling import Sampling
-from slm_core.snapshot import pack, unpack
-from slm_core.types import CallArguments, CallEnd, CallStart, EditLevel, Message, ToolCall
-
-GREEDY = Sampling(temperature=0)
-TEMPLATE = """
-{%- if tools %}<|start|>system:{{ tools | tojson }}<|end|>{% endif %}
-{%- for m in messages %}<|start|>{{ m.role }}:{{ m.content }}
-{%- for c in m.tool_calls or [] %}<tool_call>
-{{ {"name": c.function.name, "arguments": c.function.arguments} | tojson }}
-</tool_call>{% endfor %}<|end|>{% endfor %}
-{%- if add_generation_prompt %}<|start|>assistant:{% endif %}"""
-FORMATTER = slm.formatter(template=TEMPLATE, eos_token="<|end|>")
-
-
-def written(name: str, /, **arguments: object) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def add(a: int, b: int = 2) -> int:
-    """Add two numbers.
-
-    Args:
-        a: the first
-        b: the second
-    """
-    return a + b
-
-
-def fail(why: str) -> str:
-    """Fail.
-
-    Args:
-        why: the reason
-    """
-    raise KeyError(why)
-
-
-async def later(a: int) -> int:
-    """Double a number, later.
-
-    Args:
-        a: the number
-    """
-    await asyncio.sleep(0)
-    return 2 * a
-
-
-class Person(BaseModel):
-    """Note a person."""
-
-    name: str
-    age: int = Field(ge=0)
-
-
-LOOKUP = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
-
-
-def new_chat(*answers: str, formatter: Any = FORMATTER, **options: Any) -> Chat:
-    context = ScriptedContext(says(*answers), n_ctx=options.pop("n_ctx", 8000), n_batch=512, **options)
-    return Chat(Session(context, ByteVocab(), sampling=GREEDY, owns_context=True), formatter)
-
-
-def spoken(chat: Chat) -> list[tuple[str, str]]:
-    return [(message.role.value, message.content) for message in chat.messages]
-
-
-def state(chat: Chat) -> tuple[object, ...]:
-    return chat.messages, chat.options, chat.session.tokens
-
-
-def check_cache(chat: Chat) -> None:
-    """The next logits are those of a new session that is given the messages at once."""
-    schemas = Toolbox(chat.options.tools).schemas
-    ids = encode_segments(ByteVocab(), FORMATTER.render(chat.messages, tools=schemas))
-    fresh = Session(ScriptedContext(chat.session.context.script, n_ctx=9000), ByteVocab())
-    fresh.append_tokens(ids)
-    chat.session.follow(ids)
-    np.testing.assert_array_equal(chat.session.next_logits(), fresh.next_logits())
-
+from slm_core.types import CallArguments, CallEnd, CallStart, Message, ToolCall
 
 # The loop.
 
@@ -377,236 +305,3 @@ def test_a_choice_that_no_grammar_enforces_is_refused() -> None:
     assert chat.formatter.call_format is None
     with pytest.raises(InvalidOption, match="no grammar of the calls"):
         chat.send("go", tools=[add], tool_choice="required")
-
-
-# Awaiting.
-
-
-def test_awaited_tools_of_one_answer_run_side_by_side() -> None:
-    async def talk() -> slm.Answer:
-        both = asyncio.Barrier(2)
-
-        async def meet(n: int) -> int:
-            """Meet.
-
-            Args:
-                n: who
-            """
-            await both.wait()  # neither returns before both have begun
-            return n
-
-        chat = new_chat(written("meet", n=1) + written("meet", n=2), "Met.")
-        return await asyncio.wait_for(chat.asend("go", tools=[meet]), 20)
-
-    answer = asyncio.run(talk())
-    assert [result.content for result in answer.results] == ["1", "2"]
-    assert answer.text == "Met."
-
-
-def test_other_tools_run_in_a_thread_beside_them() -> None:
-    threads = []
-
-    def where(n: int) -> int:
-        """Tell.
-
-        Args:
-            n: number
-        """
-        threads.append(threading.current_thread())
-        return n
-
-    chat = new_chat(written("where", n=1) + written("later", a=2), "Done.")
-    answer = asyncio.run(chat.asend("go", tools=[where, later]))
-    assert [result.content for result in answer.results] == ["1", "4"]
-    assert threads[0] is not threading.main_thread()
-
-
-def test_an_awaited_tool_is_refused_where_nobody_awaits() -> None:
-    chat = new_chat("Hi.", written("later", a=1), "Done.")
-    chat.send("hello")
-    before, decoded = state(chat), chat.session.context.n_decoded
-    with pytest.raises(SessionError, match="'later' is to be awaited"):
-        chat.send("go", tools=[later])
-    assert (state(chat), chat.session.context.n_decoded) == (before, decoded)
-    with pytest.raises(SessionError, match="'later' is to be awaited"):
-        list(chat.stream("go", tools=[later]))
-    assert state(chat) == before
-
-
-def test_a_task_that_is_cancelled_in_a_tool_leaves_the_call_open() -> None:
-    async def talk() -> Chat:
-        begun = asyncio.Event()
-
-        async def wait(n: int) -> int:
-            """Wait.
-
-            Args:
-                n: number
-            """
-            begun.set()
-            await asyncio.Event().wait()
-            return n
-
-        chat = new_chat(written("wait", n=1), "Hi.")
-        task = asyncio.ensure_future(chat.asend("go", tools=[wait]))
-        await begun.wait()
-        with pytest.raises(SessionError, match="a tool of the chat is running"):
-            chat.send("x")
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return chat
-
-    chat = asyncio.run(talk())
-    assert [message.role.value for message in chat.messages] == ["user", "assistant"]
-    assert [call.name for call in open_calls(chat.messages)] == ["wait"]
-    assert asyncio.run(chat.asend("never mind")).text == "Hi."
-
-
-# In the middle.
-
-
-class Model:
-    """What ``Chat.restore`` needs."""
-
-    info = SimpleNamespace(n_ctx_train=9000)
-    vocab, formatter = ByteVocab(), FORMATTER
-
-    def __init__(self, chat: Chat, **options: object) -> None:
-        self.script, self.options = chat.session.context.script, options
-
-    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> ScriptedContext:
-        return ScriptedContext(self.script, n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, **self.options)
-
-
-@pytest.mark.parametrize("payload_format", ["1", "2"], ids=["payload", "replay"])
-@pytest.mark.parametrize("n_results", [0, 1, 2])
-def test_a_dump_in_the_middle_of_a_turn_goes_on(n_results: int, payload_format: str) -> None:
-    chat = new_chat(written("add", a=1) + written("add", a=2), "Three and four.")
-    stream = chat.stream("go", tools=[add])
-    while chat.messages[-1].role.value != "assistant" or not chat.messages[-1].tool_calls:
-        next(stream)
-    for _ in range(n_results):
-        assert next(stream).result is not None
-    data = chat.dump()
-    twin = Chat.restore(Model(chat, payload_format=payload_format), data, tools=[add])
-    assert len(open_calls(twin.messages)) == 2 - n_results
-    again = twin.proceed().run()
-    whole = stream.run()
-    assert again.text == whole.text == "Three and four."
-    assert again.tokens == whole.tokens
-    assert (twin.messages, twin.options) == (chat.messages, chat.options)
-    assert len(again.results) == 2 - n_results
-
-
-def test_a_dump_has_the_schemas_of_functions() -> None:
-    chat = new_chat("Hi.", written("add", a=1))
-    chat.send("hello", tools=[add, Person])
-    twin = Chat.restore(Model(chat), chat.dump())
-    assert twin.options.tools == Toolbox([add, Person]).schemas
-    assert twin.session.tokens == chat.session.tokens
-    assert [call.name for call in twin.send("go").tool_calls] == ["add"]
-    meta, sections = unpack("chat", chat.dump())
-    meta["tools"] = [{"type": "function", "function": {"name": 7}}]
-    with pytest.raises(InvalidSnapshot, match="tools"):
-        Chat.restore(Model(chat), pack("chat", meta, sections))
-
-
-def test_a_turn_that_nobody_iterates_ends_where_it_is() -> None:
-    chat = new_chat(written("add", a=1), "It is 3.", "Then not.")
-    stream = chat.stream("go", tools=[add])
-    for event in stream:
-        if event.result is not None:
-            break
-    chat.edit(0, "went")
-    assert stream.answer.finish_reason is FinishReason.CANCELLED
-    assert spoken(chat)[0] == ("user", "went")
-    assert len(chat.messages) == 3
-    check_cache(chat)
-
-
-def test_a_turn_that_is_cancelled_before_a_call_is_run_leaves_it_open() -> None:
-    chat = new_chat(written("add", a=1), "It is 3.")
-    stream = chat.stream("go", tools=[add])
-    while not open_calls(chat.messages):
-        next(stream)
-    stream.cancel()
-    assert list(stream) == []
-    assert stream.answer.finish_reason is FinishReason.CANCELLED
-    assert [call.name for call in stream.answer.tool_calls] == ["add"]
-    stream = chat.proceed()
-    stream.cancel()
-    assert stream.run().finish_reason is FinishReason.CANCELLED
-    assert chat.proceed().run().text == "It is 3."
-
-
-def test_a_tool_cannot_change_the_chat_that_calls_it() -> None:
-    def meddle(text: str) -> str:
-        """Meddle.
-
-        Args:
-            text: what to say
-        """
-        assert len(chat.messages) == 2
-        assert chat.dump()
-        chat.send(text)
-        return "sent"
-
-    chat = new_chat(written("meddle", text="x"), "I see.")
-    answer = chat.send("go", tools=[meddle])
-    assert answer.results[0].content.startswith("Error: SessionError: a tool of the chat is running")
-    assert len(chat.messages) == 4
-
-
-def test_a_brake_can_pause_a_later_round() -> None:
-    chat = new_chat(written("add", a=1), "It is 3.")
-    brake = [lambda event, draft: BrakeAction.PAUSE if draft.text == "It" else BrakeAction.NEXT]
-    stream = chat.stream("go", tools=[add], brakes=brake)
-    list(stream)
-    assert (stream.paused, stream.said) == (True, "It")
-    assert stream.resume().run().text == "It is 3."
-
-
-@pytest.mark.parametrize("level", list(EditLevel))
-@pytest.mark.parametrize("change", ["edit", "delete", "regenerate", "forget"])
-def test_edits_of_a_turn_with_calls_keep_the_cache_right(level: EditLevel, change: str) -> None:
-    chat = new_chat(written("add", a=1), "It is 3.", "So it is.", level=level)
-    chat.send("1 + 2?", tools=[add])
-    tokens = chat.session.tokens
-    actions: dict[str, Callable[[], object]] = {
-        "edit": lambda: chat.edit(2, "4"),
-        "delete": lambda: chat.delete(-1),
-        "regenerate": lambda: chat.regenerate().run(),
-        "forget": lambda: chat.forget(-1),
-    }
-    actions[change]()
-    n_tools = len(encode_segments(ByteVocab(), FORMATTER.render([], tools=[add], add_generation_prompt=False)))
-    assert chat.session.tokens[:n_tools] == tokens[:n_tools]
-    assert chat.session.n_tokens - chat.session.n_pending >= (n_tools if level > EditLevel.REPLAY else 0)
-    check_cache(chat)
-
-
-def test_asked_for_nothing_it_says_so() -> None:
-    chat = new_chat("Hi.")
-    with pytest.raises(SessionError, match="nothing to answer"):
-        chat.proceed()
-    chat.send("hello")
-    with pytest.raises(SessionError, match="the last message is an answer"):
-        chat.proceed()
-    chat.delete(-1)
-    assert chat.proceed().run().text == "Hi."
-
-
-def test_a_timeout_is_for_all_answers() -> None:
-    chat = new_chat(written("add", a=1), "It is 3.")
-    seconds: list[float] = []
-    whole = chat.session.generate
-
-    def generate(*args: Any, **options: Any) -> Any:
-        seconds.append(options["timeout"])
-        return whole(*args, **options)
-
-    chat.session.generate = generate  # type: ignore[method-assign]
-    answer = chat.send("go", tools=[add], timeout=100.0)
-    spent = answer.rounds[0].timings
-    assert seconds == [100.0, pytest.approx(100.0 - spent.prefill_s - spent.decode_s)]

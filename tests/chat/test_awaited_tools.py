@@ -1,0 +1,95 @@
+"""Tools that are awaited: what runs beside what, and who may have them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import slm_core as slm
+from chat.tool_chats import later, new_chat, state, written
+from slm_core.chat import Chat
+from slm_core.chat.tools import open_calls
+from slm_core.errors import SessionError
+
+
+def test_awaited_tools_of_one_answer_run_side_by_side() -> None:
+    async def talk() -> slm.Answer:
+        both = asyncio.Barrier(2)
+
+        async def meet(n: int) -> int:
+            """Meet.
+
+            Args:
+                n: who
+            """
+            await both.wait()  # neither returns before both have begun
+            return n
+
+        chat = new_chat(written("meet", n=1) + written("meet", n=2), "Met.")
+        return await asyncio.wait_for(chat.asend("go", tools=[meet]), 20)
+
+    answer = asyncio.run(talk())
+    assert [result.content for result in answer.results] == ["1", "2"]
+    assert answer.text == "Met."
+
+
+def test_other_tools_run_in_a_thread_beside_them() -> None:
+    threads = []
+
+    def where(n: int) -> int:
+        """Tell.
+
+        Args:
+            n: number
+        """
+        threads.append(threading.current_thread())
+        return n
+
+    chat = new_chat(written("where", n=1) + written("later", a=2), "Done.")
+    answer = asyncio.run(chat.asend("go", tools=[where, later]))
+    assert [result.content for result in answer.results] == ["1", "4"]
+    assert threads[0] is not threading.main_thread()
+
+
+def test_an_awaited_tool_is_refused_where_nobody_awaits() -> None:
+    chat = new_chat("Hi.", written("later", a=1), "Done.")
+    chat.send("hello")
+    before, decoded = state(chat), chat.session.context.n_decoded
+    with pytest.raises(SessionError, match="'later' is to be awaited"):
+        chat.send("go", tools=[later])
+    assert (state(chat), chat.session.context.n_decoded) == (before, decoded)
+    with pytest.raises(SessionError, match="'later' is to be awaited"):
+        list(chat.stream("go", tools=[later]))
+    assert state(chat) == before
+
+
+def test_a_task_that_is_cancelled_in_a_tool_leaves_the_call_open() -> None:
+    async def talk() -> Chat:
+        begun = asyncio.Event()
+
+        async def wait(n: int) -> int:
+            """Wait.
+
+            Args:
+                n: number
+            """
+            begun.set()
+            await asyncio.Event().wait()
+            return n
+
+        chat = new_chat(written("wait", n=1), "Hi.")
+        task = asyncio.ensure_future(chat.asend("go", tools=[wait]))
+        await begun.wait()
+        with pytest.raises(SessionError, match="a tool of the chat is running"):
+            chat.send("x")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return chat
+
+    chat = asyncio.run(talk())
+    assert [message.role.value for message in chat.messages] == ["user", "assistant"]
+    assert [call.name for call in open_calls(chat.messages)] == ["wait"]
+    assert asyncio.run(chat.asend("never mind")).text == "Hi."

@@ -1,0 +1,165 @@
+"""Turns with tools that stop in the middle, are dumped, cancelled, paused or edited, and go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chat.tool_chats import FORMATTER, Person, add, check_cache, new_chat, spoken, written
+from scripted import ByteVocab, ScriptedContext
+from slm_core.chat import Chat, encode_segments
+from slm_core.chat.toolbox import Toolbox
+from slm_core.chat.tools import open_calls
+from slm_core.errors import InvalidSnapshot, SessionError
+from slm_core.generation import BrakeAction, FinishReason
+from slm_core.snapshot import pack, unpack
+from slm_core.types import EditLevel
+
+
+class Model:
+    """What ``Chat.restore`` needs."""
+
+    info = SimpleNamespace(n_ctx_train=9000)
+    vocab, formatter = ByteVocab(), FORMATTER
+
+    def __init__(self, chat: Chat, **options: object) -> None:
+        self.script, self.options = chat.session.context.script, options
+
+    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> ScriptedContext:
+        return ScriptedContext(self.script, n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, **self.options)
+
+
+@pytest.mark.parametrize("payload_format", ["1", "2"], ids=["payload", "replay"])
+@pytest.mark.parametrize("n_results", [0, 1, 2])
+def test_a_dump_in_the_middle_of_a_turn_goes_on(n_results: int, payload_format: str) -> None:
+    chat = new_chat(written("add", a=1) + written("add", a=2), "Three and four.")
+    stream = chat.stream("go", tools=[add])
+    while chat.messages[-1].role.value != "assistant" or not chat.messages[-1].tool_calls:
+        next(stream)
+    for _ in range(n_results):
+        assert next(stream).result is not None
+    data = chat.dump()
+    twin = Chat.restore(Model(chat, payload_format=payload_format), data, tools=[add])
+    assert len(open_calls(twin.messages)) == 2 - n_results
+    again = twin.proceed().run()
+    whole = stream.run()
+    assert again.text == whole.text == "Three and four."
+    assert again.tokens == whole.tokens
+    assert (twin.messages, twin.options) == (chat.messages, chat.options)
+    assert len(again.results) == 2 - n_results
+
+
+def test_a_dump_has_the_schemas_of_functions() -> None:
+    chat = new_chat("Hi.", written("add", a=1))
+    chat.send("hello", tools=[add, Person])
+    twin = Chat.restore(Model(chat), chat.dump())
+    assert twin.options.tools == Toolbox([add, Person]).schemas
+    assert twin.session.tokens == chat.session.tokens
+    assert [call.name for call in twin.send("go").tool_calls] == ["add"]
+    meta, sections = unpack("chat", chat.dump())
+    meta["tools"] = [{"type": "function", "function": {"name": 7}}]
+    with pytest.raises(InvalidSnapshot, match="tools"):
+        Chat.restore(Model(chat), pack("chat", meta, sections))
+
+
+def test_a_turn_that_nobody_iterates_ends_where_it_is() -> None:
+    chat = new_chat(written("add", a=1), "It is 3.", "Then not.")
+    stream = chat.stream("go", tools=[add])
+    for event in stream:
+        if event.result is not None:
+            break
+    chat.edit(0, "went")
+    assert stream.answer.finish_reason is FinishReason.CANCELLED
+    assert spoken(chat)[0] == ("user", "went")
+    assert len(chat.messages) == 3
+    check_cache(chat)
+
+
+def test_a_turn_that_is_cancelled_before_a_call_is_run_leaves_it_open() -> None:
+    chat = new_chat(written("add", a=1), "It is 3.")
+    stream = chat.stream("go", tools=[add])
+    while not open_calls(chat.messages):
+        next(stream)
+    stream.cancel()
+    assert list(stream) == []
+    assert stream.answer.finish_reason is FinishReason.CANCELLED
+    assert [call.name for call in stream.answer.tool_calls] == ["add"]
+    stream = chat.proceed()
+    stream.cancel()
+    assert stream.run().finish_reason is FinishReason.CANCELLED
+    assert chat.proceed().run().text == "It is 3."
+
+
+def test_a_tool_cannot_change_the_chat_that_calls_it() -> None:
+    def meddle(text: str) -> str:
+        """Meddle.
+
+        Args:
+            text: what to say
+        """
+        assert len(chat.messages) == 2
+        assert chat.dump()
+        chat.send(text)
+        return "sent"
+
+    chat = new_chat(written("meddle", text="x"), "I see.")
+    answer = chat.send("go", tools=[meddle])
+    assert answer.results[0].content.startswith("Error: SessionError: a tool of the chat is running")
+    assert len(chat.messages) == 4
+
+
+def test_a_brake_can_pause_a_later_round() -> None:
+    chat = new_chat(written("add", a=1), "It is 3.")
+    brake = [lambda event, draft: BrakeAction.PAUSE if draft.text == "It" else BrakeAction.NEXT]
+    stream = chat.stream("go", tools=[add], brakes=brake)
+    list(stream)
+    assert (stream.paused, stream.said) == (True, "It")
+    assert stream.resume().run().text == "It is 3."
+
+
+@pytest.mark.parametrize("level", list(EditLevel))
+@pytest.mark.parametrize("change", ["edit", "delete", "regenerate", "forget"])
+def test_edits_of_a_turn_with_calls_keep_the_cache_right(level: EditLevel, change: str) -> None:
+    chat = new_chat(written("add", a=1), "It is 3.", "So it is.", level=level)
+    chat.send("1 + 2?", tools=[add])
+    tokens = chat.session.tokens
+    actions: dict[str, Callable[[], object]] = {
+        "edit": lambda: chat.edit(2, "4"),
+        "delete": lambda: chat.delete(-1),
+        "regenerate": lambda: chat.regenerate().run(),
+        "forget": lambda: chat.forget(-1),
+    }
+    actions[change]()
+    n_tools = len(encode_segments(ByteVocab(), FORMATTER.render([], tools=[add], add_generation_prompt=False)))
+    assert chat.session.tokens[:n_tools] == tokens[:n_tools]
+    assert chat.session.n_tokens - chat.session.n_pending >= (n_tools if level > EditLevel.REPLAY else 0)
+    check_cache(chat)
+
+
+def test_asked_for_nothing_it_says_so() -> None:
+    chat = new_chat("Hi.")
+    with pytest.raises(SessionError, match="nothing to answer"):
+        chat.proceed()
+    chat.send("hello")
+    with pytest.raises(SessionError, match="the last message is an answer"):
+        chat.proceed()
+    chat.delete(-1)
+    assert chat.proceed().run().text == "Hi."
+
+
+def test_a_timeout_is_for_all_answers() -> None:
+    chat = new_chat(written("add", a=1), "It is 3.")
+    seconds: list[float] = []
+    whole = chat.session.generate
+
+    def generate(*args: Any, **options: Any) -> Any:
+        seconds.append(options["timeout"])
+        return whole(*args, **options)
+
+    chat.session.generate = generate  # type: ignore[method-assign]
+    answer = chat.send("go", tools=[add], timeout=100.0)
+    spent = answer.rounds[0].timings
+    assert seconds == [100.0, pytest.approx(100.0 - spent.prefill_s - spent.decode_s)]
