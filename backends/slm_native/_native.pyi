@@ -186,6 +186,26 @@ class Kernels:
         wanted: Sequence[int] | None,
     ) -> NDArray[np.float32]: ...
 
+class TimeMix:
+    def __init__(
+        self,
+        shares: NDArray[np.float32],
+        matrices: Sequence[Weights],
+        rows: Sequence[NDArray[np.float32]],
+        unit: NDArray[np.float32],
+        unit_eps: float,
+        norm_eps: float,
+        slowest: float,
+    ) -> None: ...
+
+class ChannelMix:
+    def __init__(self, share: NDArray[np.float32], up: Weights, down: Weights) -> None: ...
+
+class RwkvBlock:
+    def __init__(
+        self, time_norm: Norm, time: TimeMix, output: Linear, channel_norm: Norm, channel: ChannelMix
+    ) -> None: ...
+
 class StateKernels:
     def __init__(self, isa: str, n_threads: int) -> None: ...
     def selective_scan(
@@ -237,14 +257,19 @@ class StateKernels:
         last: NDArray[np.float32],
         state: NDArray[np.float32],
         first_value: NDArray[np.float32] | None,
-        shares: NDArray[np.float32],
-        matrices: Sequence[Weights],
-        rows: Sequence[NDArray[np.float32]],
-        unit: NDArray[np.float32],
-        unit_eps: float,
-        norm_eps: float,
-        slowest: float,
+        mix: TimeMix,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]: ...
     def channel_mix(
-        self, x: NDArray[np.float32], last: NDArray[np.float32], share: NDArray[np.float32], up: Weights, down: Weights
+        self, x: NDArray[np.float32], last: NDArray[np.float32], mix: ChannelMix
     ) -> NDArray[np.float32]: ...
+    def rwkv_blocks(
+        self,
+        x: NDArray[np.float32],
+        blocks: Sequence[RwkvBlock],
+        before: Sequence[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]],
+        first_value: NDArray[np.float32] | None,
+    ) -> tuple[
+        NDArray[np.float32],
+        NDArray[np.float32],
+        list[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]],
+    ]: ...

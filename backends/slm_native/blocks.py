@@ -25,6 +25,8 @@ from slm_native.kernels import (
     Mixture,
     Norm,
     PlainBlock,
+    Rwkv7,
+    RwkvBlock,
 )
 from slm_native.kv import Array, BatchPlan, KvLayer
 from slm_native.latent import latent_queries_and_keys, latent_results
@@ -100,6 +102,16 @@ class BlockRunner:
             embedding=block.embedding,
             output_scale=block.output_scale,
         )
+
+    def rwkv(self, block: Block) -> RwkvBlock | None:
+        """A block as ``RwkvBlock`` has it; None where it is another's, or has more."""
+        time, channel = block.recurrent, block.feed_forward
+        if not isinstance(time, Rwkv7) or not isinstance(channel, ChannelMix):
+            return None
+        if block.attention is not None or block.attn_post_norm is not None or self.spec.residual_scale != 1:
+            return None
+        assert block.attn_norm is not None and block.ffn_norm is not None, "both mixings are behind a norm"
+        return RwkvBlock(block.attn_norm, time, block.ffn_norm, channel)
 
     def _with_heads(self, begun: PlainBlock, attention: Attention | LatentAttention) -> PlainBlock:
         """The block with what makes queries, keys and values."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_native.kernels import ChannelMix, KernelSet, Mamba, Mamba2, Norm, Rwkv7, ShortConv
+from slm_native.kernels import ChannelMix, FusedRwkv, KernelSet, Mamba, Mamba2, Norm, Rwkv7, ShortConv
 from slm_native.kv import Array
 from slm_native.states import Parts, StateGroup, in_order
 
@@ -85,6 +85,31 @@ def channel_mixed(kernels: KernelSet, weights: ChannelMix, x: Array, groups: Seq
         several = rows.reshape(len(group.before), -1, rows.shape[-1])
         y = kernels.channel_mix(weights, several, group.parts(layer, kernels)[2])
         group.after[layer] = (*group.after[layer], _last(several))
+        made.append(y.reshape(rows.shape))
+    return in_order(kernels, groups, made)
+
+
+def through_rwkv(
+    kernels: KernelSet, blocks: FusedRwkv, x: Array, groups: Sequence[StateGroup], layers: Sequence[int]
+) -> Array:
+    """Run RWKV-7's blocks on ``x`` [T of the batch, E]; the states after the batch go into ``groups``.
+
+    Args:
+        kernels: the arithmetic.
+        blocks: those of ``layers``.
+        x: what enters the first.
+        groups: the sequences of the batch.
+        layers: which of the recurrent layers they are.
+    """
+    made = []
+    for group in groups:
+        rows = kernels.rows(x, group.rows)
+        several, before = rows.reshape(len(group.before), -1, rows.shape[-1]), [group.parts(i, kernels) for i in layers]
+        first_value = group.carried[0] if group.carried else None
+        y, values, after = blocks.run(several, [(last, state, seen) for last, state, seen in before], first_value)
+        if first_value is None:
+            group.carried.append(values)
+        group.after.extend(after)
         made.append(y.reshape(rows.shape))
     return in_order(kernels, groups, made)
 

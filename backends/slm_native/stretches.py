@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_native.blocks import BlockRunner, Fused, Turn
-from slm_native.kernels import KernelSet, PlainBlock
+from slm_native.kernels import FusedRwkv, KernelSet, PlainBlock, RwkvBlock
 from slm_native.kv import Array
+from slm_native.recurrent import through_rwkv
 from slm_native.weights import Block
 
 
@@ -22,9 +23,8 @@ class Stretch(NamedTuple):
     stop: int
     fused: Fused | None
 
-    @property
-    def is_one_call(self) -> bool:
-        """Whether nothing but the call is to be done."""
+    def is_one_call(self, wanted: NDArray[np.bool_] | None) -> bool:
+        """Whether nothing but the call is to be done, for what is wanted of the last block."""
         return self.fused is not None and self.stop > self.first + 1
 
     def run(
@@ -49,14 +49,43 @@ class Stretch(NamedTuple):
         return self.fused.blocks.run(streams, rotations, mine[0].pages, caches, own[self.first : self.stop], wanted)
 
 
-def one_by_one(n_blocks: int) -> list[Stretch]:
+class RwkvStretch(NamedTuple):
+    """RWKV-7's blocks from ``first`` to ``stop`` as one call, where all rows are wanted."""
+
+    first: int
+    stop: int
+    kernels: KernelSet
+    blocks: FusedRwkv
+    fused: Fused | None = None
+
+    def is_one_call(self, wanted: NDArray[np.bool_] | None) -> bool:
+        """Likewise."""
+        return wanted is None
+
+    def run(
+        self,
+        streams: Sequence[Array],
+        turns: Sequence[Turn],
+        own: Sequence[Array | None],
+        wanted: NDArray[np.bool_] | None,
+    ) -> list[Array]:
+        """Likewise, of one stream."""
+        (x,) = streams
+        layers = [turn.state for turn in turns[self.first : self.stop] if turn.state is not None]
+        return [through_rwkv(self.kernels, self.blocks, x, turns[self.first].groups, layers)]
+
+
+AnyStretch: TypeAlias = Stretch | RwkvStretch
+
+
+def one_by_one(n_blocks: int) -> Sequence[AnyStretch]:
     """Every block by itself, step by step."""
     return [Stretch(i, i + 1, None) for i in range(n_blocks)]
 
 
 def fused_stretches(
     kernels: KernelSet, runner: BlockRunner, blocks: Sequence[Block], *, have_one_plan: bool
-) -> list[Stretch]:
+) -> Sequence[AnyStretch]:
     """As many blocks in one call as can be.
 
     Args:
@@ -65,6 +94,8 @@ def fused_stretches(
         blocks: of the model, all of them.
         have_one_plan: whether a batch is the same to all of them; else each is a call of its own.
     """
+    if (rwkv := _rwkv_stretches(kernels, [runner.rwkv(block) for block in blocks])) is not None:
+        return rwkv
     plain = [runner.plain(block, layer) for block, layer in zip(blocks, runner.spec.layers, strict=True)]
     single = [None if each is None else _whole_or_begun(kernels, each) for each in plain]
     stretches: list[Stretch] = []
@@ -75,6 +106,19 @@ def fused_stretches(
             stretches.append(Stretch(several[0], several[-1] + 1, as_one))
         else:
             stretches += [Stretch(i, i + 1, single[i]) for i in several]
+    return stretches
+
+
+def _rwkv_stretches(kernels: KernelSet, blocks: Sequence[RwkvBlock | None]) -> Sequence[AnyStretch] | None:
+    """The last block, of which some rows may be wanted, and those before it; None where these are other blocks."""
+    stretches, last = [], len(blocks) - 1
+    for first, stop in ((0, last), (last, len(blocks))):
+        whole = [block for block in blocks[first:stop] if block is not None]
+        fused = kernels.fuse_rwkv(whole) if len(whole) == stop - first > 0 else None
+        if fused is not None:
+            stretches.append(RwkvStretch(first, stop, kernels, fused))
+        elif stop > first:
+            return None
     return stretches
 
 

@@ -230,7 +230,7 @@ class Transformer:
             for stretch in self._stretches:
                 i, wanted = stretch.first, None if all_wanted or stretch.stop < self.spec.n_layers else inputs.wanted
                 streams = [self._kernels.entering(x, i) for x in streams]
-                if stretch.is_one_call:
+                if stretch.is_one_call(wanted):
                     streams = stretch.run(streams, turns, own, wanted)
                 else:
                     beside = self.spec.layers[i], streams, turns[i], own[i], wanted, stretch.fused

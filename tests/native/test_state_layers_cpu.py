@@ -8,8 +8,10 @@ pass it on from token to token, in which it does not grow, as they decay.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,10 @@ from slm_core.architectures import Mamba2Spec, MambaSpec, NormKind, Rwkv7Spec
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor
 from slm_native import _extension
-from slm_native.kernels import ChannelMix, KernelSet, Linear, LowRank, Mamba, Mamba2, Norm, Rwkv7
+from slm_native.kernels import ChannelMix, KernelSet, Linear, LowRank, Mamba, Mamba2, Norm, Rwkv7, RwkvBlock
 from slm_native.kernels.cpu import CpuKernels
 from slm_native.kernels.reference import ReferenceKernels
+from slm_native.kernels.rwkv import RwkvState
 
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
@@ -286,6 +289,59 @@ def test_channel_mixing(isa: str, n_seqs: int, n_tokens: int, size: float, n_emb
 
 
 @every_isa
+@every_batch
+@every_size
+@pytest.mark.parametrize("from_first", [True, False])
+def test_blocks_of_rwkv(isa: str, n_seqs: int, n_tokens: int, size: float, from_first: bool) -> None:
+    """Three blocks in one call are both mixings of each, behind their norms, added to what entered."""
+    n_heads, head_dim, n_embd = 2, 7, 14
+
+    def run(kernels: KernelSet) -> tuple[Floats, ...]:
+        some = Numbers(12)
+        blocks = [rwkv_block(kernels, n_heads, head_dim, from_first and i == 0) for i in range(3)]
+        x, value = some(n_seqs, n_tokens, n_embd, scale=size), some(n_seqs * n_tokens, n_embd)
+        shapes = (n_seqs, 1, n_embd), (n_seqs, n_heads, head_dim, head_dim), (n_seqs, 1, n_embd)
+        before: list[RwkvState] = [(some(*shapes[0]), some(*shapes[1]), some(*shapes[2])) for _ in blocks]
+        through: Callable[..., tuple[Floats, Floats, Sequence[RwkvState]]] = partial(block_by_block, kernels, blocks)
+        if isinstance(kernels, CpuKernels):
+            fused = kernels.fuse_rwkv(blocks)
+            assert fused is not None
+            through = fused.run
+        given = [x, value, *chain.from_iterable(before)]
+        kept = [array.copy() for array in given]
+        y, values, after = through(x, before, None if from_first else value)
+        for array, copy in zip(given, kept, strict=True):
+            np.testing.assert_array_equal(array, copy, "a step changed its argument")
+        return (y, values, *chain.from_iterable(after))
+
+    both(isa, run)
+
+
+def block_by_block(
+    kernels: KernelSet, blocks: Sequence[RwkvBlock], x: Floats, before: Sequence[RwkvState], value: Floats | None
+) -> tuple[Floats, Floats, list[RwkvState]]:
+    """What ``FusedRwkv.run`` gives, by the steps of other tiers."""
+    after = []
+    for block, (last, state, channel_last) in zip(blocks, before, strict=True):
+        given = kernels.normed(x, block.time_norm)
+        mixed, own, state = kernels.time_mix(block.time, given, last, state, value)
+        value = own if value is None else value
+        x = x + kernels.linear(mixed.reshape(-1, x.shape[-1]), block.time.output).reshape(x.shape)
+        seen = kernels.normed(x, block.channel_norm)
+        x = x + kernels.channel_mix(block.channel, seen, channel_last)
+        after.append((given[:, -1:], state, seen[:, -1:]))
+    assert value is not None
+    return x, value, after
+
+
+def rwkv_block(kernels: KernelSet, n_heads: int, head_dim: int, is_first: bool) -> RwkvBlock:
+    some, n_embd, n_ff = Numbers(11 + is_first), n_heads * head_dim, 33
+    norms = [Norm(some(n_embd), some(n_embd), NormKind.LAYER, 1e-5) for _ in range(2)]
+    channel = ChannelMix(some(n_embd), some.linear(kernels, n_ff, n_embd), some.linear(kernels, n_embd, n_ff))
+    return RwkvBlock(norms[0], time_mix_layer(kernels, n_heads, head_dim, is_first), norms[1], channel)
+
+
+@every_isa
 def test_layers_that_are_more_than_their_matrices_are_composed(isa: str) -> None:
     """Products with a scale or a bias have no place in the calls."""
 
@@ -385,6 +441,29 @@ def test_mixtures_that_do_not_fit_are_refused() -> None:
     for x, last, share in [((2, 3, 11), (2, 1, 11), 12), ((2, 3, 12), (1, 1, 12), 12), ((2, 3, 12), (2, 1, 12), 11)]:
         with pytest.raises(ValueError):
             kernels.channel_mix(replace(mix, share=zeros(share)), zeros(*x), zeros(*last))
+    blocks = [rwkv_block(kernels, 2, 6, True), rwkv_block(kernels, 2, 6, False)]
+    fused, later = kernels.fuse_rwkv(blocks), kernels.fuse_rwkv(blocks[1:])
+    assert fused is not None and later is not None
+    state = zeros(2, 1, 12), zeros(2, 2, 6, 6), zeros(2, 1, 12)
+    fused.run(zeros(2, 3, 12), [state, state], None)
+    later.run(zeros(2, 3, 12), [state], zeros(6, 12))
+    for run, x, states, values in [
+        (fused.run, (2, 3, 11), [state, state], None),
+        (fused.run, (2, 3, 12), [state], None),
+        (fused.run, (2, 3, 12), [state, (state[0], zeros(2, 2, 6, 5), state[2])], None),
+        (fused.run, (2, 3, 12), [state, (*state[:2], zeros(1, 1, 12))], None),
+        (fused.run, (2, 3, 12), [state, state], zeros(6, 12)),
+        (later.run, (2, 3, 12), [state], None),
+        (later.run, (2, 3, 12), [state], zeros(5, 12)),
+    ]:
+        with pytest.raises(ValueError):
+            run(zeros(*x), states, values)
+    with pytest.raises(ValueError, match="first block behind another"):
+        reordered = kernels.fuse_rwkv(blocks[::-1])
+        assert reordered is not None
+        reordered.run(zeros(2, 3, 12), [state, state], zeros(6, 12))
+    with pytest.raises(ValueError, match="width"):
+        kernels.fuse_rwkv([replace(blocks[0], channel=mix, channel_norm=Norm(zeros(11), None, NormKind.RMS, 0))])
     others = CpuKernels(CpuKernels(None, 1, 0).isa, 1, 0)
     if others.isa != "scalar":
         with pytest.raises(ValueError, match="another instruction set"):

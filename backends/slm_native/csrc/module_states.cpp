@@ -3,9 +3,12 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "states.h"
+#include <cstring>
+
+#include "rwkv_handle.h"
 
 namespace slm::python {
 
@@ -46,6 +49,17 @@ std::size_t n_taps_of(const Array& taps, std::size_t width) {
     if (taps.shape(0) == 0) throw nb::value_error("no taps");
     return taps.shape(0);
 }
+
+constexpr const char* other_kernels = "the weights are another instruction set's";
+
+// What a block of RWKV-7 remembers: the last token that time mixing saw, its state, the last that channel mixing saw.
+using Remembered = std::tuple<Array, Array, Array>;
+
+// Likewise after a batch.
+struct RoomsAfter {
+    RoomsAfter(std::size_t n_last, std::size_t n_state) : last(n_last), state(n_state), channel_last(n_last) {}
+    Room last, state, channel_last;
+};
 
 class StateKernels {
 public:
@@ -148,32 +162,17 @@ public:
         });
     }
 
-    nb::tuple time_mix(const Array& x, const Array& last, const Array& state, const MaybeArray& first_value, const Array& shares,
-                       const std::vector<const Weights*>& matrices, const std::vector<Array>& rows, const Array& unit, float unit_eps,
-                       float norm_eps, float slowest) const {
+    nb::tuple time_mix(const Array& x, const Array& last, const Array& state, const MaybeArray& first_value,
+                       const TimeMixHandle& mix) const {
         const Entered in = entered(x, "x");
-        const std::size_t width = in.width, n_rows = in.batch.n_rows();
-        if (state.ndim() != 4 || state.shape(1) * state.shape(2) != width)
-            throw nb::value_error(("state must have heads that fill a row of x; its shape is " + shape_of(state)).c_str());
-        if (matrices.size() != (first_value ? 11 : 9) || rows.size() != (first_value ? 8 : 7))
-            throw nb::value_error("matrices or rows are missing, or too many");
-        TimeMix layer{};
+        const std::size_t width = mix.width(), n_rows = in.batch.n_rows();
+        if (!mix.is_of(kernels_)) throw nb::value_error(other_kernels);
+        if (in.width != width) throw nb::value_error("x does not fit the matrices");
+        if (first_value.has_value() == mix.is_first()) throw nb::value_error("values of the first layer are missing, or too many");
+        TimeMix layer = mix.layer();
         DeltaRule& rule = layer.rule;
         rule.n_sequences = in.batch.n_sequences, rule.n_tokens = in.batch.n_tokens;
-        rule.n_heads = state.shape(1), rule.width = state.shape(2);
         rule.before = shaped(state, "state", {rule.n_sequences, rule.n_heads, rule.width, rule.width});
-        layer.shares = shaped(shares, "shares", {6, width});
-        const Matrix** to[] = {&layer.receptance, &layer.key, &layer.value, &layer.decay.down, &layer.decay.up, &layer.rate.down,
-                               &layer.rate.up, &layer.gate.down, &layer.gate.up, &layer.first_value.down, &layer.first_value.up};
-        for (std::size_t i = 0; i < matrices.size(); ++i) check(*matrices[i]), *to[i] = &matrices[i]->matrix;
-        for (const Matrix* m : {layer.receptance, layer.key, layer.value}) check_shape(*m, width, width);
-        for (const LowRank* m : {&layer.decay, &layer.rate, &layer.gate, &layer.first_value})
-            if (m->down) check_shape(*m->down, m->up->n_in, width), check_shape(*m->up, width, m->down->n_out);
-        const float** vectors[] = {&rule.decay_base, &rule.rate_base, &rule.key_removed, &rule.key_rate,
-                                   &rule.bonus, &rule.norm_weight, &rule.norm_bias, &rule.value_base};
-        for (std::size_t i = 0; i < rows.size(); ++i) *vectors[i] = shaped(rows[i], "rows", {width});
-        rule.unit = shaped(unit, "unit", {rule.width});
-        rule.unit_eps = unit_eps, rule.norm_eps = norm_eps, rule.slowest = slowest;
         rule.first_value = shaped(first_value, "first_value", {n_rows, width});
         const float* before = shaped(last, "last", {rule.n_sequences, 1, width});
         Room y(x.size()), value(x.size()), after(state.size());
@@ -187,29 +186,69 @@ public:
                               owned<StateArray>(std::move(after), {rule.n_sequences, rule.n_heads, rule.width, rule.width}));
     }
 
-    HeadArray channel_mix(const Array& x, const Array& last, const Array& share, const Weights& up, const Weights& down) const {
+    HeadArray channel_mix(const Array& x, const Array& last, const ChannelMixHandle& mix) const {
         const Entered in = entered(x, "x");
-        check(up), check(down);
-        check_shape(up.matrix, down.matrix.n_in, in.width), check_shape(down.matrix, in.width, up.matrix.n_out);
-        const ChannelMix layer{shaped(share, "share", {in.width}), &up.matrix, &down.matrix};
+        if (!mix.is_of(kernels_)) throw nb::value_error(other_kernels);
+        if (in.width != mix.width()) throw nb::value_error("x does not fit the matrices");
         const float* before = shaped(last, "last", {in.batch.n_sequences, 1, in.width});
         Room y(x.size());
         {
             nb::gil_scoped_release unlocked;
-            slm::channel_mix(kernels_, *pool_, layer, in.batch, in.rows, before, y.get());
+            slm::channel_mix(kernels_, *pool_, mix.layer(), in.batch, in.rows, before, nullptr, y.get());
         }
         return owned<HeadArray>(std::move(y), {in.batch.n_sequences, in.batch.n_tokens, in.width});
     }
 
-private:
-    void check(const Weights& weights) const {
-        if (weights.kernels != &kernels_) throw nb::value_error("the weights are another instruction set's");
+    nb::tuple rwkv_blocks(const Array& x, const std::vector<const RwkvBlockHandle*>& blocks, const std::vector<Remembered>& before,
+                          const MaybeArray& first_value) const {
+        const Entered in = entered(x, "x");
+        if (blocks.empty() || blocks.size() != before.size()) throw nb::value_error("no blocks, or not a state for each");
+        if (first_value.has_value() == blocks[0]->is_first()) throw nb::value_error("values of the first layer are missing, or too many");
+        std::vector<RwkvStates> states;
+        std::vector<RoomsAfter> after;
+        for (std::size_t i = 0; i < blocks.size(); ++i) {
+            if (i && blocks[i]->is_first()) throw nb::value_error("a first block behind another");
+            const auto& [last, state, channel_last] = before[i];
+            states.push_back(checked(*blocks[i], in, last, state, channel_last));
+            after.emplace_back(last.size(), state.size());
+            states.back().last_after = after.back().last.get(), states.back().state_after = after.back().state.get();
+            states.back().channel_last_after = after.back().channel_last.get();
+        }
+        const float* given = shaped(first_value, "first_value", {in.batch.n_rows(), in.width});
+        Room y(x.size()), values(x.size());
+        {
+            nb::gil_scoped_release unlocked;
+            std::memcpy(y.get(), in.rows, x.size() * sizeof(float));
+            if (given) std::memcpy(values.get(), given, x.size() * sizeof(float));
+            for (std::size_t i = 0; i < blocks.size(); ++i)
+                slm::rwkv_block(kernels_, *pool_, blocks[i]->block(), in.batch, states[i], values.get(), y.get());
+        }
+        nb::list left;
+        for (std::size_t i = 0; i < blocks.size(); ++i) {
+            const DeltaRule& rule = blocks[i]->time().rule;
+            const std::size_t n = in.batch.n_sequences, heads = rule.n_heads, width = rule.width;
+            left.append(nb::make_tuple(owned<HeadArray>(std::move(after[i].last), {n, 1, in.width}),
+                                       owned<StateArray>(std::move(after[i].state), {n, heads, width, width}),
+                                       owned<HeadArray>(std::move(after[i].channel_last), {n, 1, in.width})));
+        }
+        return nb::make_tuple(owned<HeadArray>(std::move(y), {in.batch.n_sequences, in.batch.n_tokens, in.width}),
+                              owned<FloatMatrix>(std::move(values), {in.batch.n_rows(), in.width}), left);
     }
 
-    static void check_shape(const Matrix& m, std::size_t n_out, std::size_t n_in) {
-        if (m.n_out != n_out || m.n_in != n_in)
-            throw nb::value_error(("a matrix is [" + std::to_string(m.n_out) + ", " + std::to_string(m.n_in) + "], not [" +
-                                   std::to_string(n_out) + ", " + std::to_string(n_in) + "]").c_str());
+private:
+    void check(const Weights& weights) const {
+        if (weights.kernels != &kernels_) throw nb::value_error(other_kernels);
+    }
+
+    // What a block remembers of the sequences that enter, before the batch.
+    RwkvStates checked(const RwkvBlockHandle& block, const Entered& in, const Array& last, const Array& state,
+                       const Array& channel_last) const {
+        if (!block.is_of(kernels_)) throw nb::value_error(other_kernels);
+        if (in.width != block.width()) throw nb::value_error("x does not fit the matrices");
+        const DeltaRule& rule = block.time().rule;
+        const std::size_t n = in.batch.n_sequences;
+        return {shaped(last, "last", {n, 1, in.width}), shaped(state, "state", {n, rule.n_heads, rule.width, rule.width}),
+                shaped(channel_last, "channel_last", {n, 1, in.width}), nullptr, nullptr, nullptr};
     }
 
     // y, the window and the state after the batch, as `compute` leaves them.
@@ -231,9 +270,32 @@ private:
     std::shared_ptr<Pool> pool_;
 };
 
-}  // namespace
+void bind_rwkv(nb::module_& module) {
+    nb::class_<TimeMixHandle>(module, "TimeMix",
+                              "The weights of RWKV-7's time mixing; keeps them.\n\n"
+                              "Args:\n"
+                              "    shares: [6, E], of the token before, for receptance, decay, key, value, rate and gate.\n"
+                              "    matrices: receptance, key, value; then down and up of decay, rate, gate, and but for the\n"
+                              "        model's first layer, of the share of that one's values.\n"
+                              "    rows: [E] each: what is added to decay and rate, key_removed, key_rate, bonus, the weight and\n"
+                              "        the bias of the norm of heads, and but for the first layer, what is added to that share.\n"
+                              "    unit: [P], the weight of the norm of what is taken out of the state, with its epsilon.\n"
+                              "    norm_eps: of the norm of heads.\n"
+                              "    slowest: what the logarithm of a decay is a share of.\n\n"
+                              "Raises:\n"
+                              "    TypeError: a wrong dtype, or no CPU array.\n"
+                              "    ValueError: shapes that do not fit each other.")
+        .def(nb::init<const Array&, std::vector<Weights>, std::vector<Array>, const Array&, float, float, float>(), "shares"_a,
+             "matrices"_a, "rows"_a, "unit"_a, "unit_eps"_a, "norm_eps"_a, "slowest"_a);
+    nb::class_<ChannelMixHandle>(module, "ChannelMix",
+                                 "The weights of RWKV-7's channel mixing, share [E], up (F, E) and down (E, F); raises as TimeMix.")
+        .def(nb::init<const Array&, const Weights&, const Weights&>(), "share"_a, "up"_a, "down"_a);
+    nb::class_<RwkvBlockHandle>(module, "RwkvBlock", "A block of RWKV-7: both mixings, each behind its norm; raises as TimeMix.")
+        .def(nb::init<const NormHandle&, const TimeMixHandle&, const LinearHandle&, const NormHandle&, const ChannelMixHandle&>(),
+             nb::keep_alive<1, 3>(), nb::keep_alive<1, 6>(), "time_norm"_a, "time"_a, "output"_a, "channel_norm"_a, "channel"_a);
+}
 
-void bind_states(nb::module_& module) {
+void bind_kernels(nb::module_& module) {
     nb::class_<StateKernels>(module, "StateKernels",
                              "Layers with a state, on the kernels of one instruction set and some threads; see Kernels.\n\n"
                              "All arrays are float32 and C-contiguous, of B sequences with T tokens each, at least one; no call holds\n"
@@ -279,24 +341,31 @@ void bind_states(nb::module_& module) {
              "    a: [H, 1], as is d.\n"
              "    norm: [G, D / G], with its epsilon.\n"
              "    n_groups: G.")
-        .def("time_mix", &StateKernels::time_mix, "x"_a, "last"_a, "state"_a, "first_value"_a.none(), "shares"_a, "matrices"_a, "rows"_a,
-             "unit"_a, "unit_eps"_a, "norm_eps"_a, "slowest"_a,
+        .def("time_mix", &StateKernels::time_mix, "x"_a, "last"_a, "state"_a, "first_value"_a.none(), "mix"_a,
              "RWKV-7's time mixing up to its output matrix: y [B, T, E], values [B * T, E], the state after the last token.\n\n"
              "Args:\n"
              "    x: [B, T, E].\n"
              "    last: the token before [B, 1, E].\n"
              "    state: before the first token [B, H, P, P].\n"
              "    first_value: values of the model's first layer [B * T, E]; None in that.\n"
-             "    shares: [6, E], of the token before, for receptance, decay, key, value, rate and gate.\n"
-             "    matrices: receptance, key, value; then down and up of decay, rate, gate, and where first_value is given,\n"
-             "        of its share.\n"
-             "    rows: [E] each: what is added to decay and rate, key_removed, key_rate, bonus, the weight and the bias of\n"
-             "        the norm of heads, and where first_value is given, what is added to its share.\n"
-             "    unit: [P], the weight of the norm of what is taken out of the state, with its epsilon.\n"
-             "    norm_eps: of the norm of heads.\n"
-             "    slowest: what the logarithm of a decay is a share of.")
-        .def("channel_mix", &StateKernels::channel_mix, "x"_a, "last"_a, "share"_a, "up"_a, "down"_a,
-             "RWKV-7's channel mixing of x [B, T, E] and the tokens before, last [B, 1, E]: [B, T, E].");
+             "    mix: the weights.")
+        .def("channel_mix", &StateKernels::channel_mix, "x"_a, "last"_a, "mix"_a,
+             "RWKV-7's channel mixing of x [B, T, E] and the tokens before, last [B, 1, E]: [B, T, E].")
+        .def("rwkv_blocks", &StateKernels::rwkv_blocks, "x"_a, "blocks"_a, "before"_a, "first_value"_a.none(),
+             "RWKV-7's blocks one after another: y [B, T, E], the first block's values [B * T, E], and what each remembers.\n\n"
+             "Args:\n"
+             "    x: what enters the first of them [B, T, E].\n"
+             "    blocks: at least one; only the first may be the model's first.\n"
+             "    before: of each the last token that time mixing saw [B, 1, E], its state [B, H, P, P], and the last that\n"
+             "        channel mixing saw [B, 1, E]; what comes out is the same.\n"
+             "    first_value: values of the model's first block [B * T, E]; None where it is among these.");
+}
+
+}  // namespace
+
+void bind_states(nb::module_& module) {
+    bind_rwkv(module);
+    bind_kernels(module);
 }
 
 }  // namespace slm::python

@@ -13,7 +13,7 @@ constexpr std::size_t state_floats = 4096;   // of the heads that one task advan
 constexpr std::size_t task_values = 1 << 13; // of a step without products: fewer are done before a thread has heard of it
 
 // Of the thread that calls, and of whoever computes.
-thread_local Scratch flow_scratch, work_scratch;
+thread_local Scratch block_scratch, flow_scratch, work_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
@@ -186,7 +186,7 @@ void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Seque
 }
 
 void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer, Sequences batch, const float* x, const float* last,
-                 float* y) {
+                 const float* residual, float* y) {
     const std::size_t n = batch.n_rows(), width = layer.up->n_in, inner = layer.up->n_out;
     float* between = flow_scratch.room<float>(n * inner);
     const ShiftedRows given(kernels, {batch.n_tokens, width, x, last, layer.share});
@@ -194,7 +194,38 @@ void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer,
     up.source = &given;
     multiply_all(kernels, pool, {&up, 1});
     follow(kernels, pool, Curve::relu_squared, between, n * inner);
+    if (residual) return add_product(kernels, pool, between, n, {layer.down, nullptr}, residual, y);
     multiply(kernels, pool, between, n, *layer.down, y);
+}
+
+namespace {
+
+// The last token of each sequence, [B][width] of rows [B * T][width].
+void keep_last(Sequences batch, std::size_t width, const float* rows, float* last) {
+    for (std::size_t i = 0; i < batch.n_sequences; ++i)
+        std::memcpy(last + i * width, rows + ((i + 1) * batch.n_tokens - 1) * width, width * sizeof(float));
+}
+
+}  // namespace
+
+void rwkv_block(const IsaKernels& kernels, Pool& pool, const RwkvBlock& block, Sequences batch, const RwkvStates& states, float* values,
+                float* x) {
+    const std::size_t n = batch.n_rows(), width = block.channel.up->n_in;
+    Taking take(block_scratch.room<float>(4 * in_vectors(n * width)));
+    float *rows = take(n * width), *mixed = take(n * width), *after = take(n * width), *own_values = take(n * width);
+    TimeMix time = block.time;
+    DeltaRule& rule = time.rule;
+    rule.n_sequences = batch.n_sequences, rule.n_tokens = batch.n_tokens;
+    rule.before = states.state, rule.after = states.state_after, rule.y = mixed;
+    const bool is_first = !time.first_value.down;
+    rule.first_value = is_first ? nullptr : values;
+    normalize(kernels, pool, x, n * width, block.time_norm, rows);
+    time_mix(kernels, pool, time, batch, rows, states.last, is_first ? values : own_values);
+    keep_last(batch, width, rows, states.last_after);
+    add_product(kernels, pool, mixed, n, block.output, x, after);
+    normalize(kernels, pool, after, n * width, block.channel_norm, rows);
+    keep_last(batch, width, rows, states.channel_last_after);
+    channel_mix(kernels, pool, block.channel, batch, rows, states.channel_last, after, x);
 }
 
 }  // namespace slm

@@ -71,7 +71,27 @@ struct ChannelMix {
     const Matrix *up, *down;          // (F, E), (E, F)
 };
 
+// What it makes is added to `residual` [B * T][E], where there is one.
 void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer, Sequences batch, const float* x, const float* last,
-                 float* y);
+                 const float* residual, float* y);
+
+// A block of RWKV-7: both mixings, each behind a norm; what they make is added to what entered.
+struct RwkvBlock {
+    Norm time_norm;
+    TimeMix time;
+    Linear output;
+    Norm channel_norm;
+    ChannelMix channel;
+};
+
+// What a block remembers: before a batch, and after it.
+struct RwkvStates {
+    const float *last, *state, *channel_last;  // [B][E], [B][H][P][P], [B][E]
+    float *last_after, *state_after, *channel_last_after;
+};
+
+// A block on x [B * T][E], in place; `values` [B * T][E] are made by the model's first block and read by others.
+void rwkv_block(const IsaKernels& kernels, Pool& pool, const RwkvBlock& block, Sequences batch, const RwkvStates& states, float* values,
+                float* x);
 
 }  // namespace slm

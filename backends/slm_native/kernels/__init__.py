@@ -21,7 +21,7 @@ from slm_native.kernels.parameters import (
 )
 from slm_native.kernels.primitives import FixedShape, FloatArray, FusedBlocks
 from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv
-from slm_native.kernels.rwkv import ChannelMix, LowRank, Rwkv7
+from slm_native.kernels.rwkv import ChannelMix, FusedRwkv, LowRank, Rwkv7, RwkvBlock
 from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "FixedShape",
     "FloatArray",
     "FusedBlocks",
+    "FusedRwkv",
     "KernelChoice",
     "KernelSet",
     "LatentAttention",
@@ -50,6 +51,7 @@ __all__ = [
     "PlainBlock",
     "Rotation",
     "Rwkv7",
+    "RwkvBlock",
     "Scoring",
     "ShortConv",
     "Weight",

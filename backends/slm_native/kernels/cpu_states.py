@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slm_core.architectures import NormKind
+from slm_native.kernels.cpu_rwkv import CpuRwkv, native_channel_mix, native_rwkv_block, native_time_mix
 from slm_native.kernels.cpu_weights import extension, handle_of, plain_handles
 from slm_native.kernels.parameters import Norm
 from slm_native.kernels.recurrent import Mamba, Mamba2
 from slm_native.kernels.reference import ReferenceKernels
-from slm_native.kernels.rwkv import SLOWEST, ChannelMix, Rwkv7
+from slm_native.kernels.rwkv import ChannelMix, FusedRwkv, Rwkv7, RwkvBlock
 from slm_native.kv import Array
 
 if TYPE_CHECKING:
@@ -70,32 +70,25 @@ class CpuStateKernels(ReferenceKernels):
         self, weights: Rwkv7, x: Array, last: Array, state: Array, first_value: Array | None
     ) -> tuple[Array, Array, Array]:
         """In one call, where all matrices have kernels."""
-        w, first = weights, weights.first_value
-        pairs = [w.decay, w.rate, w.gate] if first is None else [w.decay, w.rate, w.gate, first]
-        low_rank = chain.from_iterable((pair.down, pair.up) for pair in pairs)
-        matrices = plain_handles(w.receptance, w.key, w.value, *low_rank)
-        if matrices is None:
+        native = native_time_mix(weights)
+        if native is None:
             return super().time_mix(weights, x, last, state, first_value)
-        rows = [w.decay.base, w.rate.base, w.key_removed, w.key_rate, w.bonus, w.head_norm.weight, w.head_norm.bias]
-        if first is not None:
-            rows.append(first.base)
         x, last, state = _contiguous(x, last, state)
-        return self._states.time_mix(
-            *(x, last, state, first_value, w.shares, matrices),
-            [row.reshape(-1) for row in rows],
-            w.unit_norm.weight,
-            *(w.unit_norm.eps, w.head_norm.eps, SLOWEST),
-        )
+        return self._states.time_mix(x, last, state, first_value, native)
 
     def channel_mix(self, weights: ChannelMix, x: Array, last: Array) -> Array:
         """In one call, where both matrices have kernels."""
-        matrices = plain_handles(weights.up, weights.down)
-        if matrices is None:
+        native = native_channel_mix(weights)
+        if native is None:
             return super().channel_mix(weights, x, last)
-        up, down = matrices
         x, last = _contiguous(x, last)
-        y: Array = self._states.channel_mix(x, last, weights.share, up, down)
+        y: Array = self._states.channel_mix(x, last, native)
         return y
+
+    def fuse_rwkv(self, blocks: Sequence[RwkvBlock]) -> FusedRwkv | None:
+        """In one call, where all matrices have kernels."""
+        made = [native for block in blocks if (native := native_rwkv_block(block)) is not None]
+        return CpuRwkv(self._states, made) if len(made) == len(blocks) else None
 
 
 def _contiguous(*arrays: Array) -> Sequence[Any]:

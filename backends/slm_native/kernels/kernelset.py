@@ -28,7 +28,7 @@ from slm_native.kernels.parameters import (
 )
 from slm_native.kernels.primitives import Primitives
 from slm_native.kernels.recurrent import Mamba, Mamba2
-from slm_native.kernels.rwkv import ChannelMix, Rwkv7
+from slm_native.kernels.rwkv import ChannelMix, FusedRwkv, Rwkv7, RwkvBlock
 from slm_native.kv import Array, BatchPlan, KvLayer
 
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the prompt
@@ -117,6 +117,14 @@ class KernelSet(Primitives):
     def channel_mix(self, weights: ChannelMix, x: Array, last: Array) -> Array:
         """RWKV-7's channel mixing of tokens ``x``, normalized, [B, T, E], after ``last`` [B, 1, E]: [B, T, E]."""
         return rwkv.channel_mix(self, weights, x, last)
+
+    def fuse_rwkv(self, blocks: Sequence[RwkvBlock]) -> FusedRwkv | None:
+        """The blocks as one call, which gives what their steps one by one give; None where this tier has none for them.
+
+        Args:
+            blocks: at least one; only the first may be the model's first.
+        """
+        return None
 
     def normed(self, x: Array, norm: Norm | None) -> Array:
         """``x`` normalized, or as it is where there is no norm."""

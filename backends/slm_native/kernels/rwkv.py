@@ -5,8 +5,10 @@ Shapes: B sequences of T tokens each, E embedding width, H heads of width P, so 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from slm_core.architectures import Activation, Rwkv7Spec
 from slm_native.kernels.parameters import Linear, Norm
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
 SLOWEST = -0.606531
 """Of the logarithm of a decay: -exp(-1/2)."""
+
+RwkvState: TypeAlias = tuple[Array, Array, Array]
+"""What a block remembers: the last token that time mixing saw [B, 1, E], its state [B, H, P, P], and the last token
+that channel mixing saw [B, 1, E]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +62,35 @@ class ChannelMix:
     share: Array  # [E]
     up: Linear  # (F, E)
     down: Linear  # (E, F)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RwkvBlock:
+    """A whole block: both mixings, each behind its norm; what they make is added to what entered."""
+
+    time_norm: Norm
+    time: Rwkv7
+    channel_norm: Norm
+    channel: ChannelMix
+
+
+class FusedRwkv(ABC):
+    """Several blocks that a tier computes in one call."""
+
+    @abstractmethod
+    def run(
+        self, x: Array, before: Sequence[RwkvState], first_value: Array | None
+    ) -> tuple[Array, Array, Sequence[RwkvState]]:
+        """What leaves the last block.
+
+        Args:
+            x: what enters the first [B, T, E].
+            before: what each remembers.
+            first_value: values [B * T, E] of the model's first block; None where it is among these.
+
+        Returns:
+            [B, T, E], the values of the model's first block, and what each remembers after the last token.
+        """
 
 
 def time_mix(
