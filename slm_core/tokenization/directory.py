@@ -22,7 +22,7 @@ from slm_core.tokenization.known_tokens import apply_known_texts
 from slm_core.tokenization.pieces import from_byte_level, from_metaspace, stored
 from slm_core.tokenization.special import token_text
 from slm_core.tokenization.vocab import GgufVocab, well_formed
-from slm_core.tokenization.world import world_vocab
+from slm_core.tokenization.world import is_world, read_world, world_of_json, world_vocab
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _MODELS = ("BPE", "WordPiece")
@@ -46,11 +46,15 @@ def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] =
     """
     path = vocabulary_of(folder)
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    stated = {} if path.name == WORLD else read_json(path)
     vocab: DirectoryVocab | GgufVocab
     if path.name == WORLD:
-        vocab = world_vocab(path, settings, size, ends)
+        vocab = world_vocab(path, read_world(path), settings, size, ends)
+    elif is_world(stated):
+        pieces, added = world_of_json(path, stated)
+        vocab = world_vocab(path, pieces, {"added_tokens_decoder": added} | settings, size, ends)
     else:
-        vocab = DirectoryVocab(path, read_json(path), settings, size, ends)
+        vocab = DirectoryVocab(path, stated, settings, size, ends)
     if size is not None and not all(0 <= end < size for end in ends):
         raise InvalidModelFile(f"{folder}: a token that ends answers is outside the vocabulary of {size}")
     return vocab

@@ -63,7 +63,13 @@ def from_metaspace(text: str) -> bytes:
 
 def from_byte_level(text: str) -> bytes:
     """Map the characters back to bytes; a token with any other character stands for its own text."""
+    found = byte_level_bytes(text)
+    return stored(text) if found is None else found
+
+
+def byte_level_bytes(text: str) -> bytes | None:
+    """The bytes that its characters stand for; None where there is another character."""
     try:
         return bytes(map(_BYTE_OF.__getitem__, text))
     except KeyError:
-        return stored(text)
+        return None

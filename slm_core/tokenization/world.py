@@ -2,6 +2,10 @@ r"""RWKV World's vocabulary as directories have it: a text file with a token a l
 
 ``261 '\n\n' 2``: a literal as Python writes texts and bytes, which is read here, and never evaluated. Token 0 ends a
 text and is in no line.
+
+Other directories have it as a ``tokenizer.json``: WordPiece over the characters of byte-level vocabularies, without a
+prefix and without words, whose greedy search for the longest piece is the same. The library takes time that grows with
+the cube of a text's length, and finds token 0 in texts that spell it, so that the vocabulary alone is read from it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any
 from slm_core.errors import InvalidModelFile
 from slm_core.gguf.cursor import shown
 from slm_core.tokenization.kinds import TokenKind
+from slm_core.tokenization.pieces import byte_level_bytes
 from slm_core.tokenization.rwkv import LongestBytes
 from slm_core.tokenization.spec import stated_spec
 from slm_core.tokenization.special import SpecialTokens, token_text
@@ -21,25 +26,28 @@ from slm_core.tokenization.vocab import GgufVocab
 
 _MAX_BYTES = 64 << 20
 _MAX_SIZE = 1 << 20
+_UNBOUNDED = 2**31 - 1  # characters of a word: no text is longer
 _LINE = re.compile(r"""([0-9]{1,8})[ ](b?)(?:'((?:[^'\\]|\\.){0,4096})'|"((?:[^"\\]|\\.){0,4096})")[ ]([0-9]{1,5})""")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
 _NAMED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 _END_OF_TEXT, _END_OF_TURN = "<s>", b"\n\n"  # the text of token 0 where no setting tells it, as in GGUF files
 
 
-def world_vocab(path: Path, settings: Mapping[str, Any], size: int | None, ends: Sequence[int]) -> GgufVocab:
-    """Read such a vocabulary. Token 0 and an empty line end an answer, as GGUF files have it.
+def world_vocab(
+    path: Path, pieces: Mapping[int, bytes], settings: Mapping[str, Any], size: int | None, ends: Sequence[int]
+) -> GgufVocab:
+    """Such a vocabulary. Token 0 and an empty line end an answer, as GGUF files have it.
 
     Args:
-        path: the file.
+        path: the file, for messages.
+        pieces: what it holds.
         settings: what ``tokenizer_config.json`` holds: the text of token 0, and tokens that the file does not have.
         size: rows of the model's logits; ids that stand for nothing fill them. None for as many as there are.
         ends: ids that end an answer besides.
 
     Raises:
-        InvalidModelFile: the file is missing, too large or damaged, or has more tokens than the model.
+        InvalidModelFile: the file has more tokens than the model, or none for a byte.
     """
-    pieces = _read_pieces(path)
     ids = {piece: i for i, piece in pieces.items()}
     added = _read_added(path, settings, ids)
     n_tokens = max(pieces.keys() | added.keys()) + 1
@@ -60,7 +68,43 @@ def world_vocab(path: Path, settings: Mapping[str, Any], size: int | None, ends:
     return vocab
 
 
-def _read_pieces(path: Path) -> dict[int, bytes]:
+def is_world(stated: Mapping[str, Any]) -> bool:
+    """Whether a ``tokenizer.json`` holds such a vocabulary, and nothing that would do something else to a text."""
+    parts = [stated.get(part) or {} for part in ("model", "pre_tokenizer", "decoder")]
+    if not all(isinstance(part, dict) for part in parts) or stated.get("normalizer") or stated.get("post_processor"):
+        return False
+    model, before, after = parts
+    vocab, longest = model.get("vocab"), model.get("max_input_chars_per_word")
+    return (
+        (model.get("type"), model.get("continuing_subword_prefix")) == ("WordPiece", "")
+        and (isinstance(longest, int) and longest >= _UNBOUNDED)
+        and (isinstance(vocab, dict) and vocab.get(str(model.get("unk_token"))) == 0)
+        and (before.get("type"), before.get("use_regex"), before.get("add_prefix_space")) == ("ByteLevel", False, False)
+        and after.get("type") == "ByteLevel"
+    )
+
+
+def world_of_json(path: Path, stated: Mapping[str, Any]) -> tuple[dict[int, bytes], dict[str, Any]]:
+    """Such a ``tokenizer.json``: bytes by id, without what stands for nothing; and tokens that it adds.
+
+    Raises:
+        InvalidModelFile: one of both is none.
+    """
+    vocab, added = stated["model"]["vocab"], stated.get("added_tokens") or []
+    if not all(type(i) is int and 0 <= i < _MAX_SIZE for i in vocab.values()) or len({*vocab.values()}) != len(vocab):
+        raise InvalidModelFile(f"{path}: the ids of the tokenizer's model are no integers from 0, or not one a token")
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise InvalidModelFile(f"{path}: 'added_tokens' is not a list of tokens")
+    pieces = {i: piece for text, i in vocab.items() if (piece := byte_level_bytes(text))}
+    return pieces, {str(token.get("id")): token for token in added}
+
+
+def read_world(path: Path) -> dict[int, bytes]:
+    """The tokens of the text file: bytes by id.
+
+    Raises:
+        InvalidModelFile: it is missing, too large or damaged.
+    """
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise InvalidModelFile(f"{path}: larger than {_MAX_BYTES} bytes")

@@ -1,10 +1,16 @@
-"""rwkv7: RWKV-7 "Goose", as flash-linear-attention names it. Time mixing by a state; no attention, no positions."""
+"""rwkv7: RWKV-7 "Goose". Time mixing by a state; no attention, no positions.
+
+Directories name its tensors as flash-linear-attention does, or as its reference implementation (BlinkDL's RWKV-LM),
+which the class Rwkv7ForCausalLM of RWKV's own directories keeps; configurations say which by that class.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
-from slm_core.checkpoints.changes import Reshaped
+from slm_core.checkpoints.changes import Reshaped, Transposed
 from slm_core.checkpoints.config import MAX_PARTS, Config
 from slm_core.checkpoints.decoder import LAYER
 from slm_core.checkpoints.recipe import Part, Recipe, biases, weights
@@ -13,6 +19,7 @@ from slm_core.gguf import PlainValue
 
 _N_CTX = 2**20  # whatever the configuration says, a state has no end; the number is that of GGUF files
 _HEAD_EPS = 64e-5  # of the norm of each head, which neither GGUF files nor the reference implementation have a key for
+_REFERENCE = "Rwkv7ForCausalLM"  # flash-linear-attention's begins with four capitals
 _RANKS = {"decay": ("decay", 64), "iclr": ("a", 64), "value_residual_mix": ("v", 16), "gate": ("gate", 128)}
 _NEUTRAL = """
 attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm max_position_embeddings num_heads use_l2warp
@@ -30,20 +37,23 @@ _MATRICES = weights(
         "channel_mix_value": "ffn.value",
     }
 )
+_REFERENCE_NORMS = weights({"attn_norm": "ln1", "attn_norm_2": "ln2", "time_mix_ln": "att.ln_x"})
+_REFERENCE_MATRICES = weights(
+    {
+        **{f"time_mix_{name}": f"att.{name}" for name in ("receptance", "key", "value", "output")},
+        **{f"channel_mix_{name}": f"ffn.{name}" for name in ("key", "value")},
+    }
+)
 _SHARES = (6, 1, 1)
-_VECTORS = {
-    "time_mix_lerp_fused.weight": Part(
-        "attn.x_{x}", Reshaped(_SHARES), 6, letters="rwkvag", older=Part("attn.x_x", Reshaped(_SHARES))
-    ),
-    "time_mix_k_k.weight": Part("attn.k_k", Reshaped()),
-    "time_mix_k_a.weight": Part("attn.k_a", Reshaped()),
-    "time_mix_r_k.weight": Part("attn.r_k", Reshaped()),
-    "channel_mix_lerp_k.weight": Part("ffn.x_k", Reshaped()),
-}
 
 
 def recipe(config: Config) -> Recipe:
     """Read an rwkv7; what the first block may have to mix its own values with themselves is not used."""
+    return _of_reference(config) if _REFERENCE in config.strings("architectures") else _of_linear_attention(config)
+
+
+def _of_linear_attention(config: Config) -> Recipe:
+    """A directory of flash-linear-attention's names."""
     n_embd, n_layers = config.size("hidden_size", 2048), config.size("num_hidden_layers", 24, MAX_PARTS)
     config.only("hidden_act", "sqrelu")
     config.only("norm_first", True)
@@ -51,15 +61,8 @@ def recipe(config: Config) -> Recipe:
     config.only("value_dim", n_embd, [n_embd] * n_layers)
     config.only("attn", None)  # layers that attend
     config.neutral(*_NEUTRAL.split())
-    metadata: dict[str, PlainValue] = {
-        "block_count": n_layers,
-        "context_length": _N_CTX,
-        "embedding_length": n_embd,
-        "feed_forward_length": _n_ff(config, n_embd),
-        "attention.head_count": 0,
-        **_heads(config, n_embd),
-        **{f"attention.{key}_lora_rank": _rank(config, *stated) for key, stated in _RANKS.items()},
-    }
+    ranks = {key: _rank(config, *stated) for key, stated in _RANKS.items()}
+    metadata = _metadata(config, n_embd, n_layers, _n_ff(config, n_embd), ranks)
     outside = weights({"token_embd_norm": "model.layers.0.pre_norm", "output_norm": "model.norm"})
     matrices = {"token_embd": "model.embeddings"}
     if not config.flag("tie_word_embeddings", False):
@@ -69,13 +72,66 @@ def recipe(config: Config) -> Recipe:
     return Recipe("rwkv7", metadata, model, [_block(is_first=i == 0) for i in range(n_layers)], unused=unused)
 
 
+def _of_reference(config: Config) -> Recipe:
+    """A directory of the reference implementation's names; versions of its class do not agree on ranks not stated."""
+    n_embd, n_layers = config.size("hidden_size", 768), config.size("num_hidden_layers", 12, MAX_PARTS)
+    config.only("norm_bias", True)
+    config.only("use_deep_embed", False)
+    config.only("num_heads", n_embd // config.size("head_dim", 64))
+    config.neutral("max_position_embeddings", "wkv_implementation", "wkv_state_dtype")
+    ranks = {key: config.size(f"{name}_low_rank_dim") for key, (name, _) in _RANKS.items()}
+    metadata = _metadata(config, n_embd, n_layers, config.size("intermediate_size", 4 * n_embd), ranks)
+    outside = weights({"token_embd_norm": "rwkv7.blocks.0.ln0", "output_norm": "rwkv7.ln_out"})
+    matrices = {"token_embd": "rwkv7.emb"}
+    if not config.flag("tie_word_embeddings", False):
+        matrices["output"] = "head"
+    unused = r"^rwkv7\.blocks\.0\.att\.v[012]$" + ("" if "output" in matrices else r"|^head\.weight$")
+    model = outside | biases(outside) | weights(matrices)
+    blocks = [_reference_block(is_first=i == 0) for i in range(n_layers)]
+    return Recipe("rwkv7", metadata, model, blocks, "rwkv7.blocks.{i}.", unused=unused)
+
+
+def _metadata(config: Config, n_embd: int, n_layers: int, n_ff: int, ranks: Mapping[str, int]) -> dict[str, PlainValue]:
+    return {
+        "block_count": n_layers,
+        "context_length": _N_CTX,
+        "embedding_length": n_embd,
+        "feed_forward_length": n_ff,
+        "attention.head_count": 0,
+        **_heads(config, n_embd),
+        **{f"attention.{key}_lora_rank": rank for key, rank in ranks.items()},
+    }
+
+
 def _block(*, is_first: bool) -> dict[str, Part]:
-    block = _NORMS | biases(_NORMS) | _MATRICES | _VECTORS
+    block = _NORMS | biases(_NORMS) | _MATRICES | _vectors("attn")
+    block["time_mix_lerp_fused.weight"] = replace(
+        block["time_mix_lerp_fused.weight"], older=Part("attn.x_x", Reshaped(_SHARES))
+    )
     for name in "wag" if is_first else "wavg":
         block |= weights({f"time_mix_{name}{i}": f"attn.{name}_lora.lora.{at}" for i, at in ((1, 0), (2, 2))})
         if name != "g":
             block[f"time_mix_{name}0.weight"] = Part(f"attn.{name}_lora.lora.2.bias")
     return block
+
+
+def _reference_block(*, is_first: bool) -> dict[str, Part]:
+    block = _REFERENCE_NORMS | biases(_REFERENCE_NORMS) | _REFERENCE_MATRICES | _vectors("att")
+    for name in "wag" if is_first else "wavg":
+        for i in (1, 2):
+            block[f"time_mix_{name}{i}.weight"] = Part(f"att.{name}{i}", Transposed())
+        if name != "g":
+            block[f"time_mix_{name}0.weight"] = Part(f"att.{name}0", Reshaped())
+    return block
+
+
+def _vectors(mixing: str) -> dict[str, Part]:
+    """The shares of what is mixed, and other numbers for each channel; ``mixing`` is time mixing's name."""
+    return {
+        "time_mix_lerp_fused.weight": Part(f"{mixing}.x_{{x}}", Reshaped(_SHARES), 6, letters="rwkvag"),
+        **{f"time_mix_{name}.weight": Part(f"{mixing}.{name}", Reshaped()) for name in ("k_k", "k_a", "r_k")},
+        "channel_mix_lerp_k.weight": Part("ffn.x_k", Reshaped()),
+    }
 
 
 def _n_ff(config: Config, n_embd: int) -> int:

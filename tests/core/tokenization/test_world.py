@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import rwkv
 from rwkv.rwkv_tokenizer import TRIE_TOKENIZER
+from tokenizers import Tokenizer
 
 from slm_core.errors import InvalidModelFile
 from slm_core.tokenization import GgufVocab, directory_vocab
+from world_json import END as JSON_END
+from world_json import world_tokenizer
 
 PUBLISHED = Path(rwkv.__file__).parent / "rwkv_vocab_v20230424.txt"
 NORMAL, CONTROL, UNUSED = 1, 3, 5
@@ -86,6 +89,87 @@ def test_it_is_the_vocabulary_of_a_gguf_file(vocab, reference, write_gguf, open_
     for i, text in enumerate(make_texts(100, seed=8, spelled=("<s>", "\n\n"))):
         flags = {"add_special": bool(i & 1), "parse_special": bool(i & 2)}
         assert found.encode(text, **flags) == given.encode(text, **flags), f"{text!r}, {flags}"
+
+
+@pytest.fixture(scope="module")
+def as_json(tmp_path_factory, reference) -> Path:
+    folder = tmp_path_factory.mktemp("json")
+    world_tokenizer(reference.idx2token, SIZE).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_tokenizer_json_of_it_is_the_same_vocabulary(as_json, vocab, reference, make_texts):
+    """But for the text of token 0; against the reference, and against the library on texts that it has time for."""
+    found, library = directory_vocab(as_json, SIZE), Tokenizer.from_file(str(as_json / "tokenizer.json"))
+    assert (found.size, found.bos, found.eos, found.eog_ids) == (SIZE, 0, 0, {0, 261})
+    assert [found.token_bytes(i) for i in range(SIZE)] == [vocab.token_bytes(i) for i in range(SIZE)]
+    for text in make_texts(300, seed=11, spelled=("\n\n", JSON_END)):
+        if any("\ud800" <= character < "\ue000" for character in text):
+            continue
+        ids = found.encode(text, add_special=True, parse_special=False)
+        assert ids == reference.encode(text), f"{text[:200]!r}"
+        assert found.encode(text, add_special=True, parse_special=True) == library.encode(text).ids, f"{text[:200]!r}"
+    assert found.encode(JSON_END, add_special=False, parse_special=True) == [0]
+    assert (found.token_bytes(0), found.token_bytes(0, special=True)) == (b"", JSON_END.encode())
+
+
+def test_settings_beside_a_tokenizer_json_name_further_tokens(tmp_path, reference):
+    pieces = {i: piece for i, piece in reference.idx2token.items() if i < 270}
+    world_tokenizer(pieces, 300).save(str(tmp_path / "tokenizer.json"))
+    added = {"0": {"content": JSON_END, "special": True}, "300": {"content": "<|im_end|>", "special": True}}
+    settings = {"added_tokens_decoder": added, "eos_token": "<|im_end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    vocab = directory_vocab(tmp_path, 310)
+    assert (vocab.bos, vocab.eos, vocab.eog_ids) == (0, 300, {0, 261, 300})
+    assert vocab.encode("a<|im_end|>", add_special=False, parse_special=True) == [98, 300]
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("model", {"max_input_chars_per_word": 5}),
+        ("model", {"continuing_subword_prefix": "a"}),
+        ("pre_tokenizer", {"use_regex": True}),
+        ("pre_tokenizer", {"add_prefix_space": True}),
+        ("normalizer", {"type": "Lowercase"}),
+    ],
+)
+def test_what_differs_in_a_tokenizer_json_is_the_librarys(tmp_path, reference, part, change):
+    """No word, words, another word: none of them is searched for the longest piece in all of a text."""
+    pieces = {i: piece for i, piece in reference.idx2token.items() if i < 6000}
+    library = world_tokenizer(pieces, 6000)
+    stated = json.loads(library.to_str())
+    stated[part] = (stated[part] or {}) | change
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stated))
+    text = "Hello THERE, all of you"
+    wanted = Tokenizer.from_str(json.dumps(stated)).encode(text).ids
+    assert wanted != reference.encode(text)
+    assert directory_vocab(tmp_path).encode(text, add_special=False, parse_special=True) == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda stated: stated["model"]["vocab"].update(a=7), "not one a token"),
+        (lambda stated: stated["model"]["vocab"].update(a=-1), "no integers from 0"),
+        (lambda stated: stated["model"]["vocab"].update(a=1 << 40), "no integers from 0"),
+        (lambda stated: stated["model"]["vocab"].update(a="7"), "no integers from 0"),
+        (lambda stated: stated["model"]["vocab"].pop("a"), "no token for the byte 0x61"),
+        (lambda stated: stated.update(added_tokens=3), "'added_tokens' is not a list"),
+        (lambda stated: stated.update(added_tokens=[3]), "'added_tokens' is not a list"),
+        (lambda stated: stated.update(added_tokens=[{"content": "ab"}]), "added token 'None'"),
+        (lambda stated: stated.update(added_tokens=[{"id": 300, "content": ""}]), "added token '300'"),
+        (lambda stated: stated["model"].update(unk_token=["a"]), "tokenizer"),
+    ],
+)
+def test_a_damaged_tokenizer_json_of_it_is_refused(tmp_path, reference, change, message):
+    pieces = {i: piece for i, piece in reference.idx2token.items() if i < 270}
+    stated = json.loads(world_tokenizer(pieces, 270).to_str())
+    change(stated)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stated))
+    with pytest.raises(InvalidModelFile, match=message) as caught:
+        directory_vocab(tmp_path, 310)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """RWKV-7 in the names of its reference implementation, the ``rwkv`` package, and of directories; that package's logits.
 
 Directories are those of flash-linear-attention, whose class names its tensors so, and whose converter from the
-reference's files does what ``directory_tensors`` does. That class runs on GPUs alone.
+reference's files does what ``directory_tensors`` does. That class runs on GPUs alone. RWKV's own directories keep the
+reference's names, one word before them.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import warnings
@@ -21,6 +23,7 @@ from safetensors.torch import save_file
 from native.architectures.engines import Rows
 from slm_core.gguf import GgufFile
 from slm_core.quant import dequantize
+from world_json import world_tokenizer
 
 VOCABULARY = Path(rwkv.__file__).parent / "rwkv_vocab_v20230424.txt"
 Tensors = Mapping[str, torch.Tensor]
@@ -108,6 +111,61 @@ def directory_tensors(tensors: Tensors, *, packed: bool = False) -> dict[str, to
         each = [torch.stack(shares)] if packed else shares
         found |= {f"model.layers.{i}.attn.{name}": share for name, share in zip(names, each, strict=True)}
     return found
+
+
+def plain_tensors(tensors: Tensors, *, unread: bool = True) -> dict[str, torch.Tensor]:
+    """The same as RWKV's own directories have them, with what is ``unread`` in block 0."""
+    found: dict[str, torch.Tensor] = {}
+    for name, values in tensors.items():
+        if not unread and re.fullmatch(r"blocks\.0\.att\.v[012]", name):
+            continue
+        is_vector = re.search(r"\.x_[rwkvag]$|\.[wav]0$|\.k_[ka]$", name) is not None
+        theirs = name if name == "head.weight" else f"rwkv7.{name}"
+        found[theirs] = values.reshape(1, 1, -1).clone() if is_vector else values.clone()
+    return found
+
+
+def write_plain_directory(folder: Path, tensors: Tensors, **stated: Any) -> Path:
+    """A directory with them, what its configuration says but for ``stated``, and its vocabulary as JSON."""
+    folder.mkdir()
+    n_vocab, n_embd = tensors["rwkv7.emb.weight"].shape
+    save_file(dict(tensors), folder / "model.safetensors")
+    config = {
+        "architectures": ["Rwkv7ForCausalLM"],
+        "auto_map": {"AutoModelForCausalLM": "modeling_rwkv7.Rwkv7ForCausalLM"},
+        "model_type": "rwkv7",
+        "vocab_size": n_vocab,
+        "hidden_size": n_embd,
+        "num_hidden_layers": 3,
+        "num_heads": 3,
+        "head_dim": 64,
+        "intermediate_size": 160,
+        "decay_low_rank_dim": 32,
+        "a_low_rank_dim": 24,
+        "v_low_rank_dim": 16,
+        "gate_low_rank_dim": 40,
+        "norm_eps": 1e-05,
+        "norm_bias": True,
+        "wkv_state_dtype": "float32",
+        "wkv_implementation": "chunked",
+        "use_cache": True,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config | stated))
+    world_tokenizer(_pieces(n_vocab), n_vocab).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def _pieces(n_vocab: int) -> dict[int, bytes]:
+    """The first tokens of the vocabulary, by id."""
+    lines = VOCABULARY.read_text(encoding="utf-8").split("\n")[: n_vocab - 1]
+    literals = [ast.literal_eval(line[line.index(" ") + 1 : line.rindex(" ")]) for line in lines]
+    pieces = [literal.encode() if isinstance(literal, str) else literal for literal in literals]
+    return dict(enumerate(pieces, 1))
 
 
 def write_directory(folder: Path, tensors: Tensors, **stated: Any) -> Path:

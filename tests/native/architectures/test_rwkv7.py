@@ -15,9 +15,11 @@ from native.architectures.engines import native_logits
 from native.architectures.rwkv7 import (
     VOCABULARY,
     directory_tensors,
+    plain_tensors,
     reference_logits,
     reference_tensors,
     write_directory,
+    write_plain_directory,
 )
 from native.exact import exact
 from slm_conformance.families import family_model, family_tensors
@@ -27,6 +29,7 @@ from slm_core.checkpoints.config import Config
 from slm_core.checkpoints.reading import recipe_of
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgufFile
+from world_json import END
 
 N_TOKENS = 60
 BOUND = 1e-4  # clause 9 of the contract: float32, relative
@@ -54,6 +57,22 @@ DEFAULTS = {
     "value_dim": None,
 }
 """Of ``RWKV7Config`` in flash-linear-attention 0.6.0."""
+PLAIN = {
+    "a_low_rank_dim": 24,
+    "decay_low_rank_dim": 32,
+    "gate_low_rank_dim": 40,
+    "v_low_rank_dim": 16,
+    "head_dim": 64,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "norm_bias": True,
+    "norm_eps": 1e-5,
+    "num_heads": 12,
+    "num_hidden_layers": 12,
+    "tie_word_embeddings": False,
+    "use_deep_embed": False,
+}
+"""Of ``Rwkv7Config``, which RWKV's own directories bring along; ranks have no default that its versions agree on."""
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +93,79 @@ def reference(path) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def folder(tmp_path, reference) -> Path:
     return write_directory(tmp_path / "hf", directory_tensors(reference))
+
+
+@pytest.fixture
+def plain(tmp_path, reference) -> Path:
+    return write_plain_directory(tmp_path / "plain", plain_tensors(reference))
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_directory_in_the_references_names_holds_what_the_gguf_file_holds(tmp_path, path, reference, unread):
+    unused = {f"blocks.0.att.v{i}": torch.ones(2, 3) for i in range(3)}
+    tensors = plain_tensors({**reference, **unused}, unread=unread)
+    folder = write_plain_directory(tmp_path / "plain", tensors)
+    with Checkpoint(folder) as directory, GgufFile.open(path) as file:
+        used = {name for name, tensor in read_spec(file).tensors() if tensor.used and name in file.tensors}
+        assert directory.tensors.keys() == used
+        for name in used:
+            assert directory.tensors[name].shape == file.tensors[name].shape, name
+            assert directory.tensor_data(name).tobytes() == file.tensor_data(name).tobytes(), f"{name} differs"
+        assert read_spec(directory) == read_spec(file)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_directory_in_the_references_names_gives_its_logits(
+    tmp_path, reference, tier, load, tokens, assert_close, tied
+):
+    given = {**reference, "head.weight": reference["emb.weight"]} if tied else reference
+    folder = write_plain_directory(tmp_path / "plain", plain_tensors(given), tie_word_embeddings=tied)
+    wanted = reference_logits(tmp_path, given, tokens)
+    with load(folder, tier).new_context(OPTIONS) as context:
+        assert_close(native_logits(context, tokens, [N_TOKENS // 2] + [1] * (N_TOKENS // 2)), wanted, BOUND)
+
+
+def test_its_vocabulary_is_world(plain):
+    with slm.load(plain, backend="native") as model:
+        text, ids = "a\n\n", [98, 261]
+        assert model.vocab.encode(f"{text}{END}", add_special=True, parse_special=True) == [*ids, 0]
+        assert model.vocab.encode(text, add_special=True, parse_special=False) == ids
+        assert 0 not in model.vocab.encode(END, add_special=True, parse_special=False)
+        assert model.vocab.eog_ids == {0, 261}
+
+
+@pytest.mark.parametrize("key", PLAIN)
+def test_a_key_of_the_references_class_that_is_left_out_is_its_default(key):
+    stated = {"architectures": ["Rwkv7ForCausalLM"], **PLAIN}
+    less = {name: value for name, value in stated.items() if name != key}
+    if key.endswith("_low_rank_dim"):
+        with pytest.raises(UnsupportedModel, match=f"'{key}' is missing"):
+            told(less)
+    else:
+        assert told(less) == told(stated)
+
+
+@pytest.mark.parametrize(
+    ("stated", "error", "message"),
+    [
+        ({"use_deep_embed": True}, UnsupportedModel, "'use_deep_embed' is True"),
+        ({"norm_bias": False}, UnsupportedModel, "'norm_bias' is False"),
+        ({"num_heads": 4}, UnsupportedModel, "'num_heads' is 4.*accepted: 3"),
+        ({"norm_eps": 1e-6}, UnsupportedModel, "'head_dim' times 'norm_eps' is .*0.00064"),
+        ({"gate_low_rank_dim": None}, UnsupportedModel, "'gate_low_rank_dim' is missing"),
+        ({"a_low_rank_dim": 32}, InvalidModelFile, "time_mix_a1.weight.*shape"),
+        ({"num_hidden_layers": 4}, InvalidModelFile, r"rwkv7\.blocks\.3.*is missing"),
+        ({"num_hidden_layers": 2}, UnsupportedModel, r"rwkv7\.blocks\.2.*not one that rwkv7 models have"),
+        ({"hidden_act": "sqrelu"}, UnsupportedModel, "'hidden_act' is 'sqrelu', which is unknown here"),
+        ({"head_size": 64}, UnsupportedModel, "'head_size' is 64, which is unknown here"),
+        ({"architectures": ["RWKV7ForCausalLM"]}, UnsupportedModel, "'wkv_state_dtype' is 'float32', which is unknown"),
+    ],
+)
+def test_what_is_not_implemented_of_the_references_class_is_refused(plain, load, stated, error, message):
+    change_config(plain, lambda had: had | stated)
+    with pytest.raises(error, match=message) as raised:
+        load(plain)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -1,0 +1,36 @@
+"""RWKV World's vocabulary as a ``tokenizer.json``, as RWKV's own directories have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+END = "<|endoftext|>"
+
+
+def world_tokenizer(pieces: Mapping[int, bytes], size: int) -> Tokenizer:
+    """A tokenizer of the library's whose greedy search over bytes is World's.
+
+    Args:
+        pieces: bytes by id, from 1.
+        size: rows of the model's logits; names that no text spells fill them.
+    """
+    characters = _characters()
+    vocab = {END: 0} | {"".join(characters[byte] for byte in piece): i for i, piece in pieces.items()}
+    vocab |= {f"\ue000{i}\ue001": i for i in range(1, size) if i not in pieces}
+    model = models.WordPiece(
+        vocab=vocab, unk_token=END, max_input_chars_per_word=2**31 - 1, continuing_subword_prefix=""
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    return tokenizer
+
+
+def _characters() -> list[str]:
+    """GPT-2's character for each byte: itself where it can be printed, else one behind Latin 1."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
