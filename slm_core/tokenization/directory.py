@@ -52,7 +52,7 @@ def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] =
         vocab = world_vocab(path, read_world(path), settings, size, ends)
     elif is_world(stated):
         pieces, added = world_of_json(path, stated)
-        vocab = world_vocab(path, pieces, {"added_tokens_decoder": added} | settings, size, ends)
+        vocab = world_vocab(path, pieces, {"added_tokens_decoder": added} | settings, size, ends, unnamed=None)
     else:
         vocab = DirectoryVocab(path, stated, settings, size, ends)
     if size is not None and not all(0 <= end < size for end in ends):

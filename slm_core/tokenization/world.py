@@ -34,7 +34,13 @@ _END_OF_TEXT, _END_OF_TURN = "<s>", b"\n\n"  # the text of token 0 where no sett
 
 
 def world_vocab(
-    path: Path, pieces: Mapping[int, bytes], settings: Mapping[str, Any], size: int | None, ends: Sequence[int]
+    path: Path,
+    pieces: Mapping[int, bytes],
+    settings: Mapping[str, Any],
+    size: int | None,
+    ends: Sequence[int],
+    *,
+    unnamed: int | None = 0,
 ) -> GgufVocab:
     """Such a vocabulary. Token 0 and an empty line end an answer, as GGUF files have it.
 
@@ -44,6 +50,8 @@ def world_vocab(
         settings: what ``tokenizer_config.json`` holds: the text of token 0, and tokens that the file does not have.
         size: rows of the model's logits; ids that stand for nothing fill them. None for as many as there are.
         ends: ids that end an answer besides.
+        unnamed: the token that begins, or ends, a text where settings name none: token 0 in GGUF files, None where it
+            is for the library to say.
 
     Raises:
         InvalidModelFile: the file has more tokens than the model, or none for a byte.
@@ -60,7 +68,8 @@ def world_vocab(
     for i, (text, kind) in added.items():
         tokens[i], kinds[i] = text, kind
     named = {text: i for i, (text, _) in added.items()}
-    special = {role: named.get(token_text(settings.get(f"{role}_token")), 0) for role in ("bos", "eos")}
+    roles = {role: named.get(token_text(settings.get(f"{role}_token")), unnamed) for role in ("bos", "eos")}
+    special = {role: token for role, token in roles.items() if token is not None}
     special |= {"eot": ids[_END_OF_TURN]} if _END_OF_TURN in ids else {}
     spec = stated_spec(str(path), "rwkv", tokens, bytes(kinds), special, add_bos=settings.get("add_bos_token") is True)
     vocab = GgufVocab(spec, LongestBytes(spec), SpecialTokens(spec, (frozenset(), frozenset())))

@@ -134,6 +134,15 @@ def test_its_vocabulary_is_world(plain):
         assert model.vocab.eog_ids == {0, 261}
 
 
+def test_a_template_begins_with_no_token_where_settings_name_none(plain):
+    """As transformers renders it, which passes on what settings name."""
+    (plain / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    (plain / "chat_template.jinja").write_text("{{ bos_token }}User: {{ messages[0].content }}{{ eos_token }}")
+    with slm.load(plain, backend="native") as model:
+        segments = model.formatter.render([slm.Message("user", "hi")], tools=(), add_generation_prompt=True)
+        assert "".join(segment.text for segment in segments) == f"User: hi{END}"
+
+
 @pytest.mark.parametrize("key", PLAIN)
 def test_a_key_of_the_references_class_that_is_left_out_is_its_default(key):
     stated = {"architectures": ["Rwkv7ForCausalLM"], **PLAIN}
