@@ -51,6 +51,17 @@ def _read(plane, scales, fifth, d, t, D: tl.constexpr, KIND: tl.constexpr, mask)
 
 
 @triton.jit
+def _scored(scores, seen, distance, slopes, real, softcap, CAPPED: tl.constexpr, SLOPED: tl.constexpr):  # noqa: N803
+    """Scores [G, 64] as the softmax takes them: bounded, less by distance, and of what is seen."""
+    if CAPPED:
+        scores = (1 - 2 / (tl.exp(2 * scores / softcap) + 1)) * softcap  # softcap * tanh(scores / softcap)
+    if SLOPED:
+        slope = tl.load(slopes, mask=real, other=0.0)
+        scores -= slope[:, None] * distance[None, :].to(tl.float32)
+    return tl.where(seen[None, :], scores, -float("inf"))
+
+
+@triton.jit
 def _attend_pages(
     q_ptr,
     k_ptr,
@@ -112,36 +123,19 @@ def _attend_pages(
             seen &= position >= held - window
         mask = seen[:, None] & (d[None, :] < D)
         blocks = head * PAGE * (D // 32)
-        k = _read(
-            k_ptr + number * k_page + head * PAGE * KW,
-            k_scales + number * k_scale_page + blocks,
-            k_fifth + number * k_fifth_page + blocks,
-            d,
-            t,
-            D,
-            KEYS,
-            mask,
-        ).to(q.dtype)
+        k_at = k_ptr + number * k_page + head * PAGE * KW
+        k_scales_at = k_scales + number * k_scale_page + blocks
+        k_fifth_at = k_fifth + number * k_fifth_page + blocks
+        k = _read(k_at, k_scales_at, k_fifth_at, d, t, D, KEYS, mask).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [G, PAGE]
-        if CAPPED:
-            scores = (1 - 2 / (tl.exp(2 * scores / softcap) + 1)) * softcap  # softcap * tanh(scores / softcap)
-        if SLOPED:
-            slope = tl.load(slopes + head * GROUP + g, mask=real, other=0.0)
-            scores -= slope[:, None] * (held - 1 - position)[None, :].to(tl.float32)
-        scores = tl.where(seen[None, :], scores, -float("inf"))
+        scores = _scored(scores, seen, held - 1 - position, slopes + head * GROUP + g, real, softcap, CAPPED, SLOPED)
         higher = tl.maximum(largest, tl.max(scores, axis=1))
         base = tl.where(higher == -float("inf"), 0.0, higher)
         shares, kept = tl.exp(scores - base[:, None]), tl.exp(largest - base)
-        v = _read(
-            v_ptr + number * v_page + head * PAGE * VW,
-            v_scales + number * v_scale_page + blocks,
-            v_fifth + number * v_fifth_page + blocks,
-            d,
-            t,
-            D,
-            VALUES,
-            mask,
-        ).to(q.dtype)
+        v_at = v_ptr + number * v_page + head * PAGE * VW
+        v_scales_at = v_scales + number * v_scale_page + blocks
+        v_fifth_at = v_fifth + number * v_fifth_page + blocks
+        v = _read(v_at, v_scales_at, v_fifth_at, d, t, D, VALUES, mask).to(q.dtype)
         total = total * kept + tl.sum(shares, axis=1)
         mixed = mixed * kept[:, None] + tl.dot(shares.to(q.dtype), v, input_precision="ieee")
         largest = higher
