@@ -10,13 +10,12 @@ import abc
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.batch import TokenBatch
+from slm_core.closing import Closing
 from slm_core.errors import (
     BatchFull,
     ContextBusy,
@@ -67,7 +66,7 @@ def no_top_logits(k: int) -> TopLogits:
     return TopLogits(np.empty((0, k), np.int32), np.empty((0, k), np.float32), np.empty(0, np.float32))
 
 
-class ContextBase(abc.ABC):
+class ContextBase(Closing):
     """A context whose bookkeeping is done; see ``protocols.Context`` for what each call promises.
 
     Args:
@@ -331,14 +330,6 @@ class ContextBase(abc.ABC):
                 self._engine_close()
         finally:
             self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Checks.
 

@@ -7,11 +7,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.chat.overflow import Overflow
+from slm_core.closing import Closing
 from slm_core.embedding import Embeddings, checked_pooling, embed, token_states
 from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, TemplateError, UnsupportedModel
 from slm_core.formatting import choose, source_of
@@ -41,7 +40,7 @@ from slm_core.types import (
 BACKEND_VARIABLE = "SLM_BACKEND"
 
 
-class LoadedModel:
+class LoadedModel(Closing):
     """A model and all that can be done with it; what ``slm.load`` returns. Shareable between threads.
 
     Args:
@@ -213,14 +212,6 @@ class LoadedModel:
     def close(self) -> None:
         """Free the weights now. Twice is fine; contexts of this model are closed first."""
         self._model.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def load(

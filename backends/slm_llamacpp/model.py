@@ -7,13 +7,13 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import EMBEDDING
+from slm_core.closing import Closing
 from slm_core.errors import InvalidModelFile, InvalidOption, ModelError, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
@@ -42,7 +42,7 @@ _UNSUPPORTED = (
 )
 
 
-class LlamaCppModel:
+class LlamaCppModel(Closing):
     """Weights and vocabulary in llama.cpp's hands. Immutable; any thread may use it.
 
     Args:
@@ -122,14 +122,6 @@ class LlamaCppModel:
                 context.close()
             self._handle.free()
             library.return_memory()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_generates(self) -> None:
         with self._handle.use() as pointer:

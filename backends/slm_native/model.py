@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from types import TracebackType
-from typing import Self
 
 from slm_core.architectures import check_tensors, read_spec
 from slm_core.checkpoints import Checkpoint
+from slm_core.closing import Closing
 from slm_core.errors import InvalidModelFile, ModelClosed
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
@@ -21,7 +20,7 @@ from slm_native.paging import Paging, PagingStats
 from slm_native.transformer import Transformer
 
 
-class NativeModel:
+class NativeModel(Closing):
     """Weights and vocabulary; any thread may use it.
 
     Args:
@@ -102,14 +101,6 @@ class NativeModel:
                 self._transformer.close()
             self._transformer = None
             self._gguf.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open_transformer(self) -> Transformer:
         if self._transformer is None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
+from slm_core.closing import Closing
 from slm_core.contextbase import ContextBase
 from slm_core.errors import ModelClosed
 from slm_core.protocols import Vocab
 from slm_core.types import ContextOptions, ModelInfo
 
 
-class OnnxModel:
+class OnnxModel(Closing):
     """Weights in ONNX Runtime's hands, and the vocabulary. Immutable; any thread may use it.
 
     Args:
@@ -67,14 +66,6 @@ class OnnxModel:
                 context.close()
             self._make = None
             self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self) -> Callable[[ContextOptions], ContextBase]:
         if self._make is None:

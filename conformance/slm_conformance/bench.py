@@ -233,11 +233,6 @@ class Bench:
         """How far the model's logits may be from the reference."""
         return self.workshop.tolerance(self.name, self.kv_type)
 
-    @property
-    def default_tolerance(self) -> Tolerance:
-        """The same for a context that names no KV type: 16 bits or better."""
-        return self.workshop.tolerance(self.name, KvType.F16)
-
     @functools.cached_property
     def formatter(self) -> Formatter:
         """The model's own chat format, or the one that stands after its name."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import index as as_index
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack, cast
 
 from slm_core.chat import chat_dump
@@ -17,6 +16,7 @@ from slm_core.chat.session import Session
 from slm_core.chat.stream import AnswerStream
 from slm_core.chat.toolbox import Toolbox
 from slm_core.chat.tools import ChatStream, ToolErrors, ToolUse, Turn, open_calls
+from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.errors import InvalidOption, InvalidSnapshot, SessionError, SlmError
 from slm_core.generation import Answer, Brake, Event
@@ -108,7 +108,7 @@ class Steering(AnswerSteering, total=False):
     max_rounds: int
 
 
-class Chat:
+class Chat(Closing):
     """A conversation. After each change all messages are rendered, and what the KV cache shares with that is kept.
 
     Args:
@@ -322,14 +322,6 @@ class Chat:
     def close(self) -> None:
         """Forget everything and give the sequence back. Twice is fine."""
         self.session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @contextmanager
     def detour(self, question: str, *, thinking: bool | None = None) -> Iterator[Session]:

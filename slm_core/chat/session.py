@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -15,6 +14,7 @@ from slm_core.chat.decoded import DecodedSequence
 from slm_core.chat.marks import Mark, Marks
 from slm_core.chat.prompt import encode_segments
 from slm_core.chat.sequences import claim, free_sequences, release
+from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.errors import ContextClosed, ContextFull, InvalidMark, SessionError
 from slm_core.generation import BeamAnswer, Beams, Brake, CompletionEvent, Completions, Control, Event, Generation
@@ -30,7 +30,7 @@ from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import Capability, EditLevel, Pos, PrefillProgress, Segment
 
 
-class Session:
+class Session(Closing):
     """One token history and what was said.
 
     Text is decoded lazily: ``append`` only queues tokens, ``generate`` decodes them. Not for concurrent use.
@@ -545,14 +545,6 @@ class Session:
             self._decoded.clear()
         if self._owns_context:
             self.context.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Steps that several calls share.
 

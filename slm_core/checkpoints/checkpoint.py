@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from slm_core.checkpoints.changes import Change
 from slm_core.checkpoints.reading import CONFIG, answer_ends, read_recipe, vocabulary_of
 from slm_core.checkpoints.recipe import Part, Parts, Recipe
 from slm_core.checkpoints.store import TensorStore
+from slm_core.closing import Closing
 from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
 from slm_core.gguf import OWN, GgmlType, GgufFile, Metadata, TensorInfo, header
 from slm_core.gguf.cursor import shown
@@ -30,7 +31,7 @@ D = TypeVar("D")
 _log = logging.getLogger(__name__)
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """Metadata and tensors by GGUF's names, from ``config.json`` and safetensors files, which stay mapped.
 
     Tensors that GGUF stores as the directory does are views of the files. Others (rows of queries and keys in another
@@ -114,12 +115,6 @@ class Checkpoint:
         if self._store is not None:
             self._store.close()
             self._store = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _open_store(self) -> TensorStore:
         if self._store is None:

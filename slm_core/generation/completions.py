@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import fsum, isnan
-from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.closing import Closing
 from slm_core.errors import SessionError
 from slm_core.generation.aio import in_thread
 from slm_core.generation.brakes import Brake
@@ -161,7 +161,7 @@ class Branch:
         """Nothing is decoded ahead."""
 
 
-class Completions(Iterator[CompletionEvent]):
+class Completions(Closing, Iterator[CompletionEvent]):
     """Answers in the making: iterate for their events, by turns; then ask for ``answers``.
 
     Both ``for`` and ``async for`` do; see ``aio.EventStream``. The batch that gives all of them their next rows counts
@@ -252,14 +252,6 @@ class Completions(Iterator[CompletionEvent]):
         self._closed = True
         self.cancel()
         self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __next__(self) -> CompletionEvent:
         try:

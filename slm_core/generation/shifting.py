@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation.events import Overflowed
+from slm_core.generation.loop import TokenSource
 from slm_core.types import EditLevel, PrefillProgress
 
 
@@ -40,36 +41,8 @@ class TokenShift:
             raise InvalidOption(f"share={self.share!r} (accepted: a number between 0 and 1)")
 
 
-class ShiftableHistory(Protocol):
-    """A token source whose history can lose a span in mid-answer; see ``loop.TokenSource``."""
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of the history."""
-        ...
-
-    @property
-    def n_pending(self) -> int:
-        """Those of them that have yet to be decoded."""
-        ...
-
-    def next_logits(
-        self,
-        cancelled: Callable[[], bool],
-        *,
-        expected: Sequence[int] = (),
-        progress: PrefillProgress | None = None,
-    ) -> NDArray[np.float32] | None:
-        """The logits that follow, float32 [V]; None where ``cancelled`` came true."""
-        ...
-
-    def take(self, token: int) -> None:
-        """Add a token to the history."""
-        ...
-
-    def settle(self) -> None:
-        """Forget what was decoded ahead of the history."""
-        ...
+class ShiftableHistory(TokenSource, Protocol):
+    """A token source whose history can lose a span in mid-answer."""
 
     def shift_out(self, start: int, end: int) -> EditLevel:
         """Forget [start, end) of the history; the answer that is being made goes on."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
+from slm_core.closing import Closing
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf.cursor import Cursor, FileData, HeldBytes, MappedFile, shown
 from slm_core.gguf.metadata import MIN_PAIR_BYTES, Metadata
@@ -45,7 +46,7 @@ class _Shard(NamedTuple):
     header_bytes: int
 
 
-class GgufFile:
+class GgufFile(Closing):
     """A GGUF file, or the shards of one, mapped read-only.
 
     Opening reads and checks the header alone: every name, type, length and place, so that reading a value or a tensor
@@ -147,12 +148,6 @@ class GgufFile:
         """Let go of the mapping. Twice is fine; reading values or tensors afterwards raises ``ModelClosed``."""
         for shard in self._shards:
             shard.file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<GgufFile {str(self.path)!r}: {len(self.metadata)} metadata keys, {len(self.tensors)} tensors>"

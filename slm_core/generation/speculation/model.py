@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.closing import Closing
 from slm_core.errors import InvalidOption
 from slm_core.generation.speculation.lookup import common_prefix
 from slm_core.generation.speculation.proposal import NOTHING, Odds, Proposal, never
@@ -22,7 +21,7 @@ _DRAFTS = 2**63
 """Sets the random numbers of drafts apart from those that answers are drawn with."""
 
 
-class DraftModel:
+class DraftModel(Closing):
     """Drafts with a model that has the vocabulary of the one that answers.
 
     Greedy drafts need no random numbers, and what is said is what would be said without them. Drawn drafts are
@@ -83,14 +82,6 @@ class DraftModel:
     def close(self) -> None:
         """Close the context. Twice is fine."""
         self._context.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _feed(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> NDArray[np.float32] | None:
         """Decode tokens; the row after the last, float32 [V], valid until the next call; None where cancelled."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
 
+from slm_core.closing import Closing
 from slm_core.errors import InvalidOption
 from slm_core.generation.speculation.lookup import common_prefix
 from slm_core.generation.speculation.model import DraftModel, same_tokens
@@ -15,7 +14,7 @@ from slm_core.protocols import Context, Vocab
 from slm_core.sampling import Sampling
 
 
-class TranslatedDraftModel:
+class TranslatedDraftModel(Closing):
     """Drafts with a model of another vocabulary (as in universal assisted generation, Gat et al. 2024).
 
     New text is encoded where the text before ended, so the smaller model may see other tokens than it would have
@@ -59,14 +58,6 @@ class TranslatedDraftModel:
     def close(self) -> None:
         """Close the context. Twice is fine."""
         self._model.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Translate what is new. A change within a character begins anew."""
