@@ -83,15 +83,16 @@ def fetch(text: str) -> Path:
         raise UnsupportedModel(
             f"{text}: huggingface_hub, which fetches models, is not installed: {INSTALL_HINT}"
         ) from error
+    failures: tuple[type[Exception], ...] = (ValueError, *_failures(huggingface_hub))
     try:
         wanted = choose(asked, _listed(huggingface_hub, asked))
         patterns = list(wanted) if wanted else list(_DIRECTORY)
         folder = Path(huggingface_hub.snapshot_download(asked.repo, revision=asked.revision, allow_patterns=patterns))
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+    except failures as error:
         raise InvalidModelFile(f"{text}: cannot be had: {_one_line(error)}") from error
     found = folder / wanted[0] if wanted else folder
     if not found.exists():
-        raise InvalidModelFile(f"{text}: {found.name} is not in the cache ({folder}), and the Hub is not asked offline")
+        raise InvalidModelFile(f"{text}: {found.name} is not in the cache ({folder}), and {_unasked(huggingface_hub)}")
     return found
 
 
@@ -152,10 +153,20 @@ def _listed(hub: Any, asked: Reference) -> list[str]:
             return list(hub.HfApi().list_repo_files(asked.repo, revision=asked.revision))
         except hub.errors.HfHubHTTPError:  # it answered: there is no such repository, or no leave to read it
             raise
-        except OSError as error:
+        except _failures(hub) as error:
             _log.warning("%s: the Hub cannot be reached (%s): looking in the cache", asked.text, _one_line(error))
     folder = _cached(hub, asked)
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+
+def _failures(hub: Any) -> tuple[type[Exception], ...]:
+    """What the library raises of connections: OSErrors, or, where it is built on httpx, errors of that."""
+    return (OSError, *hub.errors.HfHubHTTPError.__bases__)
+
+
+def _unasked(hub: Any) -> str:
+    """Why the cache is all there is."""
+    return "the Hub is not asked offline" if hub.constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
 
 
 def _cached(hub: Any, asked: Reference) -> Path:
@@ -166,7 +177,7 @@ def _cached(hub: Any, asked: Reference) -> Path:
     commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
     folder = home / "snapshots" / commit
     if not folder.is_dir():
-        raise InvalidModelFile(f"{asked.text}: not in the cache ({home}), and the Hub is not asked offline")
+        raise InvalidModelFile(f"{asked.text}: not in the cache ({home}), and {_unasked(hub)}")
     return folder
 
 

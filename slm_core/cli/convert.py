@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from slm_core.cli.terminal import note, progress_of
+from slm_core.loading import local
 from slm_core.plugins import registry
 
 
@@ -16,8 +17,8 @@ def _formats(incomplete: str) -> list[str]:
 
 
 def convert(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.")],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="What to make; it must not be there yet.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file, or hf://user/repo:TYPE.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="What to make: new, or an empty folder.")],
     to: Annotated[
         str, typer.Option("--to", metavar="FORMAT", help="The format, such as onnx.", autocompletion=_formats)
     ],
@@ -25,6 +26,6 @@ def convert(
     """Write a model in another format, for other programs to load."""
     write = registry().converter(to)
     with progress_of(f"Converting {model.name}") as progress:
-        write(model.expanduser(), target.expanduser(), progress or (lambda share: None))
+        write(local(model), target.expanduser(), progress or (lambda share: None))
     files = [target] if target.is_file() else [file for file in target.rglob("*") if file.is_file()]
     note(f"{target}: {len(files)} files, {sum(file.stat().st_size for file in files) / 1e6:,.1f} MB")

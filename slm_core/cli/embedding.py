@@ -18,7 +18,7 @@ def _pooling_names(incomplete: str) -> list[str]:
 
 
 def embed(
-    path: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.")],
+    path: Annotated[Path, typer.Argument(metavar="MODEL", help=f"{o.A_MODEL}.")],
     texts: Annotated[
         list[str], typer.Argument(metavar="TEXT...", help='The texts; "-" reads them from standard input, one a line.')
     ],

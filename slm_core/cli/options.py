@@ -42,8 +42,10 @@ def _sampling(name: str, flag: str, help_text: str) -> typer.models.OptionInfo:
     return option
 
 
+A_MODEL = "A GGUF file, a directory of a model, or hf://user/repo:TYPE"
 ModelPath: TypeAlias = Annotated[
-    Path | None, typer.Argument(metavar="MODEL", help="A GGUF file; the demo model if none is named.")
+    Path | None,
+    typer.Argument(metavar="MODEL", help=f"{A_MODEL}; the demo model if none is named."),
 ]
 BackendName: TypeAlias = Annotated[
     str | None,

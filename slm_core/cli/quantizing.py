@@ -17,6 +17,7 @@ from slm_core.cli.terminal import note, out, progress_of
 from slm_core.errors import InvalidOption
 from slm_core.gguf import GgufFile
 from slm_core.gguf.cursor import shown
+from slm_core.loading import local
 from slm_core.quantizing import MIXTURES, Plan, plan_quantization, write_plan
 
 
@@ -25,7 +26,9 @@ def _type_names(incomplete: str) -> list[str]:
 
 
 def quantize(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A GGUF file, or any shard of one.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="A GGUF file, any shard of one, or hf://user/repo:TYPE.")
+    ],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The new file; it appears when it is whole.")],
     type_name: Annotated[
         str,
@@ -50,7 +53,7 @@ def quantize(
     as_json: o.AsJson = False,
 ) -> None:
     """Make a model file smaller: fewer bits for each weight. Types and mixtures are those of llama.cpp."""
-    source, target = source.expanduser(), target.expanduser()
+    source, target = local(source), target.expanduser()
     with GgufFile.open(source) as file:
         plan = plan_quantization(file, type_name, overrides=_overrides(override or []), imatrix=imatrix, pure=pure)
         for line in plan.notes:

@@ -16,7 +16,7 @@ from slm_core.cli import options as o
 from slm_core.cli.answering import print_json
 from slm_core.cli.terminal import note, out, write
 from slm_core.formatting import formatter
-from slm_core.loading import demo_model_path, load_vocab
+from slm_core.loading import demo_model_path, load_vocab, local
 from slm_core.protocols import Vocab
 from slm_core.types import Segment
 
@@ -24,10 +24,7 @@ _STYLES = {"special": "bold magenta", "control": "cyan", "content": ""}
 
 
 def template(
-    model: Annotated[
-        Path | None,
-        typer.Argument(metavar="MODEL", help="A GGUF file or a directory; the demo model if none is named."),
-    ] = None,
+    model: o.ModelPath = None,
     messages: Annotated[
         str, typer.Option("--messages", "-m", metavar="FILE", help='JSON: a list of messages; "-" is standard input.')
     ] = "-",
@@ -53,7 +50,7 @@ def template(
     """Show the prompt that messages become: special tokens and what else the template writes stand out."""
     if template_file is not None and name is not None:
         raise typer.BadParameter("give --template or --formatter, not both", param_hint="--template")
-    path = demo_model_path() if model is None else model.expanduser()
+    path = demo_model_path() if model is None else local(model)
     text = None if template_file is None else template_file.read_text(encoding="utf-8")
     made = formatter(template=text, name=name, model=path)
     segments = made.render(

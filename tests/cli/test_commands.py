@@ -318,3 +318,29 @@ def test_embed_prints_what_the_api_makes(run, model) -> None:
     refused = run("embed", path, "text", "--pooling", "median", "-b", "native")
     assert (refused.code, refused.err.count("\n")) == (1, 1)
     assert "unknown pooling 'median'" in refused.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("info", "--json"),
+        ("tokenize", "x"),
+        ("template", "--json"),
+        ("score", "-"),
+        ("embed", "x"),
+        ("run", "-p", "x"),
+        ("bench", "--prompt-tokens", "4", "--new-tokens", "2", "--rounds", "1"),
+        ("quantize", "out.gguf", "--type", "Q4_0", "--dry-run"),
+        ("convert", "folder", "--to", "onnx"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_takes_a_model_of_the_hub(run, command, tmp_path, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr("slm_core.loading.fetch", lambda text: asked.append(text) or slm.demo_model_path())
+    monkeypatch.chdir(tmp_path)
+    name, *rest = command
+    found = run(name, "hf://somebody/tiny:Q8_0", *rest, input="[]" if name == "template" else "A text.")
+    assert found.code == 0, found.err
+    assert set(asked) <= {"hf://somebody/tiny:Q8_0", "hf:/somebody/tiny:Q8_0"}
+    assert asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import huggingface_hub
@@ -100,6 +101,18 @@ def test_a_model_in_the_cache_loads_offline(cache, reference):
         assert model.info.path == cache / "tiny-Q8_0.gguf"
         assert model.info.quantization == "Q8_0"
     assert slm.load_vocab(reference).size == model.info.n_vocab
+
+
+def test_where_nobody_answers_the_cache_is_used_or_the_error_is_one_line(cache, monkeypatch, caplog):
+    """By the library's own client, which asks where nobody listens and waits between its attempts."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    assert hub.fetch("hf://somebody/tiny:Q8_0") == cache / "tiny-Q8_0.gguf"
+    assert "cannot be reached" in caplog.text
+    with pytest.raises(InvalidModelFile, match="not in the cache") as caught:
+        hub.fetch("hf://somebody/else:Q8_0")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("reference", ["hf://somebody/else:Q8_0", "hf://somebody/tiny@v2:Q8_0"])
