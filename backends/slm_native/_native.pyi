@@ -186,6 +186,41 @@ class Kernels:
         wanted: Sequence[int] | None,
     ) -> NDArray[np.float32]: ...
 
+class Mamba:
+    def __init__(
+        self,
+        taps: NDArray[np.float32],
+        conv_bias: NDArray[np.float32] | None,
+        select: Weights,
+        step_norm: NDArray[np.float32] | None,
+        b_norm: NDArray[np.float32] | None,
+        c_norm: NDArray[np.float32] | None,
+        epsilons: Sequence[float],
+        steps: Weights,
+        step_bias: NDArray[np.float32] | None,
+        a: NDArray[np.float32],
+        d: NDArray[np.float32],
+    ) -> None: ...
+
+class Mamba2:
+    def __init__(
+        self,
+        taps: NDArray[np.float32],
+        conv_bias: NDArray[np.float32] | None,
+        step_bias: NDArray[np.float32],
+        a: NDArray[np.float32],
+        d: NDArray[np.float32],
+        norm: NDArray[np.float32] | None,
+        eps: float,
+        n_groups: int,
+        n_state: int,
+    ) -> None: ...
+
+class StateLayer:
+    def __init__(
+        self, norm: Norm | None, project: Linear, between: Mamba | Mamba2 | NDArray[np.float32], output: Linear
+    ) -> None: ...
+
 class TimeMix:
     def __init__(
         self,
@@ -225,32 +260,24 @@ class StateKernels:
         projected: NDArray[np.float32],
         window: NDArray[np.float32],
         state: NDArray[np.float32],
-        taps: NDArray[np.float32],
-        conv_bias: NDArray[np.float32] | None,
-        select: Weights,
-        step_norm: NDArray[np.float32] | None,
-        b_norm: NDArray[np.float32] | None,
-        c_norm: NDArray[np.float32] | None,
-        epsilons: Sequence[float],
-        steps: Weights,
-        step_bias: NDArray[np.float32] | None,
-        a: NDArray[np.float32],
-        d: NDArray[np.float32],
+        layer: Mamba,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]: ...
     def mamba2(
         self,
         projected: NDArray[np.float32],
         window: NDArray[np.float32],
         state: NDArray[np.float32],
-        taps: NDArray[np.float32],
-        conv_bias: NDArray[np.float32] | None,
-        step_bias: NDArray[np.float32],
-        a: NDArray[np.float32],
-        d: NDArray[np.float32],
-        norm: NDArray[np.float32] | None,
-        eps: float,
-        n_groups: int,
+        layer: Mamba2,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]: ...
+    def run_layer(
+        self,
+        x: NDArray[np.float32],
+        residual: NDArray[np.float32],
+        layer: StateLayer,
+        n_sequences: int,
+        scale: float,
+        before: Sequence[NDArray[np.float32]],
+    ) -> tuple[NDArray[np.float32], tuple[NDArray[np.float32], ...]]: ...
     def time_mix(
         self,
         x: NDArray[np.float32],

@@ -27,11 +27,12 @@ from slm_native.kernels import (
     PlainBlock,
     Rwkv7,
     RwkvBlock,
+    StateWeights,
 )
 from slm_native.kv import Array, BatchPlan, KvLayer
 from slm_native.latent import latent_queries_and_keys, latent_results
 from slm_native.positions import LayerPositions
-from slm_native.recurrent import channel_mixed, channel_mixed_where, mixed_by_state, seen_of
+from slm_native.recurrent import added_by_state, channel_mixed, channel_mixed_where, mixed_by_state, seen_of
 from slm_native.states import StateGroup
 from slm_native.streams import corrected, learned_residual, let_in, predicted
 from slm_native.weights import Attention, Beside, Block
@@ -69,7 +70,7 @@ class BlockRunner:
     def plain(self, block: Block, layer: LayerSpec) -> PlainBlock | None:
         """As much of a block as ``PlainBlock`` has, from its beginning; None where that is not even its attention."""
         spec, attention, feed_forward = self.spec, block.attention, block.feed_forward
-        if attention is None or layer.recurrent is not None or not spec.causal:
+        if attention is None or not spec.causal:
             return None
         if layer.temperature is not None or block.attn_sum_norm is not None or block.ffn_sum_norm is not None:
             return None
@@ -85,6 +86,8 @@ class BlockRunner:
             laurel=block.laurel,
         )
         begun = self._with_heads(begun, attention)
+        if layer.recurrent is not None:  # what it makes is added next
+            return begun
         if isinstance(feed_forward, FeedForward):
             inner = replace(begun, gate=feed_forward.gate, up=feed_forward.up, down=feed_forward.down)
         elif isinstance(feed_forward, Mixture):
@@ -182,9 +185,10 @@ class BlockRunner:
         fused: Fused | None,
     ) -> Array:
         """What leaves a block [T, E]; after the last, of the rows that are wanted [rows, E]."""
-        if fused is not None:
-            assert turn.cache is not None, "what is fused attends to a cache"
-            (after,) = fused.blocks.run([x], [turn.place.rotation], turn.pages, [turn.cache], [None], wanted)
+        if wanted is None and isinstance(block.recurrent, StateWeights) and self._adds_plainly(block, turn):
+            return self._through_state(block, block.recurrent, layer, x, turn, fused)
+        if fused is not None and block.recurrent is None:
+            after = self._attended(x, turn, fused, wanted)
             if len(after) == 0:
                 return after
             x = x if wanted is None else self._kernels.rows(x, wanted)
@@ -199,6 +203,33 @@ class BlockRunner:
                 return x
         after = self._with_laurel(block, x, self._all_added(block, x, branches))
         after = self._kernels.normed(after, block.attn_sum_norm)
+        made = self._fed(block, layer, x if self.spec.parallel else after, after)
+        return self._kernels.normed(made, block.ffn_sum_norm)
+
+    def _adds_plainly(self, block: Block, turn: Turn) -> bool:
+        """Whether a batch's sequences are one group, and nothing is done to what layers make but that it is added."""
+        norms = block.attn_post_norm, block.attn_sum_norm
+        return len(turn.groups) == 1 and norms == (None, None) and block.laurel is None
+
+    def _attended(self, x: Array, turn: Turn, fused: Fused, wanted: NDArray[bool_] | None) -> Array:
+        """What leaves an attention that is one call."""
+        assert turn.cache is not None, "what is fused attends to a cache"
+        (after,) = fused.blocks.run([x], [turn.place.rotation], turn.pages, [turn.cache], [None], wanted)
+        return after
+
+    def _through_state(
+        self, block: Block, weights: StateWeights, layer: LayerSpec, x: Array, turn: Turn, fused: Fused | None
+    ) -> Array:
+        """What leaves a block with a state, of a batch whose sequences are one group; its attention may be one call."""
+        assert turn.state is not None, "the weights were read by it"
+        after = x
+        if fused is not None:
+            after = self._attended(x, turn, fused, None)
+        elif block.attention is not None:
+            mixed = self._attend(block, block.attention, layer, x, turn)
+            after = self._added(x, mixed, block.attention.output, None)
+        given = x, block.attn_norm, after, self.spec.residual_scale
+        after = added_by_state(self._kernels, weights, *given, turn.groups[0], turn.state)
         made = self._fed(block, layer, x if self.spec.parallel else after, after)
         return self._kernels.normed(made, block.ffn_sum_norm)
 

@@ -11,11 +11,19 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_native.kernels import ChannelMix, FusedRwkv, KernelSet, Mamba, Mamba2, Norm, Rwkv7, ShortConv
+from slm_native.kernels import (
+    ChannelMix,
+    FusedRwkv,
+    KernelSet,
+    Norm,
+    Rwkv7,
+    StateWeights,
+    between_products,
+)
 from slm_native.kv import Array
 from slm_native.states import Parts, StateGroup, in_order
 
-Recurrent: TypeAlias = ShortConv | Mamba | Mamba2 | Rwkv7
+Recurrent: TypeAlias = StateWeights | Rwkv7
 
 
 def mixed_by_state(
@@ -57,14 +65,7 @@ def _step(kernels: KernelSet, weights: Recurrent, entered: Array, group: StateGr
     before = group.parts(layer, kernels)
     if isinstance(weights, Rwkv7):
         return _time_mixed(kernels, weights, entered, before, group)
-    if isinstance(weights, ShortConv):
-        y, window = kernels.gated_convolution(entered, before[0], weights.taps)
-        return y, (window,)
-    if isinstance(weights, Mamba):
-        y, window, state = kernels.mamba(weights, entered, *before)
-    else:
-        y, window, state = kernels.mamba2(weights, entered, *before)
-    return y, (window, state)
+    return between_products(kernels, weights, entered, before)
 
 
 def _time_mixed(kernels: KernelSet, weights: Rwkv7, x: Array, before: Parts, group: StateGroup) -> tuple[Array, Parts]:
@@ -87,6 +88,39 @@ def channel_mixed(kernels: KernelSet, weights: ChannelMix, x: Array, groups: Seq
         group.after[layer] = (*group.after[layer], _last(several))
         made.append(y.reshape(rows.shape))
     return in_order(kernels, groups, made)
+
+
+def added_by_state(
+    kernels: KernelSet,
+    weights: StateWeights,
+    x: Array,
+    norm: Norm | None,
+    residual: Array,
+    scale: float,
+    group: StateGroup,
+    layer: int,
+) -> Array:
+    """As ``KernelSet.state_layer``, of a batch whose sequences are one ``group``, in which the states after it go.
+
+    Args:
+        kernels: the arithmetic.
+        weights: of the layer.
+        x: what enters the block, [T of the batch, E].
+        norm: the norm before the layer.
+        residual: what its results are added to, likewise.
+        scale: on these.
+        group: the sequences.
+        layer: which of the recurrent layers it is.
+    """
+    rows, before = group.rows, group.parts(layer, kernels)
+    if isinstance(rows, slice):
+        y, after = kernels.state_layer(weights, x, norm, residual, scale, before)
+        group.after.append(after)
+        return y
+    given = kernels.rows(x, rows), norm, kernels.rows(residual, rows)
+    y, after = kernels.state_layer(weights, *given, scale, before)
+    group.after.append(after)
+    return in_order(kernels, [group], [y])
 
 
 def through_rwkv(

@@ -22,7 +22,19 @@ from slm_core.architectures import Mamba2Spec, MambaSpec, NormKind, Rwkv7Spec
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor
 from slm_native import _extension
-from slm_native.kernels import ChannelMix, KernelSet, Linear, LowRank, Mamba, Mamba2, Norm, Rwkv7, RwkvBlock
+from slm_native.kernels import (
+    ChannelMix,
+    KernelSet,
+    Linear,
+    LowRank,
+    Mamba,
+    Mamba2,
+    Norm,
+    Rwkv7,
+    RwkvBlock,
+    ShortConv,
+    StateWeights,
+)
 from slm_native.kernels.cpu import CpuKernels
 from slm_native.kernels.reference import ReferenceKernels
 from slm_native.kernels.rwkv import RwkvState
@@ -228,6 +240,49 @@ def mamba2_layer(kernels: KernelSet, n_heads: int, n_groups: int, width: int, n_
 
 @every_isa
 @every_batch
+@pytest.mark.parametrize("scale", [1.0, -0.3])
+@pytest.mark.parametrize("kind", ["convolution", "mamba", "mamba2", "mamba without kernels"])
+def test_layers_from_their_norms_to_their_output(isa: str, n_seqs: int, n_tokens: int, scale: float, kind: str) -> None:
+    """The norm, both products and what is added in the same call."""
+
+    def run(kernels: KernelSet) -> tuple[Floats, ...]:
+        weights, some = state_weights(kernels, kind), Numbers(13)
+        width = weights.project.weight.n_in
+        given = [some(n_seqs * n_tokens, width), some(n_seqs * n_tokens, width)]
+        given += [some(n_seqs, *shape) for shape in shapes_of(weights)]
+
+        def layer(norm: Norm, x: Floats, residual: Floats, *before: Floats) -> tuple[Floats, ...]:
+            y, after = kernels.state_layer(weights, x, norm, residual, scale, before)
+            return (y, *after)
+
+        norms = Norm(some(width), some(width), NormKind.LAYER, 1e-5), Norm(some(width), None, NormKind.RMS, 1e-5)
+        return tuple(chain.from_iterable(unchanged(given, partial(layer, norm)) for norm in norms))
+
+    both(isa, run)
+
+
+def state_weights(kernels: KernelSet, kind: str) -> StateWeights:
+    some = Numbers(14)
+    if kind == "mamba2":
+        return replace(mamba2_layer(kernels, 6, 3, 5, 16), output=some.linear(kernels, 8, 30, bias=True))
+    if kind == "convolution":
+        return ShortConv(some.linear(kernels, 3 * 17, 17, bias=True), some(4, 17), some.linear(kernels, 17, 17))
+    mamba = mamba_layer(kernels, 37, 5, 4, 3)
+    return mamba if kind == "mamba" else replace(mamba, steps=replace(mamba.steps, scale=some(1)))
+
+
+def shapes_of(weights: StateWeights) -> list[tuple[int, ...]]:
+    """Of the window and the state of a sequence."""
+    n_taps, n_convolved = weights.taps.shape
+    if isinstance(weights, ShortConv):
+        return [(n_taps - 1, n_convolved)]
+    spec = weights.spec
+    heads = (spec.n_inner, 1) if isinstance(spec, MambaSpec) else (spec.n_heads, spec.n_inner // spec.n_heads)
+    return [(n_taps - 1, n_convolved), (*heads, spec.n_state)]
+
+
+@every_isa
+@every_batch
 @every_size
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(("n_heads", "head_dim"), [(3, 5), (2, 64), (1, 23)])
@@ -417,6 +472,37 @@ def test_state_spaces_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ValueError):
             kernels.mamba2(replace(two, **change), *right)
+
+
+@pytest.mark.parametrize("kind", ["convolution", "mamba", "mamba2"])
+def test_layers_that_do_not_fit_are_refused(kind: str) -> None:
+    kernels = CpuKernels("scalar", 1, 0)
+    weights = state_weights(kernels, kind)
+    width, shapes = weights.project.weight.n_in, shapes_of(weights)
+    norm, right = Norm(zeros(width), None, NormKind.RMS, 1e-5), [zeros(2, *shape) for shape in shapes]
+    kernels.state_layer(weights, zeros(6, width), norm, zeros(6, width), 1, right)
+    for rows, added, before in [
+        ((6, width + 1), (6, width), right),
+        ((6, width), (5, width), right),
+        ((5, width), (5, width), right),
+        ((0, width), (0, width), right),
+        ((6, width), (6, width), right[:1] if len(right) == 2 else right * 2),
+        ((6, width), (6, width), [zeros(2, shapes[0][0] + 1, shapes[0][1]), *right[1:]]),
+        ((6, width), (6, width), [zeros(0, *shapes[0]), *right[1:]]),
+    ]:
+        with pytest.raises(ValueError):
+            kernels.state_layer(weights, zeros(*rows), norm, zeros(*added), 1, before)
+    for change in ({"project": weights.output}, {"output": weights.project}):
+        with pytest.raises(ValueError):
+            right_but_for_one = replace(weights, **change)
+            kernels.state_layer(right_but_for_one, zeros(6, width), norm, zeros(6, width), 1, right)
+    with pytest.raises(ValueError, match="norm"):
+        narrow = Norm(zeros(width - 1), None, NormKind.RMS, 1e-5)
+        kernels.state_layer(weights, zeros(6, width), narrow, zeros(6, width), 1, right)
+    others = CpuKernels(CpuKernels(None, 1, 0).isa, 1, 0)
+    if others.isa != "scalar":
+        with pytest.raises(ValueError, match="another instruction set"):
+            others.state_layer(weights, zeros(6, width), norm, zeros(6, width), 1, right)
 
 
 def test_mixtures_that_do_not_fit_are_refused() -> None:

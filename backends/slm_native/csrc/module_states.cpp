@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "rwkv_handle.h"
+#include "state_handle.h"
 
 namespace slm::python {
 
@@ -41,13 +42,6 @@ Entered entered(const Array& x, const char* name) {
     const float* rows = elements<float>(x, name, "float32", 3);
     if (x.size() == 0) throw nb::value_error((std::string(name) + " has no numbers").c_str());
     return {rows, {x.shape(0), x.shape(1)}, x.shape(2)};
-}
-
-// The taps of a convolution, [W][channels].
-std::size_t n_taps_of(const Array& taps, std::size_t width) {
-    shaped(taps, "taps", {taps.ndim() == 2 ? taps.shape(0) : 0, width});
-    if (taps.shape(0) == 0) throw nb::value_error("no taps");
-    return taps.shape(0);
 }
 
 constexpr const char* other_kernels = "the weights are another instruction set's";
@@ -99,67 +93,50 @@ public:
 
     nb::tuple gated_convolution(const Array& projected, const Array& window, const Array& taps) const {
         const Entered in = entered(projected, "projected");
-        const std::size_t width = in.width / 3;
+        const std::size_t width = in.width / 3, n_taps = n_taps_of(taps);
         if (in.width % 3) throw nb::value_error("projected must have rows of three parts of one width");
-        Convolution c{};
-        c.n_sequences = in.batch.n_sequences, c.n_tokens = in.batch.n_tokens, c.width = width;
-        c.n_taps = n_taps_of(taps, width), c.taps = static_cast<const float*>(taps.data());
-        c.x_gate = {in.rows, in.width}, c.y_gate = {in.rows + width, in.width}, c.x = {in.rows + 2 * width, in.width};
-        c.before = shaped(window, "window", {c.n_sequences, c.n_taps - 1, width});
+        const float *values = rows_of(taps, "taps", n_taps, width), *before = shaped(window, "window", {in.batch.n_sequences, n_taps - 1, width});
         Room y(in.batch.n_rows() * width), after(window.size());
-        c.y = y.get(), c.after = after.get();
         {
             nb::gil_scoped_release unlocked;
-            slm::convolve(kernels_, *pool_, c);
+            slm::gated_convolution(kernels_, *pool_, values, n_taps, width, in.batch, in.rows, {before, nullptr, after.get(), nullptr}, y.get());
         }
-        return nb::make_tuple(owned<HeadArray>(std::move(y), {c.n_sequences, c.n_tokens, width}),
-                              owned<HeadArray>(std::move(after), {c.n_sequences, c.n_taps - 1, width}));
+        return nb::make_tuple(owned<HeadArray>(std::move(y), {in.batch.n_sequences, in.batch.n_tokens, width}),
+                              owned<HeadArray>(std::move(after), {in.batch.n_sequences, n_taps - 1, width}));
     }
 
-    nb::tuple mamba(const Array& projected, const Array& window, const Array& state, const Array& taps, const MaybeArray& conv_bias,
-                    const Weights& select, const MaybeArray& step_norm, const MaybeArray& b_norm, const MaybeArray& c_norm,
-                    const std::vector<float>& epsilons, const Weights& steps, const MaybeArray& step_bias, const Array& a,
-                    const Array& d) const {
-        const Entered in = entered(projected, "projected");
-        check(select), check(steps);
-        Mamba layer{};
-        layer.n_inner = steps.matrix.n_out, layer.n_rank = steps.matrix.n_in, layer.n_state = a.ndim() == 2 ? a.shape(1) : 0;
-        const std::size_t inner = layer.n_inner, n_state = layer.n_state;
-        if (in.width != 2 * inner || select.matrix.n_in != inner || select.matrix.n_out != layer.n_rank + 2 * n_state)
-            throw nb::value_error("projected, select and steps do not fit each other");
-        if (epsilons.size() != 3) throw nb::value_error("three norms have as many epsilons");
-        layer.n_taps = n_taps_of(taps, inner), layer.taps = static_cast<const float*>(taps.data());
-        layer.conv_bias = row_of(conv_bias, "conv_bias", inner), layer.step_bias = row_of(step_bias, "step_bias", inner);
-        layer.select = &select.matrix, layer.steps = &steps.matrix;
-        layer.norms[0] = {row_of(step_norm, "step_norm", layer.n_rank), nullptr, layer.n_rank, 1, epsilons[0], false};
-        layer.norms[1] = {row_of(b_norm, "b_norm", n_state), nullptr, n_state, 1, epsilons[1], false};
-        layer.norms[2] = {row_of(c_norm, "c_norm", n_state), nullptr, n_state, 1, epsilons[2], false};
-        layer.a = shaped(a, "a", {inner, n_state}), layer.d = shaped(d, "d", {inner});
-        const float* before = shaped(state, "state", {in.batch.n_sequences, inner, 1, n_state});
-        return with_states(in.batch, inner, inner, layer.n_taps, window, state, before, [&](const MambaStates& states, float* y) {
-            slm::mamba(kernels_, *pool_, layer, in.batch, in.rows, states, y);
+    nb::tuple mamba(const Array& projected, const Array& window, const Array& state, const MambaHandle& layer) const {
+        if (!layer.is_of(kernels_)) throw nb::value_error(other_kernels);
+        return between(projected, window, state, layer, [&](const Entered& in, const MambaStates& states, float* y) {
+            slm::mamba(kernels_, *pool_, layer.layer(), in.batch, in.rows, states, y);
         });
     }
 
-    nb::tuple mamba2(const Array& projected, const Array& window, const Array& state, const Array& taps, const MaybeArray& conv_bias,
-                     const Array& step_bias, const Array& a, const Array& d, const MaybeArray& norm, float eps,
-                     std::size_t n_groups) const {
-        const Entered in = entered(projected, "projected");
-        const float* before = elements<float>(state, "state", "float32", 4);
-        Mamba2 layer{};
-        layer.n_heads = state.shape(1), layer.n_state = state.shape(3), layer.n_groups = n_groups;
-        layer.n_inner = layer.n_heads * state.shape(2);
-        const std::size_t inner = layer.n_inner, n_heads = layer.n_heads, convolved = inner + 2 * n_groups * layer.n_state;
-        if (n_groups == 0 || n_heads == 0 || n_heads % n_groups || state.shape(0) != in.batch.n_sequences)
-            throw nb::value_error("the heads of the state must be a multiple of the groups, at least one, and fit the sequences");
-        if (in.width != inner + convolved + n_heads) throw nb::value_error("projected does not fit the state");
-        layer.n_taps = n_taps_of(taps, convolved), layer.taps = static_cast<const float*>(taps.data());
-        layer.conv_bias = row_of(conv_bias, "conv_bias", convolved), layer.step_bias = shaped(step_bias, "step_bias", {n_heads});
-        layer.a = shaped(a, "a", {n_heads, 1}), layer.d = shaped(d, "d", {n_heads, 1});
-        layer.norm = {shaped(norm, "norm", {n_groups, inner / n_groups}), nullptr, inner / n_groups, n_groups, eps, false};
-        return with_states(in.batch, inner, convolved, layer.n_taps, window, state, before, [&](const MambaStates& states, float* y) {
-            slm::mamba2(kernels_, *pool_, layer, in.batch, in.rows, states, y);
+    nb::tuple mamba2(const Array& projected, const Array& window, const Array& state, const Mamba2Handle& layer) const {
+        return between(projected, window, state, layer, [&](const Entered& in, const MambaStates& states, float* y) {
+            slm::mamba2(kernels_, *pool_, layer.layer(), in.batch, in.rows, states, y);
         });
+    }
+
+    nb::tuple run_layer(const Array& x, const Array& residual, const StateLayerHandle& layer, std::size_t n_sequences, float scale,
+                        const std::vector<Array>& before) const {
+        if (!layer.is_of(kernels_)) throw nb::value_error(other_kernels);
+        const float *rows = rows_of(x, "x", x.shape(0), layer.width()), *added = rows_of(residual, "residual", x.shape(0), layer.width());
+        if (n_sequences == 0 || x.shape(0) == 0 || x.shape(0) % n_sequences) throw nb::value_error("x is no sequences of one length");
+        if (before.size() != (layer.has_state() ? 2 : 1)) throw nb::value_error("a window or a state is missing, or too many");
+        const Remembers& of = layer.remembers();
+        const float* window = shaped(before[0], "window", {n_sequences, of.n_taps - 1, of.n_convolved});
+        const float* state = layer.has_state() ? shaped(before[1], "state", {n_sequences, of.heads, of.width, of.n_state}) : nullptr;
+        Room y(x.size()), window_after(before[0].size()), state_after(state ? before[1].size() : 0);
+        {
+            nb::gil_scoped_release unlocked;
+            const Sequences batch{n_sequences, x.shape(0) / n_sequences};
+            slm::run_layer(kernels_, *pool_, layer.layer(), batch, {window, state, window_after.get(), state_after.get()}, scale, rows, added, y.get());
+        }
+        nb::list after;
+        after.append(owned<HeadArray>(std::move(window_after), {n_sequences, of.n_taps - 1, of.n_convolved}));
+        if (state) after.append(owned<StateArray>(std::move(state_after), {n_sequences, of.heads, of.width, of.n_state}));
+        return nb::make_tuple(owned<FloatMatrix>(std::move(y), {x.shape(0), layer.width()}), nb::tuple(after));
     }
 
     nb::tuple time_mix(const Array& x, const Array& last, const Array& state, const MaybeArray& first_value,
@@ -236,10 +213,6 @@ public:
     }
 
 private:
-    void check(const Weights& weights) const {
-        if (weights.kernels != &kernels_) throw nb::value_error(other_kernels);
-    }
-
     // What a block remembers of the sequences that enter, before the batch.
     RwkvStates checked(const RwkvBlockHandle& block, const Entered& in, const Array& last, const Array& state,
                        const Array& channel_last) const {
@@ -251,24 +224,70 @@ private:
                 shaped(channel_last, "channel_last", {n, 1, in.width}), nullptr, nullptr, nullptr};
     }
 
-    // y, the window and the state after the batch, as `compute` leaves them.
-    template <class Compute>
-    static nb::tuple with_states(Sequences batch, std::size_t n_inner, std::size_t convolved, std::size_t n_taps, const Array& window,
-                                 const Array& state, const float* before, const Compute& compute) {
-        const float* window_before = shaped(window, "window", {batch.n_sequences, n_taps - 1, convolved});
-        Room y(batch.n_rows() * n_inner), window_after(window.size()), state_after(state.size());
+    // y, the window and the state after the batch, of what lies between the two products of a layer.
+    template <class Layer, class Compute>
+    static nb::tuple between(const Array& projected, const Array& window, const Array& state, const Layer& layer, const Compute& compute) {
+        const Entered in = entered(projected, "projected");
+        const Remembers of = layer.remembers();
+        const std::size_t n = in.batch.n_sequences;
+        if (in.width != layer.n_entered()) throw nb::value_error("projected does not fit the layer");
+        const float* window_before = shaped(window, "window", {n, of.n_taps - 1, of.n_convolved});
+        const float* before = shaped(state, "state", {n, of.heads, of.width, of.n_state});
+        Room y(in.batch.n_rows() * layer.n_inner()), window_after(window.size()), after(state.size());
         {
             nb::gil_scoped_release unlocked;
-            compute({window_before, before, window_after.get(), state_after.get()}, y.get());
+            compute(in, {window_before, before, window_after.get(), after.get()}, y.get());
         }
-        return nb::make_tuple(owned<HeadArray>(std::move(y), {batch.n_sequences, batch.n_tokens, n_inner}),
-                              owned<HeadArray>(std::move(window_after), {batch.n_sequences, n_taps - 1, convolved}),
-                              owned<StateArray>(std::move(state_after), {state.shape(0), state.shape(1), state.shape(2), state.shape(3)}));
+        return nb::make_tuple(owned<HeadArray>(std::move(y), {n, in.batch.n_tokens, layer.n_inner()}),
+                              owned<HeadArray>(std::move(window_after), {n, of.n_taps - 1, of.n_convolved}),
+                              owned<StateArray>(std::move(after), {n, of.heads, of.width, of.n_state}));
     }
 
     const IsaKernels& kernels_;
     std::shared_ptr<Pool> pool_;
 };
+
+void bind_layers_with_states(nb::module_& module) {
+    nb::class_<MambaHandle>(module, "Mamba",
+                            "The weights of Mamba between its input and its output matrix; keeps them.\n\n"
+                            "Args:\n"
+                            "    taps: [W, D].\n"
+                            "    conv_bias: [D].\n"
+                            "    select: (R + 2N, D).\n"
+                            "    step_norm: [R], b_norm and c_norm: [N], with an epsilon each.\n"
+                            "    steps: (D, R), and step_bias [D].\n"
+                            "    a: [D, N].\n"
+                            "    d: [D].\n\n"
+                            "Raises:\n"
+                            "    TypeError: a wrong dtype, or no CPU array.\n"
+                            "    ValueError: shapes that do not fit each other.")
+        .def(nb::init<const Array&, const MaybeArray&, const Weights&, const MaybeArray&, const MaybeArray&, const MaybeArray&,
+                      const std::vector<float>&, const Weights&, const MaybeArray&, const Array&, const Array&>(),
+             "taps"_a, "conv_bias"_a.none(), "select"_a, "step_norm"_a.none(), "b_norm"_a.none(), "c_norm"_a.none(), "epsilons"_a,
+             "steps"_a, "step_bias"_a.none(), "a"_a, "d"_a);
+    nb::class_<Mamba2Handle>(module, "Mamba2",
+                             "Likewise of Mamba 2; raises as Mamba.\n\n"
+                             "Args:\n"
+                             "    taps: [W, C], C = D + 2GN.\n"
+                             "    conv_bias: [C].\n"
+                             "    step_bias: [H].\n"
+                             "    a: [H, 1], as is d.\n"
+                             "    norm: [G, D / G], with its epsilon.\n"
+                             "    n_groups: G.\n"
+                             "    n_state: N.")
+        .def(nb::init<const Array&, const MaybeArray&, const Array&, const Array&, const Array&, const MaybeArray&, float, std::size_t,
+                      std::size_t>(),
+             "taps"_a, "conv_bias"_a.none(), "step_bias"_a, "a"_a, "d"_a, "norm"_a.none(), "eps"_a, "n_groups"_a, "n_state"_a);
+    nb::class_<StateLayerHandle>(module, "StateLayer",
+                                 "A layer from its norm, or none, to its output matrix; between its products lies Mamba, Mamba2, or a\n"
+                                 "gated convolution with taps [W, E]. Raises as Mamba.")
+        .def(nb::init<const MaybeNorm&, const LinearHandle&, const MambaHandle&, const LinearHandle&>(), nb::keep_alive<1, 4>(),
+             "norm"_a.none(), "project"_a, "between"_a, "output"_a)
+        .def(nb::init<const MaybeNorm&, const LinearHandle&, const Mamba2Handle&, const LinearHandle&>(), nb::keep_alive<1, 4>(),
+             "norm"_a.none(), "project"_a, "between"_a, "output"_a)
+        .def(nb::init<const MaybeNorm&, const LinearHandle&, const Array&, const LinearHandle&>(), "norm"_a.none(), "project"_a,
+             "between"_a, "output"_a);
+}
 
 void bind_rwkv(nb::module_& module) {
     nb::class_<TimeMixHandle>(module, "TimeMix",
@@ -314,33 +333,29 @@ void bind_kernels(nb::module_& module) {
         .def("gated_convolution", &StateKernels::gated_convolution, "projected"_a, "window"_a, "taps"_a,
              "Of projected [B, T, b | c | x] c times the convolution of b * x with taps [W, E]: that [B, T, E], and the\n"
              "window [B, W - 1, E] after the last token.")
-        .def("mamba", &StateKernels::mamba, "projected"_a, "window"_a, "state"_a, "taps"_a, "conv_bias"_a.none(), "select"_a,
-             "step_norm"_a.none(), "b_norm"_a.none(), "c_norm"_a.none(), "epsilons"_a, "steps"_a, "step_bias"_a.none(), "a"_a, "d"_a,
+        .def("mamba", &StateKernels::mamba, "projected"_a, "window"_a, "state"_a, "layer"_a,
              "Mamba between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
              "Args:\n"
              "    projected: [B, T, 2D], what the convolution takes and then the gate.\n"
              "    window: before the first token [B, W - 1, D].\n"
              "    state: likewise [B, D, 1, N].\n"
-             "    taps: [W, D].\n"
-             "    conv_bias: [D].\n"
-             "    select: (R + 2N, D).\n"
-             "    step_norm: [R], b_norm and c_norm: [N], with an epsilon each.\n"
-             "    steps: (D, R), and step_bias [D].\n"
-             "    a: [D, N].\n"
-             "    d: [D].")
-        .def("mamba2", &StateKernels::mamba2, "projected"_a, "window"_a, "state"_a, "taps"_a, "conv_bias"_a.none(), "step_bias"_a, "a"_a,
-             "d"_a, "norm"_a.none(), "eps"_a, "n_groups"_a,
+             "    layer: the weights.")
+        .def("mamba2", &StateKernels::mamba2, "projected"_a, "window"_a, "state"_a, "layer"_a,
              "Mamba 2 between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
              "Args:\n"
              "    projected: [B, T, D + C + H], the gate, the C = D + 2GN channels of the convolution, and step sizes.\n"
              "    window: before the first token [B, W - 1, C].\n"
              "    state: likewise [B, H, D / H, N].\n"
-             "    taps: [W, C].\n"
-             "    conv_bias: [C].\n"
-             "    step_bias: [H].\n"
-             "    a: [H, 1], as is d.\n"
-             "    norm: [G, D / G], with its epsilon.\n"
-             "    n_groups: G.")
+             "    layer: the weights.")
+        .def("run_layer", &StateKernels::run_layer, "x"_a, "residual"_a, "layer"_a, "n_sequences"_a, "scale"_a, "before"_a,
+             "residual + scale * what a layer makes of x, both [B * T, E], and the window and the state after the last token.\n\n"
+             "Args:\n"
+             "    x: sequence by sequence.\n"
+             "    residual: likewise.\n"
+             "    layer: the weights.\n"
+             "    n_sequences: B.\n"
+             "    scale: factor on what is added.\n"
+             "    before: the window, and but for a gated convolution the state, before the first token.")
         .def("time_mix", &StateKernels::time_mix, "x"_a, "last"_a, "state"_a, "first_value"_a.none(), "mix"_a,
              "RWKV-7's time mixing up to its output matrix: y [B, T, E], values [B * T, E], the state after the last token.\n\n"
              "Args:\n"
@@ -364,6 +379,7 @@ void bind_kernels(nb::module_& module) {
 }  // namespace
 
 void bind_states(nb::module_& module) {
+    bind_layers_with_states(module);
     bind_rwkv(module);
     bind_kernels(module);
 }

@@ -122,6 +122,29 @@ void mamba2(const IsaKernels& kernels, Pool& pool, const Mamba2& layer, Sequence
     if (layer.norm.weight) slm::normalize(kernels, pool, y, n * inner, layer.norm, y);
 }
 
+void gated_convolution(const IsaKernels& kernels, Pool& pool, const float* taps, std::size_t n_taps, std::size_t width, Sequences batch,
+                       const float* projected, const MambaStates& states, float* y) {
+    Convolution c{};
+    c.n_sequences = batch.n_sequences, c.n_tokens = batch.n_tokens, c.width = width, c.n_taps = n_taps, c.taps = taps;
+    c.x_gate = {projected, 3 * width}, c.y_gate = {projected + width, 3 * width}, c.x = {projected + 2 * width, 3 * width};
+    c.before = states.window, c.after = states.window_after, c.y = y;
+    convolve(kernels, pool, c);
+}
+
+void run_layer(const IsaKernels& kernels, Pool& pool, const StateLayer& layer, Sequences batch, const MambaStates& states, float scale,
+               const float* x, const float* residual, float* y) {
+    const std::size_t n = batch.n_rows(), inner = layer.output.matrix->n_in;
+    Taking take(block_scratch.room<float>(in_vectors(n * layer.project.matrix->n_out) + in_vectors(n * inner)));
+    float *projected = take(n * layer.project.matrix->n_out), *made = take(n * inner);
+    const Made entered{&layer.project, projected};
+    project(kernels, pool, x, n, layer.norm, {&entered, 1});
+    if (layer.mamba) mamba(kernels, pool, *layer.mamba, batch, projected, states, made);
+    else if (layer.mamba2) mamba2(kernels, pool, *layer.mamba2, batch, projected, states, made);
+    else gated_convolution(kernels, pool, layer.taps, layer.n_taps, inner, batch, projected, states, made);
+    if (scale == 1.0f) return add_product(kernels, pool, made, n, layer.output, residual, y);
+    add_normed(kernels, pool, made, n, layer.output, {}, scale, residual, y);
+}
+
 namespace {
 
 // Pairs of matrices of some products, and what lies between them.

@@ -48,6 +48,25 @@ struct Mamba2 {
 void mamba2(const IsaKernels& kernels, Pool& pool, const Mamba2& layer, Sequences batch, const float* projected,
             const MambaStates& states, float* y);
 
+// A layer from its norm to its output matrix: a gated convolution with taps [W][E], or one of the others, in place of it.
+struct StateLayer {
+    Norm norm;
+    Linear project;
+    const Mamba* mamba;
+    const Mamba2* mamba2;
+    const float* taps;
+    std::size_t n_taps;
+    Linear output;
+};
+
+// y = residual + scale * what the layer makes of x, all [B * T][E]; of a convolution there is no state but the window.
+void run_layer(const IsaKernels& kernels, Pool& pool, const StateLayer& layer, Sequences batch, const MambaStates& states, float scale,
+               const float* x, const float* residual, float* y);
+
+// y [B * T][E] of projected [B * T][3E]: the last third of it and the first, multiplied, convolved, and times the second.
+void gated_convolution(const IsaKernels& kernels, Pool& pool, const float* taps, std::size_t n_taps, std::size_t width, Sequences batch,
+                       const float* projected, const MambaStates& states, float* y);
+
 // Two matrices, one after another.
 struct LowRank {
     const Matrix *down, *up;          // (rank, E), (E, rank)

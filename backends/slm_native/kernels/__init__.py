@@ -20,7 +20,7 @@ from slm_native.kernels.parameters import (
     WeightBytes,
 )
 from slm_native.kernels.primitives import FixedShape, FloatArray, FusedBlocks
-from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv
+from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv, StateWeights, between_products
 from slm_native.kernels.rwkv import ChannelMix, FusedRwkv, LowRank, Rwkv7, RwkvBlock
 from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
 
@@ -54,8 +54,10 @@ __all__ = [
     "RwkvBlock",
     "Scoring",
     "ShortConv",
+    "StateWeights",
     "Weight",
     "WeightBytes",
+    "between_products",
     "select_kernels",
     "tuned_types",
     "uses_torch",

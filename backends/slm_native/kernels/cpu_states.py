@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from slm_core.architectures import NormKind
+from slm_native.kernels.cpu_parameters import optional_norm
 from slm_native.kernels.cpu_rwkv import CpuRwkv, native_channel_mix, native_rwkv_block, native_time_mix
-from slm_native.kernels.cpu_weights import extension, handle_of, plain_handles
+from slm_native.kernels.cpu_weights import extension, handle_of, native_linears, plain_handles
 from slm_native.kernels.parameters import Norm
-from slm_native.kernels.recurrent import Mamba, Mamba2
+from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv, StateWeights
 from slm_native.kernels.reference import ReferenceKernels
 from slm_native.kernels.rwkv import ChannelMix, FusedRwkv, Rwkv7, RwkvBlock
 from slm_native.kv import Array
@@ -32,6 +34,7 @@ class CpuStateKernels(ReferenceKernels):
     def __init__(self, isa: str, n_threads: int, expanded_bytes: int) -> None:
         super().__init__(expanded_bytes)
         self._states: _native.StateKernels = extension().StateKernels(isa, n_threads)
+        self._layers: _Layers = WeakKeyDictionary()
 
     def selective_scan(self, x: Array, steps: Array, a: Array, b: Array, c: Array, state: Array) -> tuple[Array, Array]:
         """In one call, heads shared among threads."""
@@ -43,28 +46,37 @@ class CpuStateKernels(ReferenceKernels):
 
     def mamba(self, weights: Mamba, projected: Array, window: Array, state: Array) -> tuple[Array, Array, Array]:
         """In one call, where both matrices within have kernels."""
-        select, steps, norms = plain_handles(weights.select), handle_of(weights.steps), weights.norms
-        if select is None or steps is None or not all(map(_is_plain, norms)):
+        native = _native_mamba(weights)
+        if native is None:
             return super().mamba(weights, projected, window, state)
         projected, window, state = _contiguous(projected, window, state)
-        step_norm, b_norm, c_norm = (None if norm is None else norm.weight for norm in norms)
-        return self._states.mamba(
-            *(projected, window, state, weights.taps, weights.conv_bias, select[0]),
-            *(step_norm, b_norm, c_norm, [_eps(norm) for norm in norms]),
-            *(steps, weights.steps.bias, weights.a, weights.d),
-        )
+        return self._states.mamba(projected, window, state, native)
 
     def mamba2(self, weights: Mamba2, projected: Array, window: Array, state: Array) -> tuple[Array, Array, Array]:
         """In one call."""
-        norm = weights.norm
-        if not _is_plain(norm):
+        native = _native_mamba2(weights)
+        if native is None:
             return super().mamba2(weights, projected, window, state)
         projected, window, state = _contiguous(projected, window, state)
-        return self._states.mamba2(
-            *(projected, window, state, weights.taps, weights.conv_bias),
-            *(weights.step_bias, weights.a, weights.d),
-            *(None if norm is None else norm.weight, _eps(norm), weights.spec.n_groups),
-        )
+        return self._states.mamba2(projected, window, state, native)
+
+    def state_layer(
+        self,
+        weights: StateWeights,
+        x: Array,
+        norm: Norm | None,
+        residual: Array,
+        scale: float,
+        before: Sequence[Array],
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """In one call, where all matrices have kernels."""
+        made = self._layers.get(weights)
+        if made is None or made[0] is not norm:
+            made = self._layers[weights] = norm, _native_layer(weights, norm)
+        if made[1] is None:
+            return super().state_layer(weights, x, norm, residual, scale, before)
+        x, residual, *before = _contiguous(x, residual, *before)
+        return self._states.run_layer(x, residual, made[1], len(before[0]), scale, before)
 
     def time_mix(
         self, weights: Rwkv7, x: Array, last: Array, state: Array, first_value: Array | None
@@ -89,6 +101,45 @@ class CpuStateKernels(ReferenceKernels):
         """In one call, where all matrices have kernels."""
         made = [native for block in blocks if (native := native_rwkv_block(block)) is not None]
         return CpuRwkv(self._states, made) if len(made) == len(blocks) else None
+
+
+_Layers: TypeAlias = "WeakKeyDictionary[StateWeights, tuple[Norm | None, _native.StateLayer | None]]"
+"""Layers in C++, each with the norm that it was made with; None where there are no kernels for one of its matrices."""
+
+
+def _native_layer(weights: StateWeights, norm: Norm | None) -> _native.StateLayer | None:
+    linears = native_linears(weights.project, weights.output)
+    if isinstance(weights, ShortConv):
+        between: _native.Mamba | _native.Mamba2 | Array | None = weights.taps
+    else:
+        between = _native_mamba(weights) if isinstance(weights, Mamba) else _native_mamba2(weights)
+    if linears is None or between is None:
+        return None
+    made: _native.StateLayer = extension().StateLayer(optional_norm(norm), linears[0], between, linears[1])
+    return made
+
+
+def _native_mamba(weights: Mamba) -> _native.Mamba | None:
+    select, steps, norms = plain_handles(weights.select), handle_of(weights.steps), weights.norms
+    if select is None or steps is None or not all(map(_is_plain, norms)):
+        return None
+    rows = [None if norm is None else norm.weight for norm in norms]
+    made: _native.Mamba = extension().Mamba(
+        *(weights.taps, weights.conv_bias, select[0], *rows, [_eps(norm) for norm in norms]),
+        *(steps, weights.steps.bias, weights.a, weights.d),
+    )
+    return made
+
+
+def _native_mamba2(weights: Mamba2) -> _native.Mamba2 | None:
+    norm, spec = weights.norm, weights.spec
+    if not _is_plain(norm):
+        return None
+    made: _native.Mamba2 = extension().Mamba2(
+        *(weights.taps, weights.conv_bias, weights.step_bias, weights.a, weights.d),
+        *(None if norm is None else norm.weight, _eps(norm), spec.n_groups, spec.n_state),
+    )
+    return made
 
 
 def _contiguous(*arrays: Array) -> Sequence[Any]:

@@ -27,7 +27,7 @@ from slm_native.kernels.parameters import (
     Span,
 )
 from slm_native.kernels.primitives import Primitives
-from slm_native.kernels.recurrent import Mamba, Mamba2
+from slm_native.kernels.recurrent import Mamba, Mamba2, StateWeights
 from slm_native.kernels.rwkv import ChannelMix, FusedRwkv, Rwkv7, RwkvBlock
 from slm_native.kv import Array, BatchPlan, KvLayer
 
@@ -96,6 +96,30 @@ class KernelSet(Primitives):
     def mamba2(self, weights: Mamba2, projected: Array, window: Array, state: Array) -> tuple[Array, Array, Array]:
         """``mamba`` with heads: of [B, T, D + C + H], with a window [B, W - 1, C] and a state [B, H, P, N]."""
         return recurrent.mamba2(self, weights, projected, window, state)
+
+    def state_layer(
+        self,
+        weights: StateWeights,
+        x: Array,
+        norm: Norm | None,
+        residual: Array,
+        scale: float,
+        before: Sequence[Array],
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """A layer with a state from its norm to its output matrix.
+
+        Args:
+            weights: of the layer.
+            x: tokens of B sequences, one after another, [B * T, E].
+            norm: before its first product.
+            residual: [B * T, E].
+            scale: on what the layer makes.
+            before: what it remembers: a window [B, W - 1, ...], and all but a short convolution a state.
+
+        Returns:
+            ``residual`` with what the layer makes of ``x``, and what it remembers after the last token.
+        """
+        return recurrent.state_layer(self, weights, x, norm, residual, scale, before)
 
     def time_mix(
         self, weights: Rwkv7, x: Array, last: Array, state: Array, first_value: Array | None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from slm_core.architectures import Activation, Mamba2Spec, MambaSpec
 from slm_native.kernels.parameters import Linear, Norm
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from slm_native.kernels.kernelset import KernelSet
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ShortConv:
     """The weights of a gated short convolution."""
 
@@ -26,7 +26,7 @@ class ShortConv:
     output: Linear  # (E, E)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Mamba:
     """The weights of a selective state space layer."""
 
@@ -42,7 +42,7 @@ class Mamba:
     output: Linear  # (E, D)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Mamba2:
     """The weights of a selective state space layer with heads."""
 
@@ -55,6 +55,42 @@ class Mamba2:
     d: Array  # [H, 1]
     norm: Norm | None  # [G, D / G]
     output: Linear  # (E, D)
+
+
+StateWeights: TypeAlias = ShortConv | Mamba | Mamba2
+
+
+def state_layer(
+    kernels: KernelSet,
+    weights: StateWeights,
+    x: Array,
+    norm: Norm | None,
+    residual: Array,
+    scale: float,
+    before: Sequence[Array],
+) -> tuple[Array, tuple[Array, ...]]:
+    """See ``KernelSet.state_layer``."""
+    (projected,) = kernels.project(x, norm, [weights.project])
+    several = projected.reshape(len(before[0]), -1, projected.shape[-1])
+    y, after = between_products(kernels, weights, several, before)
+    y = y.reshape(len(x), -1)
+    if scale == 1:
+        return kernels.add_product(residual, y, weights.output), after
+    return residual + kernels.linear(y, weights.output) * scale, after
+
+
+def between_products(
+    kernels: KernelSet, weights: StateWeights, projected: Array, before: Sequence[Array]
+) -> tuple[Array, tuple[Array, ...]]:
+    """What a layer makes of its first product [B, T, ...], and what it remembers after the last token."""
+    if isinstance(weights, ShortConv):
+        y, window = kernels.gated_convolution(projected, before[0], weights.taps)
+        return y, (window,)
+    if isinstance(weights, Mamba):
+        y, *after = kernels.mamba(weights, projected, before[0], before[1])
+    else:
+        y, *after = kernels.mamba2(weights, projected, before[0], before[1])
+    return y, tuple(after)
 
 
 def gated_convolution(kernels: KernelSet, projected: Array, window: Array, taps: Array) -> tuple[Array, Array]:
