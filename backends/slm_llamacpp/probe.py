@@ -23,9 +23,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeAlias
 
+from slm_core.diskcache import cache_root
 from slm_core.errors import BackendUnavailable
 
-CACHE_VARIABLE = "SLM_CACHE_DIR"
 _TIMEOUT = 120.0
 _CRASHES = frozenset(
     getattr(signal, name) for name in ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT") if name in signal.__dict__
@@ -53,7 +53,7 @@ def may_repack() -> bool:
     Raises:
         BackendUnavailable: llama.cpp dies on this CPU either way.
     """
-    return remembered(cache_dir() / f"llamacpp-probe-{build_key()}.json", run)
+    return remembered(cache_root() / f"llamacpp-probe-{build_key()}.json", run)
 
 
 def remembered(verdict_file: Path, probe: Probe) -> bool:
@@ -121,15 +121,6 @@ def outcome_of(command: list[str]) -> Outcome:
         return Outcome.CRASHED
     _log.warning("the probe of llama.cpp failed: %s", done.stderr.decode("utf-8", "replace").strip()[-500:])
     return Outcome.INCONCLUSIVE
-
-
-def cache_dir() -> Path:
-    """Where verdicts are kept: $SLM_CACHE_DIR, or the user's cache folder."""
-    if folder := os.environ.get(CACHE_VARIABLE):
-        return Path(folder)
-    import platformdirs
-
-    return platformdirs.user_cache_path("slm-core")
 
 
 def build_key() -> str:

@@ -120,13 +120,12 @@ def test_the_key_depends_on_library_and_cpu(tmp_path: Path, monkeypatch: pytest.
     assert len(keys) == 3
 
 
-def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_verdict_is_kept_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Path] = []
     monkeypatch.setenv("SLM_CACHE_DIR", str(tmp_path))
-    assert probe.cache_dir() == tmp_path
-    monkeypatch.delenv("SLM_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    if sys.platform == "linux":
-        assert probe.cache_dir() == tmp_path / "slm-core"
+    monkeypatch.setattr(probe, "remembered", lambda path, run: asked.append(path) or True)
+    assert probe.may_repack.__wrapped__()
+    assert [path.parent for path in asked] == [tmp_path]
 
 
 @pytest.mark.parametrize(
