@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import slm_core as slm
+from slm_core.plugins import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -40,3 +41,11 @@ def test_the_readme_says_what_a_backend_declares(name: str, level: str, capabili
     with slm.load(slm.demo_model_path(), backend=name) as model, model.new_context(n_ctx=64) as context:
         assert context.edit_level.name == level
         assert sorted(context.capabilities) == capabilities.split(", ")
+
+
+@pytest.mark.parametrize("name", [row[0] for row in ROWS])
+def test_a_backends_page_lists_its_options(name: str) -> None:
+    page = (ROOT / "docs" / "backends" / f"{name}.md").read_text()
+    table = page.partition("\n## Options\n")[2].partition("\n## ")[0]
+    first_cells = " ".join(re.findall(r"^\| (.+?) \|", table, re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", first_cells)) == set(registry().backend(name).load_options)
