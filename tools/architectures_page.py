@@ -1,6 +1,6 @@
 """Writes docs/architectures.md from the results of the tests that compare each family with other engines.
 
-pytest tests/native/architectures/test_families.py -o junit_family=xunit1 --junitxml=results.xml
+python -m pytest tests/native/architectures -o junit_family=xunit1 --junitxml=results.xml
 python tools/architectures_page.py results.xml docs/architectures.md
 """
 
@@ -52,6 +52,8 @@ def main(results: list[Path], page: Path) -> None:
         for engine in (*ENGINES, OWN):
             if engine in found:
                 row[engine] = str(max(float(row[engine]), float(found[engine])))
+    if not rows:
+        raise SystemExit("no results of families (usage: architectures_page.py RESULTS.xml... PAGE.md)")
     lines = [
         HEAD,
         "| family | architecture | transformers | llama.cpp | edit level | notes |",
