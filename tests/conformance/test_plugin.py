@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from slm_conformance import collection, scenarios
 from slm_conformance.faults import FAULTS
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.meta import Outcome, Verdict, play, scenario_names
+from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.spec import make_backend
 from slm_core.errors import BackendUnavailable, UnknownBackend
 from slm_core.types import BackendStatus
@@ -231,3 +233,17 @@ def test_a_scenario_can_be_played_without_pytest():
     assert play(Truncating(), "TestTruncate::test_at_zero") == Outcome(Verdict.HOLDS)
     absent = play(Truncating(), "TestCut::test_of_a_span")
     assert absent == Outcome(Verdict.ABSENT, "declared absent: the edit level is TRUNCATE, this needs CUT")
+
+
+@pytest.mark.parametrize(("scenario", "models"), [("test_each", ("llama-f32", "demo")), ("test_once", ("llama-f32",))])
+def test_a_scenario_that_no_model_changes_runs_on_the_first(scenario: str, models: tuple[str, ...]) -> None:
+    class Two(Scenarios):
+        models = ("llama-f32", "demo")
+        on_one_model = ("test_once",)
+
+    chosen: list[tuple[str, ...]] = []
+    asked = SimpleNamespace(
+        function=SimpleNamespace(__name__=scenario), parametrize=lambda name, values, **_: chosen.append(values)
+    )
+    Two().pytest_generate_tests(asked)
+    assert chosen == [models]

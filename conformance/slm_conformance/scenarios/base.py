@@ -20,11 +20,13 @@ class Scenarios:
     Attributes:
         level: the edit level that the scenarios need; they are skipped where less is declared.
         models: what they run on; the adopter's models where None.
+        on_one_model: scenarios whose result no model changes; they run on the first.
         families: further chat formats that they run in, on a tiny model with the control tokens of each.
     """
 
     level: ClassVar[EditLevel] = EditLevel.REPLAY
     models: ClassVar[tuple[str, ...] | None] = None
+    on_one_model: ClassVar[tuple[str, ...]] = ()
     families: ClassVar[tuple[str, ...]] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -32,6 +34,8 @@ class Scenarios:
         models = self.models or fixtures_of(metafunc.module, metafunc.config).models
         tiny = next((name for name in models if name.partition("-")[0] in SHAPES), None)
         models += tuple(f"{tiny}+{family}" for family in self.families if tiny is not None)
+        if metafunc.function.__name__ in self.on_one_model:
+            models = models[:1]
         metafunc.parametrize("bench", models, indirect=True, ids=[Path(name).name for name in models])
 
     @pytest.fixture
