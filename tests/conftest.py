@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,10 @@ from slm_llamacpp import library
 
 # Triton reads it when it is imported, whoever does that: kernels for GPUs run in its interpreter here.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell that runs the tests behind it has them ignore Ctrl-C, and so would the programs that they start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Rows = NDArray[np.floating]
 LlamaCppLogits = Callable[[Path, Sequence[int]], Rows]
