@@ -1,7 +1,7 @@
 """rwkv7: RWKV-7 "Goose". Time mixing by a state; no attention, no positions.
 
 Directories name its tensors as flash-linear-attention does, or as its reference implementation (BlinkDL's RWKV-LM),
-which the class Rwkv7ForCausalLM of RWKV's own directories keeps; configurations say which by that class.
+which the class Rwkv7ForCausalLM keeps; configurations say which by that class.
 """
 
 from __future__ import annotations
