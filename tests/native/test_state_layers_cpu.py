@@ -486,6 +486,7 @@ def test_layers_that_do_not_fit_are_refused(kind: str) -> None:
         ((6, width), (5, width), right),
         ((5, width), (5, width), right),
         ((0, width), (0, width), right),
+        ((6 * width,), (6, width), right),
         ((6, width), (6, width), right[:1] if len(right) == 2 else right * 2),
         ((6, width), (6, width), [zeros(2, shapes[0][0] + 1, shapes[0][1]), *right[1:]]),
         ((6, width), (6, width), [zeros(0, *shapes[0]), *right[1:]]),

@@ -121,8 +121,11 @@ public:
     nb::tuple run_layer(const Array& x, const Array& residual, const StateLayerHandle& layer, std::size_t n_sequences, float scale,
                         const std::vector<Array>& before) const {
         if (!layer.is_of(kernels_)) throw nb::value_error(other_kernels);
-        const float *rows = rows_of(x, "x", x.shape(0), layer.width()), *added = rows_of(residual, "residual", x.shape(0), layer.width());
-        if (n_sequences == 0 || x.shape(0) == 0 || x.shape(0) % n_sequences) throw nb::value_error("x is no sequences of one length");
+        const float* rows = elements<float>(x, "x", "float32", 2);
+        const std::size_t n_rows = x.shape(0);
+        if (x.shape(1) != layer.width()) throw nb::value_error("x does not fit the layer");
+        if (n_sequences == 0 || n_rows == 0 || n_rows % n_sequences) throw nb::value_error("x is no sequences of one length");
+        const float* added = rows_of(residual, "residual", n_rows, layer.width());
         if (before.size() != (layer.has_state() ? 2 : 1)) throw nb::value_error("a window or a state is missing, or too many");
         const Remembers& of = layer.remembers();
         const float* window = shaped(before[0], "window", {n_sequences, of.n_taps - 1, of.n_convolved});
@@ -130,13 +133,13 @@ public:
         Room y(x.size()), window_after(before[0].size()), state_after(state ? before[1].size() : 0);
         {
             nb::gil_scoped_release unlocked;
-            const Sequences batch{n_sequences, x.shape(0) / n_sequences};
+            const Sequences batch{n_sequences, n_rows / n_sequences};
             slm::run_layer(kernels_, *pool_, layer.layer(), batch, {window, state, window_after.get(), state_after.get()}, scale, rows, added, y.get());
         }
         nb::list after;
         after.append(owned<HeadArray>(std::move(window_after), {n_sequences, of.n_taps - 1, of.n_convolved}));
         if (state) after.append(owned<StateArray>(std::move(state_after), {n_sequences, of.heads, of.width, of.n_state}));
-        return nb::make_tuple(owned<FloatMatrix>(std::move(y), {x.shape(0), layer.width()}), nb::tuple(after));
+        return nb::make_tuple(owned<FloatMatrix>(std::move(y), {n_rows, layer.width()}), nb::tuple(after));
     }
 
     nb::tuple time_mix(const Array& x, const Array& last, const Array& state, const MaybeArray& first_value,

@@ -41,7 +41,7 @@ struct Shift {
     const float *x, *before, *share;  // [B * T][width], [B][width], [width]
 };
 
-// RWKV-7's time mixing from its products on: see `time_mixed` in slm_native/kernels/recurrent.py.
+// RWKV-7's time mixing from its products on: see `time_mix` in slm_native/kernels/rwkv.py.
 struct DeltaRule {
     std::size_t n_sequences, n_tokens, n_heads, width;
     const float *r, *k, *v, *decay, *rate, *gate;     // [B * T][H * P]

@@ -72,7 +72,7 @@ struct LowRank {
     const Matrix *down, *up;          // (rank, E), (E, rank)
 };
 
-// RWKV-7's time mixing up to its output matrix; see Rwkv7 in slm_native/kernels/recurrent.py.
+// RWKV-7's time mixing up to its output matrix; see Rwkv7 in slm_native/kernels/rwkv.py.
 struct TimeMix {
     const float* shares;              // [6][E], for receptance, decay, key, value, rate and gate
     const Matrix *receptance, *key, *value;
