@@ -26,7 +26,7 @@ GELU counts for each layer.
 
 A family is a kind of file; several may have one architecture. Layers with a window keep all positions and mask what the
 window has passed, so they can be edited like any other; with `swa_full=False` they
-[keep their window alone](backends/native.md#layers-with-a-window). Edit levels are the native engine's (see
+[keep their window only](backends/native.md#sliding-window-layers). Edit levels are the native engine's (see
 [the contract](contract.md)); models with learned positions can forget a tail, but not a span in the middle.
 
 Layers with a state (convolutions, state spaces) remember a sequence in as many bytes however long it is. A context
