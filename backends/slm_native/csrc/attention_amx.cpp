@@ -1,7 +1,11 @@
 // Attention of AVX-512, that of many rows on a matrix unit.
 #include "kernels.h"
 
+#if defined(SLM_PLAIN_TILES)
+#define SLM_NAMESPACE slm::amx_plain::attending
+#else
 #define SLM_NAMESPACE slm::amx::attending
+#endif
 #include "simd/avx512.h"
 
 #include "tile_unit.h"

@@ -47,9 +47,7 @@ bool has_avx512() {
 
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
-#if defined(SLM_PLAIN_TILES)
-bool has_amx() { return has_avx512(); }
-#elif defined(__linux__)
+#if defined(__linux__)
 // The unit's registers are large, so Linux gives them to processes that ask for them. Those whose threads have small stacks
 // for signals are refused.
 bool may_use_tiles() {
@@ -103,6 +101,7 @@ bool has_neon_i8mm() { return false; }
 
 const char* name_of(Isa isa) {
     switch (isa) {
+        case Isa::amx_plain: return "amx_plain";
         case Isa::avx2: return "avx2";
         case Isa::avx_vnni: return "avx_vnni";
         case Isa::avx512: return "avx512";
@@ -116,6 +115,7 @@ const char* name_of(Isa isa) {
 
 bool is_available(Isa isa) {
     switch (isa) {
+        case Isa::amx_plain: return has_avx512();
         case Isa::avx2: return has_avx2();
         case Isa::avx_vnni: return has_avx_vnni();
         case Isa::avx512: return has_avx512();

@@ -157,6 +157,7 @@ void rows_of_bf16(const std::uint8_t* weights, std::size_t n_in, std::size_t beg
                   std::size_t n_tokens, float* y, std::size_t y_stride);
 }
 namespace amx { extern const TileKernels tile_kernels; namespace attending { extern const AttentionKernels kernels; } }
+namespace amx_plain { extern const TileKernels tile_kernels; namespace attending { extern const AttentionKernels kernels; } }
 namespace neon { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 // NEON with products of panels of its own, of a format by its type, and activations packed for them.
 namespace neon_i8mm {

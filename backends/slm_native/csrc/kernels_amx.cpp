@@ -6,7 +6,11 @@
 // second-level cache while panel after panel goes over it.
 #include "kernels.h"
 
+#if defined(SLM_PLAIN_TILES)
+#define SLM_NAMESPACE slm::amx_plain
+#else
 #define SLM_NAMESPACE slm::amx
+#endif
 #include "simd/avx512.h"
 #include "tile_unit.h"
 

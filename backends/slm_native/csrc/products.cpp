@@ -105,7 +105,9 @@ const IsaKernels& kernels_of(Isa isa) {
 #if defined(SLM_HAVE_X86)
     static const Extended with_bf16(nullptr, &avx512::attending::kernels);
     static const Extended with_unit(&amx::tile_kernels, &amx::attending::kernels);
+    static const Extended with_plain_tiles(&amx_plain::tile_kernels, &amx_plain::attending::kernels);
     if (isa == Isa::amx) return with_unit.kernels();
+    if (isa == Isa::amx_plain) return with_plain_tiles.kernels();
     if (isa == Isa::avx512_bf16) return with_bf16.kernels();
     if (isa == Isa::avx512) return avx512::kernels;
     if (isa == Isa::avx_vnni) return avx_vnni::kernels;

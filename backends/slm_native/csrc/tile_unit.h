@@ -15,7 +15,7 @@ constexpr int unit_rows = 16, unit_row_bytes = 64, unit_bytes = unit_rows * unit
 inline void publish_stores() { asm volatile("" ::: "memory"); }
 
 #if defined(SLM_PLAIN_TILES)
-// The same in plain C++, to check what surrounds it on machines that have no such unit.
+// The same in plain C++ (Isa::amx_plain), for machines without the unit: what surrounds it is tested, and its numbers.
 struct PlainTiles {
     alignas(64) std::uint8_t at[8][unit_bytes];
 };

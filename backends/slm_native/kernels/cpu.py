@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from slm_native import _native
 
 _MOST_THREADS = 512
-_UNMEASURED = ("scalar", "neon", "neon_i8mm")
+_UNMEASURED = ("amx_plain", "scalar", "neon", "neon_i8mm")
 """Instruction sets that docs/performance.md has no numbers of, beside other engines' or of kernels like theirs.
 
 Of AMX it has those of tokens one by one, whose kernels are those of AVX-512.

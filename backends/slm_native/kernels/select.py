@@ -42,7 +42,7 @@ def select_kernels(
         tier: "reference" for NumPy alone, "cpu" for the C++ extension, "torch" for any device of torch's, "auto" for
             torch where a device other than the CPU is asked for, else for the extension where it was built. The
             environment variable ``SLM_NATIVE_ISA`` ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx",
-            "neon", "neon_i8mm") forces the extension's instruction set.
+            "amx_plain", "neon", "neon_i8mm") forces the extension's instruction set.
         device: "cpu", or a device of torch's ("cuda:0", "mps"); "auto" is the CPU, and in the torch tier torch's best.
         n_threads: threads of the extension, None for one on each physical core that this process may use.
         expanded_bytes: how much memory weights expanded to floats may take; None for the tier's own measure.
