@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -355,9 +355,83 @@ class Bench:
         """Fail where a row of logits is further from the expected one than the tolerance."""
         self._compare(rows, expected, what, (allowed or self.tolerance).row)
 
+    def same(self, rows: Rows, others: Rows, what: str) -> None:
+        """Fail where two ways to decode the same tokens differ by more than two tolerances: each may err by one."""
+        self._compare(rows, others, what, 2 * self.tolerance.row)
+
     def states_agree(self, rows: Rows, expected: Rows, what: str) -> None:
         """The same for rows of hidden states."""
         self._compare(rows, expected, what, self.tolerance.state)
+
+    def chosen(
+        self,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        what: str,
+        change: Callable[[int, Rows], Rows] = lambda i, row: row,
+        factor: float = 1,
+    ) -> None:
+        """Fail where a token that was chosen greedily is not the best after those before it, within the tolerance.
+
+        The tokens are decoded as they are (teacher forcing), so a choice between two that are equally good does not
+        change what is compared after it.
+
+        Args:
+            prompt: what came before.
+            tokens: the choices, in order.
+            what: for the message.
+            change: what was done to the logits before choice ``i``, such as a penalty or the mask of a constraint.
+            factor: by how much ``change`` may increase a difference of logits.
+        """
+        rows, n_gaps = self._rows_before(prompt, tokens)
+        for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            changed = change(i, row)
+            best, slack = int(changed.argmax()), n_gaps * factor * self.tolerance.gap * float(np.linalg.norm(row))
+            if not changed[token] >= changed[best] - slack:
+                pytest.fail(
+                    f"{what}: token {i} is {token}, with logit {changed[token]:.4f}; the largest is that of token"
+                    f" {best}, {changed[best]:.4f} (allowed: {slack:.1e} behind it)",
+                    pytrace=False,
+                )
+
+    def same_choices(self, prompt: Sequence[int], first: Sequence[int], second: Sequence[int], what: str) -> None:
+        """Fail where two greedy answers part although the better token was clear (clause 9).
+
+        Where they part, both tokens must be the best within the tolerance. What follows has another history.
+        """
+        n = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), -1)
+        if n < 0:
+            assert len(first) == len(second), f"{what}: {len(first)} and {len(second)} tokens, the same up to there"
+            return
+        for token in (first[n], second[n]):
+            self.chosen([*prompt, *first[:n]], [token], f"{what}: the answers part after {n} tokens, and there")
+
+    def log_probabilities_agree(
+        self, prompt: Sequence[int], tokens: Sequence[int], found: Sequence[float], what: str
+    ) -> None:
+        """Fail where the log-probability of a token, after those before it, is further off than the tolerance."""
+        rows, n_gaps = self._rows_before(prompt, tokens)
+        expected = log_softmax(rows)[np.arange(len(tokens)), list(tokens)]
+        # One gap for rows of the reference, two for rows of the engine: its errors may be in opposite directions.
+        allowed = 2 * min(n_gaps, 2) * self.tolerance.gap * np.linalg.norm(rows, axis=1) + 1e-5
+        errors = np.abs(np.asarray(found) - expected)
+        worst = int(np.argmax(errors - allowed))
+        if not errors[worst] <= allowed[worst]:
+            pytest.fail(
+                f"{what}: token {worst} has log-probability {found[worst]:.5f}, expected {expected[worst]:.5f}"
+                f" (allowed: {allowed[worst]:.1e} apart)",
+                pytrace=False,
+            )
+
+    def _rows_before(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[Rows, int]:
+        """The row before each token, and how many gaps a choice may be behind its best (see ``Tolerance.gap``).
+
+        The rows are the reference's, or the backend's own where the reference cannot run the model.
+        """
+        history = [*prompt, *tokens]
+        if self.workshop.source(self.name).weights is not None:
+            return self.reference().decode(history)[len(prompt) - 1 : -1], 1
+        return self.feed(self.context(), history)[len(prompt) - 1 : -1], 3
 
     @staticmethod
     def _compare(rows: Rows, expected: Rows, what: str, allowed: float) -> None:
@@ -388,6 +462,12 @@ class Bench:
             pytest.fail(f"{why}: accepted, but the contract says {wanted}", pytrace=False)
         if context is not None:
             assert held(context) == before, f"{why}: refused with {wanted}, but the context changed"
+
+
+def log_softmax(rows: Rows) -> NDArray[np.float64]:
+    """Log-probabilities of rows of logits, float64 [..., V]."""
+    wide = rows.astype(np.float64)
+    return np.asarray(wide - np.logaddexp.reduce(wide, axis=-1, keepdims=True))
 
 
 def held(context: Context) -> tuple[object, ...]:

@@ -85,10 +85,19 @@ class Tolerance:
 
     @cached_property
     def gap(self) -> float:
-        """How much another token may gain on the best one, as a share of the row's norm.
+        """How much any token may gain or lose on the best one, as a share of the row's norm.
 
         Where a row's error is all that is known, it may lie in those two logits alone, in opposite directions: the
-        square root of two times that error. Where it is measured, what tokens gain on the best one is measured, too.
+        square root of two times that error. Where it is measured, what tokens gain and lose on the best one is
+        measured, too.
+
+        Three bounds follow, each times the norm of the row:
+
+        - The best token of an engine's row is behind the reference's best by one gap at most.
+        - It is behind the best of another row of the engine, decoded from the same tokens in other batches, by three:
+          by one in exact numbers, and either token may be off by one in the other row.
+        - A log-probability is off by two: ``log_softmax(row)[t]`` moves by the error of logit t less a mean of all
+          errors, and any two errors differ by two gaps at most.
         """
         two = float(np.sqrt(2))
         return sum(self._bound(cause, ROW_MARGIN, lambda errors: errors.gain.max(), two) for cause in self._causes)
@@ -130,7 +139,7 @@ class _Errors:
 
     Attributes:
         row: of each, over its norm.
-        gain: the most that a token gains on the best one, likewise.
+        gain: the most that a token gains or loses on the best one, likewise.
         state: of the hidden state that a row is made of, over its norm.
     """
 
@@ -145,18 +154,19 @@ def _rounding_errors(weights: Weights, cause: Precision | KvType) -> _Errors:
     rows, gains, states = [], [], []
     for seed in range(N_ROW_SAMPLES):
         tokens = random_tokens(weights.n_vocab, N_SAMPLE, seed)
-        ways = reference_of(weights), _rounding_reference(weights, cause)
+        ways = reference_of(weights), rounding_reference(weights, cause)
         exact_states, rounded_states = (way.embed(tokens) for way in ways)
         states.append(relative_errors(rounded_states, exact_states))
         exact, rounded = ways[0].logits(exact_states), ways[1].logits(rounded_states)
         rows.append(relative_errors(rounded, exact))
         error, best = rounded - exact, exact.argmax(axis=1)
-        gain = error.max(axis=1) - error[np.arange(N_SAMPLE), best]
+        gain = np.abs(error - error[np.arange(N_SAMPLE), best][:, None]).max(axis=1)
         gains.append(gain / np.linalg.norm(exact, axis=1))
     return _Errors(np.concatenate(rows), np.concatenate(gains), np.concatenate(states))
 
 
-def _rounding_reference(weights: Weights, cause: Precision | KvType) -> Reference:
+def rounding_reference(weights: Weights, cause: Precision | KvType) -> Reference:
+    """A reference in which nothing but ``cause`` rounds: quantized activations, or a type of keys and values."""
     to_bytes = partial(round_blocks, levels=127)
     if cause is Precision.QUANTIZED:
         return reference_of(weights, round_inputs=to_bytes)

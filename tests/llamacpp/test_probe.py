@@ -101,10 +101,21 @@ def test_a_probe_that_cannot_start_or_hangs(monkeypatch: pytest.MonkeyPatch, tmp
     assert probe.run(True) is Outcome.INCONCLUSIVE
 
 
-@pytest.mark.parametrize("repack", [True, False])
-def test_the_probe_passes_here(caplog: pytest.LogCaptureFixture, repack: bool) -> None:
+def has_amx() -> bool:
+    flags = Path("/proc/cpuinfo")
+    return flags.exists() and "amx_tile" in flags.read_text().split()
+
+
+def test_the_probe_passes_here_without_repacking(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "slm_llamacpp"):
-        assert probe.run(repack) is Outcome.PASSED, caplog.text
+        assert probe.run(False) is Outcome.PASSED, caplog.text
+
+
+def test_the_probe_with_repacking_passes_here_or_meets_the_known_crash(caplog: pytest.LogCaptureFixture) -> None:
+    """A build by gcc 12 crashes on a processor with AMX, and nowhere else."""
+    foreseen = {Outcome.PASSED, Outcome.CRASHED} if has_amx() else {Outcome.PASSED}
+    with caplog.at_level(logging.WARNING, "slm_llamacpp"):
+        assert probe.run(True) in foreseen, caplog.text
 
 
 def test_the_key_depends_on_library_and_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Tests that compare two ways to decode, run again with the rounding of other processors.
 
-On AMX, prompts are multiplied in bf16 and single tokens in int8, so a prompt's errors are smaller than a single token's;
-with AVX2 both have the same kernels. A test that relies on the rounding of one processor fails here, not on its user's.
+On AMX, prompts are multiplied in bf16 and single tokens in int8, so a prompt's errors are smaller than a single
+token's; with AVX2 both are in int8. A test that relies on the rounding of one processor fails here, not on a user's.
 """
 
 from __future__ import annotations

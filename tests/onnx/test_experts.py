@@ -1,4 +1,4 @@
-"""Experts in quantized weights; families in float are in test_families. The oracle is the native engine."""
+"""Experts in quantized weights; families in float are in test_families. The oracle is native's reference tier."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from slm_onnx.nbits import PackedMatrix, finer
 from slm_onnx.products import GraphOptions
 
 FLOAT32 = 1e-4  # clause 9 of the contract, relative
-MARGIN = 1.5
-"""So many times the error of native's cpu tier, which rounds activations to 8 bits as well. A token for which another
-expert is chosen thereby is far off on either, so that the medians are compared."""
+MARGIN = 1.2
+"""By clause 9, of llama.cpp's own error: it rounds activations to 8 bits on every processor, and the native engine does
+not (on AMX it takes prompts in bf16). Rounding may choose another expert for a token, so medians are compared.
+"""
 SIZES = ContextOptions(n_ctx=128)
 WIDE = {
     "block_count": 2,
@@ -80,14 +81,16 @@ MIXED = {"gate_exps": "Q4_0", "up_exps": "Q8_0", "down_exps": "Q6_K"}
 
 
 @pytest.mark.parametrize("overrides", [{}, MIXED], ids=["Q8_0", "mixed"])
-def test_codes_of_eight_bits(load, feed, random_tokens, assert_close, quantized, exact, overrides) -> None:
+def test_codes_of_eight_bits(
+    load, feed, random_tokens, assert_close, quantized, exact, llama_cpp_logits, overrides
+) -> None:
     """Matrices of one layer in types of their own: blocks of 16 and 32, 4 and 8 bits."""
     path, tokens = quantized("qwen3moe", "Q8_0", **overrides), random_tokens(40)
     wanted = exact(path, tokens)
     assert {"QMoE"} == {"QMoE", "MoE"} & operators(path, 4)
     ours = np.median(relative_errors(feed(load(path).new_context(SIZES), tokens), wanted))
-    theirs = np.median(relative_errors(exact(path, tokens, "cpu"), wanted))
-    assert 0 < ours < MARGIN * theirs, f"relative error {ours:.1e}, native's is {theirs:.1e}"
+    theirs = np.median(relative_errors(llama_cpp_logits(path, tokens), wanted))
+    assert 0 < ours < MARGIN * theirs, f"relative error {ours:.1e}, llama.cpp's is {theirs:.1e}"
     assert {"MoE"} == {"QMoE", "MoE"} & operators(path, 0), "QMoE has no products of 8 bits in float"
     assert_close(feed(load(path, accuracy_level=0).new_context(SIZES), tokens), wanted, FLOAT32)
 

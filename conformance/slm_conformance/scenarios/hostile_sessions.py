@@ -56,7 +56,7 @@ class TestHostileSessions(Scenarios):
             _goes_on(i, session)
             session.close()
         assert context.length(0) == 0, "a session that was refused or closed left tokens"
-        bench.agree(next_row(keeper), row, "the next logits of a session beside hostile ones")
+        bench.same(next_row(keeper), row, "the next logits of a session beside hostile ones")
 
     def test_a_damaged_chat(self, bench: Bench) -> None:
         """Chat: a dump that is cut off anywhere, or of which any byte is another, raises before a context is made."""

@@ -98,7 +98,7 @@ class TestDumpRestore(Scenarios):
         before = bench.feed(context, tokens)
         assert context.restore(0, data) == Pos(0, 0), "after restoring an empty sequence, position 0 is next"
         assert context.n_free == context.n_ctx, "restoring an empty sequence did not free the positions"
-        bench.agree(bench.feed(context, tokens), before, "a prompt after restoring an empty sequence")
+        bench.same(bench.feed(context, tokens), before, "a prompt after restoring an empty sequence")
 
     def test_leaves_the_dumped_sequence(self, bench: Bench) -> None:
         """Clause 6: ``dump`` changes nothing, and twice gives the same."""

@@ -98,7 +98,7 @@ class TestSpans(Scenarios):
             with bench.refused("truncate(11), in a span", InvalidPosition, context=context):
                 context.truncate(Pos(0, 11))
             context.truncate(Pos(0, 12))
-            bench.agree(bench.feed(context, tokens[12:16]), whole[12:], "4 tokens after a truncate behind a span")
+            bench.same(bench.feed(context, tokens[12:16]), whole[12:], "4 tokens after a truncate behind a span")
             context.truncate(Pos(0, 6))
             bench.agree(
                 bench.feed(context, tokens[6:]), bench.reference().decode(tokens)[6:], "after a truncate before a span"

@@ -32,7 +32,7 @@ class TestTruncate(Scenarios):
         context.truncate(Pos(0, 0))
         assert context.length(0) == 0, "truncate(0) left tokens"
         assert context.n_free == context.n_ctx, "truncate(0) did not free the positions"
-        bench.agree(bench.feed(context, tokens), before, "the whole prompt after truncate(0)")
+        bench.same(bench.feed(context, tokens), before, "the whole prompt after truncate(0)")
 
     def test_at_the_end(self, bench: Bench) -> None:
         """Clause 3: truncate at the length is a no-op."""
@@ -89,7 +89,7 @@ class TestTruncate(Scenarios):
             context.truncate(Pos(0, index))
             bench.feed(context, tokens[index:])
         context.truncate(Pos(0, 24))
-        bench.agree(bench.feed(context, tokens[24:]), before[24:], "the last rows after a hundred truncates")
+        bench.same(bench.feed(context, tokens[24:]), before[24:], "the last rows after a hundred truncates")
 
     def test_interleaved_with_decoding(self, bench: Bench) -> None:
         """Clause 3: two sequences take turns at growing and being truncated."""

@@ -1,0 +1,39 @@
+"""A question whose greedy answer by the demo model is the same on every engine: at each token the best is far ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slm_conformance.references import reference_of
+from slm_conformance.tolerance import Precision, Tolerance
+from slm_conformance.weights import Weights
+from slm_core.loading import demo_model_path
+from slm_core.protocols import Vocab
+from slm_core.types import KvType, Segment
+
+ANSWER = "I can remember facts, add and subtract, spell words, write JSON and call a weather tool."
+_TURN = "<|im_start|>user\nWhat can you do?<|im_end|>\n<|im_start|>assistant\n"
+QUESTION = [Segment(f"{_TURN}{ANSWER}<|im_end|>\n{_TURN}", control=True)]
+"""It was asked and answered before, so that prompt lookup finds the answer."""
+
+PENALTY = 1.1
+"""A repeat penalty under which the answer is clear, too."""
+
+
+def least_lead(vocab: Vocab) -> tuple[float, float]:
+    """The smallest lead of a token of the answer over the second best, and the lead from which a choice is clear.
+
+    Both are shares of the row's norm, by the float64 reference, with ``PENALTY``. The largest error is that of
+    quantized activations and keys and values in 16 bit (clause 9); a penalty of p increases it p times at most.
+    """
+    weights = Weights.read(demo_model_path())
+    prompt = vocab.encode(QUESTION[0].text, add_special=False, parse_special=True)
+    answer = vocab.encode(f"{ANSWER}<|im_end|>", add_special=False, parse_special=True)
+    rows = reference_of(weights).decode([*prompt, *answer])[len(prompt) - 1 : -1]
+    leads = []
+    for i, row in enumerate(rows):
+        came = np.isin(np.arange(len(row)), [*prompt, *answer[:i]])
+        penalized = np.where(came, np.where(row > 0, row / PENALTY, row * PENALTY), row)
+        others = np.delete(penalized, answer[i])
+        leads.append((penalized[answer[i]] - others.max()) / np.linalg.norm(row))
+    return min(leads), PENALTY * Tolerance(weights, Precision.QUANTIZED, KvType.F16).gap
