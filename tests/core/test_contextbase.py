@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ class Engine(ContextBase):
             batch.tokens.tolist(), batch.seq_ids.tolist(), batch.wants_logits, strict=True
         ):
             cells = self.cells[seq_id]
-            cells.append([token, hash(str(cells))])
+            cells.append([token, zlib.crc32(str(cells).encode())])
             if wanted:
                 rows.append(cells[-1][1] % 997 + np.arange(N_VOCAB))
         return np.array(rows, np.float32).reshape(-1, N_VOCAB)

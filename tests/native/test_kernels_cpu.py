@@ -57,7 +57,7 @@ FEW = 6
 
 def rounds_weights(isa: str, x: NDArray[np.float32], matrix: Matrix) -> bool:
     """Whether a matrix unit multiplies, which takes quantized weights as bf16."""
-    return isa == "amx" and len(x) > FEW and matrix.ggml_type not in FLOATS
+    return isa in ("amx", "amx_plain") and len(x) > FEW and matrix.ggml_type not in FLOATS
 
 
 def weights_bound(isa: str, x: NDArray[np.float32], matrix: Matrix) -> NDArray[np.float64]:
@@ -75,7 +75,7 @@ def rounding_bound(isa: str, x: NDArray[np.float32], matrix: Matrix) -> NDArray[
     Of int8, half a step of their 32, and three float32 roundings of what is at most 127 steps. Of bf16, which has 8
     bits with the leading one, half a step: a 256th of each at most, and no number below the smallest normal one.
     """
-    is_bf16 = isa in ("avx512_bf16", "amx") and matrix.ggml_type is GgmlType.BF16 and len(x) > FEW
+    is_bf16 = isa in ("avx512_bf16", "amx", "amx_plain") and matrix.ggml_type is GgmlType.BF16 and len(x) > FEW
     if is_bf16 or rounds_weights(isa, x, matrix):
         rounded = 2.0**-8 * np.abs(x).astype(np.float64) + 2.0**-126
         return rounded @ np.abs(matrix.exact).T + (1 + 2.0**-8) * weights_bound(isa, x, matrix)
