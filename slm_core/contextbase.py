@@ -149,8 +149,15 @@ class ContextBase(Closing):
         """The KV payload of a sequence, not empty; called only where ``KV_PAYLOAD`` is declared."""
 
     @abc.abstractmethod
+    def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
+        """Refuse a payload of this format that does not fit: ``InvalidSnapshot``.
+
+        ``restore`` asks before it drops what the sequence holds: shared storage that was dropped does not come back.
+        """
+
+    @abc.abstractmethod
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
-        """Fill an empty sequence with a payload of this format; ``InvalidSnapshot`` where it does not fit."""
+        """Fill an empty sequence with a payload that was checked."""
 
     @abc.abstractmethod
     def _engine_close(self) -> None:
@@ -471,6 +478,8 @@ class ContextBase(Closing):
         free = self._ledger.n_free + self._ledger.n_exclusive(seq_id)
         if needed > free:
             raise ContextFull(needed, free)
+        if self._fits_payload(snapshot) and len(snapshot.tokens):
+            self._engine_check_payload(len(snapshot.tokens), snapshot.payload)
 
     def _check_dumped_rows(self, rows: NDArray[np.float32]) -> None:
         if Capability.EMBEDDING_INPUT not in self._capabilities:

@@ -113,11 +113,12 @@ class ScriptedContext(ContextBase):
     def _engine_export(self, seq_id: int) -> bytes:
         return json.dumps(self.states[seq_id]).encode()
 
-    def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
-        cells = json.loads(payload)
-        if len(cells) != n_tokens:
+    def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
+        if len(json.loads(payload)) != n_tokens:
             raise InvalidSnapshot("wrong number of cells")
-        self.states[seq_id] = [(token, seen) for token, seen in cells]
+
+    def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
+        self.states[seq_id] = [(token, seen) for token, seen in json.loads(payload)]
 
     def _engine_close(self) -> None:
         self.states = []

@@ -188,8 +188,10 @@ class LlamaCppContext(ContextBase):
         self._rotate_keys()
         return self._memory.dump(seq_id)
 
-    def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
+    def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
         check_payload(payload, n_tokens, self._type_k, self._type_v)
+
+    def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
         with logs.collected() as complaints:
             if not self._memory.load(seq_id, payload):
                 raise InvalidSnapshot(f"llama.cpp refuses the dump's KV payload: {logs.reason_in(complaints)}")

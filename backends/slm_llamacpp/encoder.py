@@ -87,6 +87,9 @@ class LlamaCppEncoder(ContextBase):
     def _engine_export(self, seq_id: int) -> bytes:
         return self._never()
 
+    def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
+        self._never()
+
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
         self._never()
 

@@ -140,6 +140,9 @@ class NativeContext(ContextBase):
     def _engine_export(self, seq_id: int) -> bytes:
         return self._memory.export(seq_id, self._ledger.length(seq_id))
 
+    def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
+        self._memory.check(n_tokens, payload)
+
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
         self._memory.load(seq_id, n_tokens, payload)
         self._edited(seq_id)

@@ -204,21 +204,22 @@ class ContextMemory:
         parts += [cache.export(seq_id, length) for cache in self._windows.values()]
         return b"".join(parts if self._states is None else [*parts, self._states.export(seq_id)])
 
-    def load(self, seq_id: int, length: int, payload: bytes) -> None:
-        """Fill an empty sequence with what ``export`` gave.
+    def check(self, length: int, payload: bytes) -> None:
+        """Refuse what ``export`` never gave for a sequence of ``length`` tokens.
 
         Raises:
             InvalidSnapshot: the wrong size, or numbers that are infinite or none.
         """
-        sizes = [cache.payload_bytes(length) for cache in self._windows.values()]
-        sizes += [] if self._states is None else [self._states.n_bytes]
-        split = len(payload) - sum(sizes)
-        if split < 0:
-            raise InvalidSnapshot(
-                f"the payload has {len(payload)} bytes, what is the same for all lengths takes {sum(sizes)}"
-            )
-        ends = (split + np.cumsum([0, *sizes])).tolist()
-        parts = [payload[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        parts = self._parts(length, payload)
+        if self._states is not None:
+            self._states.check(parts.pop())
+        self._pages.check(length, parts[0])
+        for cache, part in zip(self._windows.values(), parts[1:], strict=True):
+            cache.check(length, part)
+
+    def load(self, seq_id: int, length: int, payload: bytes) -> None:
+        """Fill an empty sequence with what ``export`` gave."""
+        parts = self._parts(length, payload)
         try:
             if self._states is not None:
                 self._states.load(seq_id, length, parts.pop())
@@ -228,6 +229,18 @@ class ContextMemory:
         except BaseException:
             self.drop(seq_id)
             raise
+
+    def _parts(self, length: int, payload: bytes) -> list[bytes]:
+        """A payload of pages, of each window's pages, and of states where there are some."""
+        sizes = [cache.payload_bytes(length) for cache in self._windows.values()]
+        sizes += [] if self._states is None else [self._states.n_bytes]
+        split = len(payload) - sum(sizes)
+        if split < 0:
+            raise InvalidSnapshot(
+                f"the payload has {len(payload)} bytes, what is the same for all lengths takes {sum(sizes)}"
+            )
+        ends = (split + np.cumsum([0, *sizes])).tolist()
+        return [payload[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def _first_needed(self, length: int) -> int:
         """The first token that any window shows to the next one, from the beginning of its page."""

@@ -137,17 +137,20 @@ class StatePool:
         state = self._current(seq_id)
         return b"".join(self._kernels.to_host(part).tobytes() for parts in state for part in parts)
 
-    def load(self, seq_id: int, length: int, payload: bytes) -> None:
-        """Fill an empty sequence with what ``export`` gave.
+    def check(self, payload: bytes) -> None:
+        """Refuse what ``export`` never gave.
 
         Raises:
             InvalidSnapshot: the wrong size, or numbers that are infinite or none.
         """
         if len(payload) != self.n_bytes:
             raise InvalidSnapshot(f"the state has {len(payload)} bytes (accepted: {self.n_bytes})")
-        numbers = np.frombuffer(payload, "<f4")
-        if not np.isfinite(numbers).all():
+        if not np.isfinite(np.frombuffer(payload, "<f4")).all():
             raise InvalidSnapshot("the state holds numbers that are infinite or not numbers")
+
+    def load(self, seq_id: int, length: int, payload: bytes) -> None:
+        """Fill an empty sequence with what ``export`` gave."""
+        numbers = np.frombuffer(payload, "<f4")
         flat = iter(np.split(numbers, np.cumsum([math.prod(shape) for shape in chain(*self._shapes)])[:-1]))
         state = tuple(
             tuple(self._kernels.from_host(next(flat).reshape(1, *shape).copy()) for shape in shapes)

@@ -233,6 +233,10 @@ class OnnxContext(ContextBase):
         self._moved(self._cells.due(np.array([seq_id])))
         return _FIRST_ANGLE.pack(self._cells.first_angle(seq_id)) + self._store.read(self._cells.of(seq_id))
 
+    def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
+        _first_angle(payload)
+        self._store.parse(n_tokens, payload[_FIRST_ANGLE.size :])
+
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
         first_angle = _first_angle(payload)
         self._make_room(n_tokens)

@@ -68,16 +68,23 @@ class KvStore:
         planes = [tensor.numpy()[0][:, cells] for tensor in self._tensors.values()]
         return b"".join(np.ascontiguousarray(plane, plane.dtype.newbyteorder("<")).tobytes() for plane in planes)
 
+    def parse(self, n: int, payload: bytes) -> list[NDArray[Any]]:
+        """The keys and values of ``n`` cells that ``read`` gave, part by part: [K, n, width] each.
+
+        Raises:
+            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
+        """
+        shapes = [(tensor.shape()[1], n, part.width) for (*_, part), tensor in self._tensors.items()]
+        dtypes = [np.dtype(part.dtype) for *_, part in self._tensors]
+        return parse_planes(payload, shapes, dtypes)
+
     def write(self, first: int, n: int, payload: bytes) -> None:
         """Fill ``n`` cells from ``first`` on with what ``read`` gave.
 
         Raises:
-            InvalidSnapshot: the wrong size, or numbers that are infinite or none; nothing was written.
+            InvalidSnapshot: as ``parse``; nothing was written.
         """
-        shapes = [(tensor.shape()[1], n, part.width) for (*_, part), tensor in self._tensors.items()]
-        dtypes = [np.dtype(part.dtype) for *_, part in self._tensors]
-        planes = parse_planes(payload, shapes, dtypes)
-        for tensor, plane in zip(self._tensors.values(), planes, strict=True):
+        for tensor, plane in zip(self._tensors.values(), self.parse(n, payload), strict=True):
             values = tensor.numpy()
             values[0][:, first : first + n] = plane
             if not self._on_host:

@@ -185,11 +185,16 @@ class RowsContext(ContextBase):
         little = self._engine.dtype.newbyteorder("<")
         return b"".join(np.ascontiguousarray(plane, little).tobytes() for plane in _arrays(self._rows[seq_id]))
 
+    def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
+        self._parsed(n_tokens, payload)
+
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
+        room = min(max(2 * n_tokens, _LEAST_ROOM), self.n_ctx)
+        self._rows[seq_id] = self._placed(self._parsed(n_tokens, payload), room)
+
+    def _parsed(self, n_tokens: int, payload: bytes) -> list[NDArray[Any]]:
         n_planes, n_heads, width = self._engine.shape
-        shapes = [(n_heads, n_tokens, width)] * n_planes
-        planes = parse_planes(payload, shapes, [self._engine.dtype] * n_planes)
-        self._rows[seq_id] = self._placed(planes, min(max(2 * n_tokens, _LEAST_ROOM), self.n_ctx))
+        return parse_planes(payload, [(n_heads, n_tokens, width)] * n_planes, [self._engine.dtype] * n_planes)
 
     def _engine_close(self) -> None:
         del self._rows, self._engine

@@ -22,6 +22,10 @@ def run(
     device: str = "auto",
     extra_args: Sequence[str] = (),
     reports: Sequence[str | os.PathLike[str]] = (),
+    *,
+    quick: bool = False,
+    budget: float = 0,
+    seed: int = 0,
 ) -> int:
     """Run all scenarios on a backend, in a pytest of its own; what it finds goes to standard output.
 
@@ -31,6 +35,9 @@ def run(
         device: passed to ``load``.
         extra_args: further arguments of pytest, as in ``["-k", "TestCut", "-x"]``.
         reports: where to write what was found, as .html, .json or .svg.
+        quick: a first look in a few seconds: one model, few random programs, no scenario that takes long.
+        budget: seconds of random programs for each model, beyond the first ones.
+        seed: of the first random program; each has the next one.
 
     Returns:
         0 where everything that the backend declares holds; else pytest's exit status.
@@ -58,6 +65,7 @@ def run(
     command += [f"--slm-backend={backend}", f"--slm-device={device}"]
     command += [] if model is None else [f"--slm-model={Path(model).resolve()}"]
     command += [f"--slm-report={path}" for path in paths]
+    command += [f"--slm-budget={budget}", f"--slm-seed={seed}", *(["--slm-quick"] if quick else [])]
     return subprocess.call([*command, *extra_args, str(here / "adopted.py")])  # noqa: S603  (this interpreter)
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from slm_conformance.bench import Workshop
+from slm_conformance.bench import Effort, Workshop
 from slm_conformance.fixtures import COMMAND_LINE, BackendFixtures
 
 _WORKSHOPS = pytest.StashKey["dict[str, Workshop]"]()
@@ -42,7 +42,11 @@ def workshop_of(module: ModuleType, config: pytest.Config) -> Workshop:
     if module.__name__ not in workshops:
         if _DIRECTORY not in config.stash:
             config.stash[_DIRECTORY] = tempfile.TemporaryDirectory(prefix="slm-conformance-")
-        workshops[module.__name__] = Workshop(fixtures_of(module, config), Path(config.stash[_DIRECTORY].name))
+        effort = Effort(
+            config.getoption("--slm-budget"), config.getoption("--slm-seed"), config.getoption("--slm-quick")
+        )
+        directory = Path(config.stash[_DIRECTORY].name)
+        workshops[module.__name__] = Workshop(fixtures_of(module, config), directory, effort)
     workshop = workshops[module.__name__]
     status = workshop.backend.status()
     if not status.installed:

@@ -30,6 +30,7 @@ from slm_conformance.references import reference_of
 from slm_conformance.spec import make_backend
 from slm_conformance.state_reference import StateWeights, read_states
 from slm_conformance.tolerance import KV_LEVELS, N_SAMPLE, Precision, Tolerance, random_tokens, relative_errors
+from slm_conformance.twin import Twin
 from slm_conformance.weights import Weights
 from slm_core.errors import InvalidOption, SlmError, UnsupportedModel
 from slm_core.formatting import formatter
@@ -40,6 +41,7 @@ from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelO
 Rows = NDArray[np.floating]
 
 _TODAY = datetime.datetime(2026, 1, 15, tzinfo=datetime.UTC)  # some formats tell the model
+_TWIN_N_CTX, _TWIN_N_BATCH = 1024, 256
 _KV_BLOCK = 32  # heads of another width cannot be stored in blocks
 
 
@@ -58,16 +60,33 @@ class Source:
     weight_type: str
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to look for what is wrong.
+
+    Attributes:
+        seconds: for random programs of each model, beyond the first ones.
+        first_seed: of these programs; each has the next one.
+        quick: a first look: few programs, one model, no scenario that takes long.
+    """
+
+    seconds: float = 0
+    first_seed: int = 0
+    quick: bool = False
+
+
 class Workshop:
     """Everything of one adopting module that several scenarios share: files, loaded models, tolerances.
 
     Args:
         fixtures: what the adopter said.
         directory: where to write the tiny models.
+        effort: how long to look.
     """
 
-    def __init__(self, fixtures: BackendFixtures, directory: Path) -> None:
+    def __init__(self, fixtures: BackendFixtures, directory: Path, effort: Effort | None = None) -> None:
         self.fixtures = fixtures
+        self.effort = effort or Effort()
         self.directory = directory
         self.backend = make_backend(fixtures.backend)
         self._models: dict[str, Model] = {}
@@ -176,12 +195,20 @@ class Bench:
     Args:
         workshop: what is shared.
         name: of the model.
+
+    Attributes:
+        notes: what reports say of the scenario where it holds.
     """
 
     def __init__(self, workshop: Workshop, name: str) -> None:
         self.workshop = workshop
         self.name = name
+        self.notes: list[str] = []
         self._stack = ExitStack()
+
+    def note(self, what: str) -> None:
+        """Say something of a scenario that holds; it stands in reports."""
+        self.notes.append(what)
 
     def __enter__(self) -> Self:
         return self
@@ -284,6 +311,13 @@ class Bench:
     def reference(self) -> Reference:
         """An empty float64 reference of the model; skips where it cannot run it."""
         return reference_of(self.weights())
+
+    def oracle(self) -> Reference | Twin:
+        """The reference, empty; of models that it does not run, the same engine on the plainest path."""
+        weights = self.workshop.source(self.name).weights
+        if weights is not None:
+            return reference_of(weights)
+        return Twin(self.context(n_ctx=_TWIN_N_CTX, n_seq_max=1, n_batch=_TWIN_N_BATCH))
 
     @property
     def edit_level(self) -> EditLevel:

@@ -1,303 +1,45 @@
-"""Random programs of context calls, legal and illegal, and what the contract says of each: a model in plain Python.
-
-The model holds, for each sequence, one object a position; sequences that share storage share objects, so that the
-positions that are taken are the distinct objects. Logits are those of the float64 reference, which is led along.
-"""
+"""Playing a random program: a context, the contract's model and an oracle make the same steps, and agree after each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slm_conformance.bench import Bench, Rows
-from slm_conformance.tolerance import relative_errors
-from slm_core.errors import (
-    BatchFull,
-    ContextFull,
-    InvalidPosition,
-    InvalidSequence,
-    InvalidSnapshot,
-    InvalidToken,
-    SlmError,
-    UnsupportedEdit,
+from slm_conformance.contract_model import ContractModel
+from slm_conformance.program_steps import (
+    Call,
+    Cut,
+    Decode,
+    Drop,
+    Dump,
+    Fork,
+    Restore,
+    Run,
+    Sizes,
+    Step,
+    Truncate,
+    Variant,
+    image_offsets,
 )
-from slm_core.protocols import Context
-from slm_core.types import Capability, EditLevel, Pos
+from slm_conformance.tolerance import relative_errors
+from slm_conformance.twin import Twin, add_run
+from slm_core.errors import SlmError
+from slm_core.protocols import Batch, Context, Model
+from slm_core.snapshot import SequenceSnapshot
+from slm_core.types import Pos, TopLogits, WantLogits
 
-N_CTX, N_SEQ_MAX, N_BATCH = 24, 3, 8
 _KEPT = 100
-"""The reference keeps what was dumped as sequences from this number on."""
-
-Errors: TypeAlias = set[type[SlmError]]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Tokens for one sequence, as a part of a batch.
-
-    Attributes:
-        seq_id: the sequence.
-        shift: how far the first position is from the next one; 0 is right.
-        tokens: what to append.
-    """
-
-    seq_id: int
-    shift: int
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """``decode`` a batch of runs."""
-
-    runs: tuple[Run, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """``fork``."""
-
-    src: int
-    dst: int
-    end: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Truncate:
-    """``truncate``."""
-
-    seq_id: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """``cut``."""
-
-    seq_id: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """``drop``."""
-
-    seq_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """``clear``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dump:
-    """``dump``; the bytes are kept under ``name``."""
-
-    seq_id: int
-    name: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """``restore`` what was kept under ``name``, or that less its last byte; nothing where nothing was kept."""
-
-    seq_id: int
-    name: int
-    damaged: bool
-
-
-Step: TypeAlias = Decode | Fork | Truncate | Cut | Drop | Clear | Dump | Restore
-
-
-class Slot:
-    """One position's worth of storage."""
-
-    __slots__ = ("token",)
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a sequence holds.
-
-    Attributes:
-        slots: one a position.
-        n_cut: tokens that cuts have removed; whoever decodes a dump again may need room for them.
-    """
-
-    slots: tuple[Slot, ...] = ()
-    n_cut: int = 0
-
-
-@dataclass(slots=True)
-class ContractModel:
-    """The contract, in lists.
-
-    Attributes:
-        n_vocab: vocabulary size V.
-        edit_level: what the context declares.
-        capabilities: likewise.
-        held: what each sequence holds.
-        dumps: what was dumped, by name.
-    """
-
-    n_vocab: int
-    edit_level: EditLevel
-    capabilities: frozenset[Capability]
-    held: list[Held] = field(default_factory=lambda: [Held()] * N_SEQ_MAX)
-    dumps: dict[int, Held] = field(default_factory=dict)
-
-    @property
-    def n_free(self) -> int:
-        """Positions that no sequence holds."""
-        return N_CTX - len({slot for held in self.held for slot in held.slots})
-
-    def tokens(self, seq_id: int) -> tuple[int, ...]:
-        """What a sequence holds."""
-        return tuple(slot.token for slot in self.held[seq_id].slots)
-
-    def length(self, seq_id: int) -> int:
-        """Tokens of a sequence; 0 for one that does not exist."""
-        return len(self.held[seq_id].slots) if 0 <= seq_id < N_SEQ_MAX else 0
-
-    def positions(self, runs: Sequence[Run]) -> list[tuple[int, int, tuple[int, ...]]]:
-        """Sequence, first position and tokens of each run."""
-        lengths = {run.seq_id: self.length(run.seq_id) for run in runs}
-        placed = []
-        for run in runs:
-            placed.append((run.seq_id, max(0, lengths[run.seq_id] + run.shift), run.tokens))
-            lengths[run.seq_id] += len(run.tokens)
-        return placed
-
-    def play(self, step: Step) -> tuple[Errors, bool]:
-        """Make a step, if it is legal.
-
-        Returns:
-            errors: those that a context may raise; none where it is legal.
-            must: whether it must raise one, or may also do as it is told.
-        """
-        errors, must = self._errors(step)
-        if not errors:
-            self.make(step)
-        return errors, must
-
-    def make(self, step: Step) -> None:
-        """Make a step that is legal."""
-        match step:
-            case Decode(runs):
-                for run in runs:
-                    self._set(run.seq_id, (*self.held[run.seq_id].slots, *map(Slot, run.tokens)))
-            case Fork(src, dst, end):
-                slots = self.held[src].slots[:end]
-                shared = Capability.SHARED_FORK in self.capabilities
-                self.held[dst] = Held(slots if shared else _fresh(slots), self.held[src].n_cut)
-            case Truncate(seq_id, index):
-                self._set(seq_id, self.held[seq_id].slots[:index])
-            case Cut(seq_id, start, end):
-                self._set(seq_id, self._without(seq_id, start, end), end - start)
-            case Drop(seq_id):
-                self.held[seq_id] = Held()
-            case Clear():
-                self.held = [Held()] * N_SEQ_MAX
-            case Dump(seq_id, name):
-                self.dumps[name] = self.held[seq_id]
-            case Restore(seq_id, name, _) if name in self.dumps:
-                self.held[seq_id] = Held(_fresh(self.dumps[name].slots), self.dumps[name].n_cut)
-
-    def _set(self, seq_id: int, slots: tuple[Slot, ...], n_cut: int = 0) -> None:
-        self.held[seq_id] = Held(slots, self.held[seq_id].n_cut + n_cut)
-
-    def _without(self, seq_id: int, start: int, end: int) -> tuple[Slot, ...]:
-        """A cut moves what comes after it, so that it can no longer be shared."""
-        slots = self.held[seq_id].slots
-        return slots if start == end else slots[:start] + _fresh(slots[end:])
-
-    def _errors(self, step: Step) -> tuple[Errors, bool]:
-        named = [run.seq_id for run in step.runs] if isinstance(step, Decode) else [_sequence(step)]
-        errors: Errors = set() if all(0 <= seq_id < N_SEQ_MAX for seq_id in named) else {InvalidSequence}
-        if isinstance(step, Fork) and not 0 <= step.dst < N_SEQ_MAX:
-            errors.add(InvalidSequence)
-        match step:
-            case Decode(runs):
-                errors |= self._decode_errors(runs)
-            case Fork(src, dst, end):
-                errors |= self._fork_errors(src, dst, end)
-            case Truncate(seq_id, index):
-                errors |= self._level_errors(EditLevel.TRUNCATE) | self._index_errors(seq_id, index)
-            case Cut(seq_id, start, end):
-                errors |= self._cut_errors(seq_id, start, end)
-            case Restore(seq_id, name, damaged) if name in self.dumps:
-                errors |= {InvalidSnapshot} if damaged else set()
-                if not errors:
-                    return self._restore_errors(seq_id, self.dumps[name])
-        return errors, True
-
-    def _decode_errors(self, runs: Sequence[Run]) -> Errors:
-        n = sum(len(run.tokens) for run in runs)
-        checks: list[tuple[type[SlmError], bool]] = [
-            (BatchFull, n > N_BATCH),
-            (ContextFull, n > self.n_free),
-            (InvalidToken, any(token >= self.n_vocab for run in runs for token in run.tokens)),
-            (InvalidPosition, self.positions(runs) != self.positions([Run(r.seq_id, 0, r.tokens) for r in runs])),
-        ]
-        return {error for error, applies in checks if applies}
-
-    def _fork_errors(self, src: int, dst: int, end: int | None) -> Errors:
-        errors = set() if end is None else self._index_errors(src, end)
-        if src == dst or self.length(dst):
-            errors.add(InvalidSequence)
-        n = self.length(src) if end is None else end
-        if Capability.SHARED_FORK not in self.capabilities and n > self.n_free:
-            errors.add(ContextFull)
-        return errors
-
-    def _cut_errors(self, seq_id: int, start: int, end: int) -> Errors:
-        errors = self._level_errors(EditLevel.CUT)
-        errors |= self._index_errors(seq_id, start) | self._index_errors(seq_id, end)
-        errors |= {InvalidPosition} if end < start else set()
-        if errors or not 0 <= seq_id < N_SEQ_MAX:
-            return errors
-        return {ContextFull} if len(self._without(seq_id, start, end)) > self._room(seq_id, start, end) else set()
-
-    def _room(self, seq_id: int, start: int, end: int) -> int:
-        """Slots that a sequence may have after a cut: those that are free, its own, and those it goes on sharing."""
-        others = {slot for i, held in enumerate(self.held) if i != seq_id for slot in held.slots}
-        kept = self.held[seq_id].slots if start == end else self.held[seq_id].slots[:start]
-        return N_CTX - len(others) + len(others & set(kept))
-
-    def _restore_errors(self, seq_id: int, dumped: Held) -> tuple[Errors, bool]:
-        free = self._room(seq_id, 0, N_CTX)
-        if len(dumped.slots) > free:
-            return {ContextFull}, True
-        # Whoever decodes the dump again, or keeps what it replaces until it is done, may need more.
-        peak = max(len(dumped.slots) + dumped.n_cut, self.length(seq_id))
-        return ({ContextFull}, False) if peak > free else (set(), True)
-
-    def _level_errors(self, level: EditLevel) -> Errors:
-        return {UnsupportedEdit} if self.edit_level < level else set()
-
-    def _index_errors(self, seq_id: int, index: int) -> Errors:
-        return set() if 0 <= index <= self.length(seq_id) else {InvalidPosition}
-
-
-def _fresh(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
-    return tuple(Slot(slot.token) for slot in slots)
-
-
-def _sequence(step: Step) -> int:
-    match step:
-        case Fork(src, _, _):
-            return src
-        case Truncate() | Cut() | Drop() | Dump() | Restore():
-            return step.seq_id
-    return 0
+"""The oracle keeps what was dumped as sequences from this number on."""
+Placed: TypeAlias = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], str, bool]
+"""Of a run its sequence, first position and tokens; then its kind, and whether it is a block."""
+N_TOP = 5
+"""Logits that programs ask ``decode_top`` for."""
 
 
 class Mismatch(AssertionError):
@@ -305,25 +47,25 @@ class Mismatch(AssertionError):
 
 
 class Player:
-    """Plays a program on a context, beside the model and the reference.
+    """Plays a program on a context, beside the model and an oracle.
 
     Args:
         bench: makes the context.
         opening: the lines of Python that make the same model.
+        sizes: of the context.
     """
 
-    def __init__(self, bench: Bench, opening: str) -> None:
-        self._bench = bench
-        self._context = bench.context(n_ctx=N_CTX, n_seq_max=N_SEQ_MAX, n_batch=N_BATCH)
-        self._reference = bench.reference()
-        self._model = ContractModel(bench.model.info.n_vocab, self._context.edit_level, self._context.capabilities)
+    def __init__(self, bench: Bench, opening: str, sizes: Sizes) -> None:
+        self._bench, self._sizes = bench, sizes
+        self._context = bench.context(n_ctx=sizes.n_ctx, n_seq_max=sizes.n_seq_max, n_batch=sizes.n_batch)
+        self._oracle = bench.oracle()
+        info, context = bench.model.info, self._context
+        self._n_embd = info.n_embd
+        self._model = ContractModel(info.n_vocab, context.edit_level, context.capabilities, sizes)
         self._dumps: dict[int, bytes] = {}
         kv = f"KvType({bench.kv_type.value!r})"
-        self._script = [
-            *_IMPORTS,
-            *opening.splitlines(),
-            f"context = model.new_context(ContextOptions({N_CTX}, {N_SEQ_MAX}, {N_BATCH}, {kv}, {kv}))",
-        ]
+        of = f"ContextOptions({sizes.n_ctx}, {sizes.n_seq_max}, {sizes.n_batch}, {kv}, {kv})"
+        self._script = [*_IMPORTS, *opening.splitlines(), f"context = model.new_context({of})"]
 
     def play(self, program: Sequence[Step]) -> None:
         """Play all steps.
@@ -356,71 +98,123 @@ class Player:
             self._script.append(line)
             if errors:
                 self._model.make(step)
-            self._compare_rows(rows, self._follow(step))
+            expected = self._follow(step)
+            if isinstance(step, Decode):
+                self._compare_rows(step, rows, expected)
         self._compare_held()
 
-    def _call(self, step: Step) -> tuple[str, Callable[[Context], Rows | None]]:
+    def _call(self, step: Step) -> tuple[str, Callable[[Context], Rows | TopLogits | None]]:
         """A step as a line of Python, and what it does."""
         match step:
             case Decode(runs):
-                placed = self._model.positions(runs)
-                arguments = "".join(f", {run!r}" for run in placed)
-                return f"rows = decode(context{arguments})", lambda context: decode(context, *placed)
+                placed = self._placed(runs)
+                arguments = ["context", "model", *map(repr, placed)]
+                arguments += [f"call={step.call!r}"] if step.call != "decode" else []
+                arguments += [f"every={step.every}"] if step.every != 1 else []
+                arguments += ["woven=True"] if step.woven else []
+                call = functools.partial(decode, call=step.call, every=step.every, woven=step.woven)
+                return f"rows = decode({', '.join(arguments)})", lambda context: call(
+                    context, self._bench.model, *placed
+                )
             case Dump(seq_id, name):
                 return f"dump_{name} = context.dump({seq_id})", lambda context: self._keep(name, context.dump(seq_id))
-            case Restore(seq_id, name, damaged):
-                data = self._dumps[name][:-1] if damaged else self._dumps[name]
-                line = f"context.restore({seq_id}, dump_{name}{'[:-1]' if damaged else ''})"
-                return line, lambda context: _nothing(context.restore(seq_id, data))
+            case Restore(seq_id, name, kind):
+                data = variant(self._dumps[name], kind)
+                of = f"dump_{name}" if kind == "own" else f"variant(dump_{name}, {kind!r})"
+                return f"context.restore({seq_id}, {of})", lambda context: _nothing(context.restore(seq_id, data))
         line, edit = _edit(step)
         return f"context.{line}", lambda context: _nothing(edit(context))
+
+    def _placed(self, runs: Sequence[Run]) -> list[Placed]:
+        firsts = self._model.first_positions(runs)
+        placed: list[Placed] = []
+        for run, first in zip(runs, firsts, strict=True):
+            plain = run.kind == "tokens" and not run.block
+            placed.append((run.seq_id, first, run.tokens, *(() if plain else (run.kind, run.block))))
+        return placed
 
     def _keep(self, name: int, data: bytes) -> None:
         self._dumps[name] = data
 
     def _follow(self, step: Step) -> Rows | None:
-        """Lead the reference along; returns the logits of a decode."""
-        reference = self._reference
+        """Lead the oracle along; returns what a decode gives, a row for each input in the order of the batch."""
+        oracle = self._oracle
         match step:
-            case Decode(runs) if any(run.tokens for run in runs):
-                return np.concatenate([reference.decode(run.tokens, run.seq_id) for run in runs if run.tokens])
+            case Decode(runs):
+                return self._expected(step) if any(run.tokens for run in runs) else None
             case Fork(src, dst, end):
-                reference.fork(src, dst, end)
+                oracle.fork(src, dst, end)
             case Truncate(seq_id, index):
-                reference.truncate(index, seq_id)
+                oracle.truncate(index, seq_id)
             case Cut(seq_id, start, end):
-                reference.cut(start, end, seq_id)
+                oracle.cut(start, end, seq_id)
             case Drop(seq_id):
-                reference.drop(seq_id)
-            case Clear():
-                for seq_id in range(N_SEQ_MAX):
-                    reference.drop(seq_id)
+                oracle.drop(seq_id)
             case Dump(seq_id, name):
-                reference.fork(seq_id, _KEPT + name)
+                oracle.fork(seq_id, _KEPT + name)
             case Restore(seq_id, name, _):
-                reference.fork(_KEPT + name, seq_id)
+                oracle.fork(_KEPT + name, seq_id)
+            case _:
+                for seq_id in range(self._sizes.n_seq_max):
+                    oracle.drop(seq_id)
         return None
 
-    def _compare_rows(self, rows: Rows | None, expected: Rows | None) -> None:
+    def _expected(self, step: Decode) -> Rows:
+        made = [self._appended(run, hidden=step.call == "embed") for run in step.runs]
+        return np.stack([made[i][j] for i, j in step.order()])
+
+    def _appended(self, run: Run, *, hidden: bool) -> Rows:
+        """What the oracle makes of a run: logits, or hidden states."""
+        oracle = self._oracle
+        if isinstance(oracle, Twin):
+            rows = None if run.kind == "tokens" else rows_of(run.tokens, self._n_embd)
+            return oracle.append(run, rows, hidden=hidden)
+        x = oracle.table(run.tokens) if run.kind == "tokens" else rows_of(run.tokens, self._n_embd).astype(np.float64)
+        several = len(run.tokens) > 1  # one input is no block, and one row no image
+        offsets = image_offsets(len(run.tokens)) if run.kind == "image" and several else None
+        states = oracle.embed_rows(x, run.seq_id, both_ways=run.block and several, offsets=offsets)
+        return states if hidden else oracle.logits(states)
+
+    # What is compared.
+
+    def _compare_rows(self, step: Decode, rows: Rows | TopLogits | None, expected: Rows | None) -> None:
         if rows is None or expected is None:
             return
-        if rows.shape != expected.shape:
-            self._fail(f"assert rows.shape == {expected.shape}", f"decode gave logits of shape {rows.shape}")
-        errors = relative_errors(rows, expected)
-        i, allowed = int(np.argmax(np.where(np.isnan(errors), np.inf, errors))), self._bench.tolerance.row
+        expected = expected[step.wanted()]
+        found = self._completed(rows, expected) if isinstance(rows, TopLogits) else rows
+        if found.shape != expected.shape:
+            self._fail(f"assert rows.shape == {expected.shape}", f"{step.call} gave rows of shape {found.shape}")
+        if not len(expected):
+            return
+        tolerance, oracle = self._bench.tolerance, self._oracle.name
+        errors, allowed = relative_errors(found, expected), tolerance.state if step.call == "embed" else tolerance.row
+        i = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
         if not errors[i] <= allowed:
-            k = int(np.argmax(np.abs(rows[i] - expected[i])))
-            right, off = float(expected[i, k]), float(abs(rows[i, k] - expected[i, k]))
-            line = f"assert abs(rows[{i}, {k}] - {right:.6g}) < {off / 2:.2g}  # by the float64 reference"
-            self._fail(
-                line, f"row {i} differs from the reference by {errors[i]:.1e} of its norm, allowed {allowed:.1e}"
-            )
+            k = int(np.argmax(np.abs(found[i] - expected[i])))
+            right, off = float(expected[i, k]), float(abs(found[i, k] - expected[i, k]))
+            of = f"rows[{i}, {k}]"
+            if isinstance(rows, TopLogits):
+                of = f"rows.logits[{i}, {rows.tokens[i].tolist().index(k)}]"
+            line = f"assert abs({of} - {right:.6g}) < {off / 2:.2g}  # by {oracle}"
+            self._fail(line, f"row {i} differs from {oracle} by {errors[i]:.1e} of its norm, allowed {allowed:.1e}")
+
+    def _completed(self, top: TopLogits, expected: Rows) -> Rows:
+        """Rows of logits that are the oracle's where they are not among the largest."""
+        if top.tokens.shape != (len(expected), N_TOP):
+            self._fail(f"assert rows.tokens.shape == {(len(expected), N_TOP)}", f"its shape is {top.tokens.shape}")
+        rows = expected.copy()
+        np.put_along_axis(rows, top.tokens.astype(np.int64), top.logits, 1)
+        return rows
 
     def _compare_held(self) -> None:
-        for seq_id in range(N_SEQ_MAX):
+        for seq_id in range(self._sizes.n_seq_max):
             found, wanted = self._context.tokens(seq_id), self._model.tokens(seq_id)
             if found != wanted:
                 self._fail(f"assert context.tokens({seq_id}) == {wanted}", f"sequence {seq_id} holds {found}")
+        if self._context.n_free != self._model.n_free and self._model.copied is not None:
+            seq_id, held = self._model.copied
+            self._model.held[seq_id] = held
+        self._model.copied = None
         if self._context.n_free != self._model.n_free:
             self._fail(f"assert context.n_free == {self._model.n_free}", f"n_free is {self._context.n_free}")
 
@@ -432,20 +226,95 @@ class Player:
 _IMPORTS = (
     "from contextlib import suppress",
     "from pathlib import Path",
-    "from slm_conformance.programs import decode",
-    "from slm_conformance.factories import make_tiny_model",
+    "from slm_conformance.programs import decode, variant",
     "from slm_conformance.spec import make_backend",
     "from slm_core.errors import *",
     "from slm_core.types import ContextOptions, KvType, ModelOptions, Pos",
 )
 
 
-def decode(context: Context, *runs: tuple[int, int, Sequence[int]]) -> Rows:
-    """Decode a batch of runs: sequence, first position, tokens; the logits of all, float32 [T, V]."""
-    batch = context.new_batch()
-    for seq_id, first, tokens in runs:
-        batch.extend(tokens, Pos(seq_id, first), logits="all")
-    return context.decode(batch).copy()
+def decode(
+    context: Context, model: Model, *runs: Placed, call: Call = "decode", every: int = 1, woven: bool = False
+) -> Rows | TopLogits:
+    """Decode a batch of runs.
+
+    Args:
+        context: the context.
+        model: its model.
+        runs: sequence, first position, tokens; perhaps the kind of inputs, and whether they are a block.
+        call: ``decode``, ``embed``, or ``top`` for ``decode_top``.
+        every: a row is asked for at every so many-th input; 0 for none.
+        woven: whether runs of tokens take turns, a token each.
+    """
+    step = Decode(tuple(Run(run[0], 0, *run[2:]) for run in runs), call, every, woven)
+    batch, wanted = context.new_batch(), set(step.wanted())
+    for n, (i, j) in enumerate(step.order() if woven else ()):
+        batch.add(runs[i][2][j], Pos(runs[i][0], runs[i][1] + j), logits=n in wanted)
+    for run, placed in zip(step.runs, runs if not woven else (), strict=False):
+        _add(batch, run, placed[1], model.info.n_embd, wanted)
+    if call == "top":
+        return context.decode_top(batch, N_TOP)
+    return (context.embed(batch) if call == "embed" else context.decode(batch)).copy()
+
+
+def _add(batch: Batch, run: Run, first: int, n_embd: int, wanted: Collection[int]) -> None:
+    """Add a run, one input at a time where not all of them want a row."""
+    n, done = len(run.tokens), len(batch)
+    rows = None if run.kind == "tokens" else rows_of(run.tokens, n_embd)
+    wants = [done + i in wanted for i in range(n)]
+    if all(wants) or not any(wants):
+        add_run(batch, run, first, rows, wanted=any(wants))
+        return
+    offsets = _single_offsets(n) if run.kind == "image" else None
+    for i in range(n):
+        place = Pos(run.seq_id, first + i)
+        logits: WantLogits = "last" if wants[i] else "none"
+        if rows is None:
+            batch.add(run.tokens[i], place, logits=wants[i])
+        else:
+            batch.add_embeddings(rows[i : i + 1], place, offsets=None if offsets is None else offsets[i], logits=logits)
+    if run.block and n > 1:
+        batch.join(n)
+
+
+def _single_offsets(n: int) -> list[NDArray[np.int32]]:
+    """The offsets of each row of an image from where a token in its own place would stand, [1, 3] each."""
+    found, place = [], 0
+    for offset in image_offsets(n):
+        found.append(np.array([[axis - place for axis in offset]], np.int32))
+        place = max(place, 1 + max(offset))
+    return found
+
+
+def rows_of(seeds: Sequence[int], n_embd: int) -> NDArray[np.float32]:
+    """Embedding rows that no token has, one a seed, float32 [n, E]; as large as those of the tiny models."""
+    rows = np.empty((len(seeds), n_embd), np.float32)
+    for row, seed in zip(rows, seeds, strict=True):
+        row[:] = np.random.default_rng([7, seed]).standard_normal(n_embd) * 2.5 / np.sqrt(n_embd)
+    return rows
+
+
+def variant(data: bytes, kind: Variant) -> bytes:
+    """A dump, changed.
+
+    Args:
+        data: a dump of a sequence.
+        kind: "own" as it is; "foreign" as another backend's, and "format" as one in another payload format of the same
+            backend: the payload means nothing, tokens and edits count; "truncated" by a byte; "short" by a byte of its
+            payload, with the right checksum; "model" of another model; "token" with a last token out of range.
+    """
+    if kind in ("own", "truncated"):
+        return data if kind == "own" else data[:-1]
+    snapshot = SequenceSnapshot.from_bytes(data)
+    if kind == "short":
+        return dataclasses.replace(snapshot, payload=snapshot.payload[:-1]).to_bytes()
+    if kind == "model":
+        return dataclasses.replace(snapshot, fingerprint="0" * len(snapshot.fingerprint)).to_bytes()
+    if kind == "format":
+        return dataclasses.replace(snapshot, payload_format="of-tomorrow", payload=b"\7" * 99).to_bytes()
+    if kind == "token" and len(snapshot.tokens):
+        snapshot.tokens[-1] = 2**31 - 1
+    return dataclasses.replace(snapshot, backend="stranger", payload_format="", payload=b"\7" * 99).to_bytes()
 
 
 def _edit(step: Step) -> tuple[str, Callable[[Context], object]]:

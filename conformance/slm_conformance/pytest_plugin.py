@@ -15,6 +15,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--slm-backend", metavar="NAME", help="the backend under test: a name, or package.module:attribute")
     group.addoption("--slm-model", metavar="PATH", help="the model file to test on (default: tiny random models)")
     group.addoption("--slm-device", metavar="NAME", default="auto", help="the device to load on (default: auto)")
+    what = "a first look in a few seconds: one model, few random programs, no scenario that takes long"
+    group.addoption("--slm-quick", action="store_true", help=what)
+    what = "random programs for so many seconds on each model, beyond the first 20 (default: 0)"
+    group.addoption("--slm-budget", metavar="SECONDS", type=float, default=0.0, help=what)
+    what = "seed of the first random program; each has the next one (default: 0)"
+    group.addoption("--slm-seed", metavar="N", type=int, default=0, help=what)
     what = "write a report: .html, .json or .svg (repeatable)"
     group.addoption("--slm-report", metavar="PATH", action="append", default=[], help=what)
 

@@ -4,36 +4,53 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
-from slm_conformance.programs import (
-    N_SEQ_MAX,
+from slm_conformance.contract_model import ContractModel
+from slm_conformance.program_steps import (
+    Call,
     Clear,
-    ContractModel,
     Cut,
     Decode,
     Drop,
     Dump,
     Fork,
+    Kind,
     Restore,
     Run,
+    Sizes,
     Step,
     Truncate,
+    Variant,
 )
 from slm_core.types import Capability, EditLevel
 
+_T = TypeVar("_T")
 N_STEPS = 40
+SIZES = (Sizes(24, 3, 8, 9), Sizes(10, 2, 4, 5), Sizes(48, 6, 16, 12), Sizes(200, 3, 70, 70))
+"""Of the contexts, in turns: small ones fill up, the last has sequences longer than a page or block of most engines."""
 _KINDS: dict[type[Step], float] = {
     Decode: 0.38,
     Fork: 0.14,
-    Cut: 0.14,
+    Cut: 0.12,
     Truncate: 0.08,
-    Dump: 0.08,
-    Restore: 0.12,
+    Dump: 0.09,
+    Restore: 0.13,
     Drop: 0.05,
     Clear: 0.01,
 }
+_VARIANTS: dict[Variant, float] = {
+    "own": 0.38,
+    "foreign": 0.26,
+    "format": 0.1,
+    "truncated": 0.04,
+    "short": 0.12,
+    "model": 0.04,
+    "token": 0.06,
+}
+_N_NAMES = 3
 
 
 class ProgramMaker:
@@ -44,54 +61,92 @@ class ProgramMaker:
         edit_level: what the contexts declare.
         capabilities: likewise.
         seed: equal programs for an equal one.
+        sizes: of the context.
     """
 
-    def __init__(self, n_vocab: int, edit_level: EditLevel, capabilities: frozenset[Capability], seed: int) -> None:
+    def __init__(
+        self, n_vocab: int, edit_level: EditLevel, capabilities: frozenset[Capability], seed: int, sizes: Sizes
+    ) -> None:
         self._rng = np.random.default_rng(seed)
-        self._declared = n_vocab, edit_level, capabilities
-        self._model = ContractModel(*self._declared)
+        self._model = ContractModel(n_vocab, edit_level, capabilities, sizes)
+        self._sizes = sizes
 
     def make(self) -> list[Step]:
         """A program."""
         program: list[Step] = []
-        self._model = ContractModel(*self._declared)
         for kind in self._rng.choice(np.array(list(_KINDS)), N_STEPS, p=list(_KINDS.values())):
             program.append(self._step(kind))
             self._model.play(program[-1])
         return program
 
     def _step(self, kind: type[Step]) -> Step:
-        seq_id = self._sequence()
-        name = self._below(2)
         if kind is Decode:
-            return Decode(tuple(self._run() for _ in range(1 + self._below(3))))
+            return self._decode()
+        seq_id = self._sequence(0.7)
         if kind is Fork:
-            return Fork(seq_id, self._sequence(), self._index(seq_id) if self._rarely(0.6) else None)
+            return Fork(seq_id, self._destination(), self._index(seq_id) if self._rarely(0.6) else None)
         if kind is Truncate:
             return Truncate(seq_id, self._index(seq_id))
         if kind is Cut:
             ends = [self._index(seq_id), self._index(seq_id)]
             return Cut(seq_id, *(ends if self._rarely(0.1) else sorted(ends)))
         if kind is Dump:
-            return Dump(seq_id, name)
+            return Dump(seq_id, self._below(_N_NAMES))
         if kind is Restore:
-            return Restore(seq_id, name, damaged=self._rarely(0.1))
+            return Restore(self._sequence(0.5), self._below(_N_NAMES), self._one_of(_VARIANTS))
         return Drop(seq_id) if kind is Drop else Clear()
 
-    def _run(self) -> Run:
-        most = 9 if self._rarely(0.1) else 3
-        tokens = self._rng.integers(0, self._model.n_vocab, 1 + self._below(most)).tolist()
-        if self._rarely(0.03):
-            tokens[-1] = self._model.n_vocab
-        shift = int(self._rng.choice([-1, 1])) if self._rarely(0.04) else 0
-        return Run(self._sequence(), shift, tuple(tokens))
+    def _decode(self) -> Decode:
+        runs = tuple(self._run() for _ in range(1 + self._below(3)))
+        call: Call = self._one_of({"decode": 0.8, "embed": 0.12, "top": 0.08})
+        if call != "decode" and not self._has(Capability.EMBEDDINGS if call == "embed" else Capability.DEVICE_SAMPLING):
+            call = "decode"
+        apart = len({run.seq_id for run in runs}) == len(runs)
+        plain = apart and all(run.kind == "tokens" and not run.block for run in runs)
+        every = int(self._rng.choice([1, 2, 3, 0], p=[0.76, 0.1, 0.07, 0.07]))
+        return Decode(runs, call, every, plain and self._rarely(0.3))
 
-    def _sequence(self) -> int:
-        return N_SEQ_MAX if self._rarely(0.03) else self._below(N_SEQ_MAX)
+    def _run(self) -> Run:
+        most = self._sizes.longest if self._rarely(0.2) else 3
+        tokens = self._rng.integers(0, self._model.n_vocab, 1 + self._below(most)).tolist()
+        if self._rarely(0.02):
+            tokens[-1] = self._model.n_vocab
+        shift = int(self._rng.choice([-1, 1])) if self._rarely(0.03) else 0
+        kind: Kind = self._one_of({"tokens": 0.76, "rows": 0.12, "image": 0.12})
+        if kind == "image" and not self._has(Capability.GRID_POSITIONS):
+            kind = "rows"
+        if kind == "rows" and not self._has(Capability.EMBEDDING_INPUT):
+            kind = "tokens"
+        block = self._rarely(0.15) and self._has(Capability.SPANS)
+        return Run(self._sequence(0.3), shift, tuple(tokens), kind, block)
+
+    def _has(self, capability: Capability) -> bool:
+        """Whether to use what a capability stands for: where it is declared, else now and then, to be refused."""
+        return capability in self._model.capabilities or self._rarely(0.03)
+
+    def _sequence(self, taken: float) -> int:
+        """A sequence; one that holds something, with probability ``taken``, where there is one."""
+        if self._rarely(0.02):
+            return self._sizes.n_seq_max
+        full = [seq_id for seq_id in range(self._sizes.n_seq_max) if self._model.length(seq_id)]
+        return full[self._below(len(full))] if full and self._rarely(taken) else self._below(self._sizes.n_seq_max)
+
+    def _destination(self) -> int:
+        """A sequence that a fork may go to, most often."""
+        empty = [seq_id for seq_id in range(self._sizes.n_seq_max) if not self._model.length(seq_id)]
+        return empty[self._below(len(empty))] if empty and self._rarely(0.7) else self._sequence(0)
 
     def _index(self, seq_id: int) -> int:
-        beyond = 1 if self._rarely(0.1) else 0
-        return self._below(self._model.length(seq_id) + 1) + beyond
+        length = self._model.length(seq_id)
+        if self._rarely(0.07):
+            return length + 1
+        if self._rarely(0.25):  # where engines have edges
+            edges = [i for i in (0, 1, 63, 64, 65, length - 1, length) if 0 <= i <= length]
+            return edges[self._below(len(edges))]
+        return self._below(length + 1)
+
+    def _one_of(self, choices: dict[_T, float]) -> _T:
+        return list(choices)[int(self._rng.choice(len(choices), p=list(choices.values())))]
 
     def _below(self, n: int) -> int:
         return int(self._rng.integers(n))
@@ -134,12 +189,34 @@ def _smaller(program: list[Step]) -> Iterator[list[Step]]:
 
 def _plainer(step: Step) -> Iterator[Step]:
     if isinstance(step, Decode):
-        for i, run in enumerate(step.runs):
-            others = step.runs[:i], step.runs[i + 1 :]
-            if len(step.runs) > 1:
-                yield Decode((*others[0], *others[1]))
-            if len(run.tokens) > 1:
-                for tokens in (run.tokens[:1], run.tokens[:-1]):
-                    yield Decode((*others[0], dataclasses.replace(run, tokens=tokens), *others[1]))
+        yield from _plainer_decodes(step)
     if isinstance(step, Fork) and step.end is not None:
         yield dataclasses.replace(step, end=None)
+    if isinstance(step, Restore) and step.variant in ("foreign", "format"):
+        yield dataclasses.replace(step, variant="own")
+
+
+def _plainer_decodes(step: Decode) -> Iterator[Decode]:
+    for simple in (
+        dataclasses.replace(step, call="decode"),
+        dataclasses.replace(step, every=1),
+        dataclasses.replace(step, woven=False),
+    ):
+        if simple != step:
+            yield simple
+    for i, run in enumerate(step.runs):
+        before, after = step.runs[:i], step.runs[i + 1 :]
+        if len(step.runs) > 1:
+            yield dataclasses.replace(step, runs=(*before, *after))
+        for plainer in _plainer_runs(run):
+            yield dataclasses.replace(step, runs=(*before, plainer, *after))
+
+
+def _plainer_runs(run: Run) -> Iterator[Run]:
+    if len(run.tokens) > 1:
+        for n in (1, len(run.tokens) // 2, len(run.tokens) - 1):
+            yield dataclasses.replace(run, tokens=run.tokens[:n])
+    if run.block:
+        yield dataclasses.replace(run, block=False)
+    if run.kind != "tokens":
+        yield dataclasses.replace(run, kind="tokens")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,8 @@ class Reference:
         round_queries: what becomes of the queries that are multiplied with kept keys.
         round_attention: what becomes of the attention weights that are multiplied with kept values.
     """
+
+    name: ClassVar[str] = "the float64 reference"
 
     def __init__(
         self,

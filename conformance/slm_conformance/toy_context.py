@@ -242,6 +242,8 @@ class ToyContext:
         if len(snapshot.payload) != 4 * int(np.prod(dims)):
             raise InvalidSnapshot("the dump's payload does not fit its tokens")
         kept = np.frombuffer(snapshot.payload, np.float32).reshape(dims)
+        if not np.isfinite(kept).all():
+            raise InvalidSnapshot("the dump's payload holds numbers that are infinite or none")
         return [Cell(token, *kept[i]) for i, token in enumerate(snapshot.held())], snapshot.edits
 
     def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:

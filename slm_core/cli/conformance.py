@@ -22,6 +22,13 @@ def conformance(
         list[Path] | None,
         typer.Option(metavar="PATH", help="Write what was found as .html, .json or .svg (a badge); repeatable."),
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look in a few seconds: one model, no scenario that takes long.")
+    ] = False,
+    budget: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Play random programs on each model for so long.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the first random program.")] = 0,
 ) -> None:
     """Prove, clause by clause, that an engine keeps the contract."""
     try:
@@ -29,7 +36,9 @@ def conformance(
     except ImportError as error:
         raise BackendUnavailable(f"{error} (to get the suite: pip install 'slm-core[conformance]')") from error
     try:
-        status = suite.run(backend, model=model, device=device, reports=report or ())
+        status = suite.run(
+            backend, model=model, device=device, reports=report or (), quick=quick, budget=budget, seed=seed
+        )
     except InvalidOption as error:
         raise typer.BadParameter(str(error), param_hint="--report") from error
     raise typer.Exit(status)

@@ -93,10 +93,12 @@ class Engine(ContextBase):
         self.calls.append("export")
         return json.dumps(self.cells[seq_id]).encode()
 
-    def _engine_import(self, seq_id, n_tokens, payload):
-        self.calls.append("import")
+    def _engine_check_payload(self, n_tokens, payload):
         if payload == b"hostile":
             raise InvalidSnapshot("the payload is hostile")
+
+    def _engine_import(self, seq_id, n_tokens, payload):
+        self.calls.append("import")
         self.cells[seq_id] = json.loads(payload)
         assert len(self.cells[seq_id]) == n_tokens
 

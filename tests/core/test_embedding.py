@@ -53,6 +53,7 @@ class Sums(ContextBase):
         self.held[seq_id] = []
 
     _engine_fork = _engine_truncate = _engine_cut = _engine_export = _engine_import = _engine_decode
+    _engine_check_payload = _engine_decode
 
     def _engine_close(self):
         pass

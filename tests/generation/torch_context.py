@@ -117,6 +117,9 @@ class TorchContext(ContextBase):
     def _engine_export(self, seq_id: int) -> bytes:
         raise NotImplementedError
 
+    def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
+        raise NotImplementedError
+
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
         raise NotImplementedError
 

@@ -148,6 +148,14 @@ class PagedKvCache:
         """The keys and values of a sequence: each plane [length, L, K, W], those of the keys first."""
         return self._stores.export(self._tables[seq_id], np.arange(length))
 
+    def check(self, length: int, payload: bytes) -> None:
+        """Refuse what ``export`` never gave for so many tokens.
+
+        Raises:
+            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
+        """
+        self._stores.read_payload(payload, length)
+
     def load(self, seq_id: int, length: int, payload: bytes) -> None:
         """Fill an empty sequence with what ``export`` gave.
 

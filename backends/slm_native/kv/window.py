@@ -144,6 +144,14 @@ class WindowCache:
         positions = np.arange(self.first_exported(length), length) - gone * PAGE_TOKENS
         return self._cache.export_at(seq_id, positions)
 
+    def check(self, length: int, payload: bytes) -> None:
+        """Refuse what ``export`` never gave for a sequence of ``length`` tokens.
+
+        Raises:
+            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
+        """
+        self._cache.check(length - self.first_exported(length), payload)
+
     def load(self, seq_id: int, length: int, payload: bytes) -> None:
         """Fill an empty sequence with what ``export`` gave.
 

@@ -10,6 +10,7 @@ import pytest
 
 from slm_conformance import report
 from slm_conformance.adoption import workshop_of
+from slm_conformance.bench import Bench
 from slm_conformance.collection import by_module
 from slm_conformance.meta import Verdict
 from slm_conformance.report.record import NOT_RUN, Report, Result, Run, one_line, sections, versions
@@ -65,7 +66,7 @@ class Recorder:
         if isinstance(item, pytest.Function) and item.module.__name__ in self._runs:
             results = self._runs[item.module.__name__].results.get(_scenario(item))
             if results is not None:
-                _note(results, item, call.when, _result(found, call))
+                _note(results, item, call.when, _result(found, call, _noted(item)))
         return found
 
     @pytest.hookimpl(trylast=True)
@@ -124,11 +125,17 @@ def _note(results: dict[str, Result], item: pytest.Function, phase: str, found: 
         results[_model(item)] = found
 
 
-def _result(found: pytest.TestReport, call: pytest.CallInfo[None]) -> Result:
+def _noted(item: pytest.Function) -> str:
+    """What the scenario says of itself, as the seeds of random programs."""
+    bench = item.funcargs.get("bench")
+    return "; ".join(bench.notes) if isinstance(bench, Bench) else ""
+
+
+def _result(found: pytest.TestReport, call: pytest.CallInfo[None], noted: str) -> Result:
     """What one phase says."""
     seconds = found.duration
     if found.passed:
-        return Result(Verdict.HOLDS, "", seconds)
+        return Result(Verdict.HOLDS, noted, seconds)
     expected = getattr(found, "wasxfail", None)  # set by pytest where a failure was expected
     if found.skipped and expected is not None:
         return Result(Verdict.EXPECTED, one_line(str(expected)), seconds)

@@ -32,6 +32,8 @@ class Scenarios:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each scenario on each model, and in each chat format."""
         models = self.models or fixtures_of(metafunc.module, metafunc.config).models
+        if metafunc.config.getoption("--slm-quick"):
+            models = models[:1]
         tiny = next((name for name in models if name.partition("-")[0] in SHAPES), None)
         models += tuple(f"{tiny}+{family}" for family in self.families if tiny is not None)
         if metafunc.function.__name__ in self.on_one_model:

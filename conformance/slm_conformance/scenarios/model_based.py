@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from slm_conformance.bench import Bench
-from slm_conformance.programs import Mismatch, Player, Step
-from slm_conformance.random_programs import ProgramMaker, shrink
+from slm_conformance.family_table import SMALL
+from slm_conformance.program_steps import Sizes, Step
+from slm_conformance.programs import Mismatch, Player
+from slm_conformance.random_programs import SIZES, ProgramMaker, shrink
 from slm_conformance.scenarios.base import Scenarios
 
 N_PROGRAMS = 20
@@ -19,21 +22,31 @@ class TestModelBased(Scenarios):
     """All clauses: whatever calls, legal or not, in whatever order, give what the contract says."""
 
     def test_random_programs(self, bench: Bench) -> None:
-        """Clauses 1 to 8: programs of random calls; one that goes wrong is shrunk and printed as a script."""
-        bench.weights()  # else there is no reference to compare with
-        # The seed was chosen: with it, so few programs meet the three faults that are meant for them.
-        maker = ProgramMaker(bench.model.info.n_vocab, bench.edit_level, bench.capabilities, seed=4)
-        for _ in range(N_PROGRAMS):
-            program = maker.make()
-            if _mismatch(bench, program):
-                smallest = shrink(program, lambda smaller: bool(_mismatch(bench, smaller)))
-                pytest.fail(_mismatch(bench, smallest), pytrace=False)
+        """Clauses 1 to 15: programs of random calls; one that goes wrong is shrunk and printed as a script."""
+        for seed in _seeds(bench):
+            sizes = SIZES[seed % len(SIZES)]
+            declared = bench.model.info.n_vocab, bench.edit_level, bench.capabilities
+            program = ProgramMaker(*declared, seed=seed, sizes=sizes).make()
+            if _mismatch(bench, program, sizes):
+                smallest = shrink(program, lambda smaller, sizes=sizes: bool(_mismatch(bench, smaller, sizes)))  # type: ignore[misc]
+                pytest.fail(f"seed {seed}: {_mismatch(bench, smallest, sizes)}", pytrace=False)
 
 
-def _mismatch(bench: Bench, program: Sequence[Step]) -> str:
+def _seeds(bench: Bench) -> Iterator[int]:
+    """The seeds of the programs: so many, or as many as there is time for."""
+    effort, began = bench.workshop.effort, time.monotonic()
+    seed = effort.first_seed
+    n_programs = len(SIZES) if effort.quick else N_PROGRAMS
+    while seed < effort.first_seed + n_programs or time.monotonic() - began < effort.seconds:
+        yield seed
+        seed += 1
+    bench.note(f"programs of seeds {effort.first_seed} to {seed - 1}")
+
+
+def _mismatch(bench: Bench, program: Sequence[Step], sizes: Sizes) -> str:
     """The script that shows how a program goes wrong; "" where it does not."""
     try:
-        Player(bench, _opening(bench)).play(program)
+        Player(bench, _opening(bench), sizes).play(program)
     except Mismatch as mismatch:
         return str(mismatch)
     return ""
@@ -42,9 +55,14 @@ def _mismatch(bench: Bench, program: Sequence[Step]) -> str:
 def _opening(bench: Bench) -> str:
     """The lines of Python that load the model."""
     fixtures = bench.workshop.fixtures
-    source = f"Path({str(bench.path)!r})"
-    if bench.path.parent == bench.workshop.directory:
-        architecture, weight_type = bench.name.split("-")
-        source = f"make_tiny_model({architecture!r}, {weight_type!r}).write(Path('tiny.gguf'))"
+    lines, source = [], f"Path({str(bench.path)!r})"
+    kind, _, weights = bench.name.partition("-")
+    if kind in SMALL:
+        lines = ["from slm_conformance.families import family_model"]
+        source = f"family_model(Path('.'), {kind!r})"
+    elif bench.path.parent == bench.workshop.directory:
+        lines = ["from slm_conformance.factories import make_tiny_model"]
+        source = f"make_tiny_model({kind!r}, {weights!r}).write(Path('tiny.gguf'))"
     options = f"{fixtures.device!r}, {fixtures.n_threads!r}, None, {dict(fixtures.load_options)!r}"
-    return f"source = {source}\nmodel = make_backend({fixtures.backend!r}).load(source, ModelOptions({options}))"
+    loading = f"model = make_backend({fixtures.backend!r}).load(source, ModelOptions({options}))"
+    return "\n".join([*lines, f"source = {source}", loading])

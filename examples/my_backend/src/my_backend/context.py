@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from my_backend.engine import Array, Qwen3
@@ -64,12 +66,17 @@ class MyContext(ContextBase):
     def _engine_export(self, seq_id: int) -> bytes:
         return self._caches[seq_id].tobytes()
 
+    def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
+        n_bytes = 4 * math.prod(self._shape(n_tokens))  # a checksum finds damage, not malice: check before use
+        if len(payload) != n_bytes or not np.isfinite(np.frombuffer(payload, np.float32)).all():
+            raise InvalidSnapshot(f"a payload of {len(payload)} bytes is not that of {n_tokens} tokens")
+
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
+        self._caches[seq_id] = np.frombuffer(payload, np.float32).reshape(self._shape(n_tokens))
+
+    def _shape(self, n_tokens: int) -> tuple[int, ...]:
         n_kinds, n_layers, _, n_heads, head_dim = self._engine.empty().shape
-        shape = (n_kinds, n_layers, n_tokens, n_heads, head_dim)
-        if len(payload) != 4 * int(np.prod(shape)):  # a checksum finds damage, not malice: check before use
-            raise InvalidSnapshot(f"a payload of {len(payload)} bytes does not fit {n_tokens} tokens")
-        self._caches[seq_id] = np.frombuffer(payload, np.float32).reshape(shape)
+        return n_kinds, n_layers, n_tokens, n_heads, head_dim
 
     def _engine_close(self) -> None:
         self._caches = []
