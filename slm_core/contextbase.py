@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -64,6 +64,14 @@ def check_context_options(options: ContextOptions) -> None:
 def no_top_logits(k: int) -> TopLogits:
     """Those of no rows."""
     return TopLogits(np.empty((0, k), np.int32), np.empty((0, k), np.float32), np.empty(0, np.float32))
+
+
+def _runs(batch: Batch, seq_ids: Sequence[int]) -> dict[int, Sequence[int]]:
+    """What each sequence will hold of a batch. It is read before the engine runs: a read that fails changes nothing."""
+    inputs, of = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets), batch.seq_ids
+    if len(seq_ids) == 1:
+        return {seq_ids[0]: inputs}
+    return {seq_id: [inputs[i] for i in np.flatnonzero(of == seq_id).tolist()] for seq_id in seq_ids}
 
 
 class ContextBase(Closing):
@@ -222,8 +230,9 @@ class ContextBase(Closing):
             found = self._check_batch(batch)
             if not found:
                 return np.empty((0, self._n_vocab), np.float32)
+            runs = _runs(batch, found)
             rows = self._engine_decode(batch)
-            self._append(batch, found)
+            self._append(runs)
         return rows
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
@@ -236,8 +245,9 @@ class ContextBase(Closing):
             found = self._check_batch(batch)
             if not found:
                 return no_top_logits(k)
+            runs = _runs(batch, found)
             top = self._engine_decode_top(batch, k)
-            self._append(batch, found)
+            self._append(runs)
         return top
 
     def embed(self, batch: Batch) -> States:
@@ -248,9 +258,10 @@ class ContextBase(Closing):
             found = self._check_batch(batch)
             if not found:
                 return np.empty((0, self._n_embd), np.float32)
+            runs = _runs(batch, found)
             rows = self._engine_embed(batch)
             if Capability.ENCODER not in self._capabilities:
-                self._append(batch, found)
+                self._append(runs)
         return rows
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
@@ -511,11 +522,8 @@ class ContextBase(Closing):
 
     # Steps that several calls share.
 
-    def _append(self, batch: Batch, found: Sequence[int]) -> None:
-        seq_ids = batch.seq_ids
-        held = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets)
-        for seq_id in found:
-            run = held if len(found) == 1 else [held[i] for i in np.flatnonzero(seq_ids == seq_id).tolist()]
+    def _append(self, runs: Mapping[int, Sequence[int]]) -> None:
+        for seq_id, run in runs.items():
             self._ledger.append(seq_id, run)
 
     def _cut(self, seq_id: int, start: int, end: int) -> None:

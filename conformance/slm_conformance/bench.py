@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 
 from slm_conformance.factories import FAMILIES, Architecture, WeightType, make_tiny_model
 from slm_conformance.families import family_model
-from slm_conformance.family_table import SMALL
+from slm_conformance.family_table import SMALL, STATES
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.reference import Reference
 from slm_conformance.references import reference_of
 from slm_conformance.spec import make_backend
 from slm_conformance.state_reference import StateWeights, read_states
 from slm_conformance.tolerance import KV_LEVELS, N_SAMPLE, Precision, Tolerance, random_tokens, relative_errors
-from slm_conformance.twin import Twin
+from slm_conformance.twin import Oracle, Twin
 from slm_conformance.weights import Weights
 from slm_core.errors import InvalidOption, SlmError, UnsupportedModel
 from slm_core.formatting import formatter
@@ -174,7 +174,7 @@ class Workshop:
         architecture, weight_type, *calm = kind.split("-")
         if architecture in SMALL:
             path = family_model(self.directory, architecture)
-            return Source(path, read_states(path), "f32")
+            return Source(path, read_states(path) if architecture in STATES else None, "f32")
         controls = FAMILIES[family] if family else ()
         shape = cast("Architecture", architecture), cast("WeightType", weight_type)
         model = make_tiny_model(*shape, calm=bool(calm), controls=controls)
@@ -312,7 +312,7 @@ class Bench:
         """An empty float64 reference of the model; skips where it cannot run it."""
         return reference_of(self.weights())
 
-    def oracle(self) -> Reference | Twin:
+    def oracle(self) -> Oracle:
         """The reference, empty; of models that it does not run, the same engine on the plainest path."""
         weights = self.workshop.source(self.name).weights
         if weights is not None:

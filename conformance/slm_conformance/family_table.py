@@ -454,7 +454,7 @@ ENCODERS: dict[str, Family] = {
 SMALL: dict[str, Family] = {
     "small_lfm2": Family(
         "lfm2",
-        _sizes(layers=3, embd=48, ff=80, heads=3, kv_heads=1, dim=32)
+        _sizes(layers=3, embd=96, ff=80, heads=3, kv_heads=1, dim=32)
         | {"attention.head_count_kv": [0, 1, 0], "shortconv.l_cache": 3},
         tied=True,
     ),
@@ -470,16 +470,31 @@ SMALL: dict[str, Family] = {
         {
             "block_count": 3,
             "context_length": N_CTX,
-            "embedding_length": 48,
+            "embedding_length": 128,  # heads of 64: llama.cpp's kernel has no others
             "feed_forward_length": 80,
             "attention.head_count": 0,
             LAYER: 1e-5,
-            "wkv.head_size": 16,
+            "wkv.head_size": 64,
             "attention.decay_lora_rank": 10,
             "attention.iclr_lora_rank": 8,
             "attention.value_residual_mix_lora_rank": 6,
             "attention.gate_lora_rank": 14,
         },
+        tuple(f"time_mix_v{i}.weight" for i in range(3)),
+    ),
+    "small_window": Family(
+        "olmo2",
+        _sizes(layers=5, embd=48, ff=80, heads=3, dim=16)
+        | {"attention.sliding_window": 9}
+        | _scaled("yarn", 4.0, original_context_length=64),
+    ),
+    "small_mla": Family(
+        "deepseek2",
+        _sizes(layers=2, embd=96, ff=80, heads=3)
+        | _LATENT
+        | {"attention.q_lora_rank": 48, "expert_weights_scale": 2.5},
     ),
 }
-"""Likewise, with states, small enough for the whole suite to run on."""
+"""Likewise, small enough for the whole suite to run on: recurrent layers, sliding windows, latent attention."""
+STATES = ("small_lfm2", "small_mamba2", "small_rwkv7")
+"""Those with recurrent layers, which the float64 reference runs."""

@@ -9,6 +9,9 @@ from typing import ClassVar
 DEFAULT_MODELS = ("llama-f32", "qwen2-f16", "qwen3-q8_0")
 """One of each architecture and of each weight type."""
 
+FURTHER_MODELS = ("qwen2vl-f32", *(f"small_{kind}-f32" for kind in ("lfm2", "mamba2", "rwkv7", "window", "mla")))
+"""One of each kind of memory, for random programs: M-RoPE, recurrent layers, sliding windows, latent attention."""
+
 COMMAND_LINE = ""
 """The backend of a ``BackendFixtures`` that takes it from ``--slm-backend``."""
 

@@ -123,7 +123,7 @@ class ToyContext:
 
     def _ran(self, batch: Batch, step: Callable[[int, Sequence[Cell]], tuple[Cell, Array]], width: int) -> Array:
         grown: dict[int, list[Cell]] = {}
-        rows = np.empty((len(batch), width), np.float32)
+        rows, wanted = np.empty((len(batch), width), np.float32), batch.wants_logits.copy()
         inputs, done = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets), 0
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
             cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
@@ -137,7 +137,7 @@ class ToyContext:
                 cells += self._ran_span(inputs[i:done], cells, rows[i:done])
         for seq_id, cells in grown.items():
             self.cells[seq_id] = cells
-        return rows[batch.wants_logits]
+        return rows[wanted]
 
     def _ran_span(self, inputs: Sequence[int], cells: Sequence[Cell], rows: Array) -> list[Cell]:
         """Run a span; fills its rows, of logits or of states."""

@@ -75,7 +75,8 @@ class ToyEngine:
             block = f"blk.{layer}."
             mixed = self._attend(block, [self._norm(block + "attn_norm", x) for x in xs], places, *kept[:, layer])
             xs = [self._fed(block, x + y) for x, y in zip(xs, mixed, strict=True)]
-        cells = [Cell(token, kept[0, :, i - n], kept[1, :, i - n]) for i, token in enumerate(tokens)]
+        # Copies: views would keep all that came before in memory, once for each cell.
+        cells = [Cell(token, kept[0, :, i - n].copy(), kept[1, :, i - n].copy()) for i, token in enumerate(tokens)]
         return cells, [self._norm("output_norm", x) for x in xs]
 
     def moved(self, cell: Cell, by: int) -> Cell:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.program_steps import Run, image_offsets
+from slm_conformance.reference import Reference
 from slm_core.protocols import Batch, Context
 from slm_core.types import Pos, WantLogits
 
@@ -120,6 +121,10 @@ class Twin:
             batch.clear()
         add_run(batch, replace(one.run, seq_id=0), self._context.length(0) + len(batch), one.rows, wanted=wanted)
         return batch
+
+
+Oracle: TypeAlias = Reference | Twin
+"""What scenarios compare with: see ``Bench.oracle``."""
 
 
 def add_run(batch: Batch, run: Run, first: int, rows: NDArray[np.float32] | None, *, wanted: bool) -> None:

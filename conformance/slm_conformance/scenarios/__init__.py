@@ -11,6 +11,7 @@ from slm_conformance.scenarios.device_sampling import TestDeviceSampling
 from slm_conformance.scenarios.edit_levels import TestDeclarations
 from slm_conformance.scenarios.embedding_input import TestEmbeddingInput
 from slm_conformance.scenarios.embeddings import TestEmbeddings
+from slm_conformance.scenarios.failures import TestFailures
 from slm_conformance.scenarios.fork import TestDrop, TestFork
 from slm_conformance.scenarios.generation import TestGeneration
 from slm_conformance.scenarios.grid_positions import TestGridPositions
@@ -46,6 +47,7 @@ __all__ = [
     "TestDumpRestore",
     "TestEmbeddingInput",
     "TestEmbeddings",
+    "TestFailures",
     "TestFork",
     "TestGeneration",
     "TestGridPositions",

@@ -20,18 +20,22 @@ class Scenarios:
     Attributes:
         level: the edit level that the scenarios need; they are skipped where less is declared.
         models: what they run on; the adopter's models where None.
+        further_models: what they run on besides the adopter's models, unless one file is under test.
         on_one_model: scenarios whose result no model changes; they run on the first.
         families: further chat formats that they run in, on a tiny model with the control tokens of each.
     """
 
     level: ClassVar[EditLevel] = EditLevel.REPLAY
     models: ClassVar[tuple[str, ...] | None] = None
+    further_models: ClassVar[tuple[str, ...]] = ()
     on_one_model: ClassVar[tuple[str, ...]] = ()
     families: ClassVar[tuple[str, ...]] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each scenario on each model, and in each chat format."""
         models = self.models or fixtures_of(metafunc.module, metafunc.config).models
+        if not metafunc.config.getoption("--slm-model"):
+            models += tuple(name for name in self.further_models if name not in models)
         if metafunc.config.getoption("--slm-quick"):
             models = models[:1]
         tiny = next((name for name in models if name.partition("-")[0] in SHAPES), None)

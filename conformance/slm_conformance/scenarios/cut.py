@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slm_conformance.bench import Bench
-from slm_conformance.reference import Reference
 from slm_conformance.scenarios.base import Scenarios
+from slm_conformance.twin import Oracle
 from slm_core.errors import ContextFull, InvalidPosition, InvalidSequence
 from slm_core.protocols import Context
 from slm_core.types import Capability, EditLevel, Pos
@@ -49,7 +49,7 @@ class TestCut(Scenarios):
 
     def test_between_decodes(self, bench: Bench) -> None:
         """Clause 4: tokens decoded after a cut are cut like any others."""
-        context, reference = bench.context(), bench.reference()
+        context, reference = bench.context(), bench.oracle()
         for turn, span in enumerate([(2, 5), (0, 9), (7, 8), (12, 20), (1, 17)]):
             tokens = bench.tokens(15, seed=turn)
             bench.agree(bench.feed(context, tokens), reference.decode(tokens), f"15 tokens after {turn} cuts")
@@ -61,7 +61,7 @@ class TestCut(Scenarios):
         """Clause 4: spans that begin and end anywhere in a long sequence."""
         tokens, more = bench.tokens(140), bench.tokens(8, seed=1)
         for start, end in ((1, 130), (63, 65), (31, 97)):
-            context, reference = bench.context(), bench.reference()
+            context, reference = bench.context(), bench.oracle()
             bench.feed(context, tokens)
             reference.decode(tokens)
             self._cut(context, reference, start, end)
@@ -71,7 +71,7 @@ class TestCut(Scenarios):
         """Clause 4: what follows a cut does not drift away, token by token."""
         context, reference, tokens, more = (
             bench.context(),
-            bench.reference(),
+            bench.oracle(),
             bench.tokens(30),
             bench.tokens(64, seed=1),
         )
@@ -86,13 +86,13 @@ class TestCut(Scenarios):
         bench.feed(context, theirs[:20], seq_id=1)
         bench.feed(context, ours, seq_id=0)
         context.cut(Pos(0, 2), Pos(0, 19))
-        expected = bench.reference().decode(theirs)[20:]
+        expected = bench.oracle().decode(theirs)[20:]
         bench.agree(bench.feed(context, theirs[20:], seq_id=1), expected, "the neighbour of a sequence that was cut")
 
     def test_of_a_fork(self, bench: Bench) -> None:
         """Clauses 4 and 5: a cut of shared storage leaves the other side as it was, across pages, too."""
         for cut_side, other_side, n_tokens, end in ((0, 1, 30, 12), (1, 0, 30, 12), (0, 1, 100, 75), (1, 0, 100, 75)):
-            context, reference, tokens = bench.context(), bench.reference(), bench.tokens(n_tokens)
+            context, reference, tokens = bench.context(), bench.oracle(), bench.tokens(n_tokens)
             bench.feed(context, tokens)
             reference.decode(tokens)
             context.fork(0, 1)
@@ -105,7 +105,7 @@ class TestCut(Scenarios):
     def test_then_truncate(self, bench: Bench) -> None:
         """Clauses 3 and 4: truncating into what was cut around."""
         for index in (20, 8, 3):
-            context, reference, tokens = bench.context(), bench.reference(), bench.tokens(30)
+            context, reference, tokens = bench.context(), bench.oracle(), bench.tokens(30)
             bench.feed(context, tokens)
             reference.decode(tokens)
             self._cut(context, reference, 5, 10)
@@ -116,7 +116,7 @@ class TestCut(Scenarios):
 
     def test_frees_positions(self, bench: Bench) -> None:
         """Clause 4: what was cut can be used again: a full context takes as many tokens as were cut."""
-        context, reference, tokens = bench.context(n_ctx=32), bench.reference(), bench.tokens(32)
+        context, reference, tokens = bench.context(n_ctx=32), bench.oracle(), bench.tokens(32)
         bench.feed(context, tokens)
         reference.decode(tokens)
         self._cut(context, reference, 8, 18)
@@ -134,7 +134,7 @@ class TestCut(Scenarios):
         bench.feed(context, tokens[15:30])
         with bench.refused("a cut that must copy 12 shared positions into 2", ContextFull, context=context):
             context.cut(Pos(1, 0), Pos(1, 3))
-        expected = bench.reference().decode(tokens)[30:]
+        expected = bench.oracle().decode(tokens)[30:]
         bench.agree(bench.feed(context, tokens[30:]), expected, "what follows a cut that had no room")
 
     def test_reversed_or_outside(self, bench: Bench) -> None:
@@ -144,7 +144,7 @@ class TestCut(Scenarios):
         for start, end in ((12, 11), (20, 0), (3, 21), (21, 21), (-1, 4)):
             with bench.refused(f"cut({start}, {end}) of 20 tokens", InvalidPosition, context=context):
                 context.cut(Pos(0, start), Pos(0, end))
-        expected = bench.reference().decode(tokens)[20:]
+        expected = bench.oracle().decode(tokens)[20:]
         bench.agree(bench.feed(context, tokens[20:]), expected, "what follows a refused cut")
 
     def test_of_two_sequences_or_none(self, bench: Bench) -> None:
@@ -157,7 +157,7 @@ class TestCut(Scenarios):
                 context.cut(start, end)
 
     def _cut_and_go_on(self, bench: Bench, *spans: tuple[int, int]) -> None:
-        context, reference, tokens = bench.context(), bench.reference(), bench.tokens(40)
+        context, reference, tokens = bench.context(), bench.oracle(), bench.tokens(40)
         bench.feed(context, tokens)
         reference.decode(tokens)
         for start, end in spans:
@@ -167,7 +167,7 @@ class TestCut(Scenarios):
         bench.agree(bench.feed(context, more), reference.decode(more), f"12 tokens after {what} of 40")
 
     @staticmethod
-    def _cut(context: Context, reference: Reference, start: int, end: int, seq_id: int = 0) -> None:
+    def _cut(context: Context, reference: Oracle, start: int, end: int, seq_id: int = 0) -> None:
         tokens = context.tokens(seq_id)
         place = context.cut(Pos(seq_id, start), Pos(seq_id, end))
         reference.cut(start, end, seq_id)

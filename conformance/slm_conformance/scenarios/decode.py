@@ -10,7 +10,7 @@ from slm_conformance.bench import Bench
 from slm_conformance.scenarios.base import Scenarios
 from slm_core.batch import TokenBatch
 from slm_core.errors import BatchFull, ContextFull, InvalidPosition, InvalidSequence, InvalidToken, SlmError
-from slm_core.types import Pos
+from slm_core.types import Capability, Pos
 
 
 class TestDecode(Scenarios):
@@ -24,12 +24,12 @@ class TestDecode(Scenarios):
         assert rows.dtype == np.float32, f"logits are {rows.dtype}, not float32"
         assert rows.shape == (40, bench.vocab.size), f"40 rows were asked for, the logits have shape {rows.shape}"
         assert context.tokens(0) == tuple(tokens), "the context does not hold the tokens that were decoded"
-        bench.agree(rows, bench.reference().decode(tokens), "a prompt of 40 tokens in one batch")
+        bench.agree(rows, bench.oracle().decode(tokens), "a prompt of 40 tokens in one batch")
 
     def test_a_prompt_in_chunks(self, bench: Bench) -> None:
         """Clause 8: chunks do not matter, nor do single tokens."""
         tokens = bench.tokens(40)
-        expected = bench.reference().decode(tokens)
+        expected = bench.oracle().decode(tokens)
         for chunk in (1, 7, 16, 39):
             rows = bench.feed(bench.context(), tokens, chunk=chunk)
             bench.agree(rows, expected, f"a prompt of 40 tokens in chunks of {chunk}")
@@ -45,12 +45,12 @@ class TestDecode(Scenarios):
                     batch.add(runs[seq_id][i], Pos(seq_id, i), logits=True)
                     order.append((seq_id, i))
         rows = context.decode(batch).copy()
-        expected = [bench.reference().decode(run) for run in runs]
+        expected = [bench.oracle().decode(run) for run in runs]
         bench.agree(rows, np.array([expected[s][i] for s, i in order]), "three shuffled sequences in one batch")
 
     def test_strangers_beside_a_long_history(self, bench: Bench) -> None:
         """Clause 7: sequences of different lengths grow together, one token each."""
-        context, reference = bench.context(), bench.reference()
+        context, reference = bench.context(), bench.oracle()
         histories = {seq_id: bench.tokens(n, seed=seq_id) for seq_id, n in ((0, 50), (1, 3), (3, 17))}
         for seq_id, tokens in histories.items():
             bench.feed(context, tokens, seq_id)
@@ -74,7 +74,7 @@ class TestDecode(Scenarios):
                 if (i + seq_id) % 2 == 0:
                     wanted.append((seq_id, i))
         rows = context.decode(batch).copy()
-        expected = {seq_id: bench.reference().decode(tokens) for seq_id, tokens in runs.items()}
+        expected = {seq_id: bench.oracle().decode(tokens) for seq_id, tokens in runs.items()}
         bench.agree(rows, np.array([expected[s][i] for s, i in wanted]), "every other row of three sequences")
 
     def test_rows_not_asked_for(self, bench: Bench) -> None:
@@ -86,8 +86,16 @@ class TestDecode(Scenarios):
         assert rows.shape == (0, bench.vocab.size), f"no row was asked for, the logits have shape {rows.shape}"
         batch.clear()
         batch.extend(tokens[19:], Pos(0, 19), logits="last")
-        expected = bench.reference().decode(tokens)[19:]
+        expected = bench.oracle().decode(tokens)[19:]
         bench.agree(context.decode(batch), expected, "the one row asked for, after 19 that were not")
+
+    def test_rows_stay_while_other_contexts_decode(self, bench: Bench) -> None:
+        """Context: rows are valid until the next call on their own context, whatever others of the model do."""
+        context, other, tokens = bench.context(), bench.context(), bench.tokens(12)
+        rows = context.decode(bench.batch(context, (0, 0, tokens)))
+        other.decode(bench.batch(other, (0, 0, bench.tokens(12, seed=1))))
+        other.close()
+        bench.agree(rows, bench.oracle().decode(tokens), "rows, after another context of the model has decoded")
 
     def test_an_empty_batch(self, bench: Bench) -> None:
         """Context: an empty batch gives no rows and changes nothing."""
@@ -95,7 +103,7 @@ class TestDecode(Scenarios):
         bench.feed(context, tokens[:9])
         rows = context.decode(context.new_batch())
         assert rows.shape == (0, bench.vocab.size), f"an empty batch gave logits of shape {rows.shape}"
-        expected = bench.reference().decode(tokens)[9:]
+        expected = bench.oracle().decode(tokens)[9:]
         bench.agree(bench.feed(context, tokens[9:]), expected, "what follows an empty batch")
 
     def test_a_batch_used_again(self, bench: Bench) -> None:
@@ -106,7 +114,7 @@ class TestDecode(Scenarios):
             batch.clear()
             batch.extend(tokens[first : first + 8], Pos(0, first), logits="all")
             rows.append(context.decode(batch).copy())
-        bench.agree(np.concatenate(rows), bench.reference().decode(tokens), "one batch, used three times")
+        bench.agree(np.concatenate(rows), bench.oracle().decode(tokens), "one batch, used three times")
 
 
 class TestDecodeLimits(Scenarios):
@@ -116,7 +124,7 @@ class TestDecodeLimits(Scenarios):
         """Context: ``n_batch`` tokens are decoded in one call."""
         context, tokens = bench.context(n_batch=24), bench.tokens(24)
         rows = context.decode(bench.batch(context, (0, 0, tokens)))
-        bench.agree(rows, bench.reference().decode(tokens), "a batch of n_batch tokens")
+        bench.agree(rows, bench.oracle().decode(tokens), "a batch of n_batch tokens")
 
     def test_more_than_n_batch(self, bench: Bench) -> None:
         """Clause 1: more than ``n_batch`` tokens are refused with ``BatchFull``."""
@@ -126,7 +134,7 @@ class TestDecodeLimits(Scenarios):
         batch.extend(tokens[5:30], Pos(0, 5), logits="last")
         with bench.refused("a batch of 25 tokens where n_batch is 24", BatchFull, context=context):
             context.decode(batch)
-        expected = bench.reference().decode(tokens)[5:]
+        expected = bench.oracle().decode(tokens)[5:]
         rows = bench.feed(context, tokens[5:], chunk=9)
         bench.agree(rows, expected, "what follows a batch that was too large")
 
@@ -145,7 +153,7 @@ class TestDecodeLimits(Scenarios):
         context, tokens = bench.context(n_ctx=48, n_seq_max=3, n_batch=32), bench.tokens(48)
         rows = bench.feed(context, tokens, seq_id=2)
         assert context.n_free == 0, f"48 tokens in a context of 48 leave {context.n_free} positions free"
-        bench.agree(rows, bench.reference().decode(tokens), "a sequence that fills the context")
+        bench.agree(rows, bench.oracle().decode(tokens), "a sequence that fills the context")
 
     def test_overflow_in_prefill(self, bench: Bench) -> None:
         """Clause 1: a prompt that does not fit raises ``ContextFull(needed, free)``; the context stays usable."""
@@ -153,7 +161,7 @@ class TestDecodeLimits(Scenarios):
         bench.feed(context, tokens[:40])
         with bench.refused("9 tokens where 8 positions are free", ContextFull, context=context):
             context.decode(bench.batch(context, (0, 40, bench.tokens(9, seed=1))))
-        expected = bench.reference().decode(tokens)[40:]
+        expected = bench.oracle().decode(tokens)[40:]
         bench.agree(bench.feed(context, tokens[40:]), expected, "the last 8 tokens, after 9 were refused")
 
     def test_overflow_in_generation(self, bench: Bench) -> None:
@@ -169,8 +177,34 @@ class TestDecodeLimits(Scenarios):
             said = (error.needed, error.free)
             assert said == (1, 0), f"ContextFull says (needed, free) = {said}; 1 token is needed, 0 positions are free"
         context.drop(1)
-        expected = bench.reference().decode(tokens)[32:]
+        expected = bench.oracle().decode(tokens)[32:]
         bench.agree(bench.feed(context, tokens[32:]), expected, "what follows an overflow, once there is room")
+
+    def test_many_sequences(self, bench: Bench) -> None:
+        """Clause 7: each of 16 sequences gives in one batch what it gives alone, and goes on in the next."""
+        context, runs = bench.context(n_seq_max=16), [bench.tokens(5, seed=seq_id) for seq_id in range(16)]
+        expected = [bench.oracle().decode(run) for run in runs]
+        for first, end in ((0, 3), (3, 5)):
+            batch = bench.batch(context, *((seq_id, first, run[first:end]) for seq_id, run in enumerate(runs)))
+            rows = context.decode(batch).reshape(16, end - first, -1)
+            for seq_id in range(16):
+                bench.agree(rows[seq_id], expected[seq_id][first:end], f"sequence {seq_id} of 16 in one batch")
+
+    def test_long_sequences(self, bench: Bench) -> None:
+        """Context: positions go up to ``n_ctx``; what a fork shares is shared, and freed once, however much is held."""
+        n_shared = 0 if Capability.SHARED_FORK not in bench.capabilities else 150
+        n_ctx = 600 + 150 - n_shared
+        context, tokens, others = bench.context(n_ctx=n_ctx), bench.tokens(590), bench.tokens(300, seed=1)
+        bench.feed(context, tokens[:150])
+        context.fork(0, 1)
+        rows = bench.feed(context, tokens[150:])
+        assert context.n_free == 10, f"590 tokens and a fork of 150 in {n_ctx} positions leave {context.n_free} free"
+        bench.agree(rows[-8:], bench.oracle().decode(tokens)[-8:], "the last 8 of 590 tokens")
+        context.drop(0)
+        assert context.n_free == n_ctx - 150, f"a fork of 150 is all that is held, and n_free is {context.n_free}"
+        found = bench.feed(context, others, seq_id=1)[-8:]
+        expected = bench.oracle().decode([*tokens[:150], *others])[-8:]
+        bench.agree(found, expected, "the last 8 of 300 tokens after a fork of 150 whose other side was dropped")
 
     def test_sequences_share_the_positions(self, bench: Bench) -> None:
         """Context: ``n_ctx`` counts what all sequences hold together."""
@@ -230,7 +264,7 @@ class TestDecodeRefusals(Scenarios):
         bench.feed(context, tokens[:20])
         with bench.refused(why, error, context=context):
             context.decode(bench.batch(context, *runs))
-        expected = bench.reference().decode(tokens)[20:]
+        expected = bench.oracle().decode(tokens)[20:]
         bench.agree(bench.feed(context, tokens[20:]), expected, f"what follows {why}, which was refused")
-        expected = bench.reference().decode(other)
+        expected = bench.oracle().decode(other)
         bench.agree(bench.feed(context, other, seq_id=1), expected, f"another sequence after {why}, which was refused")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slm_conformance.bench import Bench
 from slm_conformance.scenarios.base import Scenarios
+from slm_conformance.scenarios.lifecycle import resident_bytes
 from slm_core.errors import ContextFull, InvalidPosition, InvalidSequence
 from slm_core.types import Capability, EditLevel, Pos
 
@@ -11,18 +14,20 @@ from slm_core.types import Capability, EditLevel, Pos
 class TestFork(Scenarios):
     """Clause 5."""
 
+    on_one_model = ("test_shared_storage_takes_no_memory",)
+
     def test_the_copy_goes_on_as_the_original(self, bench: Bench) -> None:
         """Clause 5: after the same tokens, the copy gives the same logits."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
         assert context.fork(0, 2) == Pos(2, 20), "fork says where the copy's next token goes: position 20"
         assert context.tokens(2) == tuple(tokens[:20]), "the copy holds other tokens than the original"
-        expected = bench.reference().decode(tokens)[20:]
+        expected = bench.oracle().decode(tokens)[20:]
         bench.agree(bench.feed(context, tokens[20:], seq_id=2), expected, "a fork that goes on")
 
     def test_copy_and_original_diverge(self, bench: Bench) -> None:
         """Clause 5: neither sees what the other decodes later, in turns or in one batch."""
-        context, reference, tokens = bench.context(), bench.reference(), bench.tokens(20)
+        context, reference, tokens = bench.context(), bench.oracle(), bench.tokens(20)
         bench.feed(context, tokens)
         reference.decode(tokens)
         context.fork(0, 1)
@@ -42,12 +47,12 @@ class TestFork(Scenarios):
             context.fork(0, seq_id)
         rows = context.decode(bench.batch(context, *((seq_id, 20, tail) for seq_id, tail in tails.items()))).copy()
         for seq_id, tail in tails.items():
-            expected = bench.reference().decode(tokens + tail)[20:]
+            expected = bench.oracle().decode(tokens + tail)[20:]
             bench.agree(rows[4 * seq_id : 4 * seq_id + 4], expected, f"copy {seq_id} of 5")
 
     def test_a_copy_of_a_copy(self, bench: Bench) -> None:
         """Clause 5: a copy can be forked after it went on."""
-        context, reference = bench.context(), bench.reference()
+        context, reference = bench.context(), bench.oracle()
         for seq_id in range(4):
             tokens = bench.tokens(8, seed=seq_id)
             rows = bench.feed(context, tokens, seq_id)
@@ -64,7 +69,7 @@ class TestFork(Scenarios):
             assert context.fork(0, seq_id, end) == Pos(seq_id, end), f"fork(end={end}) returned another place"
             assert context.tokens(seq_id) == tuple(tokens[:end]), f"fork(end={end}) copied other tokens"
             tail = bench.tokens(5, seed=seq_id)
-            expected = bench.reference().decode(tokens[:end] + tail)[end:]
+            expected = bench.oracle().decode(tokens[:end] + tail)[end:]
             bench.agree(bench.feed(context, tail, seq_id), expected, f"a fork of the first {end} tokens")
 
     def test_dropping_one_leaves_the_other(self, bench: Bench) -> None:
@@ -77,7 +82,7 @@ class TestFork(Scenarios):
             assert context.length(dropped) == 0, "a dropped sequence still holds tokens"
             # What was freed is written over, if anything was.
             bench.feed(context, bench.tokens(25, seed=1), seq_id=2)
-            expected = bench.reference().decode(tokens)[20:]
+            expected = bench.oracle().decode(tokens)[20:]
             bench.agree(bench.feed(context, tokens[20:], kept), expected, "a fork, after the other side was dropped")
 
     def test_truncating_one_leaves_the_other(self, bench: Bench) -> None:
@@ -89,7 +94,7 @@ class TestFork(Scenarios):
             context.fork(0, 1)
             context.truncate(Pos(truncated, 7))
             bench.feed(context, bench.tokens(13, seed=1), seq_id=truncated)
-            expected = bench.reference().decode(tokens)[20:]
+            expected = bench.oracle().decode(tokens)[20:]
             bench.agree(bench.feed(context, tokens[20:], kept), expected, "a fork, after the other side was truncated")
 
     def test_shares_storage_as_declared(self, bench: Bench) -> None:
@@ -106,6 +111,22 @@ class TestFork(Scenarios):
         context.drop(0)
         assert context.n_free == 64 - 29, "when one side was dropped, the other's 29 positions and no others stay taken"
 
+    def test_shared_storage_takes_no_memory(self, bench: Bench) -> None:
+        """Clause 5: where forks share storage, 32 of them take no memory for keys and values."""
+        if Capability.SHARED_FORK not in bench.capabilities:
+            pytest.skip("declared absent: shared_fork")
+        n_tokens, n_forks = 400, 32
+        kv_bytes = bench.weights().kept_bytes(n_tokens, 2)  # of float16, or more
+        context, tokens = bench.context(n_ctx=512, n_seq_max=1 + n_forks), bench.tokens(n_tokens)
+        bench.feed(context, tokens)
+        before = resident_bytes()
+        for seq_id in range(1, 1 + n_forks):
+            context.fork(0, seq_id)
+        grown, allowed = resident_bytes() - before, n_forks * kv_bytes // 4
+        assert grown <= allowed, (
+            f"{n_forks} forks of {n_tokens} tokens take {grown / 2**20:.1f} MiB (allowed: {allowed / 2**20:.1f} MiB)"
+        )
+
     def test_without_room(self, bench: Bench) -> None:
         """Clause 1: where storage is not shared, a copy that does not fit is refused; a shared one always fits."""
         context, tokens = bench.context(n_ctx=40), bench.tokens(26)
@@ -116,7 +137,7 @@ class TestFork(Scenarios):
         else:
             with bench.refused("a copy of 24 positions into 16", ContextFull, context=context):
                 context.fork(0, 1)
-        expected = bench.reference().decode(tokens)[24:]
+        expected = bench.oracle().decode(tokens)[24:]
         bench.agree(bench.feed(context, tokens[24:]), expected, "what follows a fork in a context without much room")
 
     def test_into_a_sequence_that_is_taken(self, bench: Bench) -> None:
@@ -149,7 +170,7 @@ class TestDrop(Scenarios):
         assert (context.length(0), context.length(1)) == (0, 20), "drop(0) did not empty sequence 0 alone"
         assert context.n_free == context.n_ctx - 20, "drop did not free the positions of the sequence"
         bench.same(bench.feed(context, ours, seq_id=0), before, "a dropped sequence that begins anew")
-        expected = bench.reference().decode(theirs)[20:]
+        expected = bench.oracle().decode(theirs)[20:]
         bench.agree(bench.feed(context, theirs[20:], seq_id=1), expected, "the neighbour of a dropped sequence")
 
     def test_an_empty_one_or_none(self, bench: Bench) -> None:

@@ -20,18 +20,21 @@ from slm_conformance.bench import Bench
 from slm_conformance.scenarios.base import Scenarios
 from slm_core.batch import TokenBatch
 from slm_core.errors import ContextBusy, ContextClosed, InvalidOption, InvalidSequence, ModelClosed
-from slm_core.types import ContextOptions, EditLevel, KvType, Pos
+from slm_core.protocols import Context
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Pos
 
 _Result = TypeVar("_Result")
 _ROUNDS = 100
 _MEMORY_N_CTX = 2048
+_FILLED = 512
+"""Tokens of a context that is filled and closed."""
 _STATM = Path("/proc/self/statm")
 
 
 class TestClose(Scenarios):
     """Clause 10."""
 
-    on_one_model = ("test_memory_stays_flat",)  # any model shows what leaks
+    on_one_model = ("test_memory_stays_flat", "test_closed_contexts_hold_nothing")  # any model shows what leaks
 
     def test_use_after_close(self, bench: Bench) -> None:
         """Clause 10: every call of a closed context raises ``ContextClosed``."""
@@ -89,27 +92,43 @@ class TestClose(Scenarios):
         bench.feed(second, tokens[:20])
         bench.feed(first, bench.tokens(40, seed=1))
         first.close()
-        expected = bench.reference().decode(tokens)[20:]
+        expected = bench.oracle().decode(tokens)[20:]
         bench.agree(bench.feed(second, tokens[20:]), expected, "a context, after another of its model was closed")
 
     @pytest.mark.slow
     def test_memory_stays_flat(self, bench: Bench) -> None:
         """Clause 10: closing frees memory now: 200 rounds of load, decode and close take no more than a few do."""
         weights = bench.weights()
-        if not _STATM.exists():
-            pytest.skip("the memory of a process is read from /proc/self/statm, which this system does not have")
         kv_bytes = weights.kept_bytes(_MEMORY_N_CTX, 1)  # a byte a number, or more
         for _ in range(20):  # allocators, caches and thread pools grow to their size
             self._load_and_close(bench)
-        before = _resident_bytes()
+        before = resident_bytes()
         for _ in range(200):
             self._load_and_close(bench)
-        grown = _resident_bytes() - before
+        grown = resident_bytes() - before
         # One KV cache or one model left in each round would be 200 times that; a quarter of it is noise of allocators.
         allowed = 200 * min(kv_bytes, bench.path.stat().st_size) // 4
         assert grown <= allowed, (
             f"200 rounds of load, decode and close took {grown / 2**20:.1f} MiB (allowed: {allowed / 2**20:.1f} MiB)"
         )
+
+    @pytest.mark.slow
+    def test_closed_contexts_hold_nothing(self, bench: Bench) -> None:
+        """Clause 10: the KV cache is freed by ``close``, not when the last reference to the context is gone."""
+        n_rounds = 40 if Capability.KV_PAYLOAD in bench.capabilities else 10
+        kv_bytes = bench.weights().kept_bytes(_FILLED, 2)  # of float16, or more
+        with bench.context(n_ctx=_FILLED, n_seq_max=1) as context:
+            bench.feed(context, bench.tokens(_FILLED))
+            data = context.dump(0)
+        kept = [_filled_and_closed(bench, data) for _ in range(5)]
+        before = resident_bytes()
+        kept += [_filled_and_closed(bench, data) for _ in range(n_rounds)]
+        grown, allowed = resident_bytes() - before, n_rounds * kv_bytes // 4
+        assert grown <= allowed, (
+            f"{n_rounds} closed contexts, which are still referred to, take {grown / 2**20:.1f} MiB (allowed:"
+            f" {allowed / 2**20:.1f} MiB)"
+        )
+        assert len(kept) == n_rounds + 5
 
     @staticmethod
     def _load_and_close(bench: Bench) -> None:
@@ -178,7 +197,7 @@ class TestThreads(Scenarios):
         batch = _WatchedBatch(20, intruder)
         batch.extend(tokens, Pos(0, 0), logits="all")
         rows = context.decode(batch).copy()
-        bench.agree(rows, bench.reference().decode(tokens), "a prompt, while a second thread tried to decode")
+        bench.agree(rows, bench.oracle().decode(tokens), "a prompt, while a second thread tried to decode")
         if not intruder.refused():
             # The batch was read before the call began: only a race can find the context busy.
             refusals = _race(bench, until_refused=True)
@@ -198,11 +217,21 @@ class TestThreads(Scenarios):
         with _quick_switching(), ThreadPoolExecutor(3) as threads:
             jobs = [threads.submit(bench.feed, c, run, 0, 8) for c, run in zip(contexts, runs, strict=True)]
         for job, run in zip(jobs, runs, strict=True):
-            bench.agree(job.result(), bench.reference().decode(run), "one of three contexts in parallel threads")
+            bench.agree(job.result(), bench.oracle().decode(run), "one of three contexts in parallel threads")
 
 
-def _resident_bytes() -> int:
-    """What this process has in memory now; garbage is collected first."""
+def _filled_and_closed(bench: Bench, data: bytes) -> Context:
+    """A closed context that was filled from a dump."""
+    context = bench.model.new_context(ContextOptions(_FILLED, 1, 64, bench.kv_type, bench.kv_type))
+    with context:
+        context.restore(0, data)
+    return context
+
+
+def resident_bytes() -> int:
+    """What this process has in memory now, garbage collected; skips where the system does not say."""
+    if not _STATM.exists():
+        pytest.skip("the memory of a process is read from /proc/self/statm, which this system does not have")
     gc.collect()
     return int(_STATM.read_text().split()[1]) * mmap.PAGESIZE
 
@@ -248,7 +277,7 @@ class _WatchedBatch(TokenBatch):
 def _race(bench: Bench, *, until_refused: bool) -> int:
     """Let two threads decode with one context, each a sequence of its own, again and again; returns refusals."""
     runs = [bench.tokens(40, seed=seq_id) for seq_id in (0, 1)]
-    expected = [bench.reference().decode(run) for run in runs]
+    expected = [bench.oracle().decode(run) for run in runs]
     context, start = bench.context(), Barrier(2)
     refusals: list[int] = []
 

@@ -9,6 +9,7 @@ import pytest
 
 from slm_conformance.bench import Bench
 from slm_conformance.family_table import SMALL
+from slm_conformance.fixtures import FURTHER_MODELS
 from slm_conformance.program_steps import Sizes, Step
 from slm_conformance.programs import Mismatch, Player
 from slm_conformance.random_programs import SIZES, ProgramMaker, shrink
@@ -20,6 +21,8 @@ N_PROGRAMS = 20
 
 class TestModelBased(Scenarios):
     """All clauses: whatever calls, legal or not, in whatever order, give what the contract says."""
+
+    further_models = FURTHER_MODELS
 
     def test_random_programs(self, bench: Bench) -> None:
         """Clauses 1 to 15: programs of random calls; one that goes wrong is shrunk and printed as a script."""

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from slm_conformance.bench import Bench
-from slm_conformance.reference import Reference
 from slm_conformance.scenarios.base import Scenarios
+from slm_conformance.tolerance import KV_LEVELS
 from slm_conformance.toy import ToyBackend
+from slm_conformance.twin import Oracle
 from slm_core.errors import ContextFull, InvalidSequence, InvalidSnapshot, SlmError, SnapshotMismatch
 from slm_core.protocols import Context
 from slm_core.snapshot import SequenceSnapshot
@@ -76,12 +77,12 @@ class TestDumpRestore(Scenarios):
             moved.restore(0, context.dump(0))
             rows.append(bench.feed(moved, [token]))
             context = moved
-        bench.agree(np.concatenate(rows), bench.reference().decode(tokens)[15:], "a generation that moves 5 times")
+        bench.agree(np.concatenate(rows), bench.oracle().decode(tokens)[15:], "a generation that moves 5 times")
 
     def test_after_edits(self, bench: Bench) -> None:
         """Clause 6: a dump of a sequence that was cut goes on as the reference does."""
         bench.requires(EditLevel.CUT)
-        context, other, reference = bench.context(), bench.context(), bench.reference()
+        context, other, reference = bench.context(), bench.context(), bench.oracle()
         _make_history(bench, context, reference)
         other.restore(2, context.dump(0))
         assert other.tokens(2) == context.tokens(0), "the restored sequence holds other tokens than the dumped one"
@@ -110,7 +111,7 @@ class TestDumpRestore(Scenarios):
 
     def test_by_another_backend(self, bench: Bench) -> None:
         """Clause 6: a dump of another backend, whose payload means nothing here, is decoded and cut again."""
-        context, other, reference = bench.context(), bench.context(), bench.reference()
+        context, other, reference = bench.context(), bench.context(), bench.oracle()
         _make_history(bench, context, reference)
         data = _foreign(context.dump(0))
         bench.feed(other, bench.tokens(9, seed=4), seq_id=1)
@@ -125,7 +126,7 @@ class TestDumpRestore(Scenarios):
     def test_to_the_toy_and_back(self, bench: Bench) -> None:
         """Clause 6: a dump goes to a really other engine, the toy, and comes back, edits and all."""
         bench.requires_toy()
-        context, back, reference = bench.context(), bench.context(), bench.reference()
+        context, back, reference = bench.context(), bench.context(), bench.oracle()
         _make_history(bench, context, reference)
         with ToyBackend().load(bench.path, ModelOptions()) as toy, toy.new_context(ContextOptions(256, 2, 64)) as other:
             other.restore(1, context.dump(0))
@@ -166,7 +167,7 @@ class TestDumpRestore(Scenarios):
     @staticmethod
     def _goes_on(bench: Bench, context: Context, seq_id: int, tokens: list[int], what: str) -> None:
         assert context.tokens(seq_id) == tuple(tokens[:20]), f"{what}: it holds other tokens than were dumped"
-        bench.agree(bench.feed(context, tokens[20:], seq_id), bench.reference().decode(tokens)[20:], what)
+        bench.agree(bench.feed(context, tokens[20:], seq_id), bench.oracle().decode(tokens)[20:], what)
 
 
 class TestBadDumps(Scenarios):
@@ -197,6 +198,17 @@ class TestBadDumps(Scenarios):
         hostile = ((name, dataclasses.replace(snapshot, payload=data).to_bytes()) for name, data in wrong.items())
         self._refused(bench, ((f"a payload that is {name}, rightly checksummed", data) for name, data in hostile))
 
+    def test_with_numbers_that_are_none(self, bench: Bench) -> None:
+        """Clause 6: a payload with numbers that are none is refused, wherever they stand: keys and values alike."""
+        snapshot = SequenceSnapshot.from_bytes(self._data(bench))
+        payload, n = snapshot.payload, len(snapshot.payload) // 8
+        if Capability.KV_PAYLOAD not in bench.capabilities or bench.kv_type in KV_LEVELS:
+            return  # bytes of integers are numbers, whatever they are
+        # All bits set are no number in any of the types that are left.
+        spoilt = [payload[: i * n] + b"\xff" * n + payload[(i + 1) * n :] for i in range(8)]
+        dumps = (dataclasses.replace(snapshot, payload=data).to_bytes() for data in spoilt)
+        self._refused(bench, ((f"a payload without numbers in its eighth {i}", data) for i, data in enumerate(dumps)))
+
     def test_with_tokens_that_do_not_exist(self, bench: Bench) -> None:
         """Clause 6: tokens outside the vocabulary are refused, whoever dumped them."""
         snapshot = SequenceSnapshot.from_bytes(self._data(bench))
@@ -217,7 +229,7 @@ class TestBadDumps(Scenarios):
             with bench.refused(f"{what} of 20 tokens where 12 fit", ContextFull, context=context):
                 context.restore(0, dump)
             context.drop(1)
-            expected = bench.reference().decode(tokens)[8:]
+            expected = bench.oracle().decode(tokens)[8:]
             bench.agree(bench.feed(context, tokens[8:]), expected, f"what follows {what} that had no room")
 
     def test_into_a_sequence_that_does_not_exist(self, bench: Bench) -> None:
@@ -248,11 +260,11 @@ class TestBadDumps(Scenarios):
         for what, data in dumps:
             with bench.refused(what, *(errors or (InvalidSnapshot, SnapshotMismatch)), context=context):
                 context.restore(0, data)
-        expected = bench.reference().decode(tokens)[12:]
+        expected = bench.oracle().decode(tokens)[12:]
         bench.agree(bench.feed(context, tokens[12:]), expected, "what follows dumps that were refused")
 
 
-def _make_history(bench: Bench, context: Context, reference: Reference) -> None:
+def _make_history(bench: Bench, context: Context, reference: Oracle) -> None:
     """A history of 26 tokens or, where the edit level allows it, of 18 with two cuts and a truncate behind them."""
     first, second = bench.tokens(26), bench.tokens(8, seed=1)
     bench.feed(context, first)

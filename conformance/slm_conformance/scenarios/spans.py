@@ -94,6 +94,9 @@ class TestSpans(Scenarios):
         whole = _feed(context, tokens[:16], spans)
         with bench.refused("a fork of 9 tokens, in a span", InvalidPosition, context=context):
             context.fork(0, 1, 9)
+        if bench.edit_level >= EditLevel.CUT:
+            with bench.refused("cut(10, 16), from a span to the end", InvalidPosition, context=context):
+                context.cut(Pos(0, 10), Pos(0, 16))
         if bench.edit_level >= EditLevel.TRUNCATE:
             with bench.refused("truncate(11), in a span", InvalidPosition, context=context):
                 context.truncate(Pos(0, 11))
@@ -144,12 +147,15 @@ class TestSpans(Scenarios):
         for what, error, other, ahead in (
             ("with a span past its end", InvalidSnapshot, context, np.arange(20, 0, -1, dtype=np.int32)),
             ("with a span of steps", InvalidSnapshot, context, snapshot.ahead // 2),
-            ("with a span of 6 for batches of 4", SnapshotMismatch, bench.context(n_batch=4), snapshot.ahead),
+            ("with a span of 6 for batches of 5", SnapshotMismatch, bench.context(n_batch=5), snapshot.ahead),
         ):
             dump = dataclasses.replace(snapshot, ahead=ahead)
             for data in (dump, foreign(dump)):
                 with bench.refused(f"a dump {what}", error, context=other):
                     other.restore(1, data.to_bytes())
+        whole = bench.context(n_batch=6)
+        whole.restore(1, foreign(snapshot).to_bytes())
+        assert whole.length(1) == 20, "a dump with a span of 6 was not restored where batches are of 6"
 
 
 def _context(bench: Bench) -> Context:

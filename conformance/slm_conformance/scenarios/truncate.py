@@ -22,7 +22,7 @@ class TestTruncate(Scenarios):
         place = context.truncate(Pos(0, 17))
         assert place == Pos(0, 17), f"truncate says that the next token goes to {place}, not to position 17"
         assert context.tokens(0) == tuple(tokens[:17]), "truncate(17) did not leave the first 17 tokens"
-        expected = bench.reference().decode(tokens[:17] + other)
+        expected = bench.oracle().decode(tokens[:17] + other)
         bench.agree(bench.feed(context, other), expected[17:], "another tail after truncate(17)")
 
     def test_at_zero(self, bench: Bench) -> None:
@@ -39,7 +39,7 @@ class TestTruncate(Scenarios):
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
         context.truncate(Pos(0, 20))
-        expected = bench.reference().decode(tokens)[20:]
+        expected = bench.oracle().decode(tokens)[20:]
         bench.agree(bench.feed(context, tokens[20:]), expected, "what follows truncate at the length")
 
     def test_past_the_end(self, bench: Bench) -> None:
@@ -51,7 +51,7 @@ class TestTruncate(Scenarios):
                 context.truncate(Pos(0, index))
         with bench.refused("truncate(-1)", InvalidPosition, context=context):
             context.truncate(Pos(0, -1))
-        expected = bench.reference().decode(tokens)[20:]
+        expected = bench.oracle().decode(tokens)[20:]
         bench.agree(bench.feed(context, tokens[20:]), expected, "what follows a refused truncate")
 
     def test_of_a_sequence_that_does_not_exist(self, bench: Bench) -> None:
@@ -68,7 +68,7 @@ class TestTruncate(Scenarios):
         bench.feed(context, ours, seq_id=0)
         context.truncate(Pos(0, 3))
         assert context.tokens(1) == tuple(theirs[:20]), "truncate of sequence 0 changed the tokens of sequence 1"
-        expected = bench.reference().decode(theirs)[20:]
+        expected = bench.oracle().decode(theirs)[20:]
         bench.agree(bench.feed(context, theirs[20:], seq_id=1), expected, "the neighbour of a truncated sequence")
 
     def test_frees_positions(self, bench: Bench) -> None:
@@ -77,7 +77,7 @@ class TestTruncate(Scenarios):
         bench.feed(context, tokens[:32])
         context.truncate(Pos(0, 22))
         assert context.n_free == 10, f"truncating 10 of 32 tokens in a full context freed {context.n_free} positions"
-        expected = bench.reference().decode(tokens[:22] + tokens[32:])[22:]
+        expected = bench.oracle().decode(tokens[:22] + tokens[32:])[22:]
         bench.agree(bench.feed(context, tokens[32:]), expected, "tokens in the freed positions")
 
     def test_a_hundred_times(self, bench: Bench) -> None:
@@ -93,7 +93,7 @@ class TestTruncate(Scenarios):
 
     def test_interleaved_with_decoding(self, bench: Bench) -> None:
         """Clause 3: two sequences take turns at growing and being truncated."""
-        context, reference = bench.context(), bench.reference()
+        context, reference = bench.context(), bench.oracle()
         random = np.random.default_rng(5)
         histories: dict[int, list[int]] = {0: [], 1: []}
         for turn in range(16):
