@@ -19,28 +19,12 @@ from slm_core.types import ContextOptions, Logits, Pos
 
 
 @fault("TestFailures::test_a_batch_that_cannot_be_read")
-class LockedByAFailure(ToyContext):
-    """A batch that fails to be read leaves its tokens behind."""
+class RowsAskedLast(ToyContext):
+    """Which rows are wanted is read from the batch when the sequence holds its tokens already."""
 
-    def decode(self, batch: Batch) -> Logits:
-        """Read what rows are wanted when all has been done."""
-        seq_ids, wanted = batch.seq_ids, np.ones(len(batch), np.bool_)
-        rows = super().decode(_WithRows(batch, wanted))
-        return rows[batch.wants_logits] if len(seq_ids) else rows
-
-
-class _WithRows:
-    """A batch that wants other rows."""
-
-    def __init__(self, batch: Batch, wanted: np.ndarray) -> None:
-        self._batch = batch
-        self.wants_logits = wanted
-
-    def __len__(self) -> int:
-        return len(self._batch)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._batch, name)
+    def _ran(self, batch: Batch, step: Callable[[int, Sequence[Cell]], tuple[Cell, Array]], width: int) -> Array:
+        rows = super()._ran(batch, step, width)
+        return rows[: np.count_nonzero(batch.wants_logits)]
 
 
 @fault("TestFailures::test_an_interrupted_decode")
@@ -100,7 +84,7 @@ class RowsInOneBuffer(ToyModel):
             rows = decode(batch)
             if threading.get_ident() != lock:
                 return rows
-            kept = shared.setdefault(rows.shape, np.empty_like(rows))
+            kept: Logits = shared.setdefault(rows.shape, np.empty_like(rows))
             kept[:] = rows
             return kept
 

@@ -32,7 +32,7 @@ class BackendFixtures:
         backend: a registered backend, or "package.module:attribute" for one that is not; what the attribute names is
             called without arguments. Scenarios that start another process import it there.
         device: passed to ``load``.
-        n_threads: passed to ``load``.
+        n_threads: passed to ``load``; one by default, as threads that wait for work slow tiny models down.
         models: what to run on: tiny random models, "ARCHITECTURE-WEIGHTS" (llama, qwen2 or qwen3; f32, f16 or q8_0);
             "demo" for the chat model of slm-core; or the path of a GGUF file.
         load_options: passed to ``load`` as ``backend_options``.
@@ -47,7 +47,7 @@ class BackendFixtures:
 
     backend: ClassVar[str] = COMMAND_LINE
     device: ClassVar[str] = "auto"
-    n_threads: ClassVar[int | None] = None
+    n_threads: ClassVar[int | None] = 1
     models: ClassVar[tuple[str, ...]] = DEFAULT_MODELS
     load_options: ClassVar[Mapping[str, object]] = MappingProxyType({})
     precision: ClassVar[Mapping[str, str]] = MappingProxyType({"f32": "float32", "f16": "float16", "q8_0": "quantized"})

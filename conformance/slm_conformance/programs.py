@@ -32,10 +32,11 @@ from slm_conformance.twin import Twin, add_run
 from slm_core.errors import SlmError
 from slm_core.protocols import Batch, Context, Model
 from slm_core.snapshot import SequenceSnapshot
-from slm_core.types import Pos, TopLogits, WantLogits
+from slm_core.types import Capability, Pos, TopLogits, WantLogits
 
-_KEPT = 100
-"""The oracle keeps what was dumped as sequences from this number on."""
+_KEPT, _PROBED = 100, 99
+"""The oracle keeps what was dumped as sequences from this number on, and what goes on elsewhere as the one before."""
+_PROBE_N_CTX = 1024
 Placed: TypeAlias = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], str, bool]
 """Of a run its sequence, first position and tokens; then its kind, and whether it is a block."""
 N_TOP = 5
@@ -63,8 +64,8 @@ class Player:
         self._n_embd = info.n_embd
         self._model = ContractModel(info.n_vocab, context.edit_level, context.capabilities, sizes)
         self._dumps: dict[int, bytes] = {}
-        kv = f"KvType({bench.kv_type.value!r})"
-        of = f"ContextOptions({sizes.n_ctx}, {sizes.n_seq_max}, {sizes.n_batch}, {kv}, {kv})"
+        self._kv = f"2 * [KvType({bench.kv_type.value!r})]"
+        of = f"ContextOptions({sizes.n_ctx}, {sizes.n_seq_max}, {sizes.n_batch}, *{self._kv})"
         self._script = [*_IMPORTS, *opening.splitlines(), f"context = model.new_context({of})"]
 
     def play(self, program: Sequence[Step]) -> None:
@@ -76,6 +77,37 @@ class Player:
         with self._context:
             for step in program:
                 self._play(step)
+            for seq_id in range(self._sizes.n_seq_max):
+                self._probe(seq_id)
+
+    def _probe(self, seq_id: int) -> None:
+        """Go on with a sequence in another context, from its KV payload and from its tokens and edits."""
+        token, n = seq_id + 1, self._model.length(seq_id)
+        if n == 0:
+            return
+        self._oracle.fork(seq_id, _PROBED)
+        expected = self._appended(Run(_PROBED, 0, (token,)), hidden=False)
+        kinds: tuple[Variant, ...] = ("own", "foreign")
+        for kind in kinds if Capability.KV_PAYLOAD in self._model.capabilities else kinds[1:]:
+            self._compare_probe(seq_id, kind, (0, n, (token,)), expected)
+
+    def _compare_probe(self, seq_id: int, kind: Variant, run: Placed, expected: Rows) -> None:
+        bench, sizes = self._bench, (_PROBE_N_CTX, 1, self._sizes.n_batch)
+        lines = [
+            f"other = model.new_context(ContextOptions({sizes[0]}, {sizes[1]}, {sizes[2]}, *{self._kv}))",
+            f"other.restore(0, variant(context.dump({seq_id}), {kind!r}))",
+            f"rows = decode(other, model, {run!r})",
+        ]
+        with bench.context(n_ctx=sizes[0], n_seq_max=sizes[1], n_batch=sizes[2]) as other:
+            try:
+                other.restore(0, variant(self._context.dump(seq_id), kind))
+                rows = decode(other, bench.model, run)
+            except SlmError as error:
+                why = f"the dump of sequence {seq_id} leads to {type(error).__name__} ({error})"
+                self._fail("\n".join(lines), why)
+        script, self._script = self._script, [*self._script, *lines]
+        self._compare_rows(Decode((Run(0, 0, (0,)),)), rows, expected)
+        self._script = script
 
     def _play(self, step: Step) -> None:
         if isinstance(step, Restore) and step.name not in self._dumps:

@@ -10,5 +10,4 @@ class Fixtures(BackendFixtures):
     backend = "llamacpp"
     required = find_spec("llama_cpp") is not None
     models = (*DEFAULT_MODELS, "demo")
-    n_threads = 1  # waiting threads spin, which on a busy machine takes longer than these tiny models do
     kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")

@@ -7,6 +7,7 @@ from slm_conformance.scenarios import *  # noqa: F403
 class Fixtures(BackendFixtures):
     backend = "native"
     required = True
+    n_threads = 2
     models = ("small_lfm2-f32", "small_mamba2-f32", "small_rwkv7-f32")
     precision = {"f32": "float32"}  # noqa: RUF012
     kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")

@@ -11,6 +11,5 @@ class Fixtures(BackendFixtures):
     required = find_spec("onnxruntime") is not None
     models = (*DEFAULT_MODELS, "demo")
     device = "cpu"
-    n_threads = 1
     precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
     kv_types = ("f32", "q8_0")
