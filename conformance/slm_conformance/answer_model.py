@@ -1,0 +1,128 @@
+"""An answer as it has to be, token after token: what ends it, and which text is out by then. In plain Python."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from slm_core.generation import BrakeAction, FinishReason
+from slm_core.protocols import Vocab
+from slm_core.sampling import Sampling
+
+_BRAKES = {BrakeAction.FINISH: FinishReason.STOP, BrakeAction.STOP: FinishReason.CANCELLED}
+
+
+class BrakeError(Exception):
+    """What a brake of a program raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """A brake that has an opinion after one token of the answer; None raises ``BrakeError``.
+
+    Attributes:
+        n_tokens: of the answer, at which it has one.
+        action: what it decides.
+    """
+
+    n_tokens: int
+    action: BrakeAction | None
+
+    def __call__(self, event: object, draft: object) -> BrakeAction:
+        """See ``generation.Brake``."""
+        if len(draft.tokens) != self.n_tokens:  # type: ignore[attr-defined]
+            return BrakeAction.NEXT
+        if self.action is None:
+            raise BrakeError
+        return self.action
+
+
+@dataclass(slots=True)
+class AnswerModel:
+    """An answer that is not over, or has just ended.
+
+    Attributes:
+        sampling: its options.
+        n_prompt: tokens before it.
+        n_cached: of those, the ones that were decoded when it was asked for.
+        stops: texts that end it.
+        special: whether control tokens become text.
+        own: whether it has a sampler chain of its own, which begins with number 0 of its stream.
+        brake: what is asked after each token.
+        tokens: its tokens.
+        n_drawn: numbers that its own chain has taken.
+        paused: whether it waits to be resumed.
+        reason: why it ended; None where it has not.
+    """
+
+    sampling: Sampling
+    n_prompt: int
+    n_cached: int
+    stops: tuple[str, ...] = ()
+    special: bool = False
+    own: bool = True
+    brake: At | None = None
+    tokens: list[int] = field(default_factory=list)
+    n_drawn: int = 0
+    paused: bool = False
+    reason: FinishReason | None = None
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether ``max_tokens`` are there."""
+        return self.sampling.max_tokens is not None and len(self.tokens) >= self.sampling.max_tokens
+
+    def take(self, token: int, vocab: Vocab) -> bool:
+        """Take a token; returns whether the brake raises then."""
+        self.tokens.append(token)
+        self.n_drawn += 1
+        if token in vocab.eog_ids or self._first_stop(self._decoded(vocab)) is not None:
+            self.reason = FinishReason.STOP
+        action = BrakeAction.NEXT
+        if self.brake is not None and self.brake.n_tokens == len(self.tokens):
+            if self.brake.action is None:
+                return True
+            action = self.brake.action
+        self.reason = self.reason or _BRAKES.get(action) or (FinishReason.LENGTH if self.at_limit else None)
+        self.paused = self.reason is None and action is BrakeAction.PAUSE
+        return False
+
+    def shown(self, vocab: Vocab) -> str:
+        """The text that is out."""
+        text = self._decoded(vocab)
+        stop = self._first_stop(text)
+        if stop is not None:
+            return text[:stop]
+        if self.reason is not None:
+            return text + self._rest(vocab)
+        held = max((n for s in self.stops for n in range(len(s)) if text.endswith(s[:n])), default=0)
+        return text[: len(text) - held]
+
+    def _first_stop(self, text: str) -> int | None:
+        return min((text.find(stop) for stop in self.stops if stop in text), default=None)
+
+    def _decoded(self, vocab: Vocab) -> str:
+        """The whole characters so far."""
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(self._data(vocab))
+
+    def _rest(self, vocab: Vocab) -> str:
+        """What becomes of the bytes of a character that never was completed."""
+        return self._data(vocab).decode("utf-8", "replace")[len(self._decoded(vocab)) :]
+
+    def _data(self, vocab: Vocab) -> bytes:
+        said = (token for token in self.tokens if token not in vocab.eog_ids)
+        return b"".join(vocab.token_bytes(token, special=self.special) for token in said)
+
+
+def spelled(sampling: Sampling) -> str:
+    """Options as Python: those that differ from the defaults."""
+    plain = Sampling()
+    names = [name for name in Sampling.__dataclass_fields__ if getattr(sampling, name) != getattr(plain, name)]
+    return f"Sampling({', '.join(f'{name}={getattr(sampling, name)!r}' for name in names)})"
+
+
+def letter_bias(vocab: Vocab, letters: str, bias: float) -> dict[int, float]:
+    """Biases that make a random model say some letters rather than others."""
+    ids: Collection[int] = {vocab.encode(x, add_special=False, parse_special=False)[-1] for x in letters}
+    return dict.fromkeys(sorted(ids), bias)

@@ -1,0 +1,91 @@
+"""What a sampler may choose from a row of logits: the options' formulas once more, in plain NumPy.
+
+Rows that are compared with come from the float64 reference, and the backend's are as far from them as clause 9 allows. So
+an answer is not compared with one token, but with those that a row within that bound could give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.sampling import Sampling
+
+_MASK = 2**64 - 1
+_ROUNDING = 1e-6
+"""Of sums of probabilities, in float32 or float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in an answer a token is chosen.
+
+    Attributes:
+        history: the tokens before, the prompt's and the answer's.
+        n_said: those of the answer.
+        number: the random number that is due, in [0, 1).
+        eog_ids: the tokens that end an answer.
+    """
+
+    history: Sequence[int]
+    n_said: int
+    number: float
+    eog_ids: Collection[int]
+
+
+def uniform(seed: int, stream: int, n: int) -> float:
+    """Number ``n`` (from 0) in [0, 1) of a stream of a seed: SplitMix64 (Steele, Lea, Flood 2014) of a counter."""
+    start = _split_mix(_split_mix(seed) ^ stream)
+    return (_split_mix(start + n + 1) >> 11) / 2**53
+
+
+def may_be_chosen(token: int, row: NDArray[np.floating], error: float, sampling: Sampling, place: Place) -> bool:
+    """Whether a token is what the options choose from a row that is within ``error`` of the given one.
+
+    Args:
+        token: it was chosen.
+        row: the reference's logits, float64 [V].
+        error: the most that a logit may be off.
+        sampling: biases, penalties, ``min_tokens``, ``temperature`` and the seed's draws count; cuts are off.
+        place: where it was chosen.
+    """
+    logits, slack = changed_logits(row, error, sampling, place)
+    if not np.isfinite(logits[token]):
+        return False
+    if sampling.temperature == 0:
+        return bool(logits[token] >= logits.max() - 2 * slack)
+    weights = np.exp((logits - logits.max()) / sampling.temperature)
+    edges = np.cumsum(weights / weights.sum())
+    # Each weight, and their sum, is off by a factor of exp(slack / temperature) at most.
+    off = np.expm1(min(2 * slack / sampling.temperature, 1.0)) + _ROUNDING
+    low = edges[token - 1] if token else 0.0
+    return bool(low - off <= place.number <= edges[token] + off)
+
+
+def changed_logits(
+    row: NDArray[np.floating], error: float, sampling: Sampling, place: Place
+) -> tuple[NDArray[np.float64], float]:
+    """The logits after biases, bans and penalties, in the order of the options' table; and how far they may be off."""
+    logits = row.astype(np.float64)
+    for token, bias in sampling.logit_bias.items():
+        logits[token] += bias
+    logits[list(sampling.banned_tokens)] = -np.inf
+    ends = sorted(place.eog_ids)
+    logits[ends] = -np.inf if place.n_said < sampling.min_tokens else logits[ends] + sampling.eog_bias
+    window = sampling.penalty_window
+    recent = list(place.history) if window is None else list(place.history)[-window:]
+    for token in set(recent):
+        divided = logits[token] > 0
+        logits[token] = logits[token] / sampling.repeat_penalty if divided else logits[token] * sampling.repeat_penalty
+        logits[token] -= recent.count(token) * sampling.frequency_penalty + sampling.presence_penalty
+    return logits, error * max(1.0, sampling.repeat_penalty)
+
+
+def _split_mix(value: int) -> int:
+    z = (value * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
