@@ -37,6 +37,10 @@ class At:
             raise BrakeError
         return self.action
 
+    def spelled(self) -> str:
+        """It as Python."""
+        return f"At({self.n_tokens}, {'None' if self.action is None else f'BrakeAction.{self.action.name}'})"
+
 
 @dataclass(slots=True)
 class AnswerModel:

@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from slm_conformance.answer_model import At
-from slm_conformance.session_programs import (
-    N_SLOTS,
+from slm_conformance.session_programs import N_SLOTS
+from slm_conformance.session_steps import (
     Answer,
     Append,
     CloseSlot,
@@ -87,7 +87,8 @@ class SessionProgramMaker:
 
     def _go_back(self, slot: int) -> Sequence[Step]:
         steps: list[Step] = [MarkHere(slot), *self._append(slot), *self._answer(slot)]
-        steps += [MarkHere(slot)] if self._rarely(0.5) else self._look_aside(slot)
+        steps += [MarkHere(slot)] if self._rarely(0.6) else []
+        steps += self._look_aside(slot) if self._rarely(0.5) else []
         return [*steps, Rollback(slot, self._below(3)), *self._append(slot), Rollback(slot, 0)]
 
     def _remove(self, slot: int) -> Sequence[Step]:
@@ -109,8 +110,10 @@ class SessionProgramMaker:
         return [*steps, Answer(dst, None, self._brake(), 99)]
 
     def _look_aside(self, slot: int) -> Sequence[Step]:
+        detour = Detour(slot, self._tokens(3), self._below(4), fails=self._rarely(0.4))
         asides = (
-            Detour(slot, self._tokens(3), self._below(4), fails=self._rarely(0.4)),
+            detour,
+            detour,
             ScoreOf(slot, self._tokens(3)),
             Complete(slot, self._below(_N_OPTIONS)),
         )
