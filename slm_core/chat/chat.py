@@ -249,15 +249,25 @@ class Chat(Closing):
     # Copies.
 
     def fork(self) -> Chat:
-        """An independent copy in another sequence of the same context."""
+        """An independent copy in another sequence of the same context.
+
+        Raises:
+            InvalidSequence: none is left.
+            ContextFull: no room for a copy; nothing changed.
+        """
         self._settle()
-        return Chat(
-            self.session.fork(),
-            self.formatter,
-            options=self.options,
-            messages=self._messages,
-            n_answers=self._n_answers,
-        )
+        session = self.session.fork()
+        try:
+            return Chat(
+                session,
+                self.formatter,
+                options=self.options,
+                messages=self._messages,
+                n_answers=self._n_answers,
+            )
+        except BaseException:
+            session.close()
+            raise
 
     def dump(self) -> bytes:
         """Everything: messages, options, and the session with its KV cache; of tools, their schemas.
@@ -337,10 +347,10 @@ class Chat(Closing):
 
     def _talk(self, asked: tuple[Message, ...], steering: Steering, pending: Sequence[ToolCall] = ()) -> ChatStream:
         """Begin a turn: ``asked`` and what comes of it; the chat takes it over as it begins."""
-        before, tokens = (self._messages, self.options), self.session.tokens
+        before, tokens = (self._messages, self.options, self._n_answers), self.session.tokens
 
         def undo() -> None:
-            self._messages, self.options = before
+            self._messages, self.options, self._n_answers = before
             self._stream = self._turn = None
             with suppress(SlmError):  # the cache follows again at the next call; the first error is the one to show
                 self.session.follow(tokens)

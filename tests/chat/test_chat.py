@@ -261,6 +261,32 @@ def test_an_answer_that_raises_leaves_the_chat_as_it_was() -> None:
     np.testing.assert_array_equal(next_logits(chat), fresh_logits(chat))
 
 
+@pytest.mark.parametrize("failing", ["brakes", "on_event"])
+def test_an_answer_that_raises_takes_no_stream_of_draws(failing: str) -> None:
+    def burst(*args: object) -> BrakeAction:
+        raise RuntimeError("callback")
+
+    warm = ChatOptions(Sampling(temperature=1.0, seed=3, max_tokens=8, top_k=0, min_p=0))
+    calm, burnt = (Chat(Session(ScriptedContext(), ByteVocab()), TagFormatter(), options=warm) for _ in range(2))
+    with pytest.raises(RuntimeError, match="callback"):
+        burnt.send("x", **{failing: [burst] if failing == "brakes" else burst})
+    assert unpack("chat", burnt.dump())[0] == unpack("chat", calm.dump())[0]
+    assert burnt.send("x").tokens == calm.send("x").tokens
+
+
+def test_a_fork_for_which_there_is_no_room_leaves_no_sequence_behind() -> None:
+    said = (Message(Role.USER, "hi"), Message(Role.ASSISTANT, "hello"))
+    chat = Chat(Session(ScriptedContext(n_ctx=64, n_seq_max=3), ByteVocab()), TagFormatter(), messages=said)
+    chat.session.truncate(chat.session.n_tokens - 3)  # a fork shares what is left, and then needs three positions
+    chat.session.next_logits()
+    other = Session(chat.session.context, ByteVocab())
+    other.append("x" * (chat.session.context.n_free - 2))
+    other.next_logits()
+    with pytest.raises(ContextFull):
+        chat.fork()
+    assert [chat.session.context.length(i) > 0 for i in range(3)] == [True, True, False]
+
+
 def test_a_message_that_does_not_fit_or_is_refused_changes_nothing() -> None:
     chat = new_chat("one", n_ctx=80)
     chat.send("first")
