@@ -103,7 +103,11 @@ def completions(
             special=plan.special,
         )
 
-    made = [generation(i) for i in range(n_made)]
+    try:
+        made = [generation(i) for i in range(n_made)]
+    except BaseException:
+        claimed.close()
+        raise
     return Completions(made, crowd, None if best_of is None else n, claimed.close, on_event)
 
 

@@ -174,12 +174,12 @@ class Session(Closing):
             return self._generation.resume(brakes, timeout=timeout, on_event=on_event, progress=progress)
         seconds = checked_timeout(timeout)
         rule = answers.own_constraint(constraint, self.vocab)
-        self._abandon()
-        self._decoded.settle()
         options = sampling if sampling is not None else self.sampling
         if sampler is None:
             sampler = self._sampler if sampling is None else SamplerChain.for_vocab(sampling, self.vocab)
         sampler.set_history(self._tokens)
+        self._abandon()  # not before: what raises above leaves the answer that is being made
+        self._decoded.settle()
         begun = Progress(self.n_tokens, self._n_held, options.max_tokens, options.stop, time_left_s=seconds)
         control = Control(brakes or (), on_event, progress)
         self._generation = answers.begun(self, sampler, begun, control, rule, speculation or shift, special=special)
@@ -526,12 +526,9 @@ class Session(Closing):
         try:
             yield self
         finally:
-            self.follow(tokens)
-            if self._n_held > n_held:
-                self._decoded.forget_from(n_held)
-            self._decoded.decode(tokens[:n_held], lambda: False)
+            self._return_to(tokens, n_held)
             self._decoded.keep(row)
-            self._tokens, self._generation = tokens, generation
+            self._generation = generation
             self._sampler.set_state(sampler)
             self._marks.bring_back(marks)
 
@@ -577,6 +574,16 @@ class Session(Closing):
         if self._generation is not None:
             self._generation.cancel()
             self._generation = None
+
+    def _return_to(self, tokens: list[int], n_held: int) -> None:
+        """Make ``tokens`` the history again, and hold the first ``n_held``; those that wait may have no room now."""
+        self._check_settled()
+        kept = min(common_prefix(self._tokens, tokens), n_held)
+        if kept < self._n_held:
+            self._decoded.forget_from(kept)
+        self._edited(tokens)
+        with contextlib.suppress(ContextFull):  # a fork may share what was taken back: that freed no room
+            self._decoded.decode(tokens[:n_held], lambda: False)
 
     def _edited(self, tokens: list[int]) -> None:
         self._abandon()

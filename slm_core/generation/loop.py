@@ -330,7 +330,12 @@ class Generation(EventStream):
         """Ask the brakes about a token, end where it is time, and complete its event."""
         progress, action = self._progress, BrakeAction.NEXT
         if self._control.brakes:
-            action = ask(self._control.brakes, event, Draft(progress.tokens, progress.text))
+            try:
+                action = ask(self._control.brakes, event, Draft(progress.tokens, progress.text))
+            except BaseException:
+                if ends is not None:  # the token has ended the answer, whatever a brake makes of it
+                    self._finish(ends, flush=not stopped)
+                raise
             ends = ends or _BRAKE_ENDS.get(action)
         if ends is None and progress.max_tokens is not None and len(progress.tokens) >= progress.max_tokens:
             ends = FinishReason.LENGTH

@@ -271,6 +271,22 @@ def test_a_closed_session_refuses_and_frees_its_context_if_it_owns_it() -> None:
         context.length(0)
 
 
+@LEVELS
+def test_a_detour_in_a_full_context_leaves_tokens_that_wait(level: EditLevel) -> None:
+    s = fresh(level, n_ctx=40, n_seq_max=2)
+    s.append("x" * 10)
+    s.next_logits()
+    s.append("yz")
+    other = Session(s.context, ByteVocab())
+    other.append_tokens([65] * (s.context.n_free))
+    other.next_logits()  # what waits in the first one has no room any more
+    before = s.tokens, s.n_pending
+    with pytest.raises(ContextFull), s.detour() as aside:
+        aside.truncate(9)
+        aside.append("abcdef")
+    assert (s.tokens, s.n_pending) == before
+
+
 def test_penalties_see_the_edited_history() -> None:
     s = Session(ScriptedContext(), ByteVocab(), sampling=Sampling(temperature=0, repeat_penalty=1000.0))
     s.append("a")

@@ -49,6 +49,13 @@ def test_each_is_what_it_would_be_alone_however_many_there_are(n) -> None:
     assert found[0] == session_of().generate(WARM).run().tokens
 
 
+def test_options_that_are_refused_take_no_sequences() -> None:
+    session = session_of(n_seq_max=3)
+    with pytest.raises(InvalidOption) as kept:  # its traceback holds on to what was made
+        session.completions(2, Sampling(logit_bias={10**6: 1.0}))
+    assert len(session.completions(2, WARM).run()) == 2, kept
+
+
 @pytest.mark.parametrize("level", list(EditLevel))
 @pytest.mark.parametrize("shared", [True, False])
 def test_any_context_gives_the_same_and_is_left_as_it_was(level, shared) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from scripted import END, ByteVocab, ScriptedContext
 from slm_core.chat import Session
-from slm_core.errors import ContextFull, SessionError
+from slm_core.errors import ContextFull, InvalidOption, SessionError
 from slm_core.generation import BrakeAction, Draft, Event, FinishReason, loop
 from slm_core.generation.loop import log_probability
 from slm_core.protocols import Advance, FastForward, Forward, Stop
@@ -232,6 +232,34 @@ def test_a_raising_brake_leaves_a_session_that_goes_on() -> None:
         s.generate(brakes=[burst]).run()
     assert s.tokens == (*b"prompt>", *b"a")
     assert s.generate(GREEDY).run().text == "bcdef"
+
+
+@pytest.mark.parametrize(("answer", "stop"), [("ab", ()), ("abSTOPcd", ("STOP",))])
+def test_a_brake_that_raises_at_the_last_token_does_not_make_the_answer_go_on(answer, stop) -> None:
+    def burst(event: Event, draft: Draft) -> BrakeAction:
+        if draft.tokens[-1] in (END, *b"P"):
+            raise RuntimeError("brake")
+        return BrakeAction.NEXT
+
+    generation = session(answer).generate(Sampling(temperature=0, stop=stop), brakes=[burst])
+    with pytest.raises(RuntimeError, match="brake"):
+        list(generation)
+    assert list(generation) == []
+    assert (generation.answer.text, generation.answer.finish_reason) == ("ab", FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [{"sampling": Sampling(logit_bias={10**6: 1.0})}, {"timeout": -1}, {"constraint": "text"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_that_are_refused_leave_the_answer_that_is_being_made(refused) -> None:
+    s = session("abcdef")
+    generation = s.generate(GREEDY)
+    next(generation)
+    with pytest.raises(InvalidOption):
+        s.generate(**refused)
+    assert generation.run().text == "abcdef"
 
 
 class Only:
