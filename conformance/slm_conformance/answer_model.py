@@ -18,12 +18,12 @@ class BrakeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class At:
-    """A brake that has an opinion after one token of the answer; None raises ``BrakeError``.
+class Every:
+    """A brake that has an opinion after every so many tokens of the answer.
 
     Attributes:
-        n_tokens: of the answer, at which it has one.
-        action: what it decides.
+        n_tokens: after how many.
+        action: what it decides; None raises ``BrakeError``.
     """
 
     n_tokens: int
@@ -31,7 +31,7 @@ class At:
 
     def __call__(self, event: object, draft: object) -> BrakeAction:
         """See ``generation.Brake``."""
-        if len(draft.tokens) != self.n_tokens:  # type: ignore[attr-defined]
+        if len(draft.tokens) % self.n_tokens:  # type: ignore[attr-defined]
             return BrakeAction.NEXT
         if self.action is None:
             raise BrakeError
@@ -39,7 +39,7 @@ class At:
 
     def spelled(self) -> str:
         """It as Python."""
-        return f"At({self.n_tokens}, {'None' if self.action is None else f'BrakeAction.{self.action.name}'})"
+        return f"Every({self.n_tokens}, {'None' if self.action is None else f'BrakeAction.{self.action.name}'})"
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class AnswerModel:
         if token in vocab.eog_ids or self._first_stop(self._decoded(vocab)) is not None:
             self.reason = FinishReason.STOP
         action = BrakeAction.NEXT
-        if self.brake is not None and self.brake.n_tokens == len(self.tokens):
+        if self.brake is not None and len(self.tokens) % self.brake.n_tokens == 0:
             if self.brake.action is None:
                 return True
             action = self.brake.action

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from slm_conformance.answer_model import At
+from slm_conformance.answer_model import Every
 from slm_conformance.session_programs import N_SLOTS
 from slm_conformance.session_steps import (
     Answer,
@@ -33,7 +33,7 @@ from slm_core.generation import BrakeAction
 _Value = TypeVar("_Value")
 
 N_PARTS = 16
-_N_OPTIONS = 6
+_N_OPTIONS = 8
 _ACTIONS = (*BrakeAction, BrakeAction.PAUSE, BrakeAction.PAUSE, None)
 _TEXTS = ("a<|im_end|>", "bé", "<|im_start|>user\n")
 
@@ -79,7 +79,7 @@ class SessionProgramMaker:
 
     def _interrupted(self, slot: int) -> Sequence[Step]:
         """An answer that is paused, or left, something else, and the rest of it."""
-        pause = At(1 + self._below(3), BrakeAction.PAUSE)
+        pause = Every(1 + self._below(3), BrakeAction.PAUSE)
         begun = self._asked(slot, 1 + self._below(3)) if self._rarely(0.3) else self._asked(slot, 99, pause)
         between = self._one_of([self._look_aside, self._fork, self._dump, self._odd])(slot)
         rest = Answer(slot, None, self._brake(), 99) if self._rarely(0.7) else ReadOn(slot, 99, cancel=self._rarely(0.3))
@@ -93,9 +93,9 @@ class SessionProgramMaker:
 
     def _remove(self, slot: int) -> Sequence[Step]:
         steps: list[Step] = [MarkHere(slot), *self._append(slot), MarkHere(slot), *self._append(slot), MarkHere(slot)]
-        steps += [Look(slot)] if self._rarely(0.6) else []
-        steps += [Remove(slot, self._below(4), self._below(4), exact=self._rarely(0.4), any_mark=self._rarely(0.1))]
-        steps += [Look(slot)] if self._rarely(0.5) else []
+        steps += [Look(slot)] if self._rarely(0.8) else []
+        steps += [Remove(slot, self._below(4), self._below(4), exact=self._rarely(0.5), any_mark=self._rarely(0.1))]
+        steps += [Look(slot)] if self._rarely(0.7) else []
         return [*steps, Rollback(slot, self._below(3), any_mark=self._rarely(0.2))]
 
     def _fork(self, slot: int) -> Sequence[Step]:
@@ -121,7 +121,8 @@ class SessionProgramMaker:
 
     def _odd(self, slot: int) -> Sequence[Step]:
         odd = (
-            Append(slot, self._tokens(40)),
+            Append(slot, self._tokens(30)),
+            Append(slot, self._tokens(60)),
             Rollback(slot, self._below(6), any_mark=True),
             Shorten(slot, self._below(8) - 1),
             CloseSlot(slot),
@@ -133,7 +134,7 @@ class SessionProgramMaker:
 
     # What steps are made of.
 
-    def _asked(self, slot: int, n_read: int, brake: At | None = None) -> Answer:
+    def _asked(self, slot: int, n_read: int, brake: Every | None = None) -> Answer:
         options = None if self._rarely(0.5) else self._below(_N_OPTIONS)
         return Answer(slot, options, brake or self._brake(), n_read, drafts=self._rarely(0.25))
 
@@ -141,8 +142,8 @@ class SessionProgramMaker:
         """Most parts are of the first, so that there is a history."""
         return 0 if self._rarely(0.5) else self._below(N_SLOTS)
 
-    def _brake(self) -> At | None:
-        return At(1 + self._below(4), self._one_of(_ACTIONS)) if self._rarely(0.4) else None
+    def _brake(self) -> Every | None:
+        return Every(1 + self._below(4), self._one_of(_ACTIONS)) if self._rarely(0.4) else None
 
     def _tokens(self, most: int) -> tuple[int, ...]:
         return tuple(self._rng.integers(0, self._n_vocab, 1 + self._below(most)).tolist())

@@ -88,15 +88,15 @@ class MarkModel:
 
 def own_options(vocab: Vocab) -> Sampling:
     """The options of the sessions themselves."""
-    bias = letter_bias(vocab, "abcdé", 4.0)
-    return Sampling(
-        **PLAIN, temperature=1.0, seed=5, max_tokens=4, repeat_penalty=1.3, penalty_window=8, logit_bias=bias
-    )
+    bias, seed = letter_bias(vocab, "abcdé", 6.0), 5
+    limits: dict[str, Any] = {"max_tokens": 5, "min_tokens": 3, "eog_bias": 5.0}
+    return Sampling(**PLAIN, **limits, seed=seed, temperature=1.0, repeat_penalty=2.0, penalty_window=8, logit_bias=bias)
 
 
 def other_options(vocab: Vocab) -> list[Sampling]:
     """Options that answers of a program bring along."""
     letters = letter_bias(vocab, "abé", 9.0)
+    hello = dict.fromkeys(vocab.encode("hello", add_special=False, parse_special=False)[-1:], 9.0)
     return [
         Sampling(**PLAIN, temperature=0, max_tokens=6),
         Sampling(**PLAIN, temperature=0, max_tokens=5, repeat_penalty=2.0, penalty_window=None),
@@ -104,6 +104,8 @@ def other_options(vocab: Vocab) -> list[Sampling]:
         Sampling(**PLAIN, temperature=0.8, seed=8, frequency_penalty=0.7, presence_penalty=0.4, logit_bias=letters),
         Sampling(**PLAIN, temperature=1.5, seed=9, max_tokens=7, min_tokens=3, eog_bias=6.0),
         Sampling(**PLAIN, temperature=1.0, seed=7, max_tokens=0),
+        Sampling(**PLAIN, temperature=1.0, seed=8, max_tokens=6, logit_bias=letters | hello, stop=("lo", "he", "é")),
+        own_options(vocab),
     ]
 
 
@@ -544,7 +546,7 @@ class SessionPlayer:
 
 
 _IMPORTS = (
-    "from slm_conformance.answer_model import At, BrakeError",
+    "from slm_conformance.answer_model import Every, BrakeError",
     "from slm_conformance.session_programs import aside, other_options, own_options, read",
     "from slm_core.chat import Session",
     "from slm_core.generation import BrakeAction, Usage",

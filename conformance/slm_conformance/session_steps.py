@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from slm_conformance.answer_model import At
+from slm_conformance.answer_model import Every
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Answer:
 
     slot: int
     options: int | None
-    brake: At | None
+    brake: Every | None
     n_read: int
     drafts: bool = False
 
