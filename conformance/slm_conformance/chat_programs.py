@@ -37,7 +37,7 @@ from slm_core.chat import Chat, Session, encode_segments
 from slm_core.errors import ContextFull, InvalidSequence, SessionError
 from slm_core.generation import Answer, BrakeAction, FinishReason
 from slm_core.loading import LoadedModel
-from slm_core.protocols import Context, Vocab
+from slm_core.protocols import Context, Formatter, Vocab
 from slm_core.sampling import Sampling
 from slm_core.types import Capability, EditLevel, Message, Role
 
@@ -82,14 +82,14 @@ class ChatPlayer:
     """Plays a program on chats of one context, beside the model and the reference.
 
     Args:
-        bench: makes the context, and has the chat format.
+        bench: makes the context; the chat format is the model's own.
         opening: the lines of Python that make the same model.
         n_seq_max: sequences of the context.
         options: the number of the chats' options.
     """
 
     def __init__(self, bench: Bench, opening: str, n_seq_max: int, options: int) -> None:
-        self._bench, self._vocab, self._formatter = bench, bench.vocab, bench.formatter
+        self._bench, self._vocab = bench, bench.vocab
         self._script = Script(bench, opening, _IMPORTS)
         self._context = self._script.context(N_CTX, n_seq_max, N_BATCH)
         self._options = chat_options(bench.vocab)
@@ -97,9 +97,11 @@ class ChatPlayer:
         self._reference = bench.reference()
         self._slots: list[ChatSlot | None] = [None] * N_SLOTS
         self._dumps: dict[int, ChatSlot] = {}
-        said = (Message(Role.USER, "hi"), Message(Role.ASSISTANT, "hello you"))
-        self._script.names["loaded"] = LoadedModel(bench.model, bench.formatter, "under test")
-        self._script.run("options, said = chat_options(model.vocab), [Message('user', 'hi'), Message('assistant', 'hello you')]")
+        self._script.run("loaded = LoadedModel(model, formatter(model=model), 'under test')")
+        self._formatter: Formatter = self._script.names["loaded"].formatter
+        self._script.run("options = chat_options(model.vocab)")
+        self._script.run("said = [Message('user', 'hi'), Message('assistant', 'hello you')]")
+        said = tuple(self._script.names["said"])
         for slot in range(2):
             line = f"chat_in(context, loaded, options[{options}], said)"
             self._script.run(f"c{slot} = {line}")
@@ -324,17 +326,7 @@ class ChatPlayer:
         match step:
             case ForkChat(_, dst):
                 self._settle(slot)
-                model = self._slot(slot)
-                free = any(self._context_of(slot).length(s) == 0 for s in range(self._context_of(slot).n_seq_max))
-                shared = Capability.SHARED_FORK in self._context_of(slot).capabilities
-                room = 0 if shared else len(model.history.tokens)
-                tight = self._context_of(slot).n_free < room + TIGHT
-                errors: Errors = {ContextFull, InvalidSequence} if tight or self._n_free_sequences(slot) == 0 else set()
-                must = self._n_free_sequences(slot) == 0
-                del free
-                if self._script.run(f"c{dst} = c{slot}.fork()", errors, must=must):
-                    twin = self._slots[dst] = model.copied(dst)
-                    twin.history.follow(self._encoded(model.messages))
+                self._fork(slot, dst)
             case DumpChat(_, name):
                 self._settle(slot)
                 self._script.run(f"dump_{name} = c{slot}.dump()")
@@ -347,6 +339,14 @@ class ChatPlayer:
                 self._script.run(f"c{slot}.close()")
                 self._slot(slot).history.drop()
                 self._slots[slot] = None
+
+    def _fork(self, slot: int, dst: int) -> None:
+        context, model, left = self._context_of(slot), self._slot(slot), self._n_free_sequences(slot)
+        room = 0 if Capability.SHARED_FORK in context.capabilities else len(model.history.tokens)
+        errors: Errors = {ContextFull} if context.n_free < room + TIGHT else set()
+        if self._script.run(f"c{dst} = c{slot}.fork()", errors if left else {InvalidSequence}, must=left == 0):
+            twin = self._slots[dst] = model.copied(dst)
+            twin.history.follow(self._encoded(model.messages))
 
     def _n_free_sequences(self, slot: int) -> int:
         context = self._context_of(slot)
@@ -466,5 +466,7 @@ _IMPORTS = (
     "from slm_conformance.session_programs import read",
     "from slm_core.chat import Chat",
     "from slm_core.generation import BrakeAction, Usage",
+    "from slm_core.formatting import formatter",
+    "from slm_core.loading import LoadedModel",
     "from slm_core.types import EditLevel, Message",
 )

@@ -47,7 +47,7 @@ WITHIN_THEIR_AREA = {
 }
 """Scenarios that are slow, or of what not all do; and what a fault's scenario has in its name where they are played."""
 
-NOT_PLAYED = ("TestModelBased",)
+NOT_PLAYED = ("TestModelBased", "TestSessionPrograms", "TestChatPrograms")
 """Random programs are meant to notice what others notice."""
 
 N_KILLERS = 2

@@ -14,6 +14,8 @@ HINTS = MappingProxyType(
         " which several sequences ask for logits",
         "TestChat": "the decode, truncate and cut scenarios first: a chat makes its cache follow the messages with"
         " nothing else. If they hold, the chat template and the vocabulary",
+        "TestChatPrograms": "the script that is printed: run it, and look at its last call; then the truncate, cut, fork"
+        " and dump scenarios, of which chats are made",
         "TestClose": "`close` and what outlives it: contexts and models that are called after it, threads of the"
         " engine, and finalizers that run when the interpreter is already going down",
         "TestCompletions": "the fork scenarios first: the prompt is decoded once and forked for each answer; then the"
@@ -61,6 +63,8 @@ HINTS = MappingProxyType(
         "TestSampling": "the rows that `decode` returns: values that are not finite, and rows that a later call writes"
         " into; then `dump` and `restore`, which carry the sampler's state",
         "TestSession": "the truncate, cut and dump scenarios first; then `tokens` and `length`, which a session trusts",
+        "TestSessionPrograms": "the script that is printed: run it, and look at its last call; then the truncate, cut,"
+        " fork and dump scenarios, of which sessions are made",
         "TestSizes": "`new_context`: sizes and KV types that are rounded or replaced, instead of being taken or"
         " refused",
         "TestSpans": "the decode scenarios first; then the mask: of a span each token sees the last, and nothing behind"

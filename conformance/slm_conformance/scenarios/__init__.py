@@ -20,6 +20,7 @@ from slm_conformance.scenarios.hostile_sessions import TestHostileSessions
 from slm_conformance.scenarios.lifecycle import TestClose, TestSizes, TestThreads
 from slm_conformance.scenarios.model_based import TestModelBased
 from slm_conformance.scenarios.numbers import TestNumbers
+from slm_conformance.scenarios.programs_above import TestChatPrograms, TestSessionPrograms
 from slm_conformance.scenarios.sampling import TestSampling
 from slm_conformance.scenarios.sessions import TestSession
 from slm_conformance.scenarios.snapshots import TestBadDumps, TestDumpRestore
@@ -34,6 +35,7 @@ __all__ = [
     "TestBadDumps",
     "TestBeam",
     "TestChat",
+    "TestChatPrograms",
     "TestClose",
     "TestCompletions",
     "TestConstraints",
@@ -59,6 +61,7 @@ __all__ = [
     "TestOracle",
     "TestSampling",
     "TestSession",
+    "TestSessionPrograms",
     "TestSizes",
     "TestSpans",
     "TestSpeculation",
