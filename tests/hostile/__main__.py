@@ -1,0 +1,48 @@
+"""A long run: ``python -m tests.hostile --seconds 3600``. Ends with 1 where something crashed, hung or leaked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.hostile.kinds import KINDS
+from tests.hostile.pool import VERDICTS, Found, run, targets
+
+
+def main() -> int:
+    """Run what the command line says, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together, on one worker")
+    parser.add_argument("--kind", choices=KINDS, help="one kind of input alone")
+    parser.add_argument("--backend", help="one backend alone")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case: other numbers, other inputs")
+    parser.add_argument("--cases", type=int, default=1 << 60, help="at most so many for each target")
+    parser.add_argument("--workers", type=int, default=1, help="targets at once")
+    args = parser.parse_args()
+    chosen = list(targets(args.kind, args.backend))
+    if not chosen:
+        parser.error(f"nothing attacks backend {args.backend!r} with {args.kind!r}")
+    share = args.seconds * args.workers / len(chosen)
+    with ThreadPoolExecutor(args.workers) as executor:
+        found = list(executor.map(lambda target: run(*target, share, args.first, args.cases), chosen))
+    print(table(found))
+    for one in found:
+        for seed, verdict, message in one.bad:
+            print(f"{one.kind} {one.backend} case {seed}: {verdict}: {message}")
+    return int(any(one.bad for one in found))
+
+
+def table(found: list[Found]) -> str:
+    """The counts in Markdown."""
+    head = ("input", "backend", "tried", *VERDICTS, "slowest")
+    rows = [
+        (one.kind, one.backend, one.counts.total(), *(one.counts[name] for name in VERDICTS), f"{one.slowest[0]:.1f} s")
+        for one in found
+    ]
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else cell for cell in row) + " |" for row in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

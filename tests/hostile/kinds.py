@@ -1,0 +1,293 @@
+"""What is attacked: each kind makes a hostile input from a number, hands it over, and says what came of it."""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slm_conformance.families import family_model
+from slm_conformance.family_table import ENCODERS, FAMILIES
+from slm_conformance.spec import make_backend
+from slm_core import constraints
+from slm_core.errors import InvalidOption, InvalidToken, SlmError
+from slm_core.gguf import GgufFile
+from slm_core.protocols import Context, Model, Vocab
+from slm_core.tokenization import build_vocab
+from slm_core.types import Capability, ContextOptions, KvType, ModelOptions, Pos
+from tests.hostile import dump_mutations, folders, gguf_mutations, template_mutations, text_mutations
+from tests.hostile.gguf_form import GgufForm, parse
+
+LONGEST_MESSAGE = 2000
+_TEXT = "Hello <|im_start|>user \N{SNOWMAN}\0 \ud800 123\n\n  the answer </s>"
+_FILE_FAMILIES = (
+    *("llama", "llama_yarn", "qwen2", "qwen3", "qwen2vl", "gemma2", "gemma3", "gemma3n", "gemma4", "phi2", "phi3_long"),
+    *("gptneox", "gpt2", "falcon", "mpt", "mixtral", "qwen3moe", "deepseek2", "glm4", "stablelm", "gpt_oss", "llama4"),
+    *("mamba", "mamba2", "jamba", "rwkv7", "lfm2", "falcon_h1", "granitehybrid", "bert", "nomic_bert", "modern_bert"),
+    "gemma_embedding",
+)
+_STATES = ("small_lfm2", "small_mamba2", "small_rwkv7")
+
+
+class Nonsense(Exception):
+    """Something was accepted, and what it gave cannot be."""
+
+
+class Kind(ABC):
+    """One kind of hostile input against one backend. ``attack`` may raise SlmError, which is what is hoped for."""
+
+    def __init__(self, backend: str, folder: Path) -> None:
+        self.backend = backend
+        self.folder = folder
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make what sound inputs are made of."""
+
+    @abstractmethod
+    def attack(self, seed: int) -> None:
+        """Hand over the input of that number; equal ones for equal numbers.
+
+        Raises:
+            SlmError: it was refused.
+            Nonsense: it was accepted, and should not have been.
+        """
+
+
+class Files(Kind):
+    """Model files."""
+
+    def prepare(self) -> None:
+        """One small model of each of many architectures."""
+        self._backend = make_backend(self.backend)
+        self._forms: dict[str, GgufForm] = {}
+
+    def attack(self, seed: int) -> None:
+        """Load a broken file; where that works, use the model."""
+        path = self.folder / "model.gguf"
+        path.write_bytes(self.made(seed))
+        use_file(self._backend, path)
+
+    def made(self, seed: int) -> bytes:
+        """The broken file of that number."""
+        rng = np.random.default_rng([seed, 0])
+        name = _FILE_FAMILIES[rng.integers(len(_FILE_FAMILIES))] if rng.random() < 0.8 else "llama"
+        if name not in self._forms:
+            self._forms[name] = parse(family_model(self.folder, name).read_bytes())
+        return gguf_mutations.mutated(rng, self._forms[name])
+
+
+def use_file(backend: Any, path: Path) -> None:
+    """Load a model from a file or directory and use it; an error of ``supports`` counts, too."""
+    support = backend.supports(path)
+    if not support.supported and "\n" in support.reason:
+        raise Nonsense(f"a reason of several lines: {support.reason!r}")
+    model = backend.load(path, ModelOptions("cpu", 1))
+    try:
+        _use(model)
+    finally:
+        model.close()
+
+
+def _use(model: Model) -> None:
+    vocab = model.vocab
+    for parse_special in (False, True):
+        ids = vocab.encode(_TEXT, add_special=True, parse_special=parse_special)
+        if any(not 0 <= token < vocab.size for token in ids):
+            raise Nonsense(f"tokens {ids} of a vocabulary of {vocab.size}")
+        vocab.decode(ids[:50])
+    for token in (*range(min(20, vocab.size)), vocab.size - 1):
+        vocab.token_bytes(token, special=True)
+    with model.new_context(ContextOptions(n_ctx=64, n_seq_max=2, n_batch=32)) as context:
+        tokens = [token % vocab.size for token in (3, 70, 99, 5, 41)]
+        if Capability.ENCODER in context.capabilities:
+            context.embed(_batch(context, tokens))
+            return
+        _decoded(context, tokens, vocab)
+        _decoded(context, tokens[:1], vocab)
+        context.restore(1, context.dump(0))
+        _decoded(context, tokens[:2], vocab, seq_id=1)
+
+
+def _batch(context: Context, tokens: Sequence[int], seq_id: int = 0) -> Any:
+    batch = context.new_batch()
+    batch.extend(tokens, Pos(seq_id, context.length(seq_id)), logits="all")
+    return batch
+
+
+def _decoded(context: Context, tokens: Sequence[int], vocab: Vocab, seq_id: int = 0) -> np.ndarray:
+    logits = context.decode(_batch(context, tokens, seq_id)).copy()
+    if logits.shape != (len(tokens), vocab.size):
+        raise Nonsense(f"logits of shape {logits.shape} for {len(tokens)} tokens of {vocab.size}")
+    return logits
+
+
+class Folders(Kind):
+    """Model directories."""
+
+    def prepare(self) -> None:
+        """Sound ones."""
+        self._backend = make_backend(self.backend)
+        make = folders.onnx_folders if self.backend == "onnx" else folders.transformers_folders
+        self._sound = make(self.folder)
+
+    def attack(self, seed: int) -> None:
+        """Load a broken directory; where that works, use the model."""
+        rng = np.random.default_rng([seed, 2])
+        files = folders.mutated(rng, self._sound[rng.integers(len(self._sound))])
+        place = self.folder / "broken"
+        shutil.rmtree(place, ignore_errors=True)
+        use_file(self._backend, folders.write(files, place))
+
+
+class Dumps(Kind):
+    """Dumps with right checksums, restored beside a sequence that must not notice."""
+
+    _FAMILIES: Sequence[str] = ("llama", "gemma3")
+
+    def prepare(self) -> None:
+        """Contexts of several models and KV types, and dumps of theirs."""
+        backend = make_backend(self.backend)
+        self._targets = []
+        for family in self._FAMILIES:
+            model = backend.load(family_model(self.folder, family), ModelOptions("cpu", 1))
+            for kv_type in ("f32", "f16", "bf16", "q8_0", "q4_0"):
+                try:
+                    self._targets.append(_Target(model, KvType(kv_type)))
+                except InvalidOption:  # not one of this backend's
+                    continue
+
+    def attack(self, seed: int) -> None:
+        """Restore a broken dump; where that works, decode on, there and beside."""
+        target = self._targets[seed % len(self._targets)]
+        try:
+            target.attack(seed // len(self._targets))
+        except SlmError:
+            target.check_bystander()
+            raise
+        except BaseException:
+            target.renew()
+            raise
+
+
+class StateDumps(Dumps):
+    """The same of models whose layers keep a state."""
+
+    _FAMILIES = _STATES
+
+
+class _Target:
+    def __init__(self, model: Model, kv_type: KvType) -> None:
+        self._model = model
+        self._options = ContextOptions(64, 4, 32, kv_type, kv_type)
+        self._context = model.new_context(self._options)
+        tokens = [3, 70, 99, 5, 41, 200, 7, 11]
+        self._tokens, self._next = tokens, [17]
+        _decoded(self._context, tokens, model.vocab)
+        self._expected = self._beside()
+        self._dumps = self._sound()
+
+    def renew(self) -> None:
+        self._context.close()
+        self._context = self._model.new_context(self._options)
+        _decoded(self._context, self._tokens, self._model.vocab)
+
+    def attack(self, seed: int) -> None:
+        context, vocab = self._context, self._model.vocab
+        context.restore(1, dump_mutations.mutated(seed, self._dumps))
+        if any(not -1 <= token < vocab.size for token in context.tokens(1)):
+            raise Nonsense(f"restored tokens {context.tokens(1)}")
+        if context.n_free:
+            _check_finite(_decoded(context, self._next, vocab, 1), "the restored sequence")
+        context.drop(1)
+        self.check_bystander()
+
+    def check_bystander(self) -> None:
+        found = self._beside()
+        _check_finite(found, "a sequence beside the restored one")
+        error = np.linalg.norm(found - self._expected) / np.linalg.norm(self._expected)
+        # Other cells change the order of sums, and what f16 rounds: 2**-11 each, over a few layers.
+        if error > 2e-2:
+            raise Nonsense(f"the logits of a sequence beside the restored one moved by {error:.1e}")
+
+    def _beside(self) -> np.ndarray:
+        """What follows sequence 0, found on a copy."""
+        self._context.fork(0, 2)
+        try:
+            return _decoded(self._context, self._next, self._model.vocab, 2)
+        finally:
+            self._context.drop(2)
+
+    def _sound(self) -> list[bytes]:
+        context, vocab = self._context, self._model.vocab
+        dumps = [context.dump(0)]
+        _decoded(context, self._tokens[:5], vocab, 1)
+        if context.edit_level.name == "CUT":
+            context.cut(Pos(1, 1), Pos(1, 3))
+            dumps.append(context.dump(1))
+        if Capability.EMBEDDING_INPUT in context.capabilities:
+            rows = np.random.default_rng(0).standard_normal((3, self._model.info.n_embd)).astype(np.float32)
+            batch = context.new_batch()
+            batch.add_embeddings(rows, Pos(1, context.length(1)), logits="last")
+            context.decode(batch)
+            dumps += [context.dump(1)] * 2
+        context.drop(1)
+        return dumps
+
+
+def _check_finite(logits: np.ndarray, what: str) -> None:
+    if not np.isfinite(logits).all():
+        raise Nonsense(f"the logits of {what} are not finite")
+
+
+class Constraints(Kind):
+    """Schemas, grammars and expressions."""
+
+    def prepare(self) -> None:
+        """A vocabulary."""
+        with GgufFile.open(family_model(self.folder, "llama")) as gguf:
+            self._vocab = build_vocab(gguf)
+
+    def attack(self, seed: int) -> None:
+        """Compile one, and follow it for some tokens."""
+        rng = np.random.default_rng([seed, 3])
+        constraint = constraints.compile(text_mutations.mutated(rng), self._vocab)
+        for _ in range(12):
+            tokens = np.flatnonzero(constraint.allowed)
+            if not len(tokens):
+                return
+            token = int(rng.choice(tokens))
+            try:
+                constraint.advance(token)
+            except InvalidToken as error:
+                raise Nonsense(f"token {token} is allowed and refused: {error}") from error
+            if token in self._vocab.eog_ids:
+                return
+        constraint.clone().state()
+
+
+class Templates(Kind):
+    """Chat templates."""
+
+    def prepare(self) -> None:
+        """Nothing is needed."""
+
+    def attack(self, seed: int) -> None:
+        """Compile one and render a conversation."""
+        template_mutations.attack(np.random.default_rng([seed, 4]))
+
+
+KINDS: dict[str, tuple[Callable[[str, Path], Kind], tuple[str, ...]]] = {
+    "files": (Files, ("native", "llamacpp", "onnx")),
+    "dumps": (Dumps, ("native", "llamacpp", "onnx")),
+    "states": (StateDumps, ("native", "llamacpp")),
+    "folders": (Folders, ("native", "onnx")),
+    "constraints": (Constraints, ("core",)),
+    "templates": (Templates, ("core",)),
+}
+"""By name: what attacks, and the backends that it attacks."""
+assert set(_FILE_FAMILIES) <= FAMILIES.keys() | ENCODERS.keys()
