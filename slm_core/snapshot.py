@@ -19,7 +19,7 @@ import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,12 @@ from slm_core.inputs import MAX_OFFSET, NO_AHEAD, NO_OFFSETS, NO_ROWS, ahead_of,
 from slm_core.types import EMBEDDED
 
 FORMAT_VERSION = 1
+LARGEST_NUMBER = np.float32(1e12)  # no Python float, which NumPy would round to an infinite float16
+"""Larger numbers in keys, values, states and embedding rows are refused: no model computes them, and they overflow.
+
+A row of a weight matrix adds up to at most 1e5 in magnitude (L1), and 2**14 squares of 1e12 * 1e5 make 1.6e38, which
+float32 just holds. A product of keys and queries stays far below that.
+"""
 _MAGIC = b"SLMSNAP\0"
 _PREFIX = struct.Struct("<8sII")
 _DIGEST_SIZE = 32
@@ -72,6 +78,20 @@ def unpack(kind: str, data: bytes) -> tuple[Mapping[str, object], list[bytes]]:
 def is_count(value: object) -> bool:
     """Whether a JSON value is an integer from 0 on (``True`` is not)."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def check_numbers(numbers: NDArray[np.floating[Any]], what: str) -> None:
+    """Refuse numbers out of a dump that no model computes.
+
+    Args:
+        numbers: of any shape, as they are used: after dequantization.
+        what: they are, for the message.
+
+    Raises:
+        InvalidSnapshot: one is not a number, or is beyond ``LARGEST_NUMBER``.
+    """
+    if not (np.abs(numbers) <= LARGEST_NUMBER).all():
+        raise InvalidSnapshot(f"{what} holds a number that no model computes (accepted: magnitudes up to 1e12)")
 
 
 def _read_header(data: bytes) -> tuple[dict[str, object], int]:
@@ -213,8 +233,7 @@ def _rows(section: bytes, n: int) -> NDArray[np.float32]:
     if n == 0:
         return NO_ROWS
     rows = np.frombuffer(section, "<f4").reshape(n, width).astype(np.float32)
-    if not np.isfinite(rows).all():
-        raise InvalidSnapshot("the dump's embedding rows hold numbers that are infinite or none")
+    check_numbers(rows, "an embedding row of the dump")
     return rows
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import InvalidSnapshot
+from slm_core.snapshot import check_numbers
 from slm_core.types import KvType
 
 GGML_TYPES = {KvType.F32: 0, KvType.F16: 1, KvType.Q4_0: 2, KvType.Q5_0: 6, KvType.Q8_0: 8, KvType.BF16: 30}
@@ -31,7 +32,6 @@ _LAYERS = struct.Struct("<II")  # whether values are transposed, layers
 _ROWS = struct.Struct("<iQ")  # type, bytes of a row
 _COLUMNS = struct.Struct("<iII")  # type, bytes of a number, width
 _MAX_LAYERS = 4096
-_LARGEST = 1e18  # of what any model computes; products of two such numbers still fit a float32
 _BLOCK_BYTES = {KvType.Q8_0: 34, KvType.Q5_0: 22, KvType.Q4_0: 18}  # each begins with its float16 scale
 
 
@@ -97,9 +97,7 @@ def _check_numbers(data: memoryview, type_id: int, kind: KvType) -> None:
     unit = _BLOCK_BYTES.get(kind, 4 if kind is KvType.F32 else 2)
     if len(data) == 0 or len(data) % unit:
         raise InvalidSnapshot(f"the dump's KV payload has {len(data)} bytes of {kind}, in units of {unit}")
-    largest = float(np.abs(_scales(data, kind)).max())  # NaN where there is one
-    if not largest <= _LARGEST:
-        raise InvalidSnapshot(f"the dump's KV payload has a number that no model computes: {largest}")
+    check_numbers(_scales(data, kind), "the dump's KV payload")
 
 
 def _scales(data: memoryview, kind: KvType) -> NDArray[np.float16] | NDArray[np.float32]:

@@ -208,7 +208,7 @@ class ContextMemory:
         """Refuse what ``export`` never gave for a sequence of ``length`` tokens.
 
         Raises:
-            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
+            InvalidSnapshot: the wrong size, or numbers that no model computes.
         """
         parts = self._parts(length, payload)
         if self._states is not None:

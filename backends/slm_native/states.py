@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import RecurrentSpec
 from slm_core.errors import InvalidSnapshot
+from slm_core.snapshot import check_numbers
 from slm_native.kernels import KernelSet
 from slm_native.kv import Array, Run
 
@@ -141,12 +142,11 @@ class StatePool:
         """Refuse what ``export`` never gave.
 
         Raises:
-            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
+            InvalidSnapshot: the wrong size, or numbers that no model computes.
         """
         if len(payload) != self.n_bytes:
             raise InvalidSnapshot(f"the state has {len(payload)} bytes (accepted: {self.n_bytes})")
-        if not np.isfinite(np.frombuffer(payload, "<f4")).all():
-            raise InvalidSnapshot("the state holds numbers that are infinite or not numbers")
+        check_numbers(np.frombuffer(payload, "<f4"), "the state")
 
     def load(self, seq_id: int, length: int, payload: bytes) -> None:
         """Fill an empty sequence with what ``export`` gave."""

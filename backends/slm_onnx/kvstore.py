@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidOption, InvalidSnapshot
+from slm_core.snapshot import check_numbers
 from slm_core.types import KvType
 from slm_onnx import runtime
 from slm_onnx.cells import Cells, Move
@@ -102,7 +103,7 @@ def parse_planes(
         dtypes: of each.
 
     Raises:
-        InvalidSnapshot: the wrong size, or numbers that are infinite or none.
+        InvalidSnapshot: the wrong size, or numbers that no model computes.
     """
     sizes = [math.prod(shape) for shape in shapes]
     ends = np.cumsum([size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]).tolist()
@@ -112,8 +113,9 @@ def parse_planes(
         np.frombuffer(payload, dtype.newbyteorder("<"), size, end - size * dtype.itemsize).reshape(shape)
         for shape, dtype, size, end in zip(shapes, dtypes, sizes, ends, strict=True)
     ]
-    if not all(np.isfinite(values).all() for values in found):
-        raise InvalidSnapshot("the KV payload holds numbers that are infinite or not numbers")
+    for values in found:
+        if values.dtype.kind == "f":
+            check_numbers(values, "the KV payload")
     return found
 
 

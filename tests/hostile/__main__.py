@@ -26,10 +26,10 @@ def main() -> int:
     share = args.seconds * args.workers / len(chosen)
     with ThreadPoolExecutor(args.workers) as executor:
         found = list(executor.map(lambda target: run(*target, share, args.first, args.cases), chosen))
-    print(table(found))
+    sys.stdout.write(f"{table(found)}\n")
     for one in found:
         for seed, verdict, message in one.bad:
-            print(f"{one.kind} {one.backend} case {seed}: {verdict}: {message}")
+            sys.stdout.write(f"{one.kind} {one.backend} case {seed}: {verdict}: {message}\n")
     return int(any(one.bad for one in found))
 
 
@@ -41,7 +41,9 @@ def table(found: list[Found]) -> str:
         for one in found
     ]
     lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else cell for cell in row) + " |" for row in lines)
+    return "\n".join(
+        "| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else cell for cell in row) + " |" for row in lines
+    )
 
 
 if __name__ == "__main__":

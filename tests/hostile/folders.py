@@ -10,19 +10,38 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tests.foreign_onnx import LAYOUTS, N_CTX, write_directory
 from slm_conformance.factories import TinyModel, make_tiny_model
 from slm_core.gguf import GgufFile
 from slm_core.tokenization.export import tokenizer_files
+from tests.foreign_onnx import LAYOUTS, N_CTX, write_directory
 from tests.hostile import json_mutations
 
 Folder: TypeAlias = Mapping[str, bytes]
 _TEXTS = (
     *("BPE", "WordPiece", "Unigram", "WordLevel", "ByteLevel", "Metaspace", "Sequence", "Replace", "Strip", "Split"),
     *("Digits", "Precompiled", "Lowercase", "NFC", "Prepend", "BertNormalizer", "TemplateProcessing", "Fuse"),
-    *("llama", "qwen3", "gemma3", "mamba", "bert", "float8", "F64", "BF16", "U8", "linear", "yarn", "llama3", "dynamic"),
+    *(
+        "llama",
+        "qwen3",
+        "gemma3",
+        "mamba",
+        "bert",
+        "float8",
+        "F64",
+        "BF16",
+        "U8",
+        "linear",
+        "yarn",
+        "llama3",
+        "dynamic",
+    ),
     *("(?i:'s|'t)|[^\\r\\n]+", "(((", "a{100000}", "(a|a)*$", "../../etc/passwd", "/etc/passwd", "k.%d", "%s%s%n"),
-    *([0, 10**9], {"String": "("}, {"Regex": "("}, {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated"}),
+    *(
+        [0, 10**9],
+        {"String": "("},
+        {"Regex": "("},
+        {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated"},
+    ),
 )
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",

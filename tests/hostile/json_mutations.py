@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -11,7 +11,26 @@ import numpy as np
 Rng: TypeAlias = np.random.Generator
 
 VALUES: tuple[Any, ...] = (
-    *(0, 1, -1, 2, 3, 7, 17, 2**15, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**62, 2**63, 2**64, 10**39, 10**400, -(10**39)),
+    *(
+        0,
+        1,
+        -1,
+        2,
+        3,
+        7,
+        17,
+        2**15,
+        2**31 - 1,
+        2**31,
+        2**32,
+        2**53 + 1,
+        2**62,
+        2**63,
+        2**64,
+        10**39,
+        10**400,
+        -(10**39),
+    ),
     *(0.5, -0.0, 1e-320, 1e30, 1e39, 1e308, float("nan"), float("inf"), -float("inf"), True, False, None),
     *("", "0", "x" * 3000, "\0", "\ud800", "\n\n", "bogus", "{{", "(", "[a-", "Ġ", "[UNK]", "</s>"),
     *([], {}, [[]], [0, 1, 2], [None], ["a", "b"], {"type": "bogus"}, {"": {}}),
@@ -20,7 +39,7 @@ VALUES: tuple[Any, ...] = (
 
 def mutated(rng: Rng, value: Any, more: Sequence[Any] = ()) -> Any:
     """A copy with one or two places changed; ``more`` are values to put in besides ``VALUES``."""
-    changed = {"": copy.deepcopy(value)}
+    changed = {"": _copied(value)}
     for _ in range(1 + int(rng.integers(2))):
         _change(rng, changed, more)
     return changed.get("")
@@ -39,19 +58,19 @@ def _change(rng: Rng, root: dict[str, Any], more: Sequence[Any]) -> None:
             parent[key] = old + int(rng.choice([-2, -1, 1, 2, 8]))
         case 2:
             other, name = places[rng.integers(len(places))]
-            parent[key] = copy.deepcopy(other[name])
+            parent[key] = _copied(other[name])
         case 3 if isinstance(old, list):
             parent[key] = old[: rng.integers(len(old) + 1)] if rng.random() < 0.5 else old + old
         case 4 if isinstance(parent, dict):
             del parent[key]
             parent[str(_any(rng, more))[:50]] = old
         case 5:
-            depth = int(rng.choice([1, 2, 70, 900]))
+            depth = int(rng.choice([1, 2, 70, 400]))
             for _ in range(depth):
                 old = [old] if rng.random() < 0.5 else {"items": old}
             parent[key] = old
         case _:
-            parent[key] = copy.deepcopy(_any(rng, more))
+            parent[key] = _copied(_any(rng, more))
 
 
 def _any(rng: Rng, more: Sequence[Any]) -> Any:
@@ -59,9 +78,17 @@ def _any(rng: Rng, more: Sequence[Any]) -> Any:
     return pool[rng.integers(len(pool))]
 
 
-def _places(node: Any) -> Iterator[tuple[Any, Any]]:
+def _copied(value: Any) -> Any:
+    """A copy; nothing here may be as deep as Python's recursion goes."""
+    return json.loads(json.dumps(value))
+
+
+def _places(root: Any) -> Iterator[tuple[Any, Any]]:
     """Every value inside, as its parent and its key there."""
-    for key in list(node) if isinstance(node, dict) else range(len(node)):
-        yield node, key
-        if isinstance(node[key], dict | list):
-            yield from _places(node[key])
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        for key in list(node) if isinstance(node, dict) else range(len(node)):
+            yield node, key
+            if isinstance(node[key], dict | list):
+                waiting.append(node[key])

@@ -30,7 +30,7 @@ _FILE_FAMILIES = (
     *("mamba", "mamba2", "jamba", "rwkv7", "lfm2", "falcon_h1", "granitehybrid", "bert", "nomic_bert", "modern_bert"),
     "gemma_embedding",
 )
-_STATES = ("small_lfm2", "small_mamba2", "small_rwkv7")
+_STATES = ("lfm2", "mamba2", "rwkv7")
 
 
 class Nonsense(Exception):

@@ -8,19 +8,74 @@ from slm_formatters.jinja_template import JinjaTemplate
 from slm_formatters.limits import Limits
 
 _SOUND = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
-    "{{ bos_token }}{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{% for m in messages if m.role != 'system' %}"
-    "{{ loop.index }}{{ m.content | trim | upper }}{% else %}none{% endfor %}",
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+    "{{ bos_token }}{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}"
+    "{% for m in messages if m.role != 'system' %}{{ loop.index }}{{ m.content | trim | upper }}"
+    "{% else %}none{% endfor %}",
     "{% macro turn(m) %}{{ m.content.split('</think>')[-1].strip() }}{% endmacro %}{% set ns = namespace(n=0) %}"
     "{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ turn(m) }}{% endfor %}{{ raise_exception('x') if ns.n > 9 }}",
 )
 _PIECES = (
-    *("{{", "}}", "{%", "%}", "{#", "#}", "(", ")", "[", "]", "|", "'", '"', "\\", "\0", "\ud800", "\n", "-", "~", "*", "**"),
-    *(" * 10**9 ", " ** 99999 ", "range(10**9)", "|tojson", "|string * 99999", ".format(1e308)", "|center(10**9)", "% 0"),
-    *("loop", "self", "cycler", "namespace", "caller()", "super()", ".__class__", "['__globals__']", "|attr('__init__')"),
-    *("{% for i in range(99999) %}", "{% endfor %}", "{% set x = messages * 9999 %}", "{% include 'x' %}", "{% import 'x' as y %}"),
-    *("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "|indent(10**9)", "|batch(0)", "|slice(0)", "|round(400)", "[::0]"),
+    *(
+        "{{",
+        "}}",
+        "{%",
+        "%}",
+        "{#",
+        "#}",
+        "(",
+        ")",
+        "[",
+        "]",
+        "|",
+        "'",
+        '"',
+        "\\",
+        "\0",
+        "\ud800",
+        "\n",
+        "-",
+        "~",
+        "*",
+        "**",
+    ),
+    *(
+        " * 10**9 ",
+        " ** 99999 ",
+        "range(10**9)",
+        "|tojson",
+        "|string * 99999",
+        ".format(1e308)",
+        "|center(10**9)",
+        "% 0",
+    ),
+    *(
+        "loop",
+        "self",
+        "cycler",
+        "namespace",
+        "caller()",
+        "super()",
+        ".__class__",
+        "['__globals__']",
+        "|attr('__init__')",
+    ),
+    *(
+        "{% for i in range(99999) %}",
+        "{% endfor %}",
+        "{% set x = messages * 9999 %}",
+        "{% include 'x' %}",
+        "{% import 'x' as y %}",
+    ),
+    *(
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "|indent(10**9)",
+        "|batch(0)",
+        "|slice(0)",
+        "|round(400)",
+        "[::0]",
+    ),
     *("|sort(attribute='x.y')", "|groupby('z')", "|map('int')", "{% filter upper %}", "{% call f() %}", "{% break %}"),
 )
 _MESSAGES = [

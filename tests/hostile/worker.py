@@ -44,7 +44,7 @@ def warm_up(kind: Kind) -> None:
         use_file(_backend(kind), tiny_model(kind.folder))
 
 
-def _backend(kind: Kind):  # noqa: ANN202
+def _backend(kind: Kind):
     from slm_conformance.spec import make_backend
 
     return make_backend(kind.backend)

@@ -160,7 +160,7 @@ class PagedKvCache:
         """Fill an empty sequence with what ``export`` gave.
 
         Raises:
-            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
+            InvalidSnapshot: the wrong size, or numbers that no model computes.
         """
         planes = self._stores.read_payload(payload, length)
         pages = self._tables.free(n_pages_of(length))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import InvalidOption
+from slm_core.snapshot import LARGEST_NUMBER
 from slm_core.types import KvType
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -21,6 +22,7 @@ Planes: TypeAlias = Sequence[Array]
 _BLOCK = 32
 _F16_MAX = np.float32(65504)
 _BF16_MAX = np.float32(2.0**127 * (2 - 2.0**-7))
+_LARGEST_BF16 = int(LARGEST_NUMBER.view(np.uint32)) >> 16
 _SMALLEST_PEAK = np.float32(1e-30)  # below it a block counts as zeros, as its float16 scale does
 
 
@@ -33,14 +35,14 @@ class KvCodec:
         planes: the dtype of each plane and how many of the D values of a head share one item of it.
         encode: float32 [..., D] to planes.
         decode: planes to a C-contiguous float32 [..., D].
-        is_finite: whether the planes, in NumPy, hold numbers only, none of them infinite.
+        is_bounded: whether the planes, in NumPy, stand for numbers up to ``LARGEST_NUMBER`` only.
     """
 
     kv_type: KvType
     planes: tuple[tuple[np.dtype[Any], int], ...]
     encode: Callable[[Array], Planes]
     decode: Callable[[Planes], Array]
-    is_finite: Callable[[Planes], bool]
+    is_bounded: Callable[[Planes], bool]
 
 
 def _encode_f16(x: FloatArray) -> Planes:
@@ -168,16 +170,16 @@ _E4M3_LEVELS = _e4m3_levels()
 _E4M3_TABLE = np.concatenate([_E4M3_LEVELS, [np.nan], -_E4M3_LEVELS, [np.nan]]).astype(np.float32)
 
 
-def _are_finite(planes: Planes) -> bool:
-    """Codes always are."""
-    return all(plane.dtype.kind != "f" or bool(np.isfinite(plane).all()) for plane in planes)
+def _are_bounded(planes: Planes) -> bool:
+    """Codes always are, and float16 scales are where they are finite."""
+    return all(plane.dtype.kind != "f" or bool((np.abs(plane) <= LARGEST_NUMBER).all()) for plane in planes)
 
 
-def _is_finite_bf16(planes: Planes) -> bool:
-    return bool(((planes[0] & 0x7F80) != 0x7F80).all())
+def _is_bounded_bf16(planes: Planes) -> bool:
+    return bool(((planes[0] & 0x7FFF) <= _LARGEST_BF16).all())
 
 
-def _is_finite_e4m3(planes: Planes) -> bool:
+def _is_bounded_e4m3(planes: Planes) -> bool:
     return bool(((planes[0] & 0x7F) != _E4M3_NAN).all())
 
 
@@ -192,14 +194,14 @@ _CODECS: dict[str, KvCodec] = {
             ((_F32, 1),),
             lambda x: (x,),
             lambda planes: np.ascontiguousarray(planes[0], np.float32),
-            _are_finite,
+            _are_bounded,
         ),
-        KvCodec(KvType.F16, ((_F16, 1),), _encode_f16, lambda planes: planes[0].astype(np.float32, "C"), _are_finite),
-        KvCodec(KvType.BF16, ((_U16, 1),), _encode_bf16, _decode_bf16, _is_finite_bf16),
-        KvCodec(KvType.Q8_0, ((_I8, 1), _SCALE), _encode_q8_0, _decode_q8_0, _are_finite),
-        KvCodec(KvType.Q5_0, ((_U8, 2), _SCALE, (_U32, _BLOCK)), _encode_q5_0, _decode_q5_0, _are_finite),
-        KvCodec(KvType.Q4_0, ((_U8, 2), _SCALE), _encode_q4_0, _decode_q4_0, _are_finite),
-        KvCodec(KvType.F8_E4M3, ((_U8, 1),), _encode_e4m3, _decode_e4m3, _is_finite_e4m3),
+        KvCodec(KvType.F16, ((_F16, 1),), _encode_f16, lambda planes: planes[0].astype(np.float32, "C"), _are_bounded),
+        KvCodec(KvType.BF16, ((_U16, 1),), _encode_bf16, _decode_bf16, _is_bounded_bf16),
+        KvCodec(KvType.Q8_0, ((_I8, 1), _SCALE), _encode_q8_0, _decode_q8_0, _are_bounded),
+        KvCodec(KvType.Q5_0, ((_U8, 2), _SCALE, (_U32, _BLOCK)), _encode_q5_0, _decode_q5_0, _are_bounded),
+        KvCodec(KvType.Q4_0, ((_U8, 2), _SCALE), _encode_q4_0, _decode_q4_0, _are_bounded),
+        KvCodec(KvType.F8_E4M3, ((_U8, 1),), _encode_e4m3, _decode_e4m3, _is_bounded_e4m3),
     )
 }
 

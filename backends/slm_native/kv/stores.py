@@ -71,7 +71,7 @@ class StoreGroup:
         """What ``export`` gave, taken apart: the planes of each store.
 
         Raises:
-            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
+            InvalidSnapshot: the wrong size, or numbers that no model computes.
         """
         n_bytes = n_tokens * self.token_bytes
         if len(payload) != n_bytes:
@@ -122,7 +122,7 @@ def _planes_in(payload: bytes, offset: int, length: int, layout: PageLayout) -> 
     """A store's planes [length, L, K, W] in a payload, from ``offset`` on.
 
     Raises:
-        InvalidSnapshot: numbers that are infinite or none.
+        InvalidSnapshot: numbers that no model computes.
     """
     planes: list[NDArray[Any]] = []
     for dtype, width in layout.plane_types():
@@ -130,6 +130,6 @@ def _planes_in(payload: bytes, offset: int, length: int, layout: PageLayout) -> 
         planes.append(np.frombuffer(payload, dtype, math.prod(shape), offset).reshape(shape))
         offset += planes[-1].nbytes
     n_keys = len(layout.keys.planes)
-    if not (layout.keys.is_finite(planes[:n_keys]) and layout.values.is_finite(planes[n_keys:] or planes)):
-        raise InvalidSnapshot("the KV payload holds numbers that are infinite or not numbers")
+    if not (layout.keys.is_bounded(planes[:n_keys]) and layout.values.is_bounded(planes[n_keys:] or planes)):
+        raise InvalidSnapshot("the KV payload holds a number that no model computes (accepted: magnitudes up to 1e12)")
     return planes

@@ -156,7 +156,7 @@ class WindowCache:
         """Fill an empty sequence with what ``export`` gave.
 
         Raises:
-            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
+            InvalidSnapshot: the wrong size, or numbers that no model computes.
         """
         first = self.first_exported(length)
         self._cache.load(seq_id, length - first, payload)
