@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
-from slm_llamacpp.hazards import check_hazards
+from slm_llamacpp.preflight import check_survives
 
 # llama.cpp has no function that lists these: they are from llama-arch.cpp of the version that the package requires.
 _NAMES = """
@@ -57,4 +57,4 @@ def check_source(gguf: GgufFile) -> None:
     tokenizer = gguf.require("tokenizer.ggml.model", str)
     if tokenizer in _NO_VOCABULARY:
         raise UnsupportedModel(f"{path}: the file has no vocabulary (tokenizer.ggml.model is {tokenizer!r})")
-    check_hazards(gguf)
+    check_survives(gguf)

@@ -32,7 +32,7 @@ TOKENS_ALONE = frozenset({"glm4", "glm4moe", "graniteswitch"})
 """Architectures whose graphs end the process where a batch holds embedding rows (of glm4, all but files for images)."""
 
 
-def check_hazards(gguf: GgufFile) -> None:
+def check_survives(gguf: GgufFile) -> None:
     """Refuse a file that would end the process, or that says what llama.cpp does not read.
 
     Raises:
