@@ -40,6 +40,9 @@ One tree, so that ``except SlmError`` catches all of it and nothing else::
     └── OracleError               the oracle could not get a valid answer
 """
 
+_LONGEST = 500
+"""Characters of a message about a constraint."""
+
 
 class SlmError(Exception):
     """Base of every exception that slm-core raises on purpose."""
@@ -179,6 +182,8 @@ class ConstraintError(SlmError, ValueError):
     """
 
     def __init__(self, message: str, *, line: int | None = None, column: int | None = None) -> None:
+        if len(message) > _LONGEST:  # it may quote what was given, which may be of any length
+            message = f"{message[:_LONGEST]}..."
         super().__init__(message if line is None else f"line {line}, column {column}: {message}")
         self.line = line
         self.column = column

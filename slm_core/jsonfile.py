@@ -9,13 +9,14 @@ from typing import Any
 from slm_core.errors import InvalidModelFile
 
 _MAX_BYTES = 256 << 20
+_MAX_DEPTH = 100
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds.
 
     Raises:
-        InvalidModelFile: it is missing, too large, or holds something else.
+        InvalidModelFile: it is missing, too large or nested too deep, or holds something else.
     """
     try:
         if not path.is_file():
@@ -27,4 +28,15 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InvalidModelFile(f"{path}: cannot be read as JSON: {str(error)[:200]}") from None
     if not isinstance(found, dict):
         raise InvalidModelFile(f"{path}: not a JSON object")
+    if (depth := depth_of(found)) > _MAX_DEPTH:
+        raise InvalidModelFile(f"{path}: nests {depth} levels (accepted: {_MAX_DEPTH})")
     return found
+
+
+def depth_of(value: object) -> int:
+    """How deep a JSON value nests: 0 for one that holds no others. No recursion, whose depth Python bounds."""
+    depth, level = 0, [value]
+    while containers := [one for one in level if type(one) in (dict, list)]:
+        depth += 1
+        level = [inner for one in containers for inner in (one.values() if type(one) is dict else one)]
+    return depth

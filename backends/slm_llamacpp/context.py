@@ -21,10 +21,10 @@ from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.batchbuffers import BatchBuffers, Part, parts_of_a_kind
-from slm_llamacpp.preflight import TOKENS_ALONE
 from slm_llamacpp.memory import Memory, n_llama_sequences
 from slm_llamacpp.options import Settings
 from slm_llamacpp.payload import BYTES_PER_NUMBER, GGML_TYPES, check_payload
+from slm_llamacpp.preflight import TOKENS_ALONE
 
 if TYPE_CHECKING:
     from slm_llamacpp.model import LlamaCppModel

@@ -15,6 +15,7 @@ logger = logging.getLogger("slm_llamacpp")
 logger.addHandler(logging.NullHandler())  # an application that set up no logging gets nothing on stderr
 
 _CONTINUATION = 5
+_LONGEST = 300  # characters of a reason: llama.cpp quotes texts of the file whole
 _SPEAKER = re.compile(r"\A(\w+: )?(error loading model: )?")  # the function's name, and what it always says
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # ggml_log_level
 
@@ -68,7 +69,8 @@ def reason_in(complaints: Sequence[Complaint]) -> str:
     """What went wrong, in one line: the most telling of llama.cpp's error lines."""
     lines = [line for level, line in complaints if level >= logging.ERROR]
     telling = [line for line in lines if "error loading model: " in line] or lines[-1:] or ["it gave no reason"]
-    return _SPEAKER.sub("", telling[0])
+    reason = _SPEAKER.sub("", telling[0])
+    return reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}..."
 
 
 def route(api: Any) -> None:

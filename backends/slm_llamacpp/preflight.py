@@ -1,7 +1,8 @@
 """Files that llama.cpp does not survive: it checks much of a header with assertions, which end the process.
 
-These checks cover what its loader asserts for every model, and what its graphs assert for models with plain rotary
-attention, jamba and RWKV. Whatever else is wrong with a file, llama.cpp reports.
+These checks cover what its loader asserts for every model, the widths of heads, shapes of tensors for architectures
+that are declared in this package, and what graphs of jamba and RWKV assert. Whatever else is wrong with a file,
+llama.cpp reports, as far as fuzzing has shown (``tests/hostile``).
 """
 
 from __future__ import annotations
@@ -10,23 +11,20 @@ import math
 
 import numpy as np
 
+from slm_core.architectures import read_spec
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import OWN, GgmlType, GgufFile
 from slm_core.gguf.cursor import shown
+from slm_llamacpp.attention_sizes import check_heads, wrong
 
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _EPSILONS = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon")
 _VECTOR_TYPES = (GgmlType.F32, GgmlType.F64, GgmlType.I8, GgmlType.I16, GgmlType.I32, GgmlType.I64)
-_PLAIN_ROTARY_NAMES = """
-apertus arcee arctic baichuan chameleon codeshell cogvlm cohere2moe dbrx deci deepseek dots1 ernie4_5 ernie4_5-moe
-exaone exaone-moe exaone4 falcon granite granite_swa graniteswitch grok grovemoe hunyuan-moe hunyuan_vl hy_v3
-internlm2 jais2 llama llama4 maincoder mellum minimax-01 minimax-m2 mistral3 nemotron olmo olmo2 olmoe orion paddleocr
-pangu-embedded plamo qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe seed_oss smallthinker smollm3 starcoder2
-talkie xverse
-"""
-_PLAIN_ROTARY = frozenset(_PLAIN_ROTARY_NAMES.split())
-_ROTATES_A_PART = frozenset({"nemotron"})
+_NO_MATRIX_TYPES = frozenset(_VECTOR_TYPES) - {GgmlType.F32}
+_EXPERT_TABLE = "tid2eid"  # the experts of each token, which are looked up
+_ALIGNMENT = 32  # of tensors in memory
+_DENSE = ("dense_2_feat_in", "dense_3_feat_out")  # of gemma-embedding, as wide as the model
 
 TOKENS_ALONE = frozenset({"glm4", "glm4moe", "graniteswitch"})
 """Architectures whose graphs end the process where a batch holds embedding rows (of glm4, all but files for images)."""
@@ -48,9 +46,14 @@ def check_survives(gguf: GgufFile) -> None:
     _check_experts(gguf, architecture)
     _check_numbers(gguf, architecture)
     _check_states(gguf, architecture)
-    if architecture in _PLAIN_ROTARY:
-        _check_heads(gguf, architecture)
+    _check_dense(gguf, architecture)
+    check_heads(gguf, architecture)
+    _check_shapes(gguf)
     for tensor in gguf.tensors.values():
+        if len(tensor.shape) > 1 and tensor.ggml_type in _NO_MATRIX_TYPES and _EXPERT_TABLE not in tensor.name:
+            raise UnsupportedModel(
+                f"{gguf.path}: tensor {tensor.name!r} is {tensor.ggml_type.name}: llama.cpp multiplies no such matrices"
+            )
         if len(tensor.shape) == 1 and tensor.ggml_type not in _VECTOR_TYPES:
             raise UnsupportedModel(
                 f"{gguf.path}: tensor {tensor.name!r} is {tensor.ggml_type.name}: llama.cpp has vectors in F32"
@@ -68,10 +71,13 @@ def _check_tokens(gguf: GgufFile) -> None:
 def _check_layers(gguf: GgufFile, architecture: str) -> None:
     n_layers = gguf.require(f"{architecture}.block_count", int)
     if not 1 <= n_layers <= _MAX_LAYERS:
-        raise _wrong(gguf, f"{architecture}.block_count", n_layers, f"1 to {_MAX_LAYERS}")
+        raise wrong(gguf, f"{architecture}.block_count", n_layers, f"1 to {_MAX_LAYERS}")
+    alignment = gguf.get("general.alignment", int, _ALIGNMENT)
+    if alignment % _ALIGNMENT:
+        raise wrong(gguf, "general.alignment", alignment, f"multiples of {_ALIGNMENT}")
     n_predicted = gguf.get(f"{architecture}.nextn_predict_layers", int, 0)
     if not 0 <= n_predicted <= n_layers:
-        raise _wrong(gguf, f"{architecture}.nextn_predict_layers", n_predicted, f"0 to {n_layers}")
+        raise wrong(gguf, f"{architecture}.nextn_predict_layers", n_predicted, f"0 to {n_layers}")
 
 
 def _check_experts(gguf: GgufFile, architecture: str) -> None:
@@ -80,24 +86,24 @@ def _check_experts(gguf: GgufFile, architecture: str) -> None:
         for key in ("expert_count", "expert_used_count", "expert_group_count", "expert_group_used_count")
     )
     if not 0 <= n_experts <= _MAX_EXPERTS:
-        raise _wrong(gguf, f"{architecture}.expert_count", n_experts, f"0 to {_MAX_EXPERTS}")
+        raise wrong(gguf, f"{architecture}.expert_count", n_experts, f"0 to {_MAX_EXPERTS}")
     least = min(n_experts, 1)
     if not least <= n_used <= n_experts:
-        raise _wrong(gguf, f"{architecture}.expert_used_count", n_used, f"{least} to {n_experts}")
+        raise wrong(gguf, f"{architecture}.expert_used_count", n_used, f"{least} to {n_experts}")
     if n_groups and (n_groups >= n_experts or n_experts % n_groups):
-        raise _wrong(gguf, f"{architecture}.expert_group_count", n_groups, f"a divisor of {n_experts}, and less")
+        raise wrong(gguf, f"{architecture}.expert_group_count", n_groups, f"a divisor of {n_experts}, and less")
     if n_groups > 1 and not 1 <= n_groups_used < n_groups:
-        raise _wrong(gguf, f"{architecture}.expert_group_used_count", n_groups_used, f"1 to {n_groups - 1}")
+        raise wrong(gguf, f"{architecture}.expert_group_used_count", n_groups_used, f"1 to {n_groups - 1}")
 
 
 def _check_numbers(gguf: GgufFile, architecture: str) -> None:
     scaling = gguf.get(f"{architecture}.rope.scaling.type", str, "none")
     if scaling not in _ROPE_SCALINGS:
-        raise _wrong(gguf, f"{architecture}.rope.scaling.type", scaling[:80], ", ".join(_ROPE_SCALINGS))
+        raise wrong(gguf, f"{architecture}.rope.scaling.type", scaling[:80], ", ".join(_ROPE_SCALINGS))
     for name in _EPSILONS:
         epsilon = gguf.get(f"{architecture}.attention.{name}", float, 0.0)
         if not (epsilon >= 0 and math.isfinite(epsilon)):
-            raise _wrong(gguf, f"{architecture}.attention.{name}", epsilon, "a finite number from 0 on")
+            raise wrong(gguf, f"{architecture}.attention.{name}", epsilon, "a finite number from 0 on")
 
 
 def _check_states(gguf: GgufFile, architecture: str) -> None:
@@ -108,39 +114,38 @@ def _check_states(gguf: GgufFile, architecture: str) -> None:
         key, wanted = f"{architecture}.token_shift_count", 2
     else:
         return
-    found = gguf.get(key, int, wanted)
-    if found != wanted:
-        raise _wrong(gguf, key, found, str(wanted))
+    _check_equal(gguf, key, wanted)
 
 
-def _check_heads(gguf: GgufFile, architecture: str) -> None:
-    """Every head is rotated whole in most, and the projections have as many rows as the heads."""
-    n_heads = gguf.metadata.get(f"{architecture}.attention.head_count")
-    if not isinstance(n_heads, int) or n_heads == 0:
+def _check_dense(gguf: GgufFile, architecture: str) -> None:
+    n_embd = gguf.require(f"{architecture}.embedding_length", int)
+    for name in _DENSE:
+        if gguf.metadata.get(f"{architecture}.{name}", 0) != 0:
+            _check_equal(gguf, f"{architecture}.{name}", n_embd)
+
+
+def _check_equal(gguf: GgufFile, key: str, expected: int) -> None:
+    found = gguf.get(key, int, expected)
+    if found != expected:
+        raise wrong(gguf, key, found, str(expected))
+
+
+def _check_shapes(gguf: GgufFile) -> None:
+    """Compare tensors with what their architecture declares, where that is known here.
+
+    llama.cpp compares most, too, but derives some shapes from tensors and others from keys, and asserts that they fit.
+    """
+    try:
+        spec = read_spec(gguf, strict=False)
+    except UnsupportedModel:  # by this package's own forward pass: llama.cpp may run it
         return
-    n_kv_heads = gguf.metadata.get(f"{architecture}.attention.head_count_kv", n_heads)
-    width = gguf.require(f"{architecture}.embedding_length", int) // n_heads
-    head_dim = gguf.get(f"{architecture}.attention.key_length", int, width)
-    for key, default in (("attention.value_length", width), ("rope.dimension_count", head_dim)):
-        if key.startswith("rope.") and architecture in _ROTATES_A_PART:
-            continue
-        found = gguf.get(f"{architecture}.{key}", int, default)
-        if found != head_dim:
-            raise _wrong(gguf, f"{architecture}.{key}", found, f"{head_dim}, the width of a head")
-    for name, n in (("attn_q", n_heads), ("attn_k", n_kv_heads), ("attn_v", n_kv_heads)):
-        tensor = gguf.tensors.get(f"blk.0.{name}.weight")
-        if tensor is not None and isinstance(n, int) and tensor.shape[0] != n * head_dim:
-            raise InvalidModelFile(
-                f"{gguf.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, but {n} heads of {head_dim} are"
-                f" {n * head_dim}"
-            )
+    for name, declared in spec.tensors():
+        tensor = gguf.tensors.get(name)
+        if tensor is not None and tensor.shape != declared.shape:
+            raise InvalidModelFile(f"{gguf.path}: tensor {name!r} has the shape {tensor.shape}, not {declared.shape}")
 
 
 def _largest(gguf: GgufFile, key: str) -> int:
     """A number, or the largest of one for each layer; 0 where there is none."""
     value = gguf.metadata.get(key, 0)
     return value if isinstance(value, int) else int(max(gguf.require(key, np.ndarray), default=0))
-
-
-def _wrong(gguf: GgufFile, key: str, value: object, accepted: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{gguf.path}: metadata {key!r} is {value!r} (accepted by llama.cpp: {accepted})")

@@ -191,6 +191,6 @@ class Keys:
         return int(values[0])
 
     def _unsupported(self, key: str, why: str) -> UnsupportedModel:
-        value = repr(self.gguf.metadata[key])
+        value = " ".join(repr(self.gguf.metadata[key]).split())  # NumPy breaks lines
         value = value if len(value) <= 80 else f"{value[:80]}..."
         return UnsupportedModel(f"{self.gguf.path}: metadata {shown(key)} is {value}, which is not implemented ({why})")

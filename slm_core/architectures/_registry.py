@@ -25,8 +25,12 @@ def architecture_names() -> list[str]:
     return sorted({*_modules(), *plugins.registry().architectures})
 
 
-def read_spec(gguf: WeightSource) -> ModelSpec:
+def read_spec(gguf: WeightSource, *, strict: bool = True) -> ModelSpec:
     """Read what a file says about its model; of tensors, names and the embedding's shape are looked at, no weights.
+
+    Args:
+        gguf: the open file.
+        strict: refuse keys that are unknown here; without it the result may leave out what they ask for.
 
     Raises:
         UnsupportedModel: the architecture, or the value of a key, is not implemented; or a key is missing.
@@ -35,7 +39,8 @@ def read_spec(gguf: WeightSource) -> ModelSpec:
     """
     keys = Keys(gguf)
     spec = _reader(keys)(keys)
-    keys.refuse_others()
+    if strict:
+        keys.refuse_others()
     return spec
 
 

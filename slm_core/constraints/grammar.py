@@ -9,6 +9,7 @@ from slm_core.constraints.freetext import FreeText
 from slm_core.constraints.gbnf import gbnf_to_lark
 from slm_core.constraints.lark import Opening, between_slashes, escaped, sequence
 from slm_core.constraints.limits import Limits
+from slm_core.constraints.multiples import check_multiples
 from slm_core.constraints.schema import lower_schema
 from slm_core.constraints.specs import (
     AfterThinking,
@@ -64,6 +65,7 @@ class GrammarBuilder:
             ConstraintError: the spec is invalid, unsupported or beyond the limits.
         """
         self._grammar(spec)
+        check_multiples(self._grammars, self._limits.multiples)
         return json.dumps({"grammars": self._grammars})
 
     def _grammar(self, spec: Spec) -> str:
@@ -88,6 +90,7 @@ class GrammarBuilder:
             case Lark(grammar=text):
                 self._check_rules(sum(":" in line for line in self._sized(text).splitlines()))
                 self._check_inline(text)
+                check_multiples([_lark(text)], self._limits.multiples)
                 check_grammar(_lark(text))
                 return _lark(text)
             case Gbnf(grammar=text, root=root):

@@ -23,6 +23,8 @@ class Limits:
         rules: rules of a grammar. llguidance follows them by recursion, and overflows its stack after some 2,500.
         levels: levels of a schema along its references: its own and those of every schema that one refers to, added
             up. The same, after some 2,000.
+        multiples: remainders that ``multipleOf`` has to follow: the sum of divisors without decimal points, and in
+            a schema that combines others their least common multiple (about 100 take a millisecond).
         grammar: symbols of the compiled grammar.
         compile_work: nodes of regular expressions built while compiling (about 50,000 take a millisecond).
         mask_work: the same for one mask (about 14,000 take a millisecond).
@@ -34,6 +36,7 @@ class Limits:
     depth: int = 64
     rules: int = 1000
     levels: int = 500
+    multiples: int = 10_000
     grammar: int = 25_000
     compile_work: int = 1_000_000
     mask_work: int = 200_000

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slm_core.constraints.limits import Limits
 from slm_core.errors import ConstraintError
+from slm_core.jsonfile import depth_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -28,6 +29,7 @@ _NOTES = {
 }
 _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _NEAR = 1e-9
+_MAX_DEPTH = 300  # of JSON, values included: Python's own recursion ends at 1000
 _NEEDS_ESCAPE = re.compile(r"[^\b\t\n\f\r -~\x80-\U0010ffff]")
 KEYWORDS = tuple(sorted(_MAPS | _LISTS | _SCHEMAS | _VALUES))
 """The keywords of JSON Schema (2020-12) that are enforced."""
@@ -55,6 +57,8 @@ def schema_text(schema: object) -> str:
         schema = model.model_json_schema()
     if isinstance(schema, str):
         return _checked_text(schema)
+    if depth_of(schema) > _MAX_DEPTH:
+        raise ConstraintError(f"the schema nests deeper than {_MAX_DEPTH} levels")
     if not isinstance(schema, Mapping | bool):
         raise ConstraintError(f"schema {schema!r} (accepted: a JSON schema as a mapping or text, or a pydantic model)")
     try:
@@ -76,7 +80,7 @@ def lower_schema(schema: Any, limits: Limits, root: str = "#") -> Any:
     """
     lowering = _Lowering(limits.depth, root)
     lowered = lowering.schema(schema, "$", 0)
-    levels = _levels(schema) + sum(_levels(_pointed_at(schema, target)) for target in lowering.references)
+    levels = sum(1 + depth_of(one) for one in (schema, *(_pointed_at(schema, t) for t in lowering.references)))
     if levels > limits.levels:
         raise ConstraintError(f"the schema and what it refers to nest {levels} levels (accepted: {limits.levels})")
     return lowered
@@ -128,11 +132,6 @@ class _Lowering:
         return self._root + target[1:]
 
 
-def _levels(schema: object) -> int:
-    inners = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    return 1 + max(map(_levels, inners), default=0)
-
-
 def _pointed_at(schema: Any, pointer: str) -> object:
     """What a JSON pointer points at; the whole where that is not found, which llguidance will complain about."""
     found = schema
@@ -181,11 +180,13 @@ def _checked(value: Any, kind: type, place: str, accepted: str) -> Any:
 
 def _checked_text(text: str) -> str:
     try:
-        json.loads(text, parse_constant=_refuse_constant)
+        values = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise ConstraintError(f"the schema is no JSON: {error.msg}", line=error.lineno, column=error.colno) from error
     except (ValueError, RecursionError) as error:
         raise ConstraintError(f"the schema is no JSON: {error}") from error
+    if depth_of(values) > _MAX_DEPTH:
+        raise ConstraintError(f"the schema nests deeper than {_MAX_DEPTH} levels")
     return text
 
 

@@ -262,7 +262,7 @@ def _edit_tokens(rng: Rng, form: GgufForm) -> None:
     if pair is None or pair.kind != ARRAY or struct.unpack_from("<I", pair.value)[0] != STRING:
         return
     texts, at = [], 12
-    for _ in range(struct.unpack_from("<IQ", pair.value)[1]):
+    while at + 8 <= len(pair.value):  # an earlier change may have made the count a lie
         n = struct.unpack_from("<Q", pair.value, at)[0]
         texts.append(pair.value[at + 8 : at + 8 + n])
         at += 8 + n

@@ -146,6 +146,9 @@ def mutated(rng: Rng) -> Spec:
 def _schema(rng: Rng) -> Any:
     """A schema, or the text of one, with keywords that do not fit or cost much."""
     schema = SCHEMAS[rng.integers(len(SCHEMAS))]
+    if rng.random() < 0.1:
+        divisors = [{"type": "integer", "multipleOf": int(2 ** rng.uniform(0, 34))} for _ in range(2)]
+        schema = divisors[0] if rng.random() < 0.5 else {("allOf", "anyOf")[rng.integers(2)]: divisors}
     if rng.random() < 0.6:
         added = {_KEYWORDS[rng.integers(len(_KEYWORDS))]: _value(rng) for _ in range(1 + int(rng.integers(2)))}
         schema = {**schema, **added}
