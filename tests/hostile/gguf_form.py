@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 4, 5, 6, 7, 8, 9, 10
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
@@ -55,6 +55,12 @@ class GgufForm:
             parts.append(_string(tensor.name) + dims + struct.pack("<IQ", tensor.kind, tensor.offset))
         header = b"".join(parts)
         return header + bytes(-len(header) % _ALIGNMENT) + bytes(self.data)
+
+    def copy(self) -> GgufForm:
+        """One that shares nothing that changes."""
+        pairs = [replace(pair) for pair in self.pairs]
+        tensors = [replace(tensor, dims=list(tensor.dims)) for tensor in self.tensors]
+        return replace(self, pairs=pairs, tensors=tensors, data=bytearray(self.data))
 
     def pair(self, key: str) -> Pair | None:
         """The first pair of that key."""

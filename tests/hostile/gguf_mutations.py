@@ -153,7 +153,7 @@ _TYPES = (0, 1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 13, 14, 16, 18, 20, 24, 26, 28, 30
 
 def mutated(rng: Rng, sound: GgufForm) -> bytes:
     """A broken file; equal ones for equal generators."""
-    form = copy.deepcopy(sound)
+    form = sound.copy()
     for _ in range(1 + int(rng.choice(3, p=[0.6, 0.25, 0.15]))):
         _CHANGES[int(rng.choice(len(_CHANGES), p=_SHARES))](rng, form)
     data = form.to_bytes()
