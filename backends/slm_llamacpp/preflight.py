@@ -148,4 +148,9 @@ def _check_shapes(gguf: GgufFile) -> None:
 def _largest(gguf: GgufFile, key: str) -> int:
     """A number, or the largest of one for each layer; 0 where there is none."""
     value = gguf.metadata.get(key, 0)
-    return value if isinstance(value, int) else int(max(gguf.require(key, np.ndarray), default=0))
+    if isinstance(value, int):
+        return value
+    values = gguf.require(key, np.ndarray)
+    if values.dtype.kind not in "iu":
+        raise InvalidModelFile(f"{gguf.path}: metadata {key!r} holds {values.dtype}, not integers")
+    return int(max(values, default=0))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf.cursor import shown
@@ -79,9 +78,7 @@ class Config:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number; errors as for ``size``."""
         found = self._get(name, default)
-        if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found):
-            raise self._wrong(name, "a number")
-        if abs(found) > _LARGEST:
+        if not _is_number(found):
             raise self._wrong(name, f"a number up to {_LARGEST}")
         return float(found)
 
@@ -108,8 +105,8 @@ class Config:
         found = self._get(name, [])
         if name not in self._stated:
             return None
-        kinds = (int, float) if kind is float else (kind,)
-        if not isinstance(found, list) or len(found) != n or not all(type(item) in kinds for item in found):
+        fits = {float: _is_number, int: _is_integer}.get(kind, lambda item: type(item) is kind)
+        if not isinstance(found, list) or len(found) != n or not all(map(fits, found)):
             raise self._wrong(name, f"a list of {n}: {kind.__name__}")
         return [kind(item) for item in found]
 
@@ -120,8 +117,8 @@ class Config:
             InvalidModelFile: it is something else.
         """
         found = self._get(name, [])
-        if not isinstance(found, list) or not all(type(item) is int for item in found):
-            raise self._wrong(name, "a list of integers")
+        if not isinstance(found, list) or not all(map(_is_integer, found)):
+            raise self._wrong(name, f"a list of integers up to {_MAX_SIZE}")
         return found
 
     def strings(self, name: str) -> list[str]:
@@ -204,6 +201,15 @@ class Config:
 
     def _told(self, name: str) -> str:
         return f"{self.source}: {shown(self._name + name)} is {_spelled(self._stated.get(name))}"
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number of a sensible size; an integer may be too large to become a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return type(value) is int and abs(value) <= _MAX_SIZE
 
 
 def _spelled(value: object) -> str:

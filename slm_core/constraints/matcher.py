@@ -16,6 +16,7 @@ from slm_core.constraints.tokens import Bits, Prototype, TokenTable, token_table
 from slm_core.constraints.trouble import trouble
 from slm_core.constraints.written import spec_from_dict
 from slm_core.errors import ConstraintError, InvalidSnapshot, InvalidToken, SamplingError
+from slm_core.foreign import reported
 from slm_core.protocols import Advance, FastForward, Forward, Stop, Vocab
 from slm_core.snapshot import is_count
 
@@ -42,10 +43,11 @@ def compile(spec: Spec, vocab: Vocab, *, limits: Limits = DEFAULT_LIMITS) -> Gra
         raise ConstraintError(f"constraint {spec!r} (accepted: a spec, such as JsonSchema(...))")
     table = token_table(vocab)
     builder = GrammarBuilder(vocab, table, limits)
-    grammar = builder.build(spec)
-    key = f"{limits} {grammar}"
-    if key not in table.prototypes:
-        table.remember(key, Prototype(_matcher(grammar, table, limits), builder.free))
+    with reported(ConstraintError, "the constraint cannot be compiled"):
+        grammar = builder.build(spec)
+        key = f"{limits} {grammar}"
+        if key not in table.prototypes:
+            table.remember(key, Prototype(_matcher(grammar, table, limits), builder.free))
     table.prototypes.move_to_end(key)
     return GrammarConstraint(spec, vocab, table, table.prototypes[key])
 

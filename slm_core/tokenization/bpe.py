@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slm_core.errors import InvalidModelFile
+from slm_core.tokenization.encoding import encoding
 from slm_core.tokenization.kinds import TokenKind
 from slm_core.tokenization.pretokenizers import PreTokenization, build_normalizer, build_pre_tokenizer
 from slm_core.tokenization.spec import VocabSpec
@@ -51,7 +52,8 @@ class BytePairs:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text that is never empty."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = encoding(self._tokenizer, text).ids
+        return ids
 
     def stated(self) -> str:
         """The tokenizer as the ``tokenizers`` library writes it: a JSON object, without the control tokens."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from slm_core.checkpoints import Checkpoint
 from slm_core.errors import InvalidModelFile
+from slm_core.foreign import reported
 from slm_core.tokenization.charsmap import CharsMap
 from slm_core.tokenization.directory import directory_vocab
 from slm_core.tokenization.sentencepiece import SentencePieceNormalizer
@@ -52,7 +53,9 @@ def build_vocab(gguf: GgufFile) -> GgufVocab:
         InvalidModelFile: the vocabulary contradicts itself.
     """
     spec = read_spec(gguf)
-    return GgufVocab(spec, _encoder(gguf, spec), SpecialTokens(spec, read_strips(gguf, spec)))
+    with reported(InvalidModelFile, f"{spec.source}: no vocabulary can be made of its tokens"):
+        encoder = _encoder(gguf, spec)
+    return GgufVocab(spec, encoder, SpecialTokens(spec, read_strips(gguf, spec)))
 
 
 def _encoder(gguf: GgufFile, spec: VocabSpec) -> Encoder:

@@ -16,7 +16,9 @@ from typing import Any
 
 from slm_core.checkpoints import WORLD, vocabulary_of
 from slm_core.errors import InvalidModelFile, InvalidToken, UnsupportedModel
+from slm_core.foreign import reported
 from slm_core.jsonfile import read_json
+from slm_core.tokenization.encoding import encoding
 from slm_core.tokenization.kinds import TokenKind
 from slm_core.tokenization.known_tokens import apply_known_texts
 from slm_core.tokenization.pieces import from_byte_level, from_metaspace, stored
@@ -54,7 +56,8 @@ def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] =
         pieces, added = world_of_json(path, stated)
         vocab = world_vocab(path, pieces, {"added_tokens_decoder": added} | settings, size, ends, unnamed=None)
     else:
-        vocab = DirectoryVocab(path, stated, settings, size, ends)
+        with reported(InvalidModelFile, f"{path}: not a tokenizer"):
+            vocab = DirectoryVocab(path, stated, settings, size, ends)
     if size is not None and not all(0 <= end < size for end in ends):
         raise InvalidModelFile(f"{folder}: a token that ends answers is outside the vocabulary of {size}")
     return vocab
@@ -109,9 +112,9 @@ class DirectoryVocab:
         """Turn text into token ids; see ``protocols.Vocab``."""
         text = well_formed(text)
         if parse_special:
-            ids: list[int] = self._whole.encode(text, add_special_tokens=add_special).ids
-            return ids
-        ids = self._content.encode(text, add_special_tokens=False).ids
+            with_special: list[int] = encoding(self._whole, text, add_special=add_special).ids
+            return with_special
+        ids = encoding(self._content, text).ids
         return [*self._before, *ids, *self._after] if add_special else ids
 
     def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
@@ -164,12 +167,8 @@ def _model_kind(model: Mapping[str, Any]) -> object:
 def _tokenizer(source: Path, stated: Mapping[str, Any]) -> Any:
     from tokenizers import Tokenizer
 
-    try:
+    with reported(InvalidModelFile, f"{source}: not a tokenizer"):
         made = Tokenizer.from_str(json.dumps(stated))
-    except BaseException as error:  # the library raises bare Exceptions, and a PanicException beside those
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
-        raise InvalidModelFile(f"{source}: not a tokenizer: {' '.join(str(error).split())[:200]}") from None
     made.no_truncation()
     made.no_padding()
     return made

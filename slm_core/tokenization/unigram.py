@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slm_core.tokenization.encoding import encoding
 from slm_core.tokenization.kinds import TokenKind
 from slm_core.tokenization.spec import VocabSpec
 
@@ -42,10 +43,10 @@ class Unigram:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text that is never empty."""
-        encoding = self._tokenizer.encode(self._normalizer(text), add_special_tokens=False)
-        if len(self._bytes) < 256 or 0 not in encoding.ids:
-            return [self._ids[i] for i in encoding.ids]
+        found = encoding(self._tokenizer, self._normalizer(text))
+        if len(self._bytes) < 256 or 0 not in found.ids:
+            return [self._ids[i] for i in found.ids]
         ids: list[int] = []
-        for i, piece in zip(encoding.ids, encoding.tokens, strict=True):
+        for i, piece in zip(found.ids, found.tokens, strict=True):
             ids += [self._ids[i]] if i else [self._bytes[byte] for byte in piece.encode()]
         return ids

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slm_core.tokenization.encoding import encoding
 from slm_core.tokenization.kinds import TokenKind
 from slm_core.tokenization.sentencepiece import METASPACE
 from slm_core.tokenization.spec import VocabSpec
@@ -40,7 +41,8 @@ class WordPiece:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text that is never empty."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = encoding(self._tokenizer, text).ids
+        return ids
 
 
 def _as_bert(piece: str) -> str:
