@@ -26,6 +26,10 @@ CACHE_VARIABLE = "SLM_CACHE_DIR"
 _MANIFEST = "manifest.json"
 _CHUNK = 1 << 22
 _TICK = 0.02  # seconds; of the clocks that file systems take times from
+_ASIDE = ".making-"
+_ABANDONED_S = 24 * 3600.0
+"""An entry that is being made and was not written to for so long has lost its maker: no build takes a day."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -61,6 +65,8 @@ def entries() -> list[CacheEntry]:
     """Every sound entry of every kind, by kind and name."""
     found = []
     for manifest in sorted(cache_root().glob(f"*/*/{_MANIFEST}")):
+        if manifest.parent.name.startswith(_ASIDE):
+            continue
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             about = str(json.loads(manifest.read_text())["about"])
             n_bytes = sum(file.stat().st_size for file in manifest.parent.iterdir())
@@ -78,6 +84,15 @@ def remove(entry: CacheEntry) -> None:
         shutil.rmtree(entry.path)
     except OSError as error:
         raise InvalidOption(f"cannot remove the cache entry {entry.path}: {error}") from error
+
+
+def sweep() -> None:
+    """Remove what processes that were killed left half made."""
+    for folder in cache_root().glob(f"*/{_ASIDE}*"):
+        with contextlib.suppress(OSError):
+            written = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+            if time.time() - written > _ABANDONED_S:
+                shutil.rmtree(folder)
 
 
 class DiskCache:
@@ -132,7 +147,8 @@ class DiskCache:
     def _aside(self) -> Iterator[Path]:
         parent = cache_root() / self._kind
         parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
+        sweep()
+        folder = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=parent))
         try:
             yield folder
         finally:

@@ -12,7 +12,7 @@ from rich.text import Text
 from slm_core.cli import options as o
 from slm_core.cli.answering import print_json
 from slm_core.cli.terminal import note, out
-from slm_core.diskcache import CACHE_VARIABLE, cache_root, entries, remove
+from slm_core.diskcache import CACHE_VARIABLE, cache_root, entries, remove, sweep
 
 
 def cache(
@@ -24,6 +24,7 @@ def cache(
     if clear:
         for entry in found:
             remove(entry)
+        sweep()
     if as_json:
         print_json([{**dataclasses.asdict(entry), "path": str(entry.path)} for entry in found])
         return

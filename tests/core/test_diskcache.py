@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -96,3 +99,20 @@ def test_the_folder_is_the_users_own_where_none_is_named(monkeypatch: pytest.Mon
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_root().name == "slm-core"
     assert cache_root().is_relative_to(Path.home())
+
+
+@pytest.mark.parametrize(("hours", "is_there"), [(1, True), (25, False)])
+def test_what_a_killed_process_left_half_made_is_removed_after_a_day(root: Path, hours: int, is_there: bool) -> None:
+    code = (
+        "import os, signal; from slm_core.diskcache import DiskCache\n"
+        "def fill(folder): (folder / 'manifest.json').write_text('{}'); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "DiskCache('engine').put('key', 'a model', fill)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -9
+    (left,) = (root / "engine").iterdir()
+    assert entries() == []
+    for path in (left / "manifest.json", left):
+        os.utime(path, (time.time() - 3600 * hours,) * 2)
+    DiskCache("engine").put("other", "a model", fill)
+    assert left.exists() is is_there
