@@ -1,0 +1,1 @@
+"""Hours of mixed work on a backend, every answer checked, and what the process holds measured meanwhile."""

@@ -1,0 +1,122 @@
+"""Workloads on chats: one conversation as long as the run, edited, forked, asked by oracles, with tools, dumped."""
+
+from __future__ import annotations
+
+import random
+from typing import cast
+
+from slm_core.chat import Chat
+from slm_core.generation import Answer
+from slm_core.sampling import Sampling
+from soaking.checks import require, same_greedy
+from soaking.site import N_BATCH, N_CTX, N_SEQ_MAX, QUESTIONS, Site
+
+_GREEDY = Sampling(temperature=0, max_tokens=16)
+
+
+def get_weather(city: str) -> dict[str, object]:
+    """Get the weather of a city.
+
+    Args:
+        city: The name of the city
+    """
+    return {"city": city, "condition": "sunny", "degrees": 21}
+
+
+def long_chat(site: Site, rng: random.Random) -> None:
+    """A conversation without end says next what a fresh chat with the same messages says."""
+    chat = _kept_chat(site)
+    for _ in range(rng.randint(1, 3)):
+        _edit(chat, rng)
+    question = rng.choice(QUESTIONS)
+    with chat.fork() as twin:
+        found = twin.send(question)
+        tokens = twin.session.tokens
+    fresh = site.model("demo").chat(
+        messages=chat.messages, n_ctx=N_CTX, n_seq_max=2, n_batch=N_BATCH, sampling=_GREEDY, overflow="truncate_middle"
+    )
+    with fresh:
+        expected = fresh.send(question)
+    _same_answer(site, tokens, found, expected, "a chat that is as old as the run")
+
+
+def restored_chat(site: Site, rng: random.Random) -> None:
+    """A chat that was dumped and restored says next what it would have said; so does one that forgot a message."""
+    chat = _kept_chat(site)
+    with chat.fork() as twin:
+        if len(twin.messages) > 2 and rng.random() < 0.5:
+            twin.forget(rng.randrange(1, len(twin.messages)))
+        data, question = twin.dump(), rng.choice(QUESTIONS)
+        expected = twin.send(question)
+    with Chat.restore(site.model("demo"), data) as restored:
+        found = restored.send(question)
+        require(found.tokens == expected.tokens, f"a restored chat says {found.text!r}, not {expected.text!r}")
+
+
+def oracles(site: Site, rng: random.Random) -> None:
+    """Questions of an oracle, also one that raises, leave no trace in the chat."""
+    chat = _kept_chat(site)
+    chat.session.prefill()
+    before = chat.session.tokens, chat.messages, chat.session.context.n_free
+    oracle = chat.oracle()
+    kind = rng.randrange(3)
+    if kind == 0:
+        oracle.ask(rng.choice(QUESTIONS))
+    elif kind == 1:
+        oracle.choose("What is my dog called?", ["Rex", "Luna", "Bello"])
+    else:
+        oracle.extract({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}})
+    after = chat.session.tokens, chat.messages, chat.session.context.n_free
+    require(after == before, "an oracle left a trace in the chat")
+
+
+def tools(site: Site, rng: random.Random) -> None:
+    """A tool is called and its result is read."""
+    city = rng.choice(["Rome", "Paris", "Oslo"])
+    chat = site.model("demo").chat(
+        n_ctx=N_CTX, n_seq_max=2, n_batch=N_BATCH, sampling=Sampling(temperature=0, max_tokens=80)
+    )
+    with chat:
+        answer = chat.send(f"What is the weather in {city}?", tools=[get_weather])
+        calls = [result.call.arguments for result in answer.results]
+    require(
+        calls == [{"city": city}], f"asked for the weather in {city}, the model called with {calls}: {answer.text!r}"
+    )
+
+
+def _kept_chat(site: Site) -> Chat:
+    if "chat" not in site.kept:
+        site.kept["chat"] = site.model("demo").chat(
+            system="You are Pip.",
+            n_ctx=N_CTX,
+            n_seq_max=N_SEQ_MAX,
+            n_batch=N_BATCH,
+            sampling=_GREEDY,
+            overflow="truncate_middle",
+        )
+    return cast("Chat", site.kept["chat"])
+
+
+def _edit(chat: Chat, rng: random.Random) -> None:
+    """One call that changes the conversation; it stays one of questions and answers."""
+    kind, n = rng.choice(["send", "send", "send", "regenerate", "edit", "delete", "stream"]), len(chat.messages)
+    question = rng.choice(QUESTIONS)
+    if kind == "edit" and n > 2:
+        chat.edit(rng.randrange(1, n, 2), question)
+    elif kind == "delete" and n > 4:
+        first = rng.randrange(1, n - 1, 2)
+        chat.delete(first)
+        chat.delete(first)
+    elif kind == "regenerate" and n > 2:
+        chat.regenerate().run()
+    elif kind == "stream":
+        for _, _event in zip(range(rng.randint(1, 5)), chat.stream(question), strict=False):
+            pass
+    else:
+        chat.send(question)
+
+
+def _same_answer(site: Site, tokens: tuple[int, ...], found: Answer, expected: Answer, what: str) -> None:
+    """``tokens`` is what the session holds with the answer; its prompt is what comes before."""
+    if found.tokens != expected.tokens:
+        same_greedy(site, "demo", tokens[: found.usage.prompt_tokens], found, expected, what)

@@ -1,0 +1,103 @@
+"""The oracles: what a fresh context says, bit for bit or within clause 9 of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_conformance.bench import held
+from slm_conformance.tolerance import Tolerance
+from slm_core.chat import Session
+from slm_core.errors import SlmError
+from slm_core.generation import Answer
+from slm_core.protocols import Context
+from soaking.site import Site
+
+
+class Wrong(AssertionError):
+    """A backend, or the library, did otherwise than the contract says."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ``Wrong`` unless a condition holds."""
+    if not condition:
+        raise Wrong(message)
+
+
+def next_row(session: Session) -> NDArray[np.float32]:
+    """A copy of the logits that follow a session, float32 [V]."""
+    row = session.next_logits()
+    if row is None:
+        raise Wrong("next_logits() gave nothing, though nobody cancelled")
+    return row.copy()
+
+
+def fresh_row(site: Site, name: str, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """The logits that follow some tokens in a fresh context, float32 [V]."""
+    with site.fresh_session(name) as session:
+        session.append_tokens(tokens)
+        return next_row(session)
+
+
+def same_row(site: Site, name: str, tokens: Sequence[int], row: NDArray[np.float32], what: str) -> None:
+    """Require logits that follow some tokens to be those of a fresh context, within clause 9.
+
+    Each of the two may be off the float32 reference by the tolerance, so that they are within twice of it.
+    """
+    expected = fresh_row(site, name, tokens).astype(np.float64)
+    error = float(np.linalg.norm(row - expected) / np.linalg.norm(expected))
+    allowed = 2 * _tolerance(site, name).row
+    require(
+        error <= allowed,
+        f"{what}: after {len(tokens)} tokens the logits differ from a fresh context's by {error:.1e} of their norm"
+        f" (allowed: {allowed:.1e})",
+    )
+
+
+def same_greedy(site: Site, name: str, prompt: Sequence[int], found: Answer, expected: Answer, what: str) -> None:
+    """Require two greedy answers to be equal, up to a token where the two likeliest are closer than clause 9 decides.
+
+    An answer that has ended has an EOG token in the next place.
+    """
+    if (found.tokens, found.finish_reason) == (expected.tokens, expected.finish_reason):
+        return
+    said = [f"{list(answer.tokens)} ({answer.finish_reason.value})" for answer in (found, expected)]
+    require(found.tokens != expected.tokens, f"{what} ended for another reason: {said[0]}, expected {said[1]}")
+    n_equal = _n_equal(found.tokens, expected.tokens)
+    row = fresh_row(site, name, [*prompt, *found.tokens[:n_equal]]).astype(np.float64)
+    eog = sorted(site.model(name).vocab.eog_ids)
+    first, second = (
+        row[answer.tokens[n_equal]] if n_equal < len(answer.tokens) else row[eog].max() for answer in (found, expected)
+    )
+    gap, allowed = abs(first - second) / np.linalg.norm(row), 2 * _tolerance(site, name).gap
+    require(
+        bool(gap <= allowed),
+        f"{what}: token {n_equal} of the answer differs from a fresh context's, and the logits of the two are"
+        f" {gap:.1e} of the row's norm apart (allowed: {allowed:.1e}): {said[0]}, expected {said[1]}",
+    )
+    site.counts["near ties"] += 1
+
+
+def refused(context: Context, call: Callable[[], object], what: str, *errors: type[SlmError]) -> None:
+    """Require a call to raise one of ``errors``, in one line, and to leave the context as it was."""
+    before, wanted = held(context), " or ".join(error.__name__ for error in errors)
+    try:
+        call()
+    except errors as error:
+        require(bool(str(error)) and "\n" not in str(error), f"{what}: the message is not one line: {str(error)!r}")
+    except Exception as error:
+        raise Wrong(f"{what}: raised {type(error).__name__} ({error}), expected {wanted}") from error
+    else:
+        raise Wrong(f"{what}: accepted, expected {wanted}")
+    require(held(context) == before, f"{what}: refused, but the context changed")
+
+
+def _n_equal(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def _tolerance(site: Site, name: str) -> Tolerance:
+    return site.workshop.tolerance(name, site.workshop.kv_types(name)[0])

@@ -1,0 +1,103 @@
+"""What a run was: its events, added up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from soaking.resources import RESOURCES
+from soaking.rounds import Event, Plan
+from soaking.trend import Trend, Verdict, fit
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A round that went wrong.
+
+    Attributes:
+        workload: its name.
+        seed: its seed.
+        number: of the round.
+        error: type and message, or what became of the process.
+        traceback: the whole of it.
+    """
+
+    workload: str
+    seed: int
+    number: int
+    error: str
+    traceback: str = ""
+
+
+@dataclass(slots=True)
+class Record:
+    """The course of a run.
+
+    Attributes:
+        plan: what was to be done.
+        version: of the backend.
+        load_options: passed to ``load``.
+        rounds: by workload.
+        seconds: likewise.
+        failures: in order.
+        counts: what workloads counted besides.
+        times_s: when samples were taken.
+        samples: the amounts of each resource then.
+        elapsed_s: until the last event that tells.
+        current: the round that has begun and not ended.
+        is_over: whether the process came to its end.
+    """
+
+    plan: Plan
+    version: str = ""
+    load_options: dict[str, object] = field(default_factory=dict)
+    rounds: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    times_s: list[float] = field(default_factory=list)
+    samples: list[list[float]] = field(default_factory=list)
+    elapsed_s: float = 0.0
+    current: Event | None = None
+    is_over: bool = False
+
+    def take(self, event: Event | Any) -> None:
+        """Add an event."""
+        match event["event"]:
+            case "start":
+                self.version, self.load_options = event["version"], event["load_options"]
+            case "begin":
+                self.current = event
+            case "end":
+                self.rounds[event["workload"]] += 1
+                self.seconds[event["workload"]] += event["seconds"]
+                self.counts, self.current = event["counts"], None
+            case "failure":
+                failed = (event["workload"], event["seed"], event["round"], event["error"], event["traceback"])
+                self.failures.append(Failure(*failed))
+            case "sample":
+                self.elapsed_s = event["elapsed_s"]
+                self.times_s.append(event["elapsed_s"])
+                self.samples.append(event["values"])
+            case "over":
+                self.elapsed_s, self.is_over = event["elapsed_s"], True
+
+    def died(self, how: str, said: str) -> None:
+        """The process ended before it was over; the round that it was in is a failure."""
+        begun: Any = self.current or {"workload": "none", "seed": 0, "round": 0}
+        self.failures.append(Failure(begun["workload"], begun["seed"], begun["round"], how, said))
+
+    def trends(self) -> list[Trend | None]:
+        """Of each resource; None where there are too few samples."""
+        return [fit(self.times_s, [sample[i] for sample in self.samples]) for i in range(len(RESOURCES))]
+
+    def verdicts(self) -> list[Verdict]:
+        """Of each resource."""
+        pairs = zip(self.trends(), RESOURCES, strict=True)
+        return [Verdict.UNDECIDED if trend is None else trend.verdict(kind.allowed) for trend, kind in pairs]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a round failed, or something grows."""
+        return bool(self.failures) or Verdict.GROWS in self.verdicts()

@@ -1,0 +1,82 @@
+"""The process that is killed: it answers, and after every few tokens saves a dump and says so.
+
+``python -m soaking.worker ARGUMENTS`` (JSON). On standard output it writes lines "soak: WORD VALUE": ``begins`` with
+the number of tokens of the answer that it starts from, ``saved`` once a dump with so many is safe on the disk, and
+``said`` with all tokens at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from slm_conformance.spec import make_backend
+from slm_core.chat import Session
+from slm_core.sampling import Sampling
+from slm_core.types import ContextOptions, KvType, ModelOptions
+from soaking.sessions import pause_at
+
+MARK = "soak:"
+
+
+def main(arguments: str, save: Callable[[Path, bytes, str], None]) -> None:
+    """Answer from the start, or from the dump if there is one.
+
+    Args:
+        arguments: backend, path, device, n_threads, load_options, sizes and kv_type of the context, prompt,
+            max_tokens, every (tokens between two dumps), dump (a file).
+        save: writes a dump and acknowledges it with a line.
+    """
+    given = json.loads(arguments)
+    options = ModelOptions(given["device"], given["n_threads"], backend_options=given["load_options"])
+    kv_type = KvType(given["kv_type"])
+    with make_backend(given["backend"]).load(Path(given["path"]), options) as model:
+        context = model.new_context(ContextOptions(*given["sizes"], kv_type, kv_type))
+        dump = Path(given["dump"])
+        sampling: Sampling | None = None  # a restored answer goes on with its own
+        if dump.exists():
+            session = Session.restore(context, model.vocab, dump.read_bytes())
+        else:
+            session = Session(context, model.vocab)
+            session.append_tokens(given["prompt"])
+            sampling = Sampling(temperature=0, max_tokens=given["max_tokens"])
+        n_said = session.n_tokens - len(given["prompt"])
+        say(f"begins {n_said}")
+        while True:
+            n_said += given["every"]
+            generation = session.generate(sampling, brakes=[pause_at(n_said)])
+            for _event in generation:
+                pass
+            if not generation.paused:
+                break
+            sampling = None
+            save(dump, session.dump(), f"saved {n_said}")
+        say(f"said {json.dumps(generation.answer.tokens)}")
+
+
+def say(line: str) -> None:
+    """Write a line that the other side sees at once."""
+    print(MARK, line, flush=True)
+
+
+def save_then_say(path: Path, data: bytes, line: str) -> None:
+    """Replace a file, wait until the disk has it, and say so."""
+    aside = path.with_suffix(".new")
+    with aside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    say(line)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], save_then_say)
