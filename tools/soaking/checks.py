@@ -15,6 +15,9 @@ from slm_core.generation import Answer
 from slm_core.protocols import Context
 from soaking.site import Site
 
+STRICTEST = 1e-4
+"""What float32 may err by: no tolerance is below, and to derive that of quantized weights takes seconds."""
+
 
 class Wrong(AssertionError):
     """A backend, or the library, did otherwise than the contract says."""
@@ -48,6 +51,8 @@ def same_row(site: Site, name: str, tokens: Sequence[int], row: NDArray[np.float
     """
     expected = fresh_row(site, name, tokens).astype(np.float64)
     error = float(np.linalg.norm(row - expected) / np.linalg.norm(expected))
+    if error <= STRICTEST:
+        return
     allowed = 2 * _tolerance(site, name).row
     require(
         error <= allowed,
