@@ -88,8 +88,8 @@ class CellTable:
         return int(self._first_angles[seq_id])
 
     def begin(self, seq_id: int, first_angle: int) -> None:
-        """Let an empty sequence begin at an angle."""
-        self._first_angles[seq_id] = first_angle
+        """Let an empty sequence begin at an angle, and at index 0: a cut may have moved where it began before."""
+        self._first_indices[seq_id], self._first_angles[seq_id] = 0, first_angle
 
     def indices(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
         """The indices of positions [n] in sequences [n]."""

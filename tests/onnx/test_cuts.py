@@ -45,6 +45,22 @@ def test_sequences_that_begin_at_another_angle_equal_the_native_engine(
         assert_close(found, expected, FLOAT32)
 
 
+def test_a_dump_is_restored_where_a_sequence_that_was_cut_at_its_head_is_empty(
+    tmp_path, load, feed, random_tokens, assert_close
+) -> None:
+    """The oracle is a fresh context: after the second cut the sequence holds nothing that saw what was cut."""
+    model, tokens = load(family_model(tmp_path, "qwen3")), random_tokens(12)
+    context = model.new_context(SIZES)
+    feed(context, tokens[:6], seq_id=1)
+    feed(context, tokens[:3])
+    context.cut(Pos(0, 0), Pos(0, 1))
+    context.truncate(Pos(0, 0))
+    context.restore(0, context.dump(1))
+    context.cut(Pos(0, 2), Pos(0, 6))
+    expected = feed(model.new_context(SIZES), [*tokens[:2], *tokens[6:]])[2:]
+    assert_close(feed(context, tokens[6:]), expected, FLOAT32)
+
+
 def test_a_cut_at_the_head_moves_no_key(tmp_path, load, feed, random_tokens, monkeypatch) -> None:
     context = load(family_model(tmp_path, "qwen3")).new_context(SIZES)
     feed(context, random_tokens(100))
