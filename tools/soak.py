@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ UNDECIDED = 3
 def main(arguments: list[str]) -> int:
     """Run; returns the exit status."""
     given = _parser().parse_args(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell that runs us behind it has us ignore the first
+        signal.signal(number, signal.default_int_handler)
     plans = [
         Plan(Engine(backend, given.device, given.threads), given.seed, given.seconds, given.rounds, given.replay)
         for backend in given.backend or ["native"]
