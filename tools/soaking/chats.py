@@ -13,6 +13,7 @@ from soaking.checks import require, same_greedy
 from soaking.site import N_BATCH, N_CTX, N_SEQ_MAX, QUESTIONS, Site
 
 _GREEDY = Sampling(temperature=0, max_tokens=16)
+_ROOM = 4 * N_BATCH
 
 
 def get_weather(city: str) -> dict[str, object]:
@@ -30,7 +31,7 @@ def long_chat(site: Site, rng: random.Random) -> None:
     for _ in range(rng.randint(1, 3)):
         _edit(chat, rng)
     question = rng.choice(QUESTIONS)
-    with chat.fork() as twin:
+    with _twin(site, chat) as twin:
         found = twin.send(question)
         tokens = twin.session.tokens
     fresh = site.model("demo").chat(
@@ -44,7 +45,7 @@ def long_chat(site: Site, rng: random.Random) -> None:
 def restored_chat(site: Site, rng: random.Random) -> None:
     """A chat that was dumped and restored says next what it would have said; so does one that forgot a message."""
     chat = _kept_chat(site)
-    with chat.fork() as twin:
+    with _twin(site, chat) as twin:
         if len(twin.messages) > 2 and rng.random() < 0.5:
             before = twin.messages, twin.session.tokens
             try:
@@ -100,6 +101,13 @@ def _kept_chat(site: Site) -> Chat:
             overflow="truncate_middle",
         )
     return cast("Chat", site.kept["chat"])
+
+
+def _twin(site: Site, chat: Chat) -> Chat:
+    """A copy of the chat: a fork if the context has room for what is said next, which it shares with the chat."""
+    if chat.session.context.n_free >= _ROOM:
+        return chat.fork()
+    return Chat.restore(site.model("demo"), chat.dump())
 
 
 def _edit(chat: Chat, rng: random.Random) -> None:

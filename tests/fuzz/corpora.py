@@ -1,0 +1,180 @@
+"""What the fuzzers start from: small sound inputs of every target, made by code."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+import slm_core as slm
+from slm_conformance import factories
+from slm_conformance.factories import ModelShape, make_tiny_model
+from slm_core.chat import Session
+from slm_core.constraints import Regex
+from slm_core.generation import BrakeAction
+from slm_core.loading import LoadedModel
+from slm_core.sampling import Sampling
+from slm_core.snapshot import unpack
+from slm_core.types import Message, Pos, Role
+
+SMALL = ModelShape("llama", 1, 32, 32, 2, 1, 16, 1e4, 1e-5, tied=True)
+SEPARATOR = b"\xff|\xfe"
+"""Between the sections of a dump, as the target "dump parts" takes them."""
+KINDS = ("sequence", "session", "chat")
+
+
+@cache
+def small_model(weight_type: str = "q8_0") -> bytes:
+    """A GGUF file of about 30 kB."""
+    whole = factories.SHAPES["llama"]
+    factories.SHAPES["llama"] = SMALL
+    try:
+        with TemporaryDirectory() as folder:
+            path = make_tiny_model("llama", weight_type).write(Path(folder) / "small.gguf")
+            return path.read_bytes()
+    finally:
+        factories.SHAPES["llama"] = whole
+
+
+@cache
+def loaded() -> LoadedModel:
+    """The small model on the native engine, for what needs one."""
+    model = slm.load(small_model(), backend="native", device="cpu", n_threads=1)
+    atexit.register(model.close)
+    return model
+
+
+def dumps() -> list[bytes]:
+    """Of sequences with and without cuts, sessions with a paused answer, and chats."""
+    model = loaded()
+    with model.new_context(n_ctx=128, n_seq_max=2, n_batch=32) as context:
+        batch = context.new_batch()
+        batch.extend([5, 6, 7, 8, 9], Pos(0, 0))
+        context.decode(batch)
+        found = [context.dump(0)]
+        context.cut(Pos(0, 1), Pos(0, 3))
+        found.append(context.dump(0))
+    with Session(model.new_context(n_ctx=128, n_batch=32), model.vocab, owns_context=True) as session:
+        session.append("hello you")
+        found.append(session.dump())
+        for constraint in (None, Regex("[a-z]{20}")):
+            generation = session.generate(
+                Sampling(temperature=1.0, seed=3, max_tokens=20, stop=("zz",)),
+                constraint=constraint,
+                brakes=[lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == 3 else BrakeAction.NEXT],
+            )
+            for _ in generation:
+                pass
+            found.append(session.dump())
+            session.truncate(2)
+    with model.chat(n_ctx=128, n_batch=32, messages=[Message(Role.USER, "hi"), Message(Role.ASSISTANT, "you")]) as chat:
+        found.append(chat.dump())
+    return found
+
+
+def dump_parts() -> list[bytes]:
+    """Dumps as the number of their kind, JSON and sections, without lengths and a checksum."""
+    found = []
+    for dump in dumps():
+        kind = next(kind for kind in KINDS if f'{{"kind": "{kind}"'.encode() in dump[:40])
+        meta, sections = unpack(kind, dump)
+        found.append(bytes([KINDS.index(kind)]) + SEPARATOR.join([json.dumps(meta).encode(), *sections]))
+    return found
+
+
+def safetensors() -> list[bytes]:
+    """A file with three tensors, and one with none."""
+    header = {
+        "__metadata__": {"format": "pt"},
+        "a.weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "b": {"dtype": "BF16", "shape": [5], "data_offsets": [24, 34]},
+        "c": {"dtype": "F8_E4M3", "shape": [], "data_offsets": [34, 35]},
+    }
+    data = np.arange(35, dtype=np.uint8).tobytes()
+    return [_lengthened(json.dumps(header).encode()) + data, _lengthened(b"{}")]
+
+
+def _lengthened(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+def configs() -> list[bytes]:
+    """The ``config.json`` of a few families."""
+    llama = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+        "max_position_embeddings": 8192,
+        "hidden_act": "silu",
+        "vocab_size": 300,
+        "tie_word_embeddings": True,
+    }
+    mixtral = {**llama, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+    mixtral |= {"num_experts_per_tok": 2, "rope_scaling": None, "sliding_window": None}
+    qwen = {**llama, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rope_scaling": None}
+    quantized = {**qwen, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}}
+    return [json.dumps(config).encode() for config in (llama, mixtral, qwen, quantized)]
+
+
+def tokenizers() -> list[bytes]:
+    """The ``tokenizer.json`` of a byte-level and of a WordPiece vocabulary of a few tokens."""
+    letters = {chr(97 + i): i for i in range(6)} | {"ab": 6, "abc": 7, "<s>": 8}
+    special = {"id": 8, "content": "<s>", "special": True, "normalized": False}
+    special |= {"single_word": False, "lstrip": False, "rstrip": False}
+    plain: dict[str, object] = {"version": "1.0", "truncation": None, "padding": None, "post_processor": None}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    bpe = {
+        **plain,
+        "added_tokens": [special],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": letters, "merges": [["a", "b"], ["ab", "c"]], "unk_token": None},
+    }
+    chinese = {"handle_chinese_chars": True, "strip_accents": None}
+    pieces = {"[UNK]": 0, "a": 1, "##b": 2, "[CLS]": 3, "[SEP]": 4}
+    wordpiece = {
+        **plain,
+        "added_tokens": [],
+        "normalizer": {"type": "BertNormalizer", "lowercase": True, "clean_text": True, **chinese},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "vocab": pieces,
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+        },
+    }
+    return [json.dumps(tokenizer).encode() for tokenizer in (bpe, wordpiece)]
+
+
+def models() -> list[bytes]:
+    """GGUF files."""
+    return [small_model("q8_0"), small_model("f16")]
+
+
+CORPORA: Mapping[str, Callable[[], list[bytes]]] = {
+    "gguf": models,
+    "load": models,
+    "safetensors": safetensors,
+    "config": configs,
+    "tokenizer": tokenizers,
+    "dump": dumps,
+    "dump_parts": dump_parts,
+}
+"""By target."""
