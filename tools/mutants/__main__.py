@@ -1,0 +1,122 @@
+"""``python -m mutants``: how many slips do the conformance suite and the unit tests notice?"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mutants.edits import Mutant, mutants_of
+from mutants.packages import PACKAGES, ROOT, Package, package_of
+from mutants.results import Results
+from mutants.worker import digest_of_file
+
+KEPT = ROOT / "build" / "mutants"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, choose, run."""
+    given = _parser().parse_args(arguments)
+    if given.show:
+        return _show(given.show, _chosen([]))
+    results = Results(given.results)
+    if given.page:
+        given.page.write_text(results.page(list(_chosen([])), given.command))
+        return 0
+    if given.survivors:
+        sys.stdout.write(results.survivors(_chosen(given.paths)))
+        return 0
+    mutants = _sampled(list(_chosen(given.paths)), given.sample, given.seed)
+    if given.list:
+        for mutant in mutants:
+            print(f"{mutant.id} {mutant.path}:{mutant.line} {mutant.operator}: {mutant.before}  ->  {mutant.after}")
+        return 0
+    until = time.time() + given.seconds if given.seconds else float("inf")
+    for package in PACKAGES:
+        new = [m for m in mutants if package_of(m.path) is package and (given.again or not results.is_known(m))]
+        if new and time.time() < until:
+            _measure(package, new, given, until)
+    print(Results(given.results).table(mutants))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__)
+    parser.add_argument("paths", nargs="*", help="files or folders to mutate (default: all that packages.py names)")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many mutants of each package, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw")
+    parser.add_argument("--seconds", type=float, metavar="T", help="stop after this time; what was found is kept")
+    parser.add_argument("--most", type=float, default=60.0, metavar="T", help="seconds of tests on one mutant, twice")
+    parser.add_argument("--list", action="store_true", help="list the mutants, and run nothing")
+    parser.add_argument("--show", metavar="ID", help="the change that a mutant makes, as a diff")
+    parser.add_argument("--again", action="store_true", help="run those whose result is known, too")
+    parser.add_argument("--survivors", action="store_true", help="list what survived, as Markdown")
+    parser.add_argument("--page", type=Path, help="write the page of results, and run nothing")
+    parser.add_argument("--command", default="make mutants", help="the command that the page names")
+    parser.add_argument("--results", type=Path, default=KEPT / "results.jsonl", help="where results are kept")
+    return parser
+
+
+def _chosen(paths: Sequence[str]) -> Iterator[Mutant]:
+    """The mutants of files, or of all files in folders.
+
+    Raises:
+        SystemExit: a path has nothing to mutate.
+    """
+    known = [path for package in PACKAGES for path in package.paths()]
+    wanted = [Path(name).resolve() for name in paths]
+    for one in wanted:
+        if not any(path == one or one in path.parents for path in known):
+            sys.exit(f"nothing to mutate in {one} (packages.py names the files)")
+    for path in known:
+        if not wanted or any(path == one or one in path.parents for one in wanted):
+            yield from mutants_of(path, ROOT)
+
+
+def _sampled(mutants: list[Mutant], n: int | None, seed: int) -> list[Mutant]:
+    """At most n of each package, in an order that depends on the seed; a larger sample begins with a smaller one."""
+    mutants.sort(key=lambda mutant: hashlib.sha256(f"{seed}{mutant.id}".encode()).digest())
+    chosen = []
+    for package in PACKAGES:
+        chosen += [mutant for mutant in mutants if package_of(mutant.path) is package][:n]
+    return chosen
+
+
+def _measure(package: Package, mutants: Sequence[Mutant], given: argparse.Namespace, until: float) -> None:
+    (KEPT / "reach").mkdir(parents=True, exist_ok=True)
+    given.results.parent.mkdir(parents=True, exist_ok=True)
+    plan = {
+        "mutants": [mutant.id for mutant in mutants],
+        "files": sorted({mutant.path for mutant in mutants}),
+        "results": str(given.results.resolve()),
+        "reach": str(KEPT / "reach"),
+        "until": until,
+        "most_seconds": given.most,
+    }
+    roots = [ROOT, *(ROOT / name for name in ("backends", "formatters", "conformance", "tools", "tests"))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots)), "TOKENIZERS_PARALLELISM": "false"}
+    environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        path.write_text(json.dumps(plan))
+        subprocess.run([sys.executable, "-m", "mutants.worker", str(path)], env=environment, cwd=ROOT, check=True)
+
+
+def _show(wanted: str, mutants: Iterator[Mutant]) -> int:
+    for mutant in mutants:
+        if mutant.id == wanted:
+            print(f"{mutant.path}:{mutant.line}, in {mutant.function}: {mutant.operator}")
+            print(f"- {mutant.before}\n+ {mutant.after}")
+            return 0
+    sys.exit(f"no mutant {wanted}: the code may have changed (--list lists them)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

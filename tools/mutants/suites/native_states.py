@@ -1,0 +1,13 @@
+"""The suite on the native engine, where a recurrent layer forbids to cut."""
+
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.scenarios import *  # noqa: F403
+
+
+class Fixtures(BackendFixtures):
+    backend = "native"
+    required = True
+    n_threads = 1
+    models = ("small_lfm2-f32",)
+    precision = {"f32": "float32"}  # noqa: RUF012
+    kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")

@@ -1,0 +1,11 @@
+"""The suite on a backend that declares nothing: sessions replay."""
+
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.scenarios import *  # noqa: F403
+
+
+class Fixtures(BackendFixtures):
+    backend = "slm_conformance.toy:PlainToyBackend"
+    load_options = {"edit_level": "replay"}  # noqa: RUF012
+    models = ("llama-f32",)
+    kv_types = ("f32",)

@@ -1,0 +1,289 @@
+"""One session of pytest: maps tests to lines, then forks a process for each mutant and asks the tests that reach it.
+
+The session imports everything, and runs nothing itself: what a process is forked from has no threads and no state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from mutants.edits import Mutant, mutants_of
+from mutants.packages import ROOT, SUITES, Package, package_of
+from mutants.patching import NotAMutant, patch
+from mutants.tracing import Lines
+
+_MOST_MEMORY = 8 << 30  # bytes; a mutant may ask for any amount
+_PATIENCE = 8.0  # a test that takes so many times as long as it did on the sound code hangs
+_LEAST_PATIENCE = 10.0  # seconds
+_TOP_LEVEL = ("slm_", "torch", "onnx", "llama_cpp", "numpy", "jinja2", "llguidance", "tokenizers", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a test does on the sound code.
+
+    Attributes:
+        seconds: how long it takes.
+        lines: what it runs of the files that are mutated: by path, relative to the repository.
+    """
+
+    seconds: float
+    lines: dict[str, frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a session has to do.
+
+    Attributes:
+        mutants: in order.
+        results: the file to add results to, one line of JSON each.
+        reach: the folder of maps from tests to lines.
+        until: when to stop, in seconds of ``time.time``.
+        most_seconds: of clean time, for which tests are run on one mutant in the suite, and again in unit tests.
+    """
+
+    mutants: Sequence[Mutant]
+    results: Path
+    reach: Path
+    until: float
+    most_seconds: float
+
+
+class Worker:
+    """A plugin of pytest that takes the place of its loop."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._reach: dict[str, Reach] = {}
+        self._kills: dict[str, Counter[str]] = defaultdict(Counter)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Measure."""
+        if session.testsfailed:
+            raise session.Interrupted("tests cannot be collected")
+        self._map(session)
+        items = {item.nodeid: item for item in session.items}
+        for number, mutant in enumerate(self._plan.mutants):
+            if time.time() > self._plan.until:
+                break
+            result = self._ask_about(mutant, items)
+            with self._plan.results.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+            say(f"{number + 1}/{len(self._plan.mutants)} {mutant.id} {mutant.path}:{mutant.line} {result['verdict']}")
+        return True
+
+    # Which tests reach which lines.
+
+    def _map(self, session: pytest.Session) -> None:
+        files: dict[Path, list[pytest.Item]] = defaultdict(list)
+        for item in session.items:
+            files[item.path].append(item)
+        for path, items in files.items():
+            digest = _digest_of(items)
+            kept = self._plan.reach / f"{path.stem}-{digest}.json"
+            if not kept.exists():
+                say(f"mapping {len(items)} tests of {path.relative_to(ROOT)} ...")
+                found = _in_child(lambda items=items: _map_of(items), lambda _: 3600.0)  # type: ignore[misc]
+                if not found or "tests" not in found[-1]:
+                    raise session.Interrupted(f"{path} cannot be mapped: {found}")
+                for failed in found[:-1]:
+                    say(f"left out, as it fails on the sound code: {failed['fails']}: {failed['why']}")
+                kept.write_text(json.dumps(found[-1]))
+            known = json.loads(kept.read_text())
+            for name in known["modules"]:
+                with suppress(Exception):  # some can be imported by others alone
+                    importlib.import_module(name)
+            for nodeid, (seconds, lines) in known["tests"].items():
+                self._reach[nodeid] = Reach(seconds, {name: frozenset(found) for name, found in lines.items()})
+
+    # What becomes of a mutant.
+
+    def _ask_about(self, mutant: Mutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
+        package = package_of(mutant.path)
+        suite, unit = self._reaching(mutant, package.suite_paths()), self._reaching(mutant, package.unit_paths())
+        result = asdict(mutant) | {"package": package.name, "by_suite": bool(suite), "by_unit": bool(unit)}
+        result |= {"verdict": "unreached", "killer": "", "source": digest_of_file(ROOT / mutant.path)}
+        begin = time.time()
+        for kind, tests in (("suite", suite), ("unit", unit)):
+            if tests:
+                found = self._run(mutant, tests, items)
+                result |= found
+                if found["verdict"] != "survived":
+                    result["kind"] = kind
+                    break
+        result["seconds"] = round(time.time() - begin, 2)
+        return result
+
+    def _reaching(self, mutant: Mutant, paths: Sequence[Path]) -> list[str]:
+        """The tests that run the mutant's lines; those that noticed its neighbours first, then the quickest."""
+        wanted, among = range(mutant.first, mutant.last + 1), {str(path.relative_to(ROOT)) for path in paths}
+        found = [
+            nodeid
+            for nodeid, reach in self._reach.items()
+            if nodeid.partition("::")[0] in among and not reach.lines.get(mutant.path, frozenset()).isdisjoint(wanted)
+        ]
+        kills = self._kills[mutant.function]
+        found.sort(key=lambda nodeid: (-kills[nodeid], self._reach[nodeid].seconds))
+        kept, total = [], 0.0
+        for nodeid in found:
+            total += self._reach[nodeid].seconds
+            if kept and total > self._plan.most_seconds:
+                break
+            kept.append(nodeid)
+        return kept
+
+    def _run(self, mutant: Mutant, tests: Sequence[str], items: dict[str, pytest.Item]) -> dict[str, Any]:
+        def limit(lines: list[dict[str, Any]]) -> float:
+            clean = self._reach[tests[lines[-1]["runs"]]].seconds if lines and "runs" in lines[-1] else 0.0
+            return _LEAST_PATIENCE + _PATIENCE * clean
+
+        said = _in_child(lambda: _try(mutant, [items[nodeid] for nodeid in tests]), limit)
+        last = said[-1] if said else {"verdict": "killed", "why": "died"}
+        if "runs" in last:
+            last = {"verdict": "killed", "why": last.get("why", "died")}
+        ran = [line["runs"] for line in said if "runs" in line]
+        killer = tests[ran[-1]] if ran and last["verdict"] == "killed" else ""
+        if killer:
+            self._kills[mutant.function][killer] += 1
+        return {"verdict": last["verdict"], "why": last.get("why", ""), "killer": killer, "n_run": len(ran)}
+
+
+def say(text: str) -> None:
+    """A line for who waits."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.__stdout__, flush=True)
+
+
+def digest_of_file(path: Path) -> str:
+    """Tells versions of a file apart."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def _digest_of(items: Sequence[pytest.Item]) -> str:
+    """Of the tests' names, their sources, and all that may be mutated."""
+    from mutants.packages import PACKAGES
+
+    paths = {item.path for item in items} | {Path(item.function.__code__.co_filename) for item in items}  # type: ignore[attr-defined]
+    paths |= {path for package in PACKAGES for path in package.paths()}
+    text = "\n".join([*(item.nodeid for item in items), *(digest_of_file(path) for path in sorted(paths))])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _map_of(items: Sequence[pytest.Item]) -> Iterator[dict[str, Any]]:
+    """Run tests as they are, and tell what they reach; what is skipped or fails is left out."""
+    from mutants.packages import PACKAGES
+
+    files = {str(path): path.relative_to(ROOT).as_posix() for package in PACKAGES for path in package.paths()}
+    lines, tests = Lines(frozenset(files)), {}
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        begin = time.perf_counter()
+        with lines.recording() as seen:
+            reports = runtestprotocol(item, log=False, nextitem=following)
+        seconds = time.perf_counter() - begin
+        if all(report.passed for report in reports):
+            tests[item.nodeid] = (round(seconds, 4), {files[name]: sorted(found) for name, found in seen.items()})
+        for report in reports:
+            if report.failed:
+                yield {"fails": item.nodeid, "why": " ".join(str(report.longrepr).split())[-200:]}
+    modules = [name for name in sys.modules if name.startswith(_TOP_LEVEL)]
+    yield {"tests": tests, "modules": modules}
+
+
+def _try(mutant: Mutant, items: Sequence[pytest.Item]) -> Iterator[dict[str, Any]]:
+    """Put a mutant in place, and run tests up to the first that fails."""
+    try:
+        patch(mutant, ROOT)
+    except NotAMutant as error:
+        yield {"verdict": "none", "why": str(error)}
+        return
+    for number, (item, following) in enumerate(zip(items, [*items[1:], None], strict=True)):
+        yield {"runs": number}
+        if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
+            yield {"verdict": "killed", "why": "failed"}
+            return
+    yield {"verdict": "survived"}
+
+
+def _in_child(
+    work: Callable[[], Iterator[dict[str, Any]]], limit: Callable[[list[dict[str, Any]]], float]
+) -> list[dict[str, Any]]:
+    """What ``work`` says in a process of its own, which is killed when it has been silent for longer than ``limit``."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _be_child(work, writer)
+    os.close(writer)
+    said: list[dict[str, Any]] = []
+    rest = b""
+    while True:
+        ready, _, _ = select.select([reader], [], [], limit(said))
+        if not ready:
+            if said:
+                said[-1]["why"] = "hangs"
+            break
+        data = os.read(reader, 1 << 20)
+        if not data:
+            break
+        *whole, rest = (rest + data).split(b"\n")
+        said += [json.loads(line) for line in whole]
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reader)
+    return said
+
+
+def _be_child(work: Callable[[], Iterator[dict[str, Any]]], writer: int) -> None:
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
+        silent = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(silent, descriptor)
+        with os.fdopen(writer, "w") as file:
+            for line in work():
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a session: the arguments are a file with the plan, and the ids of mutants in it are looked up anew."""
+    given = json.loads(Path(arguments[0]).read_text())
+    wanted = {mutant_id: place for place, mutant_id in enumerate(given["mutants"])}
+    files = {ROOT / name for name in given["files"]}
+    mutants = [mutant for path in files for mutant in mutants_of(path, ROOT) if mutant.id in wanted]
+    mutants.sort(key=lambda mutant: wanted[mutant.id])
+    plan = Plan(mutants, Path(given["results"]), Path(given["reach"]), given["until"], given["most_seconds"])
+    packages: list[Package] = list({id(p): p for p in (package_of(m.path) for m in mutants)}.values())
+    tests = dict.fromkeys(str(path) for package in packages for path in (*package.suite_paths(), *package.unit_paths()))
+    options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir", str(ROOT), "-c"]
+    sys.path[:0] = [str(SUITES.parent.parent), str(ROOT / "tests")]
+    return int(pytest.main([*options, str(ROOT / "pyproject.toml"), *tests], plugins=[Worker(plan)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
