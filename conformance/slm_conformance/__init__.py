@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["run"]
+__all__ = ["explain", "run"]
 
 
 def run(
@@ -50,8 +50,7 @@ def run(
     from slm_conformance.spec import make_backend
     from slm_core.errors import BackendUnavailable
 
-    if importlib.util.find_spec("pytest") is None:
-        raise BackendUnavailable("the suite needs pytest (to get it: pip install 'slm-core[conformance]')")
+    _check_pytest()
     from slm_conformance.report import check_paths
 
     paths = check_paths(reports)
@@ -67,6 +66,35 @@ def run(
     command += [f"--slm-report={path}" for path in paths]
     command += [f"--slm-budget={budget}", f"--slm-seed={seed}", *(["--slm-quick"] if quick else [])]
     return subprocess.call([*command, *extra_args, str(here / "adopted.py")])  # noqa: S603  (this interpreter)
+
+
+def explain(
+    scenario: str, backend: str, model: str | os.PathLike[str] | None = None, device: str = "auto"
+) -> str:
+    """What a scenario proves, as the comments of a Python script that plays it on a backend.
+
+    Args:
+        scenario: its name, as pytest prints it: "TestCut::test_of_a_fork", or "TestCut::test_of_a_fork[demo]".
+        backend: a registered backend, or "package.module:attribute" for one that is not.
+        model: the model file to play it on; None for the one that the name says, or the first that the backend runs.
+        device: passed to ``load``.
+
+    Raises:
+        BackendUnavailable: pytest is not installed.
+        UnknownBackend: no plugin provides it.
+        InvalidOption: there is no such scenario; the message has similar names.
+    """
+    _check_pytest()
+    from slm_conformance.explained import script
+
+    return script(scenario, backend, model, device)
+
+
+def _check_pytest() -> None:
+    from slm_core.errors import BackendUnavailable
+
+    if importlib.util.find_spec("pytest") is None:
+        raise BackendUnavailable("the suite needs pytest (to get it: pip install 'slm-core[conformance]')")
 
 
 def _is_registered() -> bool:

@@ -17,6 +17,7 @@ from slm_core.cli import (
     demo,
     embedding,
     looking,
+    newbackend,
     quantizing,
     repl,
     scoring,
@@ -95,3 +96,4 @@ app.command(epilog="Example: slm convert model.gguf model-onnx --to onnx", rich_
 app.command(epilog="Example: slm bench model.gguf --json", rich_help_panel=_MEASURE)(bench.bench)
 app.command(epilog="Example: slm score model.gguf text.txt", rich_help_panel=_MEASURE)(scoring.score)
 app.command(epilog="Example: slm conformance --backend native", rich_help_panel=_MEASURE)(conformance.conformance)
+app.command("new-backend", epilog="Example: slm new-backend tiny", rich_help_panel=_MAKE)(newbackend.new_backend)

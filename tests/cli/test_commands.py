@@ -39,6 +39,7 @@ COMMANDS = (
     "embed",
     "conformance",
     "quantize",
+    "new-backend",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ PACKAGES = (
         "contexts (`slm_core`)",
         tuple(f"slm_core/{name}.py" for name in _CONTEXT),
         (*_HOST, "llamacpp"),
-        (*(f"tests/core/test_{name}.py" for name in _CONTEXT), "tests/chat"),
+        tuple(f"tests/core/test_{name}.py" for name in _CONTEXT),
     ),
     Package(
         "KV cache (`slm_native.kv`)",
@@ -84,4 +85,9 @@ PACKAGES = (
 
 def package_of(path: str) -> Package:
     """The package of a file, which is relative to the repository."""
-    return next(package for package in PACKAGES if ROOT / path in set(package.paths()))
+    return _by_path()[path]
+
+
+@functools.cache
+def _by_path() -> dict[str, Package]:
+    return {path.relative_to(ROOT).as_posix(): package for package in PACKAGES for path in package.paths()}

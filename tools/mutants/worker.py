@@ -30,8 +30,9 @@ from mutants.patching import NotAMutant, patch
 from mutants.tracing import Lines
 
 _MOST_MEMORY = 8 << 30  # bytes; a mutant may ask for any amount
-_PATIENCE = 8.0  # a test that takes so many times as long as it did on the sound code hangs
-_LEAST_PATIENCE = 10.0  # seconds
+_PATIENCE = 8.0  # a test that computes so many times as long as it did on the sound code hangs
+_LEAST_PATIENCE = 5.0  # seconds of computing
+_WAITING = 8.0  # times as long on the clock: other programs may have the cores, and one that waits for itself must end
 _TOP_LEVEL = ("slm_", "torch", "onnx", "llama_cpp", "numpy", "jinja2", "llguidance", "tokenizers", "transformers")
 
 
@@ -154,10 +155,10 @@ class Worker:
     def _run(self, mutant: Mutant, tests: Sequence[str], items: dict[str, pytest.Item]) -> dict[str, Any]:
         def limit(lines: list[dict[str, Any]]) -> float:
             clean = self._reach[tests[lines[-1]["runs"]]].seconds if lines and "runs" in lines[-1] else 0.0
-            return _LEAST_PATIENCE + _PATIENCE * clean
+            return _LEAST_PATIENCE + _PATIENCE * clean if lines else 60.0
 
         said = _in_child(lambda: _try(mutant, [items[nodeid] for nodeid in tests]), limit)
-        last = said[-1] if said else {"verdict": "killed", "why": "died"}
+        last = said[-1] if said else {"verdict": "none", "why": "the process died before it ran a test"}
         if "runs" in last:
             last = {"verdict": "killed", "why": last.get("why", "died")}
         ran = [line["runs"] for line in said if "runs" in line]
@@ -235,22 +236,33 @@ def _in_child(
     os.close(writer)
     said: list[dict[str, Any]] = []
     rest = b""
-    while True:
-        ready, _, _ = select.select([reader], [], [], limit(said))
-        if not ready:
-            if said:
-                said[-1]["why"] = "hangs"
-            break
-        data = os.read(reader, 1 << 20)
-        if not data:
-            break
+    while (data := _read(reader, child, limit(said))) is not None and data:
         *whole, rest = (rest + data).split(b"\n")
         said += [json.loads(line) for line in whole]
+    if data is None and said:
+        said[-1]["why"] = "hangs"
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     os.close(reader)
     return said
+
+
+def _read(reader: int, child: int, limit: float) -> bytes | None:
+    """What the child writes next; None where it computes, or waits, for too long."""
+    begin, computed = time.monotonic(), _computed_by(child)
+    while time.monotonic() - begin < _WAITING * limit and _computed_by(child) - computed < limit:
+        if select.select([reader], [], [], 0.5)[0]:
+            return os.read(reader, 1 << 20)
+    return None
+
+
+def _computed_by(process: int) -> float:
+    """Seconds that the cores worked for a process."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _be_child(work: Callable[[], Iterator[dict[str, Any]]], writer: int) -> None:

@@ -1,1 +1,1 @@
-"""An example of a backend for slm-core."""
+"""A backend for slm-core."""

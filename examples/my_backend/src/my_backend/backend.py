@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
 from my_backend.context import MyContext
@@ -12,6 +12,7 @@ from my_backend.engine import Qwen3, check_readable
 from slm_core.errors import BackendUnavailable, InvalidOption, ModelClosed, UnknownOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
+from slm_core.protocols import Backend
 from slm_core.tokenization import build_vocab
 from slm_core.types import BackendStatus, ContextOptions, DeviceStatus, KvType, ModelOptions, ModelSource, Support
 
@@ -69,7 +70,7 @@ class MyBackend:
                 check_readable(file)
             except UnsupportedModel as error:
                 return Support(supported=False, reason=str(error))
-        return Support(supported=True, reason="an example, in NumPy", rank=0)
+        return Support(supported=True, reason="in NumPy", rank=0)
 
     def load(self, source: ModelSource, options: ModelOptions) -> MyModel:
         """Read the whole file into memory."""
@@ -83,3 +84,7 @@ class MyBackend:
         if options.progress is not None:
             options.progress(1.0)
         return model
+
+
+if TYPE_CHECKING:
+    _: Backend = MyBackend()  # mypy compares every signature with the protocols, those of the model and the context, too

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import itertools
+import os
 import sys
 import tempfile
 import textwrap
@@ -69,7 +71,7 @@ def _near(name: str, known: list[str]) -> list[str]:
     return whole or [tests[test] for test in difflib.get_close_matches(name.rpartition("::")[2], tests, n=3)]
 
 
-def explain(name: str, backend: str, model: str | Path | None = None, device: str = "auto") -> str:
+def script(name: str, backend: str, model: str | os.PathLike[str] | None = None, device: str = "auto") -> str:
     """A Python script that begins with what a scenario proves, and then plays it on a backend.
 
     The script exits with 0 where the scenario holds or is declared absent, else with a traceback.
@@ -88,8 +90,9 @@ def explain(name: str, backend: str, model: str | Path | None = None, device: st
     if source is not None and source.endswith(".gguf") and model is None:
         raise InvalidOption(f"{name!r} is of a file: say where {source} is with --model")
     source = source or _first_model(chosen.scenario_class, backend, device)
-    parts = [_header(chosen), *_program(chosen), _ending(chosen, backend, source, device)]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    imports, *program = _program(chosen)
+    blocks = [f"{_header(chosen)}\n\n{imports}", *program, _ending(chosen, backend, source, device)]
+    return "\n\n\n".join(block.strip("\n") for block in blocks) + "\n"
 
 
 def _first_model(scenario_class: type[Scenarios], backend: str, device: str) -> str:
@@ -123,7 +126,7 @@ def _text(documented: object) -> str:
 
 
 def _program(chosen: Chosen) -> list[str]:
-    """Imports, helpers and the class with this scenario alone, from the source of the scenario's module."""
+    """Imports; helpers; and the class with this scenario alone: from the source of the scenario's module."""
     class_name, _, test = chosen.scenario.partition("::")
     source = inspect.getsource(sys.modules[chosen.scenario_class.__module__])
     module = ast.parse(source)
@@ -133,7 +136,9 @@ def _program(chosen: Chosen) -> list[str]:
     imports = [*_imports(module, needed), *_own_imports(needed)]
     helpers = [_source(source, node) for node in module.body if _defines(node) & needed and node is not whole]
     body = "\n\n".join(textwrap.indent(textwrap.dedent(_source(source, node)), "    ") for node in kept)
-    return ["\n".join(sorted(imports, key=_import_order)), *helpers, f"class {class_name}(Scenarios):\n{body}"]
+    grouped = itertools.groupby(sorted(imports, key=_import_order), key=lambda line: _import_order(line)[0])
+    header = "\n\n".join("\n".join(group) for _, group in grouped)
+    return [header, *helpers, f"class {class_name}(Scenarios):\n{body}"]
 
 
 def _members(whole: ast.ClassDef, test: str) -> list[ast.stmt]:
@@ -192,20 +197,21 @@ def _own_imports(needed: set[str]) -> list[str]:
     """What the script uses besides, where the scenario's module does not import it."""
     ours = {
         "Scenarios": "from slm_conformance.scenarios.base import Scenarios",
-        "Bench": "from slm_conformance.bench import Bench",
+        "Bench": "from slm_conformance.bench import Bench, Workshop",
         "Path": "from pathlib import Path",
         "TemporaryDirectory": "from tempfile import TemporaryDirectory",
         "pytest": "import pytest",
     }
     lines = [line for name, line in ours.items() if name not in needed]
     lines.append("from __future__ import annotations")
-    return [*lines, "from slm_conformance.bench import Workshop", "from slm_conformance.fixtures import BackendFixtures"]
+    lines += ["from slm_conformance.bench import Workshop"] if "Bench" in needed else []
+    return [*lines, "from slm_conformance.fixtures import BackendFixtures"]
 
 
 def _import_order(line: str) -> tuple[int, str]:
     module = line.split()[1]
-    ours = module.startswith("slm_")
-    return (0 if module == "__future__" else 3 if ours else 1), module
+    root = module.partition(".")[0]
+    return (0 if root == "__future__" else 1 if root in sys.stdlib_module_names else 3 if root[:4] == "slm_" else 2), line
 
 
 def _source(source: str, node: ast.stmt) -> str:
