@@ -3,6 +3,7 @@
 PYTHON ?= python3
 ENGINES ?= llamacpp onnx
 JOBS ?= auto
+MUTANTS ?= --sample 50
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
@@ -13,7 +14,7 @@ EXAMPLE := $(shell find examples/my_backend -type f ! -path '*/__pycache__/*')
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check clean
+.PHONY: help demo test check mutants clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 14
@@ -31,7 +32,13 @@ check: $(VENV)/installed-dev ## check style, types, layers and the links in the 
 	PYTHONPATH=.:backends:formatters:conformance $(BIN)/lint-imports
 	$(BIN)/python tools/check_links.py
 
+# The extension is built by pip; mutants are of the sources, which need it beside them.
+mutants: $(VENV)/installed-dev ## make slips in the code and count those that the tests notice (MUTANTS="slm_core/ledger.py --sample 50")
+	@cp $(VENV)/lib/python3*/site-packages/slm_native/_native*.so backends/slm_native/
+	PYTHONPATH=.:backends:formatters:conformance:tools $(BIN)/python -m mutants $(MUTANTS)
+
 clean: ## remove .venv, builds and caches
+	rm -f backends/slm_native/_native*.so
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

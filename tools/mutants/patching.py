@@ -7,10 +7,10 @@ import gc
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mutants.edits import Mutant, mutated
 
-_Key = tuple[str, int]
 _LRU_CACHE = type(functools.cache(lambda: None))
 
 
@@ -18,31 +18,51 @@ class NotAMutant(Exception):
     """The change compiles to the same code, to none, or is in code that is not kept as a function."""
 
 
-def patch(mutant: Mutant, root: Path) -> None:
-    """Change the functions of this process, and forget what those with a cache had computed.
+class Functions:
+    """All functions of this process that come from some files, found once: before the process is forked.
 
-    Raises:
-        NotAMutant: nothing would change.
+    Args:
+        files: the files.
     """
-    path = root / mutant.path
-    try:
-        module = compile(mutated(path.read_text(), str(path), mutant.index), str(path), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        raise NotAMutant(f"does not compile: {error}") from error
-    new = {(code.co_qualname, code.co_firstlineno): code for code in _codes(module)}
-    n_changed = 0
-    for function in _functions_of(path):
-        code = new.get((function.__code__.co_qualname, function.__code__.co_firstlineno))
-        if code is not None and _differ(code, function.__code__):
-            if code.co_freevars != function.__code__.co_freevars:
-                raise NotAMutant("closes over other variables")
-            function.__code__ = code
-            n_changed += 1
-    if not n_changed:
-        raise NotAMutant("compiles to the same code")
-    for cached in _objects(_LRU_CACHE):
-        if getattr(getattr(cached.__wrapped__, "__code__", None), "co_filename", "") == str(path):
-            cached.cache_clear()
+
+    def __init__(self, files: frozenset[Path]) -> None:
+        names = {str(path) for path in files}
+        objects = gc.get_objects()
+        self._functions = [f for f in objects if type(f) is types.FunctionType and f.__code__.co_filename in names]
+        self._caches = [f for f in objects if type(f) is _LRU_CACHE and _file_of(f) in names]
+        gc.collect()
+        gc.freeze()  # a collection in a forked process would copy all memory
+
+    def patch(self, mutant: Mutant, root: Path) -> None:
+        """Change the functions, and forget what those with a cache have computed.
+
+        Raises:
+            NotAMutant: nothing would change.
+        """
+        path = root / mutant.path
+        try:
+            module = compile(mutated(path.read_text(), str(path), mutant.index), str(path), "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            raise NotAMutant(f"does not compile: {error}") from error
+        new = {(code.co_qualname, code.co_firstlineno): code for code in _codes(module)}
+        n_changed = 0
+        for function in self._functions:
+            old = function.__code__
+            code = new.get((old.co_qualname, old.co_firstlineno)) if old.co_filename == str(path) else None
+            if code is not None and _differ(code, old):
+                if code.co_freevars != old.co_freevars:
+                    raise NotAMutant("closes over other variables")
+                function.__code__ = code
+                n_changed += 1
+        if not n_changed:
+            raise NotAMutant("compiles to the same code")
+        for cached in self._caches:
+            if _file_of(cached) == str(path):
+                cached.cache_clear()
+
+
+def _file_of(cached: Any) -> str:
+    return str(getattr(getattr(cached.__wrapped__, "__code__", None), "co_filename", ""))
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -50,14 +70,6 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
-
-
-def _functions_of(path: Path) -> list[types.FunctionType]:
-    return [found for found in _objects(types.FunctionType) if found.__code__.co_filename == str(path)]
-
-
-def _objects(kind: type) -> Iterator:
-    return (found for found in gc.get_objects() if type(found) is kind)
 
 
 def _differ(one: types.CodeType, other: types.CodeType) -> bool:

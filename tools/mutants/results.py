@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -33,7 +34,9 @@ class Results:
     def is_known(self, mutant: Mutant) -> bool:
         """Whether a mutant was run on the file as it is now."""
         result = self._found.get(mutant.id)
-        return result is not None and result["source"] == digest_of_file(ROOT / mutant.path)
+        if result is None or result["source"] != digest_of_file(ROOT / mutant.path):
+            return False
+        return result["verdict"] in ("killed", "none") or result["asked"] == "unit"
 
     def _of(self, mutants: Iterable[Mutant], package: str | None = None) -> list[dict[str, Any]]:
         found = [self._found[mutant.id] for mutant in mutants if mutant.id in self._found]
@@ -58,18 +61,67 @@ class Results:
         found = sorted(self._of(mutants), key=lambda result: (result["path"], result["line"]))
         lines = ["## Survive all tests", "", *(_line(r) for r in found if r["verdict"] == "survived"), ""]
         lines += ["## The suite reaches them; a unit test alone notices", ""]
-        lines += [_line(r) for r in found if r["by_suite"] and r.get("kind") == "unit"]
+        lines += [_line(r) for r in found if r["reached_by"] == ["suite", "unit"] and r["verdict"] == "killed"]
         return "\n".join(lines) + "\n"
 
     def page(self, mutants: Sequence[Mutant], command: str) -> str:
-        """The page of results."""
-        raise NotImplementedError
+        """The page of results, in Markdown."""
+        found = self._of(mutants)
+        survivors = sorted((r for r in found if r["verdict"] == "survived"), key=lambda r: (r["path"], r["line"]))
+        equivalent = [mutant for mutant in mutants if mutant.id in self._equivalent]
+        lines = [_HEADER.format(date=time.strftime("%Y-%m-%d"), command=command, n_all=len(mutants), n_run=len(found))]
+        lines += [self.table(mutants), "## Survivors", ""]
+        lines += ["No test that reaches these notices them.", "", "| mutant | function | change |", "|---|---|---|"]
+        lines += [_cells(r["id"], r["path"], r["line"], r["function"], r["before"], r["after"]) for r in survivors]
+        lines += ["", "## Equivalent", "", "These change nothing that a caller could see.", ""]
+        lines += ["| mutant | function | why |", "|---|---|---|"]
+        lines += [f"| {m.id} | `{m.path}` `{m.function}` | {self._equivalent[m.id]} |" for m in equivalent]
+        return "\n".join(lines) + "\n"
+
+
+_HEADER = """# Mutants of the code itself
+
+How many small slips in slm-core's own code do the tests notice? `make mutants` makes such slips, one at a time, and asks the tests.
+The [conformance suite](conformance.md) is asked alone first; [conformance-faults.md](conformance-faults.md) is about the suite
+itself, on toys that were broken by hand.
+
+```sh
+make mutants                                             # 50 mutants of each package, drawn at random
+make mutants MUTANTS="slm_core/ledger.py"                # all of one file
+make mutants MUTANTS="--sample 200 --seed 1 --seconds 3600"
+make mutants MUTANTS="--survivors"                       # what was not noticed so far
+make mutants MUTANTS="--show 4d891c48"                   # what a mutant changes
+```
+
+Results are kept in `build/mutants`; a run goes on where the last one stopped. Written on {date} by
+`make mutants MUTANTS="--page docs/mutants.md"` after `{command}`: {n_run} of {n_all} mutants were run.
+
+## What is counted
+
+A mutant changes one expression or statement inside a function: a comparison, a bound or a constant off by one, `and` for `or`, a
+dropped statement, check, condition, `not`, copy or `with`, swapped arguments, another variable of the same type, `min` for `max`,
+an early return, an error that is swallowed, a `finally` that is not run. Texts of errors, assertions, defaults of arguments and
+code that runs when a module is imported are left as they are.
+
+A test *reaches* a mutant if it runs a line of the changed statement. A mutant is *killed* if a test that reaches it fails, if the
+process dies, or if a test computes for longer than five seconds and eight times its usual time. Tests that noticed another mutant of the
+same function are asked first, then the quickest; `--most` bounds the seconds of tests that one mutant is worth, so a longer run
+may kill more. Processes that tests start run the code as it is.
+
+The suite runs here on one tiny float32 model on each of a few backends: for code above the contract, the native engine with a transformer and
+with recurrent layers, and a toy that replays; for a backend's code, that backend.
+"""
+
+
+def _cells(mutant: str, path: str, line: int, function: str, before: str, after: str) -> str:
+    change = f"`{before}` becomes `{after}`".replace("|", "\\|")
+    return f"| {mutant} | `{path}:{line}` `{function}` | {change} |"
 
 
 def _row(name: str, found: list[dict[str, Any]]) -> str:
-    by_suite = [result for result in found if result["by_suite"]]
-    reached = [result for result in found if result["by_suite"] or result["by_unit"]]
-    killed_by_suite = sum(result.get("kind") == "suite" for result in by_suite)
+    by_suite = [result for result in found if "suite" in result["reached_by"]]
+    reached = [result for result in found if result["reached_by"]]
+    killed_by_suite = sum(result["verdict"] == "killed" and result["asked"] == "suite" for result in by_suite)
     killed = sum(result["verdict"] == "killed" for result in reached)
     cells = [len(found), len(by_suite), share(killed_by_suite, len(by_suite)), len(reached), share(killed, len(reached))]
     return "| " + " | ".join(map(str, [name, *cells, len(reached) - killed])) + " |"
@@ -82,4 +134,5 @@ def share(part: int, whole: int) -> str:
 
 def _line(result: dict[str, Any]) -> str:
     place = f"`{result['path']}:{result['line']}` `{result['function']}`"
-    return f"- {result['id']} {place}, {result['operator']}: `{result['before']}` -> `{result['after']}`"
+    pending = "" if result["verdict"] == "killed" or result["asked"] == "unit" else " (unit tests not asked yet)"
+    return f"- {result['id']}{pending} {place}, {result['operator']}: `{result['before']}` -> `{result['after']}`"

@@ -26,7 +26,7 @@ from _pytest.runner import runtestprotocol
 
 from mutants.edits import Mutant, mutants_of
 from mutants.packages import ROOT, SUITES, Package, package_of
-from mutants.patching import NotAMutant, patch
+from mutants.patching import Functions, NotAMutant
 from mutants.tracing import Lines
 
 _MOST_MEMORY = 8 << 30  # bytes; a mutant may ask for any amount
@@ -74,6 +74,7 @@ class Worker:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._reach: dict[str, Reach] = {}
+        self._results: dict[str, dict[str, Any]] = {}
         self._kills: dict[str, Counter[str]] = defaultdict(Counter)
 
     @pytest.hookimpl(tryfirst=True)
@@ -81,23 +82,37 @@ class Worker:
         """Measure."""
         if session.testsfailed:
             raise session.Interrupted("tests cannot be collected")
-        self._map(session)
+        packages = list(dict.fromkeys(package_of(mutant.path) for mutant in self._plan.mutants))
+        left = self._ask(session, self._plan.mutants, "suite", [p for one in packages for p in one.suite_paths()])
+        self._ask(session, left, "unit", [path for package in packages for path in package.unit_paths()])
+        return True
+
+    def _ask(self, session: pytest.Session, mutants: Sequence[Mutant], kind: str, paths: list[Path]) -> list[Mutant]:
+        """Ask the tests of some files about mutants; returns those that survive, or are not reached."""
+        if not mutants:
+            return []
+        self._map(session, set(paths))
+        functions = Functions(frozenset(ROOT / mutant.path for mutant in self._plan.mutants))
         items = {item.nodeid: item for item in session.items}
-        for number, mutant in enumerate(self._plan.mutants):
+        left = []
+        for number, mutant in enumerate(mutants):
             if time.time() > self._plan.until:
                 break
-            result = self._ask_about(mutant, items)
+            result = self._ask_about(mutant, kind, functions, items)
+            if result["verdict"] in ("survived", "unreached"):
+                left.append(mutant)
             with self._plan.results.open("a") as file:
                 file.write(json.dumps(result) + "\n")
-            say(f"{number + 1}/{len(self._plan.mutants)} {mutant.id} {mutant.path}:{mutant.line} {result['verdict']}")
-        return True
+            say(f"{kind} {number + 1}/{len(mutants)} {mutant.id} {mutant.path}:{mutant.line} {result['verdict']}")
+        return left
 
     # Which tests reach which lines.
 
-    def _map(self, session: pytest.Session) -> None:
+    def _map(self, session: pytest.Session, paths: set[Path]) -> None:
         files: dict[Path, list[pytest.Item]] = defaultdict(list)
         for item in session.items:
-            files[item.path].append(item)
+            if item.path in paths:
+                files[item.path].append(item)
         for path, items in files.items():
             digest = _digest_of(items)
             kept = self._plan.reach / f"{path.stem}-{digest}.json"
@@ -118,20 +133,25 @@ class Worker:
 
     # What becomes of a mutant.
 
-    def _ask_about(self, mutant: Mutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
-        package = package_of(mutant.path)
-        suite, unit = self._reaching(mutant, package.suite_paths()), self._reaching(mutant, package.unit_paths())
-        result = asdict(mutant) | {"package": package.name, "by_suite": bool(suite), "by_unit": bool(unit)}
-        result |= {"verdict": "unreached", "killer": "", "source": digest_of_file(ROOT / mutant.path)}
-        begin = time.time()
-        for kind, tests in (("suite", suite), ("unit", unit)):
-            if tests:
-                found = self._run(mutant, tests, items)
-                result |= found
-                if found["verdict"] != "survived":
-                    result["kind"] = kind
-                    break
-        result["seconds"] = round(time.time() - begin, 2)
+    def _ask_about(
+        self, mutant: Mutant, kind: str, functions: Functions, items: dict[str, pytest.Item]
+    ) -> dict[str, Any]:
+        package, begin = package_of(mutant.path), time.time()
+        tests = self._reaching(mutant, package.suite_paths() if kind == "suite" else package.unit_paths())
+        result = self._results.get(mutant.id) or asdict(mutant) | {
+            "package": package.name,
+            "source": digest_of_file(ROOT / mutant.path),
+            "reached_by": [],
+            "verdict": "unreached",
+            "killer": "",
+            "seconds": 0.0,
+        }
+        if tests:
+            result |= self._run(mutant, tests, functions, items)
+            result["reached_by"] = [*result["reached_by"], kind]
+        result["asked"] = kind
+        result["seconds"] = round(result["seconds"] + time.time() - begin, 2)
+        self._results[mutant.id] = result
         return result
 
     def _reaching(self, mutant: Mutant, paths: Sequence[Path]) -> list[str]:
@@ -152,12 +172,14 @@ class Worker:
             kept.append(nodeid)
         return kept
 
-    def _run(self, mutant: Mutant, tests: Sequence[str], items: dict[str, pytest.Item]) -> dict[str, Any]:
+    def _run(
+        self, mutant: Mutant, tests: Sequence[str], functions: Functions, items: dict[str, pytest.Item]
+    ) -> dict[str, Any]:
         def limit(lines: list[dict[str, Any]]) -> float:
             clean = self._reach[tests[lines[-1]["runs"]]].seconds if lines and "runs" in lines[-1] else 0.0
             return _LEAST_PATIENCE + _PATIENCE * clean if lines else 60.0
 
-        said = _in_child(lambda: _try(mutant, [items[nodeid] for nodeid in tests]), limit)
+        said = _in_child(lambda: _try(functions, mutant, [items[nodeid] for nodeid in tests]), limit)
         last = said[-1] if said else {"verdict": "none", "why": "the process died before it ran a test"}
         if "runs" in last:
             last = {"verdict": "killed", "why": last.get("why", "died")}
@@ -208,10 +230,12 @@ def _map_of(items: Sequence[pytest.Item]) -> Iterator[dict[str, Any]]:
     yield {"tests": tests, "modules": modules}
 
 
-def _try(mutant: Mutant, items: Sequence[pytest.Item]) -> Iterator[dict[str, Any]]:
+def _try(
+    functions: Functions, mutant: Mutant, items: Sequence[pytest.Item]
+) -> Iterator[dict[str, Any]]:
     """Put a mutant in place, and run tests up to the first that fails."""
     try:
-        patch(mutant, ROOT)
+        functions.patch(mutant, ROOT)
     except NotAMutant as error:
         yield {"verdict": "none", "why": str(error)}
         return

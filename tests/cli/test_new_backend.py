@@ -1,0 +1,87 @@
+"""``slm new-backend``: the package is the example under another name, and what pip installs of it keeps the contract."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slm_core.cli.newbackend import Names, files, write
+from slm_core.errors import InvalidOption
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "my_backend"
+ADVICE = "the templates are slm_core/data/backend: change both"
+
+
+def test_the_example_is_what_the_command_writes() -> None:
+    written = {str(place): text for place, text in files(Names("mine", "my_backend", "my-backend", "My"))}
+    sources = [path for path in EXAMPLE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    found = {path.relative_to(EXAMPLE).as_posix(): path.read_text() for path in sources}
+    assert sorted(written) == sorted(found), ADVICE
+    for place, text in written.items():
+        assert text == found[place], f"{place} differs: {ADVICE}"
+
+
+def test_what_is_written_installs_and_keeps_the_contract(run, tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="the package is built with it: pip install hatchling")
+    assert run("new-backend", "tiny_one", "--in", str(tmp_path)).code == 0
+    source, target = tmp_path / "tiny-one-backend", tmp_path / "installed"
+    pip = ["pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(target)]
+    _python(*pip, str(source))
+    registered = any(point.name == "slm_conformance" for point in importlib.metadata.entry_points(group="pytest11"))
+    plugin = [] if registered else ["-p", "slm_conformance.pytest_plugin"]
+    chosen = ["-k", "(TestBackend or TestTruncate or TestBadDumps) and f16"]
+    options = ["-q", "-p", "no:cacheprovider", "-c", str(source / "pyproject.toml"), "--rootdir", str(source), *chosen]
+    said = _python("pytest", *plugin, *options, str(source / "tests"), path=target)
+    assert re.search(r"^slm-conformance: tiny_one 1\.0, devices cpu$", said, re.MULTILINE), said[:1000]
+    assert re.match(r"\d\d passed", said.strip().splitlines()[-1]), said[-1000:]
+
+
+def _python(*module: str, path: Path | None = None) -> str:
+    paths = [*([str(path)] if path else []), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, "-m", *module], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_names_are_those_of_python_pip_and_slm() -> None:
+    assert Names.of("tiny_one") == Names("tiny_one", "tiny_one_backend", "tiny-one-backend", "TinyOne")
+
+
+@pytest.mark.parametrize("name", ["", "Tiny", "tiny-one", "1tiny", "tiny one", "../tiny", "a" * 41, "native", "tïny"])
+def test_a_name_that_no_backend_can_have_is_refused(run, tmp_path: Path, name: str) -> None:
+    found = run("new-backend", "--in", str(tmp_path), "--", name)
+    assert found.code == 2
+    assert "Invalid value for NAME" in found.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])
+def test_what_exists_is_left_alone(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "there"
+    if kind == "folder":
+        target.mkdir()
+    elif kind == "file":
+        target.write_text("mine")
+    else:
+        target.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InvalidOption, match="exists already: nothing was written"):
+        write(Names.of("tiny"), target)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_package_that_cannot_be_written_whole_is_not_there(tmp_path: Path, monkeypatch) -> None:
+    def full(path: Path, text: str, encoding: str) -> None:
+        if path.name == "engine.py":
+            raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no space"):
+        write(Names.of("tiny"), tmp_path / "tiny-backend")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,138 @@
+"""The tool behind ``make mutants``: it makes the slips that it says, and puts them where the code is used."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mutants.edits import Mutant, mutants_of
+from mutants.packages import PACKAGES, ROOT, package_of
+from mutants.patching import Functions, NotAMutant
+from mutants.tracing import Lines
+
+SOURCE = '''
+import functools
+
+
+class Counter:
+    def __init__(self, low: int, high: int) -> None:
+        self.low = low
+        self.high = high
+
+    def add(self, n: int, items: list[int]) -> list[int]:
+        if n < 0:
+            raise ValueError("too few" + str(n + 1))
+        if not items and n <= self.high:
+            items = list(items)[1:]
+        return [item for item in items if item > n][: min(n, self.high)]
+
+
+@functools.cache
+def doubled(n: int) -> int:
+    assert n + 1
+    return n * 2
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path):
+    path = tmp_path / "counter.py"
+    path.write_text(textwrap.dedent(SOURCE))
+    spec = importlib.util.spec_from_file_location("counter", path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture
+def mutants(module) -> list[Mutant]:
+    path = Path(module.__file__)
+    return list(mutants_of(path, path.parent))
+
+
+def test_the_slips(mutants) -> None:
+    made = {(mutant.operator, mutant.after) for mutant in mutants}
+    expected = {
+        ("dropped statement", "(dropped statement)"),
+        ("dropped check", "(dropped check)"),
+        ("comparison", "if n <= 0: ..."),
+        ("and and or", "if not items or n <= self.high: ..."),
+        ("dropped condition", "if n <= self.high: ..."),
+        ("dropped not", "if items and n <= self.high: ..."),
+        ("off by one", "if not items and n <= self.high + 1: ..."),
+        ("missing copy", "items = items[1:]"),
+        ("slice", "items = list(items)[:]"),
+        ("constant", "items = list(items)[2:]"),
+        ("dropped filter", "return [item for item in items][:min(n, self.high)]"),
+        ("twin", "return [item for item in items if item > n][:max(n, self.high)]"),
+        ("swapped arguments", "return [item for item in items if item > n][:min(self.high, n)]"),
+        ("wrong variable", "self.low = high"),
+        ("early return", "(early return)"),
+        ("arithmetic", "return n + 2"),
+    }
+    assert expected - made == set()
+    assert not any("too few" in mutant.after or "assert" in mutant.before for mutant in mutants), "text was changed"
+
+
+def test_names_of_mutants_are_unique_and_do_not_depend_on_lines(mutants, module) -> None:
+    path = Path(module.__file__)
+    assert set(Counter(mutant.id for mutant in mutants).values()) == {1}
+    path.write_text("\n\n\n" + path.read_text())
+    moved = list(mutants_of(path, path.parent))
+    assert [mutant.id for mutant in moved] == [mutant.id for mutant in mutants]
+    assert [mutant.line - 3 for mutant in moved] == [mutant.line for mutant in mutants]
+
+
+def test_a_mutant_is_in_all_references_and_caches_are_forgotten(mutants, module) -> None:
+    path = Path(module.__file__)
+    counter, doubled = module.Counter(1, 5), functools.partial(module.doubled, 4)
+    bound = counter.add
+    functions = Functions(frozenset({path}))
+    assert (bound(2, [3, 1]), doubled()) == ([3], 8)
+    by_change = {mutant.after: mutant for mutant in mutants}
+    functions.patch(by_change["return n + 2"], path.parent)
+    assert doubled() == 6
+    functions.patch(by_change["return [item for item in items if item >= n][:min(n, self.high)]"], path.parent)
+    assert bound(2, [3, 2]) == [3, 2]
+    assert doubled() == 8, "a file has one mutant at a time"
+
+
+def test_what_compiles_to_the_same_code_is_no_mutant(module) -> None:
+    path = Path(module.__file__)
+    path.write_text(path.read_text().replace("n * 2", "+1 * 2"))
+    same = Mutant("", "counter.py", 1, "", "", "", "", index=0, first=1, last=1)
+    with pytest.raises(NotAMutant):
+        Functions(frozenset()).patch(same, path.parent)
+
+
+def test_lines_of_a_block(module) -> None:
+    path = str(module.__file__)
+    lines = Lines(frozenset({path}))
+    with lines.recording() as seen:
+        module.Counter(1, 5).add(2, [3])
+    text = Path(path).read_text().splitlines()
+    ran = {text[number - 1].strip().partition(" ")[0] for number in seen[path]}
+    assert ran == {"self.low", "self.high", "if", "return"}
+    with lines.recording() as seen:
+        module.doubled(17)
+    assert len(seen[path]) == 2, "the assertion and the return"
+
+
+def test_every_mutant_of_a_module_is_valid_python() -> None:
+    path = ROOT / "slm_core" / "ledger.py"
+    for mutant in mutants_of(path, ROOT):
+        assert package_of(mutant.path).name == "contexts (`slm_core`)"
+        if not mutant.after.startswith("("):
+            ast.parse(mutant.after if not mutant.after.endswith(": ...") else mutant.after + "\n")
+
+
+def test_packages_name_what_there_is() -> None:
+    for package in PACKAGES:
+        assert all(list(ROOT.glob(pattern)) for pattern in package.files), package.name
+        assert all(path.is_file() for path in (*package.suite_paths(), *package.unit_paths())), package.name
