@@ -68,9 +68,7 @@ def run(
     return subprocess.call([*command, *extra_args, str(here / "adopted.py")])  # noqa: S603  (this interpreter)
 
 
-def explain(
-    scenario: str, backend: str, model: str | os.PathLike[str] | None = None, device: str = "auto"
-) -> str:
+def explain(scenario: str, backend: str, model: str | os.PathLike[str] | None = None, device: str = "auto") -> str:
     """What a scenario proves, as the comments of a Python script that plays it on a backend.
 
     Args:

@@ -166,8 +166,8 @@ def _needed(module: ast.Module, names: set[str]) -> set[str]:
 def _names(node: ast.AST) -> set[str]:
     """All that a piece of source refers to; of annotations in quotes, too."""
     found = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-    texts = [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant) and isinstance(inner.value, str)]
-    return found | {text for text in texts if text.isidentifier()}
+    constants = [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant)]
+    return found | {text for text in constants if isinstance(text, str) and text.isidentifier()}
 
 
 def _defines(node: ast.stmt) -> set[str]:
@@ -211,7 +211,9 @@ def _own_imports(needed: set[str]) -> list[str]:
 def _import_order(line: str) -> tuple[int, str]:
     module = line.split()[1]
     root = module.partition(".")[0]
-    return (0 if root == "__future__" else 1 if root in sys.stdlib_module_names else 3 if root[:4] == "slm_" else 2), line
+    if root in sys.stdlib_module_names:
+        return (0 if root == "__future__" else 1), line
+    return (3 if root.startswith("slm_") else 2), line
 
 
 def _source(source: str, node: ast.stmt) -> str:
@@ -222,7 +224,7 @@ def _source(source: str, node: ast.stmt) -> str:
 
 def _ending(chosen: Chosen, backend: str, model: str, device: str) -> str:
     class_name, _, test = chosen.scenario.partition("::")
-    return f'''
+    return f"""
 class Fixtures(BackendFixtures):
     backend = {backend!r}
     device = {device!r}
@@ -240,4 +242,4 @@ with TemporaryDirectory() as folder:
         print(why)
     finally:
         workshop.close()
-'''
+"""

@@ -1,4 +1,4 @@
-"""``slm new-backend``: the package is the example under another name, and what pip installs of it keeps the contract."""
+"""``slm new-backend``: the package is the example under another name; installed, it keeps the contract."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from mutants.packages import PACKAGES, ROOT, package_of
 from mutants.patching import Functions, NotAMutant
 from mutants.tracing import Lines
 
-SOURCE = '''
+SOURCE = """
 import functools
 
 
@@ -37,7 +37,7 @@ class Counter:
 def doubled(n: int) -> int:
     assert n + 1
     return n * 2
-'''
+"""
 
 
 @pytest.fixture

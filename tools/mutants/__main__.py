@@ -12,11 +12,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mutants.edits import Mutant, mutants_of
-from mutants.packages import PACKAGES, ROOT, Package, package_of
+from mutants.packages import PACKAGES, ROOT, package_of
 from mutants.results import Results
-from mutants.worker import digest_of_file
 
 KEPT = ROOT / "build" / "mutants"
 
@@ -40,9 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     until = time.time() + given.seconds if given.seconds else float("inf")
     for package in PACKAGES:
-        new = [m for m in mutants if package_of(m.path) is package and (given.again or not results.is_known(m))]
-        if new and time.time() < until:
-            _measure(package, new, given, until)
+        for kind in ("suite", "unit"):
+            known = Results(given.results)
+            new = [m for m in mutants if package_of(m.path) is package and not known.was_asked(m, kind)]
+            if new and time.time() < until:
+                _measure(kind, new, known.of(new), given, until)
     print(Results(given.results).table(mutants))
     return 0
 
@@ -53,10 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", type=int, metavar="N", help="so many mutants of each package, drawn at random")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw")
     parser.add_argument("--seconds", type=float, metavar="T", help="stop after this time; what was found is kept")
-    parser.add_argument("--most", type=float, default=60.0, metavar="T", help="seconds of tests on one mutant, twice")
+    parser.add_argument(
+        "--most",
+        type=float,
+        default=60.0,
+        metavar="T",
+        help="seconds of tests on one mutant: of the suite, and again of unit tests",
+    )
     parser.add_argument("--list", action="store_true", help="list the mutants, and run nothing")
     parser.add_argument("--show", metavar="ID", help="the change that a mutant makes, as a diff")
-    parser.add_argument("--again", action="store_true", help="run those whose result is known, too")
     parser.add_argument("--survivors", action="store_true", help="list what survived, as Markdown")
     parser.add_argument("--page", type=Path, help="write the page of results, and run nothing")
     parser.add_argument("--command", default="make mutants", help="the command that the page names")
@@ -89,10 +96,14 @@ def _sampled(mutants: list[Mutant], n: int | None, seed: int) -> list[Mutant]:
     return chosen
 
 
-def _measure(package: Package, mutants: Sequence[Mutant], given: argparse.Namespace, until: float) -> None:
+def _measure(
+    kind: str, mutants: Sequence[Mutant], known: dict[str, Any], given: argparse.Namespace, until: float
+) -> None:
     (KEPT / "reach").mkdir(parents=True, exist_ok=True)
     given.results.parent.mkdir(parents=True, exist_ok=True)
     plan = {
+        "kind": kind,
+        "known": known,
         "mutants": [mutant.id for mutant in mutants],
         "files": sorted({mutant.path for mutant in mutants}),
         "results": str(given.results.resolve()),

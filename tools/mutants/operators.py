@@ -141,7 +141,8 @@ def _replacements(node: ast.expr, twins: dict[str, list[str]]) -> Iterator[tuple
             for place, one in enumerate(node.ops):
                 other = _COMPARISONS.get(type(one))
                 if other is not None:
-                    yield "comparison", ast.Compare(left, [*node.ops[:place], other(), *node.ops[place + 1 :]], comparators)
+                    changed = [*node.ops[:place], other(), *node.ops[place + 1 :]]
+                    yield "comparison", ast.Compare(left, changed, comparators)
             if not ops and isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) and not _is_zero(comparators[0]):
                 one_more = ast.BinOp(comparators[0], ast.Add(), ast.Constant(1))
                 yield "off by one", ast.Compare(left, [op], [one_more])
@@ -281,7 +282,8 @@ def _is_string(node: ast.expr) -> bool:
 def _is_variable(node: ast.expr) -> bool:
     """A name or an attribute, but not a class or something of a library's namespace, as np.int32 is."""
     if isinstance(node, ast.Attribute):
-        return not (isinstance(node.value, ast.Name) and (node.value.id in ("np", "torch") or node.value.id[0].isupper()))
+        owner = node.value.id if isinstance(node.value, ast.Name) else ""
+        return owner not in ("np", "torch") and not owner[:1].isupper()
     return isinstance(node, ast.Name) and not node.id[0].isupper()
 
 

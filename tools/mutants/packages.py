@@ -6,8 +6,10 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[2]
+Kind = Literal["suite", "unit"]
 SUITES = Path(__file__).parent / "suites"
 
 
@@ -32,6 +34,10 @@ class Package:
         for pattern in self.files:
             yield from sorted(ROOT.glob(pattern))
 
+    def tests(self, kind: Kind) -> list[Path]:
+        """The files of its tests."""
+        return self.suite_paths() if kind == "suite" else self.unit_paths()
+
     def suite_paths(self) -> list[Path]:
         """The adopting modules."""
         return [SUITES / f"{name}.py" for name in self.suites]
@@ -45,36 +51,37 @@ class Package:
         return found
 
 
+def _each(pattern: str, names: str) -> tuple[str, ...]:
+    return tuple(pattern.format(name) for name in names.split())
+
+
 _HOST = ("native", "native_states", "toy_replay")
-_CONTEXT = ("contextbase", "ledger", "places", "batch", "inputs", "snapshot")
+_CONTEXT = "contextbase ledger places batch inputs snapshot"
 
 PACKAGES = (
     Package(
         "contexts (`slm_core`)",
-        tuple(f"slm_core/{name}.py" for name in _CONTEXT),
-        (*_HOST, "llamacpp"),
-        tuple(f"tests/core/test_{name}.py" for name in _CONTEXT),
+        _each("slm_core/{}.py", _CONTEXT),
+        ("native", "native_states", "llamacpp"),
+        _each("tests/core/test_{}.py", _CONTEXT),
     ),
     Package(
         "KV cache (`slm_native.kv`)",
         ("backends/slm_native/kv/*.py",),
         ("native", "native_states", "native_windows"),
-        ("tests/native/test_kv_cache.py", "tests/native/test_edits.py", "tests/native/test_windows.py"),
+        _each("tests/native/test_{}.py", "kv_cache edits windows"),
     ),
     Package(
         "contexts (`slm_llamacpp`)",
-        tuple(f"backends/slm_llamacpp/{name}.py" for name in ("batchbuffers", "context", "encoder", "framed", "frames"))
-        + tuple(f"backends/slm_llamacpp/{name}.py" for name in ("memory", "payload", "shifts", "spans")),
+        _each("backends/slm_llamacpp/{}.py", "batchbuffers context encoder framed frames memory payload shifts spans"),
         ("llamacpp",),
-        tuple(f"tests/llamacpp/test_{name}.py" for name in ("edits", "encoders", "failures", "frames", "lifecycle"))
-        + tuple(f"tests/llamacpp/test_{name}.py" for name in ("payload", "positions", "spans", "windowed")),
+        _each("tests/llamacpp/test_{}.py", "edits encoders failures frames lifecycle payload positions spans windowed"),
     ),
     Package(
         "contexts (`slm_onnx`)",
-        tuple(f"backends/slm_onnx/{name}.py" for name in ("cells", "context", "feeding", "kvstore", "positions", "rows")),
+        _each("backends/slm_onnx/{}.py", "cells context feeding kvstore positions rows"),
         ("onnx",),
-        tuple(f"tests/onnx/test_{name}.py" for name in ("backend", "buckets", "cells", "cuts", "grid_positions"))
-        + ("tests/onnx/test_logits.py", "tests/onnx/test_spans.py"),
+        _each("tests/onnx/test_{}.py", "backend buckets cells cuts grid_positions logits spans"),
     ),
     Package("chats (`slm_core.chat`)", ("slm_core/chat/*.py",), _HOST, ("tests/chat",)),
     Package("generation (`slm_core.generation`)", ("slm_core/generation/**/*.py",), _HOST, ("tests/generation",)),

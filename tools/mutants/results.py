@@ -31,12 +31,16 @@ class Results:
                 self._found[result["id"]] = result
         self._equivalent: dict[str, str] = tomllib.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
 
-    def is_known(self, mutant: Mutant) -> bool:
-        """Whether a mutant was run on the file as it is now."""
+    def was_asked(self, mutant: Mutant, kind: str) -> bool:
+        """Whether the suite, or unit tests, need not be asked about a mutant of the file as it is now."""
         result = self._found.get(mutant.id)
         if result is None or result["source"] != digest_of_file(ROOT / mutant.path):
             return False
-        return result["verdict"] in ("killed", "none") or result["asked"] == "unit"
+        return result["verdict"] in ("killed", "none") or kind in ("suite", result["asked"])
+
+    def of(self, mutants: Iterable[Mutant]) -> dict[str, dict[str, Any]]:
+        """What is known of mutants of the files as they are now, by id."""
+        return {mutant.id: self._found[mutant.id] for mutant in mutants if self.was_asked(mutant, "suite")}
 
     def _of(self, mutants: Iterable[Mutant], package: str | None = None) -> list[dict[str, Any]]:
         found = [self._found[mutant.id] for mutant in mutants if mutant.id in self._found]
@@ -123,7 +127,13 @@ def _row(name: str, found: list[dict[str, Any]]) -> str:
     reached = [result for result in found if result["reached_by"]]
     killed_by_suite = sum(result["verdict"] == "killed" and result["asked"] == "suite" for result in by_suite)
     killed = sum(result["verdict"] == "killed" for result in reached)
-    cells = [len(found), len(by_suite), share(killed_by_suite, len(by_suite)), len(reached), share(killed, len(reached))]
+    cells = [
+        len(found),
+        len(by_suite),
+        share(killed_by_suite, len(by_suite)),
+        len(reached),
+        share(killed, len(reached)),
+    ]
     return "| " + " | ".join(map(str, [name, *cells, len(reached) - killed])) + " |"
 
 

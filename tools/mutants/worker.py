@@ -25,7 +25,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from mutants.edits import Mutant, mutants_of
-from mutants.packages import ROOT, SUITES, Package, package_of
+from mutants.packages import ROOT, SUITES, Kind, package_of
 from mutants.patching import Functions, NotAMutant
 from mutants.tracing import Lines
 
@@ -33,7 +33,8 @@ _MOST_MEMORY = 8 << 30  # bytes; a mutant may ask for any amount
 _PATIENCE = 8.0  # a test that computes so many times as long as it did on the sound code hangs
 _LEAST_PATIENCE = 5.0  # seconds of computing
 _WAITING = 8.0  # times as long on the clock: other programs may have the cores, and one that waits for itself must end
-_TOP_LEVEL = ("slm_", "torch", "onnx", "llama_cpp", "numpy", "jinja2", "llguidance", "tokenizers", "transformers")
+_IMPORTED = ("slm_", "onnx", "llama_cpp", "numpy", "jinja2", "llguidance", "tokenizers")
+_SLOW_TO_IMPORT = ".torch"  # what uses it imports it when it is collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,17 @@ class Plan:
 
     Attributes:
         mutants: in order.
+        kind: of the tests, "suite" or "unit".
+        known: what the suite said of mutants that unit tests are asked about, by id.
         results: the file to add results to, one line of JSON each.
         reach: the folder of maps from tests to lines.
         until: when to stop, in seconds of ``time.time``.
-        most_seconds: of clean time, for which tests are run on one mutant in the suite, and again in unit tests.
+        most_seconds: of tests on one mutant, as long as they take on the sound code.
     """
 
     mutants: Sequence[Mutant]
+    kind: Kind
+    known: dict[str, dict[str, Any]]
     results: Path
     reach: Path
     until: float
@@ -74,7 +79,6 @@ class Worker:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._reach: dict[str, Reach] = {}
-        self._results: dict[str, dict[str, Any]] = {}
         self._kills: dict[str, Counter[str]] = defaultdict(Counter)
 
     @pytest.hookimpl(tryfirst=True)
@@ -82,37 +86,25 @@ class Worker:
         """Measure."""
         if session.testsfailed:
             raise session.Interrupted("tests cannot be collected")
-        packages = list(dict.fromkeys(package_of(mutant.path) for mutant in self._plan.mutants))
-        left = self._ask(session, self._plan.mutants, "suite", [p for one in packages for p in one.suite_paths()])
-        self._ask(session, left, "unit", [path for package in packages for path in package.unit_paths()])
-        return True
-
-    def _ask(self, session: pytest.Session, mutants: Sequence[Mutant], kind: str, paths: list[Path]) -> list[Mutant]:
-        """Ask the tests of some files about mutants; returns those that survive, or are not reached."""
-        if not mutants:
-            return []
-        self._map(session, set(paths))
+        self._map(session)
         functions = Functions(frozenset(ROOT / mutant.path for mutant in self._plan.mutants))
         items = {item.nodeid: item for item in session.items}
-        left = []
-        for number, mutant in enumerate(mutants):
+        for number, mutant in enumerate(self._plan.mutants):
             if time.time() > self._plan.until:
                 break
-            result = self._ask_about(mutant, kind, functions, items)
-            if result["verdict"] in ("survived", "unreached"):
-                left.append(mutant)
+            result = self._ask_about(mutant, functions, items)
             with self._plan.results.open("a") as file:
                 file.write(json.dumps(result) + "\n")
-            say(f"{kind} {number + 1}/{len(mutants)} {mutant.id} {mutant.path}:{mutant.line} {result['verdict']}")
-        return left
+            place = f"{self._plan.kind} {number + 1}/{len(self._plan.mutants)}"
+            say(f"{place} {mutant.id} {mutant.path}:{mutant.line} {result['verdict']}")
+        return True
 
     # Which tests reach which lines.
 
-    def _map(self, session: pytest.Session, paths: set[Path]) -> None:
+    def _map(self, session: pytest.Session) -> None:
         files: dict[Path, list[pytest.Item]] = defaultdict(list)
         for item in session.items:
-            if item.path in paths:
-                files[item.path].append(item)
+            files[item.path].append(item)
         for path, items in files.items():
             digest = _digest_of(items)
             kept = self._plan.reach / f"{path.stem}-{digest}.json"
@@ -133,12 +125,10 @@ class Worker:
 
     # What becomes of a mutant.
 
-    def _ask_about(
-        self, mutant: Mutant, kind: str, functions: Functions, items: dict[str, pytest.Item]
-    ) -> dict[str, Any]:
+    def _ask_about(self, mutant: Mutant, functions: Functions, items: dict[str, pytest.Item]) -> dict[str, Any]:
         package, begin = package_of(mutant.path), time.time()
-        tests = self._reaching(mutant, package.suite_paths() if kind == "suite" else package.unit_paths())
-        result = self._results.get(mutant.id) or asdict(mutant) | {
+        tests = self._reaching(mutant, package.tests(self._plan.kind))
+        result = self._plan.known.get(mutant.id) or asdict(mutant) | {
             "package": package.name,
             "source": digest_of_file(ROOT / mutant.path),
             "reached_by": [],
@@ -148,10 +138,9 @@ class Worker:
         }
         if tests:
             result |= self._run(mutant, tests, functions, items)
-            result["reached_by"] = [*result["reached_by"], kind]
-        result["asked"] = kind
+            result["reached_by"] = [*result["reached_by"], self._plan.kind]
+        result["asked"] = self._plan.kind
         result["seconds"] = round(result["seconds"] + time.time() - begin, 2)
-        self._results[mutant.id] = result
         return result
 
     def _reaching(self, mutant: Mutant, paths: Sequence[Path]) -> list[str]:
@@ -226,13 +215,11 @@ def _map_of(items: Sequence[pytest.Item]) -> Iterator[dict[str, Any]]:
         for report in reports:
             if report.failed:
                 yield {"fails": item.nodeid, "why": " ".join(str(report.longrepr).split())[-200:]}
-    modules = [name for name in sys.modules if name.startswith(_TOP_LEVEL)]
+    modules = [name for name in sys.modules if name.startswith(_IMPORTED) and _SLOW_TO_IMPORT not in name]
     yield {"tests": tests, "modules": modules}
 
 
-def _try(
-    functions: Functions, mutant: Mutant, items: Sequence[pytest.Item]
-) -> Iterator[dict[str, Any]]:
+def _try(functions: Functions, mutant: Mutant, items: Sequence[pytest.Item]) -> Iterator[dict[str, Any]]:
     """Put a mutant in place, and run tests up to the first that fails."""
     try:
         functions.patch(mutant, ROOT)
@@ -313,9 +300,9 @@ def main(arguments: Sequence[str]) -> int:
     files = {ROOT / name for name in given["files"]}
     mutants = [mutant for path in files for mutant in mutants_of(path, ROOT) if mutant.id in wanted]
     mutants.sort(key=lambda mutant: wanted[mutant.id])
-    plan = Plan(mutants, Path(given["results"]), Path(given["reach"]), given["until"], given["most_seconds"])
-    packages: list[Package] = list({id(p): p for p in (package_of(m.path) for m in mutants)}.values())
-    tests = dict.fromkeys(str(path) for package in packages for path in (*package.suite_paths(), *package.unit_paths()))
+    kind, rest = given["kind"], {name: Path(given[name]) for name in ("results", "reach")}
+    plan = Plan(mutants, kind, given["known"], **rest, until=given["until"], most_seconds=given["most_seconds"])
+    tests = dict.fromkeys(str(path) for mutant in mutants for path in package_of(mutant.path).tests(kind))
     options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir", str(ROOT), "-c"]
     sys.path[:0] = [str(SUITES.parent.parent), str(ROOT / "tests")]
     return int(pytest.main([*options, str(ROOT / "pyproject.toml"), *tests], plugins=[Worker(plan)]))

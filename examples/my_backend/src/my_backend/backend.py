@@ -87,4 +87,4 @@ class MyBackend:
 
 
 if TYPE_CHECKING:
-    _: Backend = MyBackend()  # mypy compares every signature with the protocols, those of the model and the context, too
+    _: Backend = MyBackend()  # mypy compares all signatures with the protocols, down to the context's
