@@ -50,7 +50,7 @@ class Results:
     def table(self, mutants: Sequence[Mutant]) -> str:
         """A row for each package, in Markdown."""
         lines = [
-            "| package | mutants run | reached by the suite | killed by the suite | reached by any test | killed by any test | survivors |",
+            "| package | run | the suite reaches | the suite kills | all tests reach | all tests kill | survivors |",
             "|---|---|---|---|---|---|---|",
         ]
         names = [package.name for package in PACKAGES]
@@ -85,9 +85,9 @@ class Results:
 
 _HEADER = """# Mutants of the code itself
 
-How many small slips in slm-core's own code do the tests notice? `make mutants` makes such slips, one at a time, and asks the tests.
-The [conformance suite](conformance.md) is asked alone first; [conformance-faults.md](conformance-faults.md) is about the suite
-itself, on toys that were broken by hand.
+How many small slips in slm-core's own code do the tests notice? `make mutants` makes such slips, one at a time, and
+asks the tests. The [conformance suite](conformance.md) is asked alone first. [Faults by
+scenario](conformance-faults.md) are about the suite itself: they are toys that were broken by hand.
 
 ```sh
 make mutants                                             # 50 mutants of each package, drawn at random
@@ -102,18 +102,18 @@ Results are kept in `build/mutants`; a run goes on where the last one stopped. W
 
 ## What is counted
 
-A mutant changes one expression or statement inside a function: a comparison, a bound or a constant off by one, `and` for `or`, a
-dropped statement, check, condition, `not`, copy or `with`, swapped arguments, another variable of the same type, `min` for `max`,
-an early return, an error that is swallowed, a `finally` that is not run. Texts of errors, assertions, defaults of arguments and
-code that runs when a module is imported are left as they are.
+A mutant changes one expression or statement inside a function: a comparison, a bound or a constant off by one, `and`
+for `or`, a dropped statement, check, condition, `not`, copy or `with`, swapped arguments, another variable of the same
+type, `min` for `max`, an early return, an error that is swallowed, a `finally` that is not run. Texts of errors,
+assertions, defaults of arguments and code that runs when a module is imported are left as they are.
 
-A test *reaches* a mutant if it runs a line of the changed statement. A mutant is *killed* if a test that reaches it fails, if the
-process dies, or if a test computes for longer than five seconds and eight times its usual time. Tests that noticed another mutant of the
-same function are asked first, then the quickest; `--most` bounds the seconds of tests that one mutant is worth, so a longer run
-may kill more. Processes that tests start run the code as it is.
+A test *reaches* a mutant if it runs a line of the changed statement. A mutant is *killed* if a test that reaches it
+fails, if the process dies, or if a test computes for longer than five seconds and eight times its usual time. Tests
+that noticed another mutant of the same function are asked first, then the quickest. `--most` bounds the seconds of
+tests that one mutant is worth, so a longer run may kill more. Processes that tests start run the code as it is.
 
-The suite runs here on one tiny float32 model on each of a few backends: for code above the contract, the native engine with a transformer and
-with recurrent layers, and a toy that replays; for a backend's code, that backend.
+The suite runs on one tiny float32 model on each of a few backends: for code above the contract, the native engine with
+a transformer and with recurrent layers, and a toy that replays; for the code of a backend, that backend.
 """
 
 
