@@ -283,11 +283,19 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """A device that a backend could use, and why not where it cannot."""
+    """A device that a backend could use, and why not where it cannot.
+
+    Attributes:
+        name: what ``device=`` takes.
+        available: whether it can be used here.
+        detail: what it is, or why it cannot be used.
+        untried: the backend's authors have never passed the conformance suite on it: its numbers may be wrong.
+    """
 
     name: str
     available: bool
     detail: str = ""
+    untried: bool = False
 
 
 @dataclass(frozen=True, slots=True)

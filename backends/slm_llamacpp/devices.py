@@ -47,6 +47,11 @@ class Device:
         family, number = _split(self.name)
         return f"{family}:{number}" if number else family
 
+    @property
+    def untried(self) -> bool:
+        """Whether our conformance suite has never passed on it: it ran on the CPU alone."""
+        return self.kind != DeviceKind.CPU
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
@@ -80,6 +85,11 @@ def all_devices() -> list[Device]:
         function.argtypes, function.restype = [ctypes.c_void_p], result
     handles = [get(i) for i in range(count())]
     return [Device(h, name(h).decode(), (description(h) or b"").decode("utf-8", "replace"), kind(h)) for h in handles]
+
+
+def choosable(devices: Sequence[Device]) -> list[Device]:
+    """Those that a model can be loaded on: an accelerator works beside the CPU."""
+    return [device for device in devices if device.kind != DeviceKind.ACCELERATOR]
 
 
 def choose(wanted: str, devices: Sequence[Device]) -> DeviceChoice:

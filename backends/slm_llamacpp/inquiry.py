@@ -24,7 +24,7 @@ def ask() -> BackendStatus:
         BACKEND,
         installed=True,
         version=f"{package} (llama.cpp {told['version']})",
-        devices=[DeviceStatus(label, available=True, detail=detail) for label, detail in told["devices"]],
+        devices=[DeviceStatus(label, True, detail, untried) for label, detail, untried in told["devices"]],
         reason=f"device auto: {told['auto']}",
     )
 
@@ -33,10 +33,10 @@ def answer() -> None:
     """Print what the llama.cpp of this process says, as JSON."""
     found = devices.all_devices()
     choice = devices.choose("auto", found)
-    best_first = sorted(found, key=lambda device: device not in choice.gpus)
+    chosen_first = sorted(devices.choosable(found), key=lambda device: device not in choice.gpus)
     told = {
         "version": library.load().llama_version().decode(),
-        "devices": [(device.label, device.description) for device in best_first],
+        "devices": [(device.label, device.description, device.untried) for device in chosen_first],
         "auto": choice.label,
     }
     sys.stdout.write(json.dumps(told))

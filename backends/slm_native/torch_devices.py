@@ -13,6 +13,8 @@ from slm_core.errors import BackendUnavailable
 from slm_core.types import DeviceStatus
 
 _KINDS = ("cuda", "xpu", "mps", "cpu")
+_TRIED = frozenset({"cpu"})
+"""The devices that the conformance suite has passed on."""
 INSTALL_HINT = "pip install 'slm-core[torch]'"
 
 
@@ -69,7 +71,10 @@ def ask() -> TorchStatus:
     """
     told = inquiry.ask("torch", "from slm_native.kernels.torch import devices; devices.print_devices()")
     version, found = json.loads(told)
-    there = [DeviceStatus(each["name"], True, f"tier torch: {each['detail']}") for each in found]
+    there = [
+        DeviceStatus(each["name"], True, f"tier torch: {each['detail']}", untried=each["name"] not in _TRIED)
+        for each in found
+    ]
     kinds = {device.name.partition(":")[0] for device in there}
     return TorchStatus(version, (*there, *_absent(kinds, f"torch {version} finds none on this machine")))
 
@@ -80,4 +85,4 @@ def missing_devices(reason: str) -> tuple[DeviceStatus, ...]:
 
 
 def _absent(kinds: set[str], reason: str) -> tuple[DeviceStatus, ...]:
-    return tuple(DeviceStatus(kind, False, reason) for kind in _KINDS if kind not in kinds)
+    return tuple(DeviceStatus(kind, False, reason, kind not in _TRIED) for kind in _KINDS if kind not in kinds)

@@ -10,10 +10,11 @@ from slm_core.cpu import usable_cores
 from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.types import BackendStatus, ModelOptions, ModelSource, Progress, Support
-from slm_onnx import BACKEND, INSTALL_HINT, providers, runtime
+from slm_onnx import BACKEND, INSTALL_HINT, devices, runtime
 from slm_onnx.coverage import read_supported
 from slm_onnx.layouts import find_layout
 from slm_onnx.options import DESCRIPTIONS, OF_BUILDING, LoadOptions
+from slm_onnx.providers import Device
 
 if TYPE_CHECKING:
     from slm_onnx.model import OnnxModel
@@ -37,10 +38,10 @@ class OnnxBackend:
     def status(self) -> BackendStatus:
         """Report whether ONNX Runtime is installed, its version and its execution providers."""
         try:
-            devices = providers.statuses()
+            found = devices.report()
         except Exception as error:  # whatever is wrong with the installation is its status
             return BackendStatus(BACKEND, installed=False, reason=runtime.one_line(error), hint=INSTALL_HINT)
-        return BackendStatus(BACKEND, True, runtime.version(), devices, reason=providers.choose("auto").reason)
+        return BackendStatus(BACKEND, True, runtime.version(), found.devices, reason=found.auto)
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Say whether it can run ``source`` on ``device``, reading headers only.
@@ -53,7 +54,7 @@ class OnnxBackend:
             if (reason := runtime.missing()) is not None:
                 raise BackendUnavailable(reason)
             if device not in ("auto", "cpu"):
-                _described(source, on_cpu=providers.choose(device).is_cpu)
+                _described(source, on_cpu=devices.choose(device).is_cpu)
         except (UnsupportedModel, BackendUnavailable) as error:
             return Support(False, str(error))
         return Support(True, what, _RANK)
@@ -63,7 +64,7 @@ class OnnxBackend:
         asked = LoadOptions.parse(options.backend_options)
         runtime.load()
         threads = runtime.Threads(_n_threads(options.n_threads), asked.spinning)
-        device = providers.choose(options.device)
+        device = devices.choose(options.device, asked)
         progress = options.progress or (lambda share: None)
         progress(0.0)
         if isinstance(source, Path) and source.is_dir():
@@ -81,7 +82,7 @@ class OnnxBackend:
 def _load_directory(
     source: Path,
     given: Mapping[str, object],
-    device: providers.Device,
+    device: Device,
     threads: runtime.Threads,
     asked: LoadOptions,
     progress: Progress,
@@ -90,7 +91,7 @@ def _load_directory(
 
     for name in sorted(given.keys() & OF_BUILDING):
         raise InvalidOption(f"{name} is of building a graph from a GGUF file, and {source} holds its graph")
-    place = runtime.Place(device.session_providers(asked.provider_options), threads)
+    place = device.session_place(asked.provider_options, threads)
     return directory_model(source, device, place, progress)
 
 

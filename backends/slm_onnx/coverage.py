@@ -19,14 +19,15 @@ from slm_core.architectures import (
 )
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
-from slm_onnx import BACKEND
+from slm_onnx import BACKEND, runtime
 from slm_onnx.activations import ACTIVATIONS
 
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _EXPERTS = tuple(f"ffn_{name}_{kind}" for name in ("gate", "up", "down") for kind in ("exps", "shexp"))
 _ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exp_probs_b.bias")
+_FLOATS = ("F32", "F16", "BF16")
 _EXPERT_TYPES = {
-    *("F32", "F16", "BF16"),
+    *_FLOATS,
     *("Q4_0", "Q8_0", "Q5_0", "Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ2_0"),
 }
 """QMoE takes codes and scales, and has nothing that corrects blocks as affine types need it."""
@@ -77,7 +78,16 @@ def read_supported(gguf: GgufFile, *, on_cpu: bool = True) -> ModelSpec:
                 f"{gguf.path}: {BACKEND} has no experts in {gguf.tensors[name].ggml_type.name}"
                 f" (accepted: {', '.join(sorted(_EXPERT_TYPES))})"
             )
+        if inside.endswith("_exps.weight") and not _is_float(gguf, name) and not runtime.has_coded_experts():
+            raise UnsupportedModel(
+                f"{gguf.path}: experts in {gguf.tensors[name].ggml_type.name} need ONNX Runtime 1.31 or later"
+                f" (installed: {runtime.version()})"
+            )
     return spec
+
+
+def _is_float(gguf: GgufFile, name: str) -> bool:
+    return gguf.tensors[name].ggml_type.name in _FLOATS
 
 
 def _lacking(spec: ModelSpec) -> Iterator[str]:

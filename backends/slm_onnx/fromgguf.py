@@ -53,7 +53,7 @@ def gguf_model(
         Positions(spec, n_ctx, read_factors)
     default, *_ = device.kv_types
     info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=default)
-    place = runtime.Place(device.session_providers(options.provider_options), threads)
+    place = device.session_place(options.provider_options, threads)
 
     @functools.cache
     def sessions(kv_type: KvType) -> Sessions:

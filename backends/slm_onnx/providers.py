@@ -1,4 +1,4 @@
-"""Execution providers: which device name means which, and what is wrong with those that cannot be used."""
+"""Execution providers: which device name means which provider, and what a device asks of sessions and tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import mmap
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from slm_core import inquiry
 from slm_core.errors import BackendUnavailable
-from slm_core.types import DeviceStatus, KvType
+from slm_core.types import KvType
 from slm_onnx import runtime
 
 KV_TYPES: Mapping[str, KvType] = {"float32": KvType.F32, "float16": KvType.F16}
@@ -30,26 +31,48 @@ class Provider:
     Attributes:
         name: of the execution provider.
         package: the build of ONNX Runtime that has it.
+        untried: the conformance suite has never passed on it.
         memory: the runtime's name for the device's memory, "" where tensors stay with the host.
         dtype: of activations and of the KV cache.
+        config: entries of a session's configuration.
+        preloads_cuda: sessions need CUDA's libraries.
     """
 
     name: str
     package: str
+    untried: bool = True
     memory: str = ""
     dtype: str = "float32"
+    config: Mapping[str, str] = field(default_factory=dict)
+    preloads_cuda: bool = False
 
 
-_PROVIDERS: Mapping[str, Provider] = {
-    "cuda": Provider("CUDAExecutionProvider", "onnxruntime-gpu", "cuda", "float16"),
-    "tensorrt": Provider("TensorrtExecutionProvider", "onnxruntime-gpu", "cuda", "float16"),
-    "rocm": Provider("MIGraphXExecutionProvider", "onnxruntime-migraphx", "cuda", "float16"),
-    "directml": Provider("DmlExecutionProvider", "onnxruntime-directml", "", "float16"),
-    "coreml": Provider("CoreMLExecutionProvider", "onnxruntime"),
-    "openvino": Provider("OpenVINOExecutionProvider", "onnxruntime-openvino"),
-    "webgpu": Provider("WebGpuExecutionProvider", "onnxruntime-webgpu"),
-    "cpu": Provider("CPUExecutionProvider", "onnxruntime"),
-}
+# The weight-only products of fp16 activations: MatMulNBits takes them for blocks of 32 weights and more where it can.
+_CUDA = MappingProxyType({"ep.cuda.fpa_intb_gemm": "1"})
+
+# A provider is tried when the conformance suite has passed on it: then it is untried=False here, and has a date in
+# the table of docs/backends/onnx.md. device="auto" takes no other.
+PROVIDERS: Mapping[str, Provider] = MappingProxyType(
+    {
+        "cuda": Provider(
+            "CUDAExecutionProvider",
+            "onnxruntime-gpu",
+            memory="cuda",
+            dtype="float16",
+            config=_CUDA,
+            preloads_cuda=True,
+        ),
+        "tensorrt": Provider(
+            "TensorrtExecutionProvider", "onnxruntime-gpu", memory="cuda", dtype="float16", preloads_cuda=True
+        ),
+        "rocm": Provider("MIGraphXExecutionProvider", "onnxruntime-migraphx", memory="cuda", dtype="float16"),
+        "directml": Provider("DmlExecutionProvider", "onnxruntime-directml", dtype="float16"),
+        "coreml": Provider("CoreMLExecutionProvider", "onnxruntime"),
+        "openvino": Provider("OpenVINOExecutionProvider", "onnxruntime-openvino"),
+        "webgpu": Provider("WebGpuExecutionProvider", "onnxruntime-webgpu"),
+        "cpu": Provider("CPUExecutionProvider", "onnxruntime", untried=False),
+    }
+)
 _CPU = "cpu"
 _WANTED = re.compile(r"([a-z]+)(?::([0-9]{1,3}))?")
 
@@ -78,7 +101,7 @@ class Device:
     @property
     def is_cpu(self) -> bool:
         """Whether it is the CPU, which has operators that others lack."""
-        return self.provider.name == _PROVIDERS[_CPU].name
+        return self.provider.name == PROVIDERS[_CPU].name
 
     @property
     def kv_types(self) -> tuple[KvType, ...]:
@@ -113,12 +136,19 @@ class Device:
             raise MemoryError(f"{n_bytes} bytes") from error
         return self.place(np.frombuffer(memory, dtype, n).reshape(shape))
 
-    def session_providers(self, options: Mapping[str, str]) -> list[tuple[str, Mapping[str, str]]]:
-        """What a session is given: this provider, and the CPU for operators that it lacks."""
+    def session_place(self, options: Mapping[str, str], threads: runtime.Threads) -> runtime.Place:
+        """Where its sessions run: on this provider, and on the CPU for operators that it lacks.
+
+        Args:
+            options: of the provider.
+            threads: for what runs on the CPU.
+        """
+        provider = self.provider
         if self.is_cpu:
-            return [(self.provider.name, options)]
-        numbered = {"device_id": str(self.device_id)} if self.provider.memory else {}
-        return [(self.provider.name, {**numbered, **options}), (_PROVIDERS[_CPU].name, {})]
+            return runtime.Place([(provider.name, options)], threads, provider.config)
+        numbered = {"device_id": str(self.device_id)} if provider.memory else {}
+        order = [(provider.name, {**numbered, **options}), (PROVIDERS[_CPU].name, {})]
+        return runtime.Place(order, threads, provider.config, provider.preloads_cuda)
 
 
 @functools.cache
@@ -138,37 +168,17 @@ def installed() -> tuple[str, ...]:
     return tuple(inquiry.ask("ONNX Runtime", code).split())
 
 
-def statuses() -> list[DeviceStatus]:
-    """Every device that could be asked for, and why not where it cannot be used.
-
-    Raises:
-        BackendUnavailable: ONNX Runtime is not installed, or does not load.
-    """
-    present = installed()
-    found = []
-    for label, provider in _PROVIDERS.items():
-        available = provider.name in present
-        missing = f"this build of ONNX Runtime has no {provider.name} (it comes with {provider.package})"
-        found.append(DeviceStatus(label, available, provider.name if available else missing))
-    return sorted(found, key=lambda device: not device.available)
-
-
-def choose(wanted: str) -> Device:
-    """The device of that name; "auto" is the first of the providers installed.
+def find(wanted: str) -> Device:
+    """The device of that name.
 
     Raises:
         BackendUnavailable: no such device, or this build of ONNX Runtime lacks it.
     """
-    present = installed()
-    if wanted == "auto":
-        label = next(label for label, provider in _PROVIDERS.items() if provider.name in present)
-        others = ", ".join(name for name in _PROVIDERS if name != label)
-        return Device(label, _PROVIDERS[label], 0, f"the first that this build of ONNX Runtime has (not: {others})")
     match = _WANTED.fullmatch(wanted)
-    provider = _PROVIDERS.get(match[1]) if match else None
+    provider = PROVIDERS.get(match[1]) if match else None
     if match is None or provider is None:
-        raise BackendUnavailable(f"unknown device {wanted!r} (accepted: auto, {', '.join(_PROVIDERS)}, or cuda:1)")
-    if provider.name not in present:
+        raise BackendUnavailable(f"unknown device {wanted!r} (accepted: auto, {', '.join(PROVIDERS)}, or cuda:1)")
+    if provider.name not in installed():
         raise BackendUnavailable(
             f"device {wanted!r} needs {provider.name}, which this build of ONNX Runtime lacks (it comes with"
             f" {provider.package}; uninstall other builds first)"

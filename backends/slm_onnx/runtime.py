@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
-import importlib.metadata
-import importlib.util
-import re
+import io
+import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,13 +17,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from slm_core.errors import BackendUnavailable, DecodeFailed, UnsupportedModel
-from slm_onnx import INSTALL_HINT
+from slm_onnx import INSTALL_HINT, build
 
-# Builds of ONNX Runtime for one kind of hardware have names of their own and the same module.
-_DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-rocm")
 _NOT_CAPTURED = -1  # what ONNX Runtime calls a run that CUDA graphs leave alone
 _CAUSAL_SINCE = 1, 30  # the version that GroupQueryAttention has an attribute from which turns its own mask off
+_CODED_EXPERTS_SINCE = 1, 31  # the version that QMoE takes accuracy_level and the bits of each matrix from
 _SILENT = 4  # only what ends the process is logged: everything else is raised, too
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +40,29 @@ class Threads:
 
 
 def missing() -> str | None:
-    """What is not installed, None where all is there; nothing is imported."""
-    absent = [name for name in ("onnxruntime", "onnx") if importlib.util.find_spec(name) is None]
-    return f"{' and '.join(absent)} not installed (to get it: {INSTALL_HINT})" if absent else None
+    """What is not installed or too old, None where nothing is; nothing is imported."""
+    return build.problem()
 
 
 def version() -> str:
     """The version of ONNX Runtime, of whichever build; "" where none is installed."""
-    for name in _DISTRIBUTIONS:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ""
+    found = build.find_build()
+    return found.version if found else ""
 
 
 def can_mask_by_bias() -> bool:
     """Whether attention can leave it to a bias alone which token sees which."""
-    found = re.match(r"(\d+)\.(\d+)", version())
-    return found is not None and (int(found[1]), int(found[2])) >= _CAUSAL_SINCE
+    return _is_at_least(_CAUSAL_SINCE)
+
+
+def has_coded_experts() -> bool:
+    """Whether experts can stay in codes of 4 or 8 bits."""
+    return _is_at_least(_CODED_EXPERTS_SINCE)
+
+
+def _is_at_least(wanted: tuple[int, int]) -> bool:
+    found = build.numbers(version())
+    return found is not None and found >= wanted
 
 
 def is_loaded() -> bool:
@@ -89,10 +94,14 @@ class Place:
     Attributes:
         providers: execution providers with their options, best first.
         threads: for what runs on the CPU.
+        config: entries of the session's configuration.
+        preloads_cuda: whether CUDA's libraries are loaded before the first session.
     """
 
     providers: Sequence[tuple[str, Mapping[str, str]]]
     threads: Threads
+    config: Mapping[str, str] = field(default_factory=dict)
+    preloads_cuda: bool = False
 
 
 def session(model: bytes, weights: Mapping[str, NDArray[Any]], place: Place, save_to: Path | None = None) -> Any:
@@ -163,6 +172,8 @@ def _options(place: Place) -> Any:
     options.enable_cpu_mem_arena = False  # it would keep what a long prompt once needed
     options.add_session_config_entry("session.prepack.enable_parallel", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(place.threads.spinning)))
+    for key, value in place.config.items():
+        options.add_session_config_entry(key, value)
     return options
 
 
@@ -175,6 +186,8 @@ def _save_to(options: Any, file: Path) -> None:
 
 def _open(model: bytes | str, options: Any, place: Place) -> Any:
     providers = [(name, dict(given)) for name, given in place.providers]
+    if place.preloads_cuda:
+        _preload_cuda()
     try:
         made = load().InferenceSession(model, options, providers=providers)
     except Exception as error:  # the runtime raises classes of its own, RuntimeError and ValueError
@@ -183,6 +196,18 @@ def _open(model: bytes | str, options: Any, place: Place) -> Any:
     if wanted not in used:
         raise BackendUnavailable(f"ONNX Runtime cannot use {wanted} here and fell back to {', '.join(used)}")
     return made
+
+
+@functools.cache
+def _preload_cuda() -> None:
+    """Load the libraries of CUDA and cuDNN that pip has installed, which the system's loader does not find.
+
+    ONNX Runtime prints what it cannot load. A library may be missing and not needed, so the session is what tells.
+    """
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        load().preload_dlls()
+    if text := printed.getvalue().strip():
+        _log.info("%s", text)
 
 
 def run(made: Any, binding: Any, number: int = _NOT_CAPTURED) -> None:

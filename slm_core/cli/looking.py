@@ -21,7 +21,7 @@ from slm_core.loading import backends as list_backends
 from slm_core.loading import demo_model_path, load_vocab, local, support_of
 from slm_core.modelinfo import model_info
 from slm_core.plugins import registry
-from slm_core.types import BackendStatus, KvType
+from slm_core.types import BackendStatus, DeviceStatus, KvType
 
 
 def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
@@ -158,13 +158,21 @@ def _device_table(found: Sequence[BackendStatus]) -> Table:
         table.add_column(column)
     for status in found:
         for device in status.devices:
-            usable = Text("yes", style="green") if device.available else Text("no", style="red")
-            table.add_row(Text(status.name, style="bold"), Text(device.name), usable, Text(device.detail, style="dim"))
+            remarks = Text(device.detail, style="dim")
+            table.add_row(Text(status.name, style="bold"), Text(device.name), _usable(device), remarks)
     return table
 
 
+def _usable(device: DeviceStatus) -> Text:
+    """Whether a device can be used; "untried" where nobody has proved that its numbers are right."""
+    if not device.available:
+        return Text("no", style="red")
+    return Text("untried", style="yellow") if device.untried else Text("yes", style="green")
+
+
 def _row(status: BackendStatus) -> list[Text]:
-    devices = ", ".join(device.name for device in status.devices if device.available)
+    there = (device for device in status.devices if device.available)
+    devices = ", ".join(f"{device.name} (untried)" if device.untried else device.name for device in there)
     installed = Text("yes", style="green") if status.installed else Text("no", style="red")
     return [
         Text(status.name, style="bold"),

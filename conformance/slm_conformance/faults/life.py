@@ -23,7 +23,17 @@ from slm_conformance.toy_engine import Array, Cell, ToyEngine
 from slm_conformance.weights import Weights
 from slm_core.errors import ContextBusy, InvalidModelFile, SlmError
 from slm_core.protocols import Batch, Context
-from slm_core.types import BackendStatus, ContextOptions, EditLevel, KvType, Logits, ModelOptions, ModelSource, Support
+from slm_core.types import (
+    BackendStatus,
+    ContextOptions,
+    DeviceStatus,
+    EditLevel,
+    KvType,
+    Logits,
+    ModelOptions,
+    ModelSource,
+    Support,
+)
 
 
 @fault("TestThreads::test_a_busy_context_refuses")
@@ -181,6 +191,16 @@ class NoVersion(ToyBackend):
     def status(self) -> BackendStatus:
         """Leave it out."""
         return dataclasses.replace(super().status(), version="")
+
+
+@fault("TestBackend::test_devices")
+class ListsAnotherDevice(ToyBackend):
+    """The status lists a device as available that does not load."""
+
+    def status(self) -> BackendStatus:
+        """Add it."""
+        status = super().status()
+        return dataclasses.replace(status, devices=(*status.devices, DeviceStatus("gpu", available=True)))
 
 
 @fault("TestBackend::test_supports_the_model")

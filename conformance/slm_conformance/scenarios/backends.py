@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import pytest
 from slm_conformance.bench import Bench
 from slm_conformance.factories import make_tiny_model, tiny_model
 from slm_conformance.scenarios.base import Scenarios
-from slm_core.errors import BackendUnavailable, InvalidModelFile, UnknownOption, UnsupportedModel
+from slm_core.errors import BackendUnavailable, InvalidModelFile, SlmError, UnknownOption, UnsupportedModel
 from slm_core.types import BackendStatus, ModelOptions, Support
 
 
@@ -28,6 +29,19 @@ class TestBackend(Scenarios):
         assert (status.name, status.installed) == (name, True), f"the status of a loaded backend is {status}"
         assert status.version, "the status of an installed backend has no version"
         assert any(device.available for device in status.devices), "the status names no device that is available"
+
+    def test_devices(self, bench: Bench) -> None:
+        """Backend: each device of ``status`` loads models, is ``untried``, or says why it cannot be used."""
+        for device in bench.backend.status().devices:
+            if not device.available:
+                why = device.detail
+                assert why and "\n" not in why, f"device {device.name!r} cannot be used, and not one line says why"
+            elif not device.untried:
+                options = dataclasses.replace(bench.workshop.options(), device=device.name)
+                try:
+                    bench.backend.load(bench.path, options).close()
+                except SlmError as error:
+                    raise AssertionError(f"device {device.name!r} is listed as available: {error}") from error
 
     def test_supports_the_model(self, bench: Bench) -> None:
         """Backend: ``supports`` says yes to a file that loads, with a rank and a reason."""

@@ -1,0 +1,101 @@
+"""Choosing a device: of those that ONNX Runtime has and that pass the self-check."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from slm_core.errors import BackendUnavailable
+from slm_core.types import DeviceStatus
+from slm_onnx import providers, selfcheck
+from slm_onnx.options import LoadOptions
+from slm_onnx.providers import PROVIDERS, Device
+
+_log = logging.getLogger(__name__)
+_DEFAULTS = LoadOptions()
+
+
+class Report(NamedTuple):
+    """What ``Backend.status()`` says of devices.
+
+    Attributes:
+        devices: every device that could be asked for, those that can be used first.
+        auto: what ``device="auto"`` takes, and why not the others.
+    """
+
+    devices: list[DeviceStatus]
+    auto: str
+
+
+def choose(wanted: str, options: LoadOptions = _DEFAULTS) -> Device:
+    """The device of that name, which has passed the self-check.
+
+    "auto" is the best of those that the conformance suite has passed on and that pass the self-check here.
+
+    Raises:
+        BackendUnavailable: no such device, this build of ONNX Runtime lacks it, or it fails the self-check.
+    """
+    if wanted != "auto":
+        device = providers.find(wanted)
+        _check(device, options)
+        return device
+
+    def problem(label: str) -> str | None:
+        found = _problem(label, options)
+        if found is not None:
+            _log.warning('device="auto" does not take %s: %s', label, found)
+        return found
+
+    return _best(problem)
+
+
+def report() -> Report:
+    """Every device, tried.
+
+    Raises:
+        BackendUnavailable: ONNX Runtime is not installed, or does not load.
+    """
+    providers.installed()
+    problems = {label: _problem(label, _DEFAULTS) for label in PROVIDERS}
+    found = [
+        DeviceStatus(label, problems[label] is None, problems[label] or provider.name, provider.untried)
+        for label, provider in PROVIDERS.items()
+    ]
+    best_first = sorted(found, key=lambda device: (not device.available, device.untried))
+    return Report(best_first, _best(problems.__getitem__).reason)
+
+
+def _problem(label: str, options: LoadOptions) -> str | None:
+    """Why a device cannot be used; None where it can."""
+    try:
+        _check(providers.find(label), options)
+    except BackendUnavailable as error:
+        return str(error)
+    return None
+
+
+def _check(device: Device, options: LoadOptions) -> None:
+    if not device.is_cpu:  # the CPU is the reference
+        selfcheck.require(device, options)
+
+
+def _best(problem: Callable[[str], str | None]) -> Device:
+    """What "auto" takes. The CPU is always there, and the last.
+
+    Args:
+        problem: why a device cannot be used, None where it can.
+    """
+    there = providers.installed()
+    passed_over = []
+    for label, provider in PROVIDERS.items():
+        if provider.name not in there:
+            continue
+        if provider.untried:
+            passed_over.append(f"{label} is untried: ask for it by name")
+        elif problem(label) is not None:
+            passed_over.append(f"{label} cannot be used")
+        else:
+            device = providers.find(label)
+            return Device(device.label, provider, device.device_id, "; ".join([f"device auto: {label}", *passed_over]))
+    raise BackendUnavailable(f"this build of ONNX Runtime has no CPU provider (it has: {', '.join(there)})")

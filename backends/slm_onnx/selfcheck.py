@@ -1,0 +1,118 @@
+"""Does a device compute what the CPU computes? Every device but the CPU is tried before its first model is loaded.
+
+A process of its own makes the same decodes and edits of a tiny model on both, so that a provider that crashes takes
+nothing else down. A device that passes is not tried again on this machine, until ONNX Runtime, the graph, a driver or
+an option changes; a device that fails is tried again at each load, as what was wrong may have been mended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from slm_core import inquiry
+from slm_core.cpu import processor
+from slm_core.diskcache import DiskCache
+from slm_core.errors import BackendUnavailable
+from slm_onnx import build
+from slm_onnx.options import LoadOptions
+from slm_onnx.providers import Device
+
+VERSION = 1
+"""Raised with every change of what is compared."""
+TOLERANCE = 0.05
+"""Relative error of logits (L2 norm) that passes. Activations in 8 bits, the coarsest that a device computes with, give
+0.011 on the tiny model; keys and values of earlier calls that are lost, late or elsewhere give 0.5 and more."""
+
+_KIND = "onnx-selfcheck"
+_PATIENCE_S = 300.0  # a provider may compile the graph for each shape
+_CODE = "import sys; from slm_onnx import comparing; comparing.answer(sys.argv[1])"
+_CHOOSING = (
+    "VK_DRIVER_FILES",
+    "VK_ICD_FILENAMES",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+)
+_MANIFESTS = (Path("/usr/share/vulkan/icd.d"), Path("/etc/vulkan/icd.d"))
+_NVIDIA = Path("/proc/driver/nvidia/version")
+_PCI = Path("/sys/bus/pci/devices")
+_DISPLAY = "0x03"  # the PCI class of GPUs
+
+
+def require(device: Device, options: LoadOptions) -> None:
+    """Try a device with the options that matter to its graphs, unless it has passed before.
+
+    Raises:
+        BackendUnavailable: its logits are not the CPU's, it cannot run the graphs, or the process died.
+    """
+    asked = _asked(options)
+    cache, key = DiskCache(_KIND), _key(device, asked)
+    if cache.get(key) is not None:
+        return
+    worst = _try(device, asked)
+    about = f"{device.label} computes what the CPU computes"
+    cache.put(key, about, lambda folder: _write(folder / "verdict.json", worst))
+
+
+def _try(device: Device, asked: Mapping[str, object]) -> float:
+    """The largest error of all steps."""
+    who = f"the self-check of device {device.label!r} ({device.provider.name})"
+    told = inquiry.ask(who, _CODE, json.dumps([device.label, asked]), patience_s=_PATIENCE_S)
+    found = json.loads(told.strip().splitlines()[-1])
+    if "problem" in found:
+        raise BackendUnavailable(f"device {device.label!r} cannot run a tiny model: {found['problem']}")
+    step, error = max(found["errors"].items(), key=lambda item: item[1])
+    if error > TOLERANCE:
+        raise BackendUnavailable(
+            f"device {device.label!r} gives wrong numbers on this machine: on a tiny model, the logits after {step}"
+            f" differ from the CPU's by {error:.0%} (accepted: {TOLERANCE:.0%}): use device='cpu', or another ONNX"
+            " Runtime or driver"
+        )
+    return float(error)
+
+
+def _asked(options: LoadOptions) -> Mapping[str, object]:
+    return {
+        "accuracy_level": options.accuracy_level,
+        "buckets": options.buckets,
+        "provider_options": dict(sorted(options.provider_options.items())),
+    }
+
+
+def _write(file: Path, worst: float) -> None:
+    file.write_text(json.dumps({"largest_error": worst}))
+
+
+def _key(device: Device, asked: Mapping[str, object]) -> str:
+    """A name for all that the verdict depends on, as far as the system tells."""
+    from slm_onnx.compiled import BUILDER_VERSION  # imports onnx
+
+    runtime = build.find_build()
+    stamp = [] if runtime is None else [runtime.package, runtime.version, *runtime.stamp()]
+    parts = [VERSION, BUILDER_VERSION, device.label, device.provider.name, asked, stamp, processor(), *_graphics()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _graphics() -> Iterator[str]:
+    """GPUs and their drivers."""
+    yield platform.platform()
+    for name in _CHOOSING:
+        yield f"{name}={os.environ.get(name, '')}"
+    yield _read(_NVIDIA)
+    for manifest in sorted(file for folder in _MANIFESTS for file in folder.glob("*.json")):
+        yield f"{manifest} {manifest.stat().st_mtime_ns}"
+    for gpu in sorted(_PCI.glob("*")):
+        if _read(gpu / "class").startswith(_DISPLAY):
+            yield f"{gpu.name} {_read(gpu / 'vendor')} {_read(gpu / 'device')}"
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

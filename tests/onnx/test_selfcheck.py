@@ -1,0 +1,208 @@
+"""A device is refused where it does not compute what the CPU computes; a device that passed is not tried again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slm_core import inquiry
+from slm_core.diskcache import entries
+from slm_core.errors import BackendUnavailable
+from slm_onnx import build, providers, runtime, selfcheck
+from slm_onnx.options import LoadOptions
+
+pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-core[onnx]'")
+
+EXACT = LoadOptions(accuracy_level=0, cache=False)
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLM_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def device() -> providers.Device:
+    """A device that is not the reference: ONNX Runtime's CPU provider under another name."""
+    return dataclasses.replace(providers.find("cpu"), label="other")
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[list[str]]:
+    """The questions that processes are asked from now on; the answers are as exact as the CPU's own."""
+    calls: list[list[str]] = []
+
+    def ask(engine: str, code: str, *arguments: str, patience_s: float) -> str:
+        calls.append([engine, *arguments])
+        return json.dumps({"errors": {"a prompt": 0.0, "a cut": 0.01}})
+
+    monkeypatch.setattr(inquiry, "ask", ask)
+    return calls
+
+
+def compare(device: providers.Device, options: LoadOptions = EXACT) -> dict[str, float]:
+    from slm_onnx import comparing
+
+    return comparing.errors(device, options)
+
+
+@pytest.mark.parametrize("buckets", [False, True])
+def test_the_same_provider_gives_the_same_numbers(device, buckets) -> None:
+    found = compare(device, dataclasses.replace(EXACT, buckets=buckets))
+    assert len(found) == 6
+    assert max(found.values()) < 1e-5, "float32 sums in another order"
+
+
+def test_activations_in_8_bits_pass_with_room(device) -> None:
+    """Rounding is the largest error that is right; a lost cache (below) is ten times the tolerance."""
+    found = compare(device, LoadOptions(cache=False))
+    assert 1e-3 < max(found.values()) < selfcheck.TOLERANCE / 2
+
+
+class LosingBinding:
+    """A binding that writes keys and values to memory that nobody reads again."""
+
+    def __init__(self, session: Any) -> None:
+        self.binding = session.io_binding()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.binding, name)
+
+    def bind_ortvalue_output(self, name: str, value: Any) -> None:
+        if name.startswith("present."):
+            self.binding.bind_output(name, "cpu")
+        else:
+            self.binding.bind_ortvalue_output(name, value)
+
+
+class LosingSession:
+    """A session on a provider that does not write where it is told to."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    def io_binding(self) -> LosingBinding:
+        return LosingBinding(self.session)
+
+    def run_with_iobinding(self, binding: LosingBinding, options: Any) -> None:
+        self.session.run_with_iobinding(binding.binding, options)
+
+
+def test_a_cache_that_is_lost_is_noticed_by_the_second_decode(device, monkeypatch) -> None:
+    """As device="webgpu" was: the first decode is right, and what it leaves behind is not where the next one looks."""
+    open_session = runtime._open
+    loses = {"test.loses_its_cache": "1"}
+
+    def open_on(model: bytes | str, options: Any, place: runtime.Place) -> Any:
+        session = open_session(model, options, place)
+        return LosingSession(session) if loses.items() <= place.config.items() else session
+
+    monkeypatch.setattr(runtime, "_open", open_on)
+    found = compare(dataclasses.replace(device, provider=dataclasses.replace(device.provider, config=loses)))
+    assert found.pop("a prompt") < 1e-5
+    assert min(found.values()) > 5 * selfcheck.TOLERANCE, found
+
+
+def test_numbers_that_are_none_are_an_infinite_error() -> None:
+    from slm_onnx import comparing
+
+    row = np.ones(3, np.float32)
+    assert comparing._error(row * np.float32("nan"), row) == float("inf")
+
+
+def test_a_wrong_device_is_refused_in_one_line_that_says_what_and_how_far(device, monkeypatch) -> None:
+    answer = json.dumps({"errors": {"a prompt": 0.001, "the token after it": 0.735}})
+    monkeypatch.setattr(inquiry, "ask", lambda *_, **__: f"noise of a driver\n{answer}\n")
+    with pytest.raises(
+        BackendUnavailable, match=r"'other' .* after the token after it differ .* 74% \(accepted: 5%\)"
+    ) as no:
+        selfcheck.require(device, EXACT)
+    assert "\n" not in str(no.value)
+    assert entries() == [], "what is wrong may be mended: it is tried again"
+
+
+def test_a_device_that_cannot_run_the_graphs_is_refused(device) -> None:
+    """The process is a real one, and knows no device of that name."""
+    with pytest.raises(BackendUnavailable, match=r"'other' cannot run a tiny model: unknown device"):
+        selfcheck.require(device, EXACT)
+    assert entries() == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="exit codes are numbers of signals elsewhere")
+def test_a_provider_that_crashes_takes_its_own_process_down_alone(device, monkeypatch) -> None:
+    monkeypatch.setattr(selfcheck, "_CODE", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    with pytest.raises(BackendUnavailable, match=r"self-check of device 'other'.*exit code -11"):
+        selfcheck.require(device, EXACT)
+
+
+def test_a_provider_that_hangs_is_refused(device, monkeypatch) -> None:
+    monkeypatch.setattr(selfcheck, "_CODE", "import time; time.sleep(60)")
+    monkeypatch.setattr(selfcheck, "_PATIENCE_S", 0.2)
+    with pytest.raises(BackendUnavailable, match="did not end within"):
+        selfcheck.require(device, EXACT)
+
+
+def test_a_device_that_passed_is_not_tried_again(device, asked) -> None:
+    for _ in range(2):
+        selfcheck.require(device, EXACT)
+    assert len(asked) == 1
+    (entry,) = entries()
+    assert (entry.kind, "other" in entry.about) == ("onnx-selfcheck", True)
+
+
+def test_where_nothing_can_be_kept_it_is_tried_each_time(device, asked, root) -> None:
+    root.write_text("a file where the folder should be")
+    for _ in range(2):
+        selfcheck.require(device, EXACT)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accuracy_level": 4},
+        {"buckets": True},
+        {"provider_options": {"device_type": "GPU"}},
+    ],
+)
+def test_options_that_reach_the_graphs_are_tried_apart(device, asked, options) -> None:
+    for given in (EXACT, dataclasses.replace(EXACT, **options), dataclasses.replace(EXACT, spinning=True)):
+        selfcheck.require(device, given)
+    assert len(asked) == 2, "spinning changes no number"
+    name, found = json.loads(asked[1][1])
+    assert name == "other"
+    assert options.items() <= found.items()
+
+
+@pytest.mark.parametrize("changed", ["build", "driver", "gpu", "check"])
+def test_another_build_driver_or_gpu_is_tried_again(device, asked, monkeypatch, tmp_path, changed) -> None:
+    driver, bus = tmp_path / "version", tmp_path / "pci"
+    gpu = bus / "0000:01:00.0"
+    gpu.mkdir(parents=True)
+    for name, text in (("class", "0x030200"), ("vendor", "0x10de"), ("device", "0x2330")):
+        (gpu / name).write_text(text)
+    driver.write_text("NVRM version: 550.1")
+    monkeypatch.setattr(selfcheck, "_NVIDIA", driver)
+    monkeypatch.setattr(selfcheck, "_PCI", bus)
+    selfcheck.require(device, EXACT)
+    if changed == "build":
+        other = build.Build("onnxruntime-gpu", "1.31.1", tmp_path)
+        monkeypatch.setattr(build, "find_build", lambda: other)
+    elif changed == "driver":
+        driver.write_text("NVRM version: 560.2")
+    elif changed == "gpu":
+        (gpu / "device").write_text("0x2331")
+    else:
+        monkeypatch.setattr(selfcheck, "VERSION", selfcheck.VERSION + 1)
+    selfcheck.require(device, EXACT)
+    assert len(asked) == 2
