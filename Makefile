@@ -6,6 +6,8 @@ JOBS ?= auto
 MUTANTS ?= --sample 50
 VENV := .venv
 BIN := $(VENV)/bin
+BOUNDS := $(VENV)/bounds
+OTHER_ORACLES := tests/core/test_safetensors.py tests/core/test_toolschema.py tests/core/tokenization/test_world.py
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 SOURCES := pyproject.toml README.md $(shell find slm_core backends formatters conformance -type f ! -path '*/__pycache__/*')
 EXAMPLE := $(shell find examples/my_backend -type f ! -path '*/__pycache__/*')
@@ -14,16 +16,23 @@ EXAMPLE := $(shell find examples/my_backend -type f ! -path '*/__pycache__/*')
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check mutants clean
+.PHONY: help demo test test-bounds check mutants clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
 
 demo: $(VENV)/installed $(ENGINES:%=$(VENV)/engine-%) ## set up .venv and run the main job on every engine (ENGINES= for the built-in one alone)
 	@$(BIN)/slm demo
 
 test: $(VENV)/installed-dev $(VENV)/example/installed ## run all tests (JOBS= at once); a summary names what was skipped, and why
 	$(BIN)/pytest -n $(JOBS) --dist loadfile
+
+# Tests that import torch, transformers or rwkv run in `make test` alone.
+test-bounds: $(BOUNDS)/oldest/installed $(BOUNDS)/newest/installed $(VENV)/installed-dev ## run the suite on the oldest and on the newest ONNX Runtime, and tests/core on the oldest of all dependencies
+	@for which in oldest newest; do cp -r $(VENV)/lib/python3*/site-packages/slm_* $(BOUNDS)/$$which/lib/python3*/site-packages/ || exit; done
+	$(BOUNDS)/oldest/bin/pytest -n $(JOBS) --dist loadfile -W default tests/conformance/test_onnx.py tests/core \
+		$(OTHER_ORACLES:%=--ignore %)
+	$(BOUNDS)/newest/bin/pytest -n $(JOBS) tests/conformance/test_onnx.py
 
 check: $(VENV)/installed-dev ## check style, types, layers and the links in the documentation
 	$(BIN)/ruff check .
@@ -55,6 +64,14 @@ $(VENV)/installed-dev: $(SOURCES) | $(BIN)/python
 	@echo "Installing slm-core and what its tests need into $(VENV) (llama.cpp is built from source: about 4 minutes, once) ..."
 	@$(PIP) '.[dev]'
 	@touch $@ $(VENV)/installed $(VENV)/engine-llamacpp
+
+# Environments of their own; slm-core itself is copied into them, as building it takes longer than the rest.
+$(BOUNDS)/%/installed: pyproject.toml tools/bounds.py | $(BIN)/python
+	@echo "Installing the $* versions that pyproject.toml admits into $(@D) ..."
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq $$($(BIN)/python tools/bounds.py $*)
+	@touch $@
 
 # Beside the environment, not into it: a few tests put this folder on their path, the others must not see the backend.
 $(VENV)/example/installed: $(EXAMPLE) | $(VENV)/installed-dev

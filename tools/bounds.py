@@ -1,0 +1,44 @@
+"""Print what an environment of the oldest, or of the newest, versions that pyproject.toml admits is made of.
+
+``make test-bounds`` hands it to pip: ``python tools/bounds.py oldest`` prints ``numpy==1.26 ...``, ``newest`` the names.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+EXTRAS = ("onnx",)
+TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "gguf")
+"""What the tests need. Their own bounds are not tested."""
+
+
+def pinned(requirements: list[str]) -> list[str]:
+    """Each requirement at its lower bound.
+
+    Raises:
+        ValueError: one is not of the form ``name>=version``.
+    """
+    found = []
+    for requirement in requirements:
+        name, bound, version = requirement.partition(">=")
+        if not bound or not version.replace(".", "").isdigit():
+            raise ValueError(f"{requirement!r} in {PYPROJECT.name} is not of the form name>=version")
+        found.append(f"{name}=={version}")
+    return found
+
+
+def requirements(which: str) -> Iterator[str]:
+    """What to install; ``which`` is "oldest" or "newest"."""
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    bounded = [*project["dependencies"], *(line for name in EXTRAS for line in project["optional-dependencies"][name])]
+    oldest = pinned(bounded)
+    yield from {"oldest": oldest, "newest": [line.partition("==")[0] for line in oldest]}[which]
+    yield from TOOLS
+
+
+if __name__ == "__main__":
+    print(*requirements(sys.argv[1]))
