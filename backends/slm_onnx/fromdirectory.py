@@ -134,7 +134,7 @@ def _info(layout: Layout, engine: RowsEngine, device: Device) -> ModelInfo:
 def _stated(layout: Layout, key: str) -> int:
     found = layout.config.get(key)
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise InvalidModelFile(f"{layout.folder}: {key!r} of the model is {str(found)[:80]} (accepted: a size)")
+        raise InvalidModelFile(f"{layout.folder}: {key!r} of the model is {repr(found)[:80]} (accepted: a size)")
     return found
 
 

@@ -212,7 +212,7 @@ def _texts(found: dict[str, Any], file: Path) -> dict[str, str]:
 def _size(stated: Mapping[str, Any], key: str, file: Path) -> int | None:
     found = stated.get(key)
     if found is not None and (not isinstance(found, int) or isinstance(found, bool) or found < 1):
-        raise InvalidModelFile(f"{file}: {key!r} is {str(found)[:80]} (accepted: an integer from 1 on)")
+        raise InvalidModelFile(f"{file}: {key!r} is {repr(found)[:80]} (accepted: an integer from 1 on)")
     return found
 
 
@@ -220,5 +220,5 @@ def _ends(stated: Mapping[str, Any], file: Path) -> list[int]:
     found = stated.get("eos_token_id")
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise InvalidModelFile(f"{file}: 'eos_token_id' is {str(found)[:80]} (accepted: token ids)")
+        raise InvalidModelFile(f"{file}: 'eos_token_id' is {repr(found)[:80]} (accepted: token ids)")
     return ids

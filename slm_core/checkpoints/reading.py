@@ -100,7 +100,7 @@ def answer_ends(folder: Path) -> tuple[int, ...]:
         stated = read_json(path).get("eos_token_id") if path.exists() else None
         ends = stated if isinstance(stated, list) else [] if stated is None else [stated]
         if not all(type(end) is int and end >= 0 for end in ends):
-            raise InvalidModelFile(f"{path}: 'eos_token_id' is {str(stated)[:80]} (accepted: tokens)")
+            raise InvalidModelFile(f"{path}: 'eos_token_id' is {repr(stated)[:80]} (accepted: tokens)")
         found += ends
     return tuple(dict.fromkeys(found))
 
@@ -153,11 +153,11 @@ def _check_task(config: Config) -> None:
     if _is_encoder(config):
         if names and not any(map(_ENCODES.search, names)):
             raise UnsupportedModel(
-                f"{config.source}: 'architectures' is {str(names)[:80]} (accepted: ...Model, ...ForMaskedLM)"
+                f"{config.source}: 'architectures' is {repr(names)[:80]} (accepted: ...Model, ...ForMaskedLM)"
             )
     elif names and not any(map(_GENERATES.search, names)):
         raise UnsupportedModel(
-            f"{config.source}: 'architectures' is {str(names)[:80]}, which does not generate text"
+            f"{config.source}: 'architectures' is {repr(names)[:80]}, which does not generate text"
             " (accepted: ...ForCausalLM)"
         )
 

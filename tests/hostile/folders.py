@@ -13,10 +13,10 @@ import numpy as np
 from slm_conformance.factories import TinyModel, make_tiny_model
 from slm_core.gguf import GgufFile
 from slm_core.tokenization.export import tokenizer_files
-from tests.foreign_onnx import LAYOUTS, N_CTX, write_directory
 from tests.hostile import json_mutations
 
 Folder: TypeAlias = Mapping[str, bytes]
+_N_CTX = 2048
 _TEXTS = (
     *("BPE", "WordPiece", "Unigram", "WordLevel", "ByteLevel", "Metaspace", "Sequence", "Replace", "Strip", "Split"),
     *("Digits", "Precompiled", "Lowercase", "NFC", "Prepend", "BertNormalizer", "TemplateProcessing", "Fuse"),
@@ -67,6 +67,7 @@ def transformers_folders(folder: Path) -> list[Folder]:
 def onnx_folders(folder: Path) -> list[Folder]:
     """Directories as optimum, onnxruntime-genai and this package's converter write them."""
     from slm_onnx.convert import convert
+    from tests.foreign_onnx import LAYOUTS, write_directory
 
     tiny = make_tiny_model("qwen2")
     source = tiny.write(folder / "onnx.gguf")
@@ -147,7 +148,7 @@ def _transformers_folder(folder: Path, tiny: TinyModel) -> Folder:
 
 def _tokenizer(source: Path) -> dict[str, str]:
     with GgufFile.open(source) as gguf:
-        return tokenizer_files(gguf, N_CTX)
+        return tokenizer_files(gguf, _N_CTX)
 
 
 def _renamed(tiny: TinyModel) -> Iterator[tuple[str, np.ndarray]]:

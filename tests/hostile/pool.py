@@ -79,9 +79,9 @@ def run(kind: str, backend: str, seconds: float, first: int = 0, most: int = 1 <
 class Worker:
     """A process that takes cases, and another after it where it ends."""
 
-    def __init__(self, kind: str, backend: str, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, kind: str, backend: str, patience_s: float = PATIENCE_S, wall_s: float = _WALL_S) -> None:
         self._target = kind, backend
-        self._patience_s = patience_s
+        self._patience_s, self._wall_s = patience_s, wall_s
         self._folder = tempfile.TemporaryDirectory(prefix="slm-hostile-")
         self._complaints = Path(self._folder.name) / "stderr"
         self._process: subprocess.Popen[bytes] | None = None
@@ -106,7 +106,7 @@ class Worker:
         try:
             self._process.stdin.write(f"{seed}\n".encode())
             self._process.stdin.flush()
-            line = self._line(_WALL_S, self._patience_s)
+            line = self._line(self._wall_s, self._patience_s)
         except BrokenPipeError:
             line = b""
         if line:
@@ -114,7 +114,7 @@ class Worker:
             return verdict, message
         if line is None:
             self._stop()
-            return "hung", f"more than {self._patience_s:g} s of processor time, or {_WALL_S:g} s"
+            return "hung", f"more than {self._patience_s:g} s of processor time, or {self._wall_s:g} s"
         code = self._process.wait()
         self._stop()
         return "crashed", f"{_signal(code)}: {self._last_words()}"

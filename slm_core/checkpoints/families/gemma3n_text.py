@@ -121,6 +121,6 @@ def _thresholds(config: Config, n_layers: int) -> list[float]:
     shares = config.items("activation_sparsity_pattern", float, n_layers) or default
     if not all(0 <= share < 1 for share in shares):
         raise UnsupportedModel(
-            f"{config.source}: 'activation_sparsity_pattern' has {str(shares)[:80]} (accepted: 0 to 1)"
+            f"{config.source}: 'activation_sparsity_pattern' has {repr(shares)[:80]} (accepted: 0 to 1)"
         )
     return [NormalDist().inv_cdf(share) if share else -math.inf for share in shares]
