@@ -37,6 +37,8 @@ from slm_core.types import Capability, Pos, TopLogits, WantLogits
 _KEPT, _PROBED = 100, 99
 """The oracle keeps what was dumped as sequences from this number on, and what goes on elsewhere as the one before."""
 _PROBE_N_CTX = 1024
+_PROBE_EVERY = 13
+"""Steps after which all sequences go on elsewhere."""
 Placed: TypeAlias = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], str, bool]
 """Of a run its sequence, first position and tokens; then its kind, and whether it is a block."""
 N_TOP = 5
@@ -59,6 +61,7 @@ class Player:
     def __init__(self, bench: Bench, opening: str, sizes: Sizes) -> None:
         self._bench, self._sizes = bench, sizes
         self._context = bench.context(n_ctx=sizes.n_ctx, n_seq_max=sizes.n_seq_max, n_batch=sizes.n_batch)
+        self._other = bench.context(n_ctx=_PROBE_N_CTX, n_seq_max=1, n_batch=sizes.n_batch)
         self._oracle = bench.oracle()
         info, context = bench.model.info, self._context
         self._n_embd = info.n_embd
@@ -74,11 +77,11 @@ class Player:
         Raises:
             Mismatch: with the script.
         """
-        with self._context:
-            for step in program:
+        with self._context, self._other:
+            for i, step in enumerate(program, 1):
                 self._play(step)
-            for seq_id in range(self._sizes.n_seq_max):
-                self._probe(seq_id)
+                for seq_id in range(self._sizes.n_seq_max if i % _PROBE_EVERY == 0 or i == len(program) else 0):
+                    self._probe(seq_id)
 
     def _probe(self, seq_id: int) -> None:
         """Go on with a sequence in another context, from its KV payload and from its tokens and edits."""
@@ -98,13 +101,11 @@ class Player:
             f"other.restore(0, variant(context.dump({seq_id}), {kind!r}))",
             f"rows = decode(other, model, {run!r})",
         ]
-        with bench.context(n_ctx=sizes[0], n_seq_max=sizes[1], n_batch=sizes[2]) as other:
-            try:
-                other.restore(0, variant(self._context.dump(seq_id), kind))
-                rows = decode(other, bench.model, run)
-            except SlmError as error:
-                why = f"the dump of sequence {seq_id} leads to {type(error).__name__} ({error})"
-                self._fail("\n".join(lines), why)
+        try:
+            self._other.restore(0, variant(self._context.dump(seq_id), kind))
+            rows = decode(self._other, bench.model, run)
+        except SlmError as error:
+            self._fail("\n".join(lines), f"the dump of sequence {seq_id} leads to {type(error).__name__} ({error})")
         script, self._script = self._script, [*self._script, *lines]
         self._compare_rows(Decode((Run(0, 0, (0,)),)), rows, expected)
         self._script = script

@@ -29,16 +29,16 @@ from slm_core.types import Capability, EditLevel
 
 _T = TypeVar("_T")
 N_STEPS = 40
-SIZES = (Sizes(24, 3, 8, 9), Sizes(10, 2, 4, 5), Sizes(48, 6, 16, 12), Sizes(200, 3, 70, 70))
+SIZES = (Sizes(24, 4, 8, 9), Sizes(12, 3, 5, 5), Sizes(48, 6, 16, 12), Sizes(200, 4, 70, 70))
 """Of the contexts, in turns: small ones fill up, the last has sequences longer than a page or block of most engines."""
 _KINDS: dict[type[Step], float] = {
-    Decode: 0.38,
-    Fork: 0.14,
-    Cut: 0.12,
-    Truncate: 0.08,
+    Decode: 0.36,
+    Fork: 0.16,
+    Cut: 0.15,
+    Truncate: 0.06,
     Dump: 0.09,
     Restore: 0.13,
-    Drop: 0.05,
+    Drop: 0.04,
     Clear: 0.01,
 }
 _VARIANTS: dict[Variant, float] = {
@@ -80,34 +80,48 @@ class ProgramMaker:
         return program
 
     def _step(self, kind: type[Step]) -> Step:
-        if kind is Decode:
+        if kind is Decode or (self._model.n_free == self._sizes.n_ctx and not self._rarely(0.1)):
             return self._decode()
-        seq_id = self._sequence(0.7)
+        seq_id = self._sequence(0.95)
         if kind is Fork:
-            return Fork(seq_id, self._destination(), self._index(seq_id) if self._rarely(0.6) else None)
+            return self._fork(seq_id)
         if kind is Truncate:
             return Truncate(seq_id, self._index(seq_id))
         if kind is Cut:
             ends = [self._index(seq_id), self._index(seq_id)]
-            return Cut(seq_id, *(ends if self._rarely(0.1) else sorted(ends)))
-        if kind is Dump:
+            return Cut(seq_id, *(ends if self._rarely(0.05) else sorted(ends)))
+        if kind is Dump or (kind is Restore and not self._model.dumps):
             return Dump(seq_id, self._below(_N_NAMES))
         if kind is Restore:
-            return Restore(self._sequence(0.5), self._below(_N_NAMES), self._one_of(_VARIANTS))
+            names = sorted(self._model.dumps)
+            return Restore(self._sequence(0.6), names[self._below(len(names))], self._one_of(_VARIANTS))
         return Drop(seq_id) if kind is Drop else Clear()
 
+    def _fork(self, src: int) -> Step:
+        """A fork into an empty sequence; where there is none, most often one is made."""
+        empty = [seq_id for seq_id in range(self._sizes.n_seq_max) if not self._model.length(seq_id)]
+        if self._rarely(0.05):
+            return Fork(src, self._sequence(0.5), None)
+        if not empty:
+            return Drop(self._sequence(1))
+        return Fork(src, empty[self._below(len(empty))], self._index(src) if self._rarely(0.6) else None)
+
     def _decode(self) -> Decode:
-        runs = tuple(self._run() for _ in range(1 + self._below(3)))
+        runs: list[Run] = []
+        for _ in range(1 + self._below(3)):
+            left = self._sizes.n_batch - sum(len(run.tokens) for run in runs)
+            if left > 0 or self._rarely(0.05):
+                runs.append(self._run(max(1, left) if self._rarely(0.95) else self._sizes.longest))
         call: Call = self._one_of({"decode": 0.8, "embed": 0.12, "top": 0.08})
         if call != "decode" and not self._has(Capability.EMBEDDINGS if call == "embed" else Capability.DEVICE_SAMPLING):
             call = "decode"
         apart = len({run.seq_id for run in runs}) == len(runs)
         plain = apart and all(run.kind == "tokens" and not run.block for run in runs)
         every = int(self._rng.choice([1, 2, 3, 0], p=[0.76, 0.1, 0.07, 0.07]))
-        return Decode(runs, call, every, plain and self._rarely(0.3))
+        return Decode(tuple(runs), call, every, plain and self._rarely(0.3))
 
-    def _run(self) -> Run:
-        most = self._sizes.longest if self._rarely(0.2) else 3
+    def _run(self, room: int) -> Run:
+        most = min(room, self._sizes.longest if self._rarely(0.25) else 3)
         tokens = self._rng.integers(0, self._model.n_vocab, 1 + self._below(most)).tolist()
         if self._rarely(0.02):
             tokens[-1] = self._model.n_vocab
@@ -131,14 +145,9 @@ class ProgramMaker:
         full = [seq_id for seq_id in range(self._sizes.n_seq_max) if self._model.length(seq_id)]
         return full[self._below(len(full))] if full and self._rarely(taken) else self._below(self._sizes.n_seq_max)
 
-    def _destination(self) -> int:
-        """A sequence that a fork may go to, most often."""
-        empty = [seq_id for seq_id in range(self._sizes.n_seq_max) if not self._model.length(seq_id)]
-        return empty[self._below(len(empty))] if empty and self._rarely(0.7) else self._sequence(0)
-
     def _index(self, seq_id: int) -> int:
         length = self._model.length(seq_id)
-        if self._rarely(0.07):
+        if self._rarely(0.03):
             return length + 1
         if self._rarely(0.25):  # where engines have edges
             edges = [i for i in (0, 1, 63, 64, 65, length - 1, length) if 0 <= i <= length]
