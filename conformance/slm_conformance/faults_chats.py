@@ -6,16 +6,18 @@ import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from slm_conformance.above import breaks
 from slm_core.chat import Chat, ChatStream, Choice, Oracle, Session, oracle
+from slm_core.chat.chat import _removed_span
 from slm_core.chat.prompt import PromptEncoder
 from slm_core.chat.schema import Schema
 from slm_core.chat.stream import AnswerStream
 from slm_core.constraints import JsonSchema
 from slm_core.errors import OracleError
 from slm_core.generation import Answer, FinishReason
+from slm_core.protocols import Vocab
 from slm_core.types import EditLevel, Message, Role
 
 # ruff: noqa: N802, SLF001  (the names are those of backends; faults are inside)
@@ -46,6 +48,34 @@ def QuestionsStay(whole: Any, chat: Chat, *args: Any, **options: Any) -> ChatStr
         chat._stream = chat._turn = None
 
     stream._turn = replace(stream._turn, undo=undo)
+    return stream
+
+
+@breaks("TestChat::test_draws_after_a_failure", Chat, "_talk")
+def FailuresTakeDraws(whole: Any, chat: Chat, *args: Any, **options: Any) -> ChatStream:
+    """An answer that raised takes its stream of draws along."""
+    stream: ChatStream = whole(chat, *args, **options)
+    undo = stream._turn.undo
+
+    def undo_less() -> None:
+        undo()
+        chat._n_answers += 1
+
+    stream._turn = replace(stream._turn, undo=undo_less)
+    return stream
+
+
+@breaks("TestTools::test_tools_after_a_failure", Chat, "_talk")
+def ToolsStay(whole: Any, chat: Chat, *args: Any, **options: Any) -> ChatStream:
+    """Tools that came with an answer that raised stay with the chat."""
+    stream: ChatStream = whole(chat, *args, **options)
+    undo, given = stream._turn.undo, chat.options
+
+    def undo_less() -> None:
+        undo()
+        chat.options = given
+
+    stream._turn = replace(stream._turn, undo=undo_less)
     return stream
 
 
@@ -85,6 +115,25 @@ def ForgetsByDeleting(whole: Any, chat: Chat, i: int) -> EditLevel:
     """``forget`` computes everything again, and says that it cut."""
     chat.delete(i)
     return chat.session.context.edit_level
+
+
+@breaks("TestChat::test_forget_what_does_not_fit", Chat, "_forget")
+def ForgetsByLength(whole: Any, chat: Chat, start: int, end: int) -> EditLevel:
+    """``forget`` cuts as many tokens as the messages become shorter by, whether the others stay the same or not."""
+    messages = (*chat.messages[:start], *chat.messages[end:])
+    before, after = chat._encode(chat.messages), chat._encode(messages)
+    chat.session.follow(before)
+    level = chat.session.remove_span(*_removed_span(before, after))
+    chat._messages = messages
+    return level
+
+
+@breaks("TestChat::test_a_fork_draws_on", Chat, "fork")
+def ForksRepeatDraws(whole: Any, chat: Chat) -> Chat:
+    """A fork draws as a chat that has not answered yet."""
+    twin: Chat = whole(chat)
+    twin._n_answers = 0
+    return twin
 
 
 @breaks("TestChat::test_regenerate", Chat, "regenerate")
@@ -161,6 +210,27 @@ def OraclesCountAsAnswers(whole: Any, asker: Oracle, *args: Any, **options: Any)
     asker._chat._n_answers += 1
     answer: Answer = whole(asker, *args, **options)
     return answer
+
+
+class _Parsing:
+    """A vocabulary that parses special tokens in any text."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.eog_ids, self._vocab = vocab.eog_ids, vocab
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Parse them."""
+        return self._vocab.encode(text, add_special=add_special, parse_special=True)
+
+
+@breaks("TestOracle::test_options_are_content", oracle, "_score")
+def OptionsAreParsed(whole: Any, session: Session, texts: Sequence[str]) -> list[float]:
+    """Control tokens that an option spells count as control tokens."""
+    plain, session.vocab = session.vocab, cast("Vocab", _Parsing(session.vocab))
+    try:
+        return list(whole(session, texts))
+    finally:
+        session.vocab = plain
 
 
 @breaks("TestOracle::test_choose", oracle, "_end_log_probability")

@@ -435,3 +435,47 @@ def FullIsCancelled(whole: Any, generation: Generation, reason: FinishReason) ->
     full = reason is FinishReason.LENGTH and generation.progress.max_tokens is None
     event: Event = whole(generation, FinishReason.CANCELLED if full else reason)
     return event
+
+
+@breaks("TestGeneration::test_the_first_of_several_stop_texts", StopMatcher, "feed")
+def ListedFirstEndsFirst(whole: Any, matcher: StopMatcher, text: str) -> tuple[str, bool]:
+    """Of several stop texts that are found, the answer ends before the one that is listed first."""
+    joined = matcher.held + text
+    found = [stop for stop in matcher._stops if stop in joined]  # noqa: SLF001
+    if not found:
+        return tuple(whole(matcher, text))  # type: ignore[return-value]
+    matcher.held = ""
+    return joined[: joined.find(found[0])], True
+
+
+@breaks("TestGeneration::test_a_brake_that_raises_at_the_end", Generation, "_close_step")
+def BrakesReopen(whole: Any, generation: Generation, *args: Any, **options: Any) -> Event:
+    """An answer that has ended goes on where a brake raised then."""
+    try:
+        event: Event = whole(generation, *args, **options)
+    except BaseException:
+        generation._reason = None  # noqa: SLF001
+        raise
+    return event
+
+
+@breaks("TestGeneration::test_brakes_stay_after_a_pause", Generation, "resume")
+def PausesLoseCallbacks(whole: Any, generation: Generation, brakes: Any = None, **options: Any) -> Generation:
+    """After a pause, callbacks that are not given again are gone."""
+    whole(generation, brakes if brakes is not None else (), **options)
+    generation._control = dataclasses.replace(generation._control, on_event=options.get("on_event"))  # noqa: SLF001
+    return generation
+
+
+@breaks("TestSampling::test_the_steps_and_their_order", biases, "penalties")
+def PresenceCounts(whole: Any, ids: Any, logits: Any, state: Any, *, presence: float, frequency: float, **rest: Any) -> Any:
+    """A presence penalty is taken as often as a token came."""
+    return whole(ids, logits, state, presence=0.0, frequency=frequency + presence, **rest)
+
+
+@breaks("TestSampling::test_the_state_of_each_step", SamplerChain, "state")
+def StateWithoutMemory(whole: Any, chain: SamplerChain) -> bytes:
+    """What steps learned is not in the state."""
+    twin = chain.clone()
+    twin._memory = {}  # noqa: SLF001
+    return bytes(whole(twin))

@@ -14,7 +14,7 @@ from slm_conformance.toy_context import ToyContext
 from slm_core.chat import Session, session_dump
 from slm_core.chat.decoded import DecodedSequence
 from slm_core.chat.marks import Mark, Marks
-from slm_core.errors import ContextFull
+from slm_core.errors import ContextFull, InvalidOption
 from slm_core.types import EditLevel
 
 # ruff: noqa: N802, SLF001  (the names are those of backends; faults are inside)
@@ -133,6 +133,53 @@ def DetoursForgetMarks(whole: Any, session: Session) -> Iterator[Session]:
         lost = [mark for mark in before if elsewhere is session and mark not in session._marks.places()]
     for mark in lost:
         del session._marks._places[mark]
+
+
+@breaks("TestSession::test_a_mark_at_the_end", Marks, "truncate")
+def EndMarksGoStale(whole: Any, marks: Marks, length: int) -> None:
+    """A mark at the very place that is returned to goes stale."""
+    for mark, place in marks.places().items():
+        if place >= length:
+            del marks._places[mark]
+
+
+@breaks("TestSession::test_a_detour_takes_no_draws", Session, "detour")
+@contextlib.contextmanager
+def DetoursDraw(whole: Any, session: Session) -> Iterator[Session]:
+    """What a detour in the session itself drew stays drawn."""
+    drawn = session._sampler.state()
+    try:
+        with whole(session) as elsewhere:
+            try:
+                yield elsewhere
+            finally:
+                drawn = session._sampler.state()
+    finally:
+        session._sampler.set_state(drawn)
+
+
+@breaks("TestSession::test_a_detour_in_a_full_context", Session, "_return_to")
+def DetoursNeedRoom(whole: Any, session: Session, tokens: list[int], n_held: int) -> None:
+    """A detour in the session itself comes back only where what waits has room."""
+    session.follow(tokens)
+    whole(session, tokens, n_held)
+
+
+@breaks("TestSession::test_a_restored_answer_goes_on_counting", Session, "_load")
+def RestoredAnswersCountAnew(whole: Any, session: Session, state: Any) -> None:
+    """A restored answer has said nothing yet, for ``min_tokens``."""
+    whole(session, state)
+    session._sampler.set_history(session._tokens)
+
+
+@breaks("TestSession::test_refused_options", Session, "generate")
+def RefusedOptionsEndTheAnswer(whole: Any, session: Session, *args: Any, **options: Any) -> Any:
+    """Options that are refused end the answer that is being made."""
+    try:
+        return whole(session, *args, **options)
+    except InvalidOption:
+        session._abandon()
+        raise
 
 
 @breaks("TestSession::test_close", Session, "_check_open")

@@ -54,7 +54,7 @@ class SessionProgramMaker:
             self._answer: 3,
             self._interrupted: 4,
             self._go_back: 3,
-            self._remove: 4,
+            self._remove: 5,
             self._fork: 3,
             self._dump: 3,
             self._look_aside: 2,
@@ -94,7 +94,8 @@ class SessionProgramMaker:
     def _remove(self, slot: int) -> Sequence[Step]:
         steps: list[Step] = [MarkHere(slot), *self._append(slot), MarkHere(slot), *self._append(slot), MarkHere(slot)]
         steps += [Look(slot)] if self._rarely(0.8) else []
-        steps += [Remove(slot, self._below(4), self._below(4), exact=self._rarely(0.5), any_mark=self._rarely(0.1))]
+        first, second = self._one_of([(1, 2), (1, 2), (1, 3), (0, 2), (0, 1), (1, 1), (2, 3)])
+        steps += [Remove(slot, first, second, exact=self._rarely(0.5), any_mark=self._rarely(0.1))]
         steps += [Look(slot)] if self._rarely(0.7) else []
         return [*steps, Rollback(slot, self._below(3), any_mark=self._rarely(0.2))]
 
@@ -140,7 +141,7 @@ class SessionProgramMaker:
 
     def _slot(self) -> int:
         """Most parts are of the first, so that there is a history."""
-        return 0 if self._rarely(0.5) else self._below(N_SLOTS)
+        return 0 if self._rarely(0.6) else self._below(N_SLOTS)
 
     def _brake(self) -> Every | None:
         return Every(1 + self._below(4), self._one_of(_ACTIONS)) if self._rarely(0.4) else None

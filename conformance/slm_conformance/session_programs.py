@@ -44,7 +44,7 @@ from slm_core.protocols import Vocab
 from slm_core.sampling import Sampling
 from slm_core.types import Capability, EditLevel
 
-N_CTX, N_BATCH, N_SLOTS = 64, 8, 3
+N_CTX, N_BATCH, N_SLOTS = 80, 8, 3
 _ASIDE, _KEPT = 99, 100
 """Sequences of the reference: one to look ahead in, and from the second number on, what was dumped."""
 TIGHT = 16

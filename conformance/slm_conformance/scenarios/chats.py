@@ -14,6 +14,7 @@ from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.scenarios.sessions import UNIFORM, cut_row, fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.errors import ContextFull, InvalidOption, OracleError
+from slm_core.formatting import formatter
 from slm_core.generation import BrakeAction, Draft, Event, FinishReason
 from slm_core.loading import LoadedModel
 from slm_core.protocols import Context
@@ -27,6 +28,12 @@ SAID = (
     Message(Role.USER, "is it on"),
     Message(Role.ASSISTANT, "it is"),
 )
+
+NUMBERED = (
+    "{% for message in messages %}{{ loop.index }}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{{ message.content }}{{ '<|im_end|>\n' }}{% endfor %}"
+)
+"""A format that tells the place of each message."""
 
 TOLD = ChatOptions(Sampling(temperature=0, max_tokens=40))
 TRANSCRIPT = (
@@ -80,6 +87,14 @@ class TestChat(Scenarios):
         assert (chat.messages, chat.session.tokens) == before, "an answer that raised left its question in the chat"
         bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after a raising brake")
 
+    def test_draws_after_a_failure(self, bench: Bench) -> None:
+        """Chat: an answer that raises takes no stream of draws along: the next one is what it would have been."""
+        calm, burnt = (_chat(bench, options=ChatOptions(UNIFORM)) for _ in range(2))
+        with pytest.raises(KeyError):
+            burnt.send("the dog", brakes=[_raise])
+        here, there = (chat.send("the dog").tokens for chat in (calm, burnt))
+        assert there == here, "after an answer that raised, the chat draws another one than it would have"
+
     def test_an_answer_that_is_cancelled(self, bench: Bench) -> None:
         """Chat: what a cancelled answer said so far is its message, and the chat goes on."""
         chat = _chat(bench)
@@ -127,6 +142,18 @@ class TestChat(Scenarios):
         assert after == before[:start] + before[end:], "the tokens after forget are not those around the message"
         bench.agree(next_row(chat.session), cut_row(bench, before, start, end), "the next logits after forget, a cut")
 
+    def test_forget_what_does_not_fit(self, bench: Bench) -> None:
+        """Chat: in a format where messages depend on each other, ``forget`` leaves what a new chat would hold."""
+        numbered = formatter(NUMBERED, model=bench.model)
+        session = Session(bench.context(), bench.vocab)
+        with Chat(session, numbered, messages=SAID, options=ChatOptions(GREEDY)) as chat:
+            session.next_logits()
+            level = chat.forget(1)
+            assert level < EditLevel.CUT, "forget says that it cut, where the messages that are left read otherwise"
+            rendered = encode_segments(bench.vocab, numbered.render(chat.messages, add_generation_prompt=False))
+            assert session.tokens == tuple(rendered), "after forget, the chat's tokens are not those of its messages"
+            bench.agree(next_row(session), fresh_row(bench, session), "the next logits after forget, computed again")
+
     def test_regenerate(self, bench: Bench) -> None:
         """Chat: the last answer is taken back; a greedy one comes again, as far as it is clear; a drawn one is another.
 
@@ -154,6 +181,16 @@ class TestChat(Scenarios):
         assert len(twin.messages) == len(SAID) + 2, "a fork does not begin with the original's messages"
         for which, name in ((chat, "the original"), (twin, "the fork")):
             bench.agree(next_row(which.session), fresh_row(bench, which.session), f"the next logits of {name}")
+
+    def test_a_fork_draws_on(self, bench: Bench) -> None:
+        """Chat: a fork answers with the draws that the original would take next, with its options."""
+        chat = _chat(bench, options=ChatOptions(UNIFORM))
+        first = chat.send("the dog").tokens
+        twin = chat.fork()
+        assert twin.options == chat.options, "a fork has other options than its original"
+        here, there = (which.send("you").tokens for which in (chat, twin))
+        assert there == here, "a fork goes on with other draws than its original"
+        assert there != first, "a fork repeats the draws of an answer that was given before"
 
     def test_dump_and_restore(self, bench: Bench) -> None:
         """Chat: a dump goes on in a new context: messages, tokens and draws are the same, next logits within tolerance.
@@ -233,6 +270,19 @@ class TestOracle(Scenarios):
             asked.oracle().ask("is it on", sampling=UNIFORM)
             here, there = (chat.send("the dog").tokens for chat in (unasked, asked))
             assert there == here, "a chat draws another answer once its oracle was asked"
+
+    def test_options_are_content(self, bench: Bench) -> None:
+        """Oracle: an option that spells a control token is scored as the text that it is."""
+        control = [token for token in range(bench.vocab.size) if not bench.vocab.token_bytes(token)]
+        spelled = bench.vocab.token_bytes(control[-1], special=True).decode()
+        options = ["on", f"in{spelled}", f"{spelled} you"]
+        told = np.log(_chat(bench).oracle().choose("is it", options).probabilities)
+        scores, slack = _scores(bench, (*SAID, Message(Role.USER, "is it")), options)
+        off = np.abs((told - told[0]) - (scores - scores[0])) - slack - slack[0]
+        assert (off <= 0).all(), (
+            f"of {options}, the log probabilities differ by {(told - told[0]).round(3)}; of the same as plain text by"
+            f" {(scores - scores[0]).round(3)}"
+        )
 
     def test_choose(self, bench: Bench) -> None:
         """Oracle: the likeliest option, by the probability of its tokens and of the end after them."""

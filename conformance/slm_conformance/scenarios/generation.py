@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
@@ -172,6 +172,52 @@ class TestGeneration(Scenarios):
                 stop = text[first:last]
                 self._stops(bench, said, stop, text.partition(stop)[0])
 
+    def test_the_first_of_several_stop_texts(self, bench: Bench) -> None:
+        """Generation: of several stop texts, the answer ends before the one that begins first, whatever their order."""
+        said = bench.vocab.encode("hello dog, the assistant", add_special=False, parse_special=False)
+        words = [token for token in said if len(_text(bench, [token])) > 2]
+        for token in words:
+            word = _text(bench, [token])
+            stops = (word[-1:], word[1:], word[:2] + "!")
+            for several in (stops, stops[::-1]):
+                answer = _say(bench, [said[0], token, said[-1]], stop=several)
+                text = _text(bench, [said[0], token, said[-1]])
+                first = min(text.find(stop) for stop in several if stop in text)
+                assert answer.text == text[:first], (
+                    f"with stop texts {several}, {text!r} ended as {answer.text!r}, expected {text[:first]!r}"
+                )
+
+    def test_a_brake_that_raises_at_the_end(self, bench: Bench) -> None:
+        """Generation: an answer that a token has ended does not go on where a brake raises then."""
+        letters, (end, *_) = self._plain(bench, 2), sorted(bench.vocab.eog_ids)
+
+        def burst(event: Event, draft: Draft) -> BrakeAction:
+            if draft.tokens[-1] == end:
+                raise KeyError("a brake's own error")
+            return BrakeAction.NEXT
+
+        said = [*letters, end, *letters]
+        running = _session(bench).generate(Sampling(max_tokens=5), sampler=Script(said), brakes=[burst])
+        with pytest.raises(KeyError):
+            list(running)
+        assert not list(running), "an answer goes on after its end, where a brake raised there"
+        answer = running.answer
+        assert (answer.tokens, answer.finish_reason) == ((*letters, end), FinishReason.STOP), (
+            f"where a brake raised at its end, an answer has tokens {answer.tokens}, ended with {answer.finish_reason}"
+        )
+
+    def test_brakes_stay_after_a_pause(self, bench: Bench) -> None:
+        """Generation: what is not given anew after a pause stays: brakes and ``on_event``."""
+        seen: list[int | None] = []
+        session, said = _session(bench), self._plain(bench, 6)
+        brakes = [_at(2, BrakeAction.PAUSE), _at(4, BrakeAction.FINISH)]
+        events = session.generate(Sampling(max_tokens=6), sampler=Script(said), brakes=brakes, on_event=_tokens_to(seen))
+        for _event in events:
+            pass
+        answer = session.generate().run()
+        assert len(answer.tokens) == 4, f"a brake that ends an answer at token 4 was lost: it has {len(answer.tokens)}"
+        assert seen == said[:4], f"on_event saw {len(seen)} of 4 tokens of an answer that was paused"
+
     def _stops(self, bench: Bench, said: Sequence[int], stop: str, before: str) -> None:
         shown = []
         session = _session(bench, n=2)
@@ -302,6 +348,10 @@ def _say(
 def _shown(bench: Bench, said: Sequence[int]) -> list[str]:
     running = _session(bench).generate(Sampling(max_tokens=len(said)), sampler=Script(said))
     return [event.text for event in running]
+
+
+def _tokens_to(seen: list[int | None]) -> Callable[[Event], None]:
+    return lambda event: seen.append(event.token)
 
 
 def _at(n: int, action: BrakeAction) -> Brake:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +18,39 @@ from slm_core.sampling import SamplerChain, Sampling
 
 PLAIN = Sampling(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0, seed=17)
 """Every token may come, as often as its probability says."""
+
+ORDER = ("logit_bias", "end_of_answer", "penalties", "top_k", "top_p", "min_p", "temperature")
+"""Of the steps that ``SEVERAL`` asks for, as the docs have it."""
+
+SEVERAL = Sampling(
+    eog_bias=3.0,
+    min_tokens=4,
+    repeat_penalty=1.4,
+    frequency_penalty=0.3,
+    presence_penalty=0.5,
+    penalty_window=40,
+    top_k=60,
+    top_p=0.9,
+    min_p=0.02,
+    temperature=1.6,
+)
+
+SHARE_ROUNDING = 1e-5
+"""A chain may compute in float32, whose sums of some hundred shares are off by some 1e-6."""
+
+FREE: Mapping[str, object] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.2, "seed": 6}
+
+LEARNING: tuple[Mapping[str, object], ...] = (
+    {"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.6},
+    {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.6},
+    {"adaptive_entropy": 1.0},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.01},
+    {"repeat_penalty": 1.8, "frequency_penalty": 1.0, "penalty_window": 9},
+    {"min_tokens": 20, "eog_bias": 6.0},
+    {"no_repeat_ngram": 1, "top_k": 25},
+    {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_breakers": ()},
+)
+"""Options of steps whose next draw depends on what was said or drawn before."""
 
 N_DRAWS = 2000
 SIGMAS = 6
@@ -122,6 +158,41 @@ class TestSampling(Scenarios):
 
         bench.chosen(prompt, tokens, f"a greedy answer with repeat_penalty={penalty}", penalized, factor=penalty)
 
+    def test_the_steps_and_their_order(self, bench: Bench) -> None:
+        """Sampling: biases, penalties, cuts and temperature are their formulas, in the order of the docs or as told."""
+        row = self._row(bench)
+        likely = np.argsort(-row)[:40]  # penalties matter for these
+        history = [int(likely[token % 40]) for token in bench.tokens(90, seed=3)]
+        for order in ((), ("temperature", "min_p", "top_p", "top_k", "penalties", "logit_bias", "end_of_answer")):
+            for n_said in (0, 6):
+                sampling = replace(SEVERAL, logit_bias={history[-1]: 2.0, 7: -1.5, 11: -math.inf}, order=order)
+                chain = SamplerChain(sampling, eog_ids=bench.vocab.eog_ids)
+                chain.set_history(history, n_said=n_said)
+                ids, shares = chain.distribution(row)
+                expected = _by_formula(row, sampling, history, sorted(bench.vocab.eog_ids), n_said)
+                found = np.zeros(len(row))
+                found[ids] = shares
+                worst = int(np.abs(found - expected).argmax())
+                assert abs(found[worst] - expected[worst]) < SHARE_ROUNDING, (
+                    f"after {n_said} tokens of an answer, with order={order or 'that of the docs'}, token {worst} has"
+                    f" the share {found[worst]:.6f}; by the formulas it is {expected[worst]:.6f}"
+                )
+
+    def test_the_state_of_each_step(self, bench: Bench) -> None:
+        """Sampling: whatever the steps learn, a clone and a restored state go on with it, and ``reset`` forgets it."""
+        rows = [np.asarray(row, np.float32) for row in bench.feed(bench.context(), bench.tokens(30))]
+        for options in LEARNING:
+            chain = SamplerChain(Sampling(**{**FREE, **options}), eog_ids=bench.vocab.eog_ids)  # type: ignore[arg-type]
+            begun = [_drawn(chain, row) for row in rows[:15]]
+            twin, other = chain.clone(), SamplerChain(chain.sampling, stream=3, eog_ids=bench.vocab.eog_ids)
+            other.set_state(chain.state())
+            goes_on = [_drawn(chain, row) for row in rows[15:]]
+            for which, name in ((twin, "a clone"), (other, "a chain given the state")):
+                found = [_drawn(which, row) for row in rows[15:]]
+                assert found == goes_on, f"with {options}, {name} goes on with {found}, not {goes_on}"
+            chain.reset()
+            assert [_drawn(chain, row) for row in rows[:15]] == begun, f"with {options}, reset() does not begin anew"
+
     def test_a_session_dump_goes_on(self, bench: Bench) -> None:
         """Sampling: a session that is dumped between two answers goes on, in another context, with the same draws."""
         session = _session(bench, replace(UNIFORM, max_tokens=8))
@@ -139,6 +210,43 @@ class TestSampling(Scenarios):
     def _answer(bench: Bench, seed: int) -> tuple[int, ...]:
         sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=seed, max_tokens=16)
         return _session(bench, sampling).generate().run().tokens
+
+
+def _drawn(chain: SamplerChain, row: NDArray[np.float32]) -> int:
+    token = chain.sample(row)
+    chain.accept(token)
+    return token
+
+
+def _by_formula(
+    row: NDArray[np.float32], sampling: Sampling, history: Sequence[int], ends: Sequence[int], n_said: int
+) -> NDArray[np.float64]:
+    """The shares of all tokens [V], by docs/sampling.md."""
+    logits = row.astype(np.float64)
+    for step in sampling.order or ORDER:
+        kept = np.isfinite(logits)
+        shares = np.where(kept, _softmax(np.where(kept, logits, -1e30)), 0.0)
+        if step == "logit_bias":
+            for token, bias in sampling.logit_bias.items():
+                logits[token] += bias
+        elif step == "end_of_answer":
+            logits[ends] = -np.inf if n_said < sampling.min_tokens else logits[ends] + sampling.eog_bias
+        elif step == "penalties":
+            window = Counter(history[-(sampling.penalty_window or len(history)) :])
+            for token, n in window.items():
+                penalty = sampling.repeat_penalty
+                logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+                logits[token] -= n * sampling.frequency_penalty + sampling.presence_penalty
+        elif step == "top_k":
+            logits[np.argsort(-logits, kind="stable")[sampling.top_k :]] = -np.inf
+        elif step == "top_p":
+            ranked = np.argsort(-logits, kind="stable")
+            logits[ranked[np.cumsum(shares[ranked]) - shares[ranked] >= sampling.top_p]] = -np.inf
+        elif step == "min_p":
+            logits[shares < sampling.min_p * shares.max()] = -np.inf
+        else:
+            logits /= sampling.temperature
+    return np.where(np.isfinite(logits), _softmax(np.where(np.isfinite(logits), logits, -1e30)), 0.0)
 
 
 def _session(bench: Bench, sampling: Sampling) -> Session:

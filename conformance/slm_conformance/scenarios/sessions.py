@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from slm_conformance.bench import Bench, Rows
 from slm_conformance.scenarios.base import Scenarios
 from slm_core.chat import Session
-from slm_core.errors import ContextFull, InvalidMark, SessionError
-from slm_core.generation import Brake, BrakeAction
+from slm_core.errors import ContextFull, InvalidMark, InvalidOption, SessionError
+from slm_core.generation import Brake, BrakeAction, FinishReason
 from slm_core.sampling import Sampling
 from slm_core.types import EditLevel, Segment
 
@@ -63,6 +64,18 @@ class TestSession(Scenarios):
             session.rollback(outer)
             assert session.tokens == tokens, "rollback to an outer mark left other tokens"
             bench.same(next_row(session), before, f"the next logits after rollback number {turn + 1}")
+
+    def test_a_mark_at_the_end(self, bench: Bench) -> None:
+        """Session: a mark at the place where the history ends stays good, however often one returns to it."""
+        session = _session(bench, bench.tokens(12))
+        tokens, marks = session.tokens, [session.mark(), session.mark()]
+        for turn in range(3):
+            session.append_tokens(bench.tokens(3, seed=turn))
+            for mark in marks:
+                session.rollback(mark)
+                assert session.tokens == tokens, f"return {turn + 1} to a mark at the end left other tokens"
+        assert session.remove(*marks) is bench.edit_level, "a removal of nothing says that it was something else"
+        assert session.tokens == tokens, "a removal of nothing left other tokens"
 
     def test_marks_that_are_stale_or_foreign(self, bench: Bench) -> None:
         """Session: a mark whose place was taken away, or of another session, raises ``InvalidMark``."""
@@ -199,6 +212,70 @@ class TestSession(Scenarios):
             session.rollback(mark)
             assert session.tokens == tuple(bench.tokens(20)), f"marks from before {what} are at other places"
 
+    def test_a_detour_takes_no_draws(self, bench: Bench) -> None:
+        """Session: what a session draws next is what it would have drawn, whatever a detour drew, and where it raised."""
+        for n_seq_max in (2, 1):
+            drawn = []
+            for detours in (0, 2):
+                session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=UNIFORM)
+                session.append_tokens(bench.tokens(10))
+                session.generate().run()
+                for turn in range(detours):
+                    _elsewhere(session, fails=turn == 1)
+                drawn.append(session.generate().run().tokens)
+            what = f"two detours with {n_seq_max - 1} sequences to spare"
+            assert drawn[0] == drawn[1], f"after {what}, a session draws {drawn[1]} in place of {drawn[0]}"
+
+    def test_a_detour_in_a_full_context(self, bench: Bench) -> None:
+        """Session: a detour for which there is no room raises, and tokens that wait are still there."""
+        context = bench.context(n_ctx=40, n_seq_max=2)
+        session, other = (Session(context, bench.vocab) for _ in range(2))
+        session.append_tokens(bench.tokens(10))
+        session.next_logits()
+        session.append_tokens(bench.tokens(2, seed=1))
+        other.append_tokens(bench.tokens(context.n_free, seed=2))
+        other.next_logits()
+        before = (session.tokens, session.n_pending)
+        with bench.refused("a detour without room", ContextFull, context=context), session.detour() as elsewhere:
+            elsewhere.truncate(11)
+            elsewhere.append_tokens(bench.tokens(4))
+        assert (session.tokens, session.n_pending) == before, "a detour without room changed the session"
+
+    def test_a_restored_answer_goes_on_counting(self, bench: Bench) -> None:
+        """Session: an answer that is dumped anywhere ends at its limit, its stop text or its least length, as before."""
+        letter = bench.vocab.encode("a", add_special=False, parse_special=False)[-1]
+        ends = max(bench.vocab.eog_ids)
+        said = Sampling(temperature=0, logit_bias={letter: 1e4})
+        cases = (
+            (replace(said, max_tokens=5), 5, FinishReason.LENGTH),
+            (replace(said, max_tokens=9, stop=("aaaaa",)), 5, FinishReason.STOP),
+            (replace(said, max_tokens=9, min_tokens=4, logit_bias={ends: 2e4, letter: 1e4}), 5, FinishReason.STOP),
+        )
+        for sampling, n_tokens, reason in cases:
+            for n in range(1, n_tokens):
+                session = _session(bench, bench.tokens(6), sampling)
+                for _event in session.generate(brakes=[_pause_at(n)]):
+                    pass
+                twin = Session.restore(bench.context(), bench.vocab, session.dump())
+                answer = twin.generate(brakes=()).run()
+                assert (len(answer.tokens), answer.finish_reason) == (n_tokens, reason), (
+                    f"dumped after token {n} of {n_tokens}, an answer with max_tokens={sampling.max_tokens},"
+                    f" stop={sampling.stop} and min_tokens={sampling.min_tokens} has {len(answer.tokens)} tokens, ended"
+                    f" with {answer.finish_reason.value}"
+                )
+                twin.close()
+                session.close()
+
+    def test_refused_options(self, bench: Bench) -> None:
+        """Session: options that are refused leave the answer that is being made."""
+        session = _session(bench, bench.tokens(10))
+        running = session.generate(GREEDY)
+        next(running)
+        with bench.refused("a bias of a token that is not there", InvalidOption, context=session.context):
+            session.generate(Sampling(logit_bias={bench.vocab.size: 1.0}))
+        answer = running.run()
+        assert answer.finish_reason is not FinishReason.CANCELLED, "refused options ended the answer before them"
+
     def test_close(self, bench: Bench) -> None:
         """Session: what a closed session held is free, and another begins in its place as if it had never been."""
         context = bench.context(n_ctx=32, n_seq_max=1)
@@ -236,6 +313,14 @@ def cut_row(bench: Bench, before: Sequence[int], start: int, end: int) -> Rows:
     reference.cut(start, end)
     reference.truncate(reference.length() - 1)
     return reference.decode(before[-1:])
+
+
+def _elsewhere(session: Session, *, fails: bool) -> None:
+    """Answer in a detour, with the session's own sampling; perhaps raise there."""
+    with suppress(KeyError), session.detour() as elsewhere:
+        elsewhere.generate().run()
+        if fails:
+            raise KeyError("an error of the caller's")
 
 
 def _pause_at(n: int) -> Brake:

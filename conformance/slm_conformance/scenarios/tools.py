@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
+
+import pytest
 
 from slm_conformance.bench import Bench
 from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.scenarios.sessions import fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.formatting import formatter
+from slm_core.generation import BrakeAction, Draft, Event
 from slm_core.sampling import Sampling
 from slm_core.types import Role
 
@@ -55,6 +59,28 @@ class TestTools(Scenarios):
             shown = session.tokens[: answer.usage.prompt_tokens]
             assert list(shown) == rendered, "the answer was not made from the messages, the result among them"
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after an answer to a result")
+
+    def test_tools_after_a_failure(self, bench: Bench) -> None:
+        """Chat: tools that came with an answer that raised do not stay, and those before them do."""
+        before = (_tool("look"),)
+        session = Session(bench.context(n_ctx=384), bench.vocab)
+        options = replace(_options(bench), tools=before)
+        with Chat(session, formatter(TEMPLATE, model=bench.model), options=options) as chat:
+            for given in ((_tool("turn"),), ()):
+                with pytest.raises(KeyError):
+                    chat.send("which", tools=given, brakes=[_raise])
+                assert chat.options.tools == before, f"after an answer that raised, the tools are {chat.options.tools}"
+            answer = chat.send("which")
+            rendered = encode_segments(bench.vocab, chat.formatter.render(chat.messages[:-1], tools=before))
+            assert list(session.tokens[: answer.usage.prompt_tokens]) == rendered, "the next prompt has other tools"
+
+
+def _tool(name: str) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+def _raise(event: Event, draft: Draft) -> BrakeAction:
+    raise KeyError("a brake's own error")
 
 
 def _options(bench: Bench) -> ChatOptions:

@@ -1,0 +1,48 @@
+"""Random programs of sessions and chats find what they are there for, and what they print is runnable."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from slm_conformance.draws import uniform
+from slm_conformance.faults import Fault
+from slm_conformance.faults_programs_above import CHAT_PROGRAMS, SESSION_PROGRAMS
+from slm_conformance.matrix import all_faults
+from slm_conformance.meta import Verdict, play
+from slm_conformance.random_chat_programs import ChatProgramMaker
+from slm_conformance.random_session_programs import SessionProgramMaker
+from slm_core.errors import SlmError
+from slm_core.sampling.stream import UniformStream
+
+MOST_CALLS = 10
+FAULTS = [fault for fault in all_faults() if fault.killed_by in (SESSION_PROGRAMS, CHAT_PROGRAMS)]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_shown_by_a_short_script(fault: Fault, tmp_path, monkeypatch) -> None:
+    outcome = play(fault.fixtures(), fault.killed_by)
+    assert outcome.verdict is Verdict.FAILS, fault.breaks
+    script = outcome.reason.partition("\n\n")[2]
+    calls = re.findall(r"\b[sc]\d\.\w+\(|read\(|aside\(", script.partition("new_context")[2])
+    assert len(calls) <= MOST_CALLS, script
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((AssertionError, SlmError)) as caught:
+        exec(compile(script, "script.py", "exec"), {})
+    last = [entry.lineno for entry in caught.traceback if str(entry.path).endswith("script.py")]
+    assert last[0] + 1 == len(script.strip().splitlines()), "the script fails before its last line"
+    sound = script.replace(fault.backend, "slm_conformance.toy:ToyBackend")
+    exec(compile(sound, "script.py", "exec"), {})
+
+
+def test_programs_are_the_same_in_each_run_and_differ_from_one_another() -> None:
+    for make in (lambda seed: SessionProgramMaker(300, seed).make(), lambda seed: ChatProgramMaker(seed).make()):
+        assert make(5) == make(5)
+        assert make(5) != make(6)
+
+
+def test_the_numbers_of_a_stream_are_those_that_chains_draw() -> None:
+    for seed, stream in ((0, 0), (5, 0), (5, 3), (2**63 - 1, 1)):
+        drawn = UniformStream(seed, stream)
+        assert [drawn.take() for _ in range(5)] == [uniform(seed, stream, n) for n in range(5)]
