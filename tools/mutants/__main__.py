@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     until = time.time() + given.seconds if given.seconds else float("inf")
     for package in PACKAGES:
-        for kind in ("suite", "unit"):
+        for kind in (given.only,) if given.only else ("suite", "unit"):
             known = Results(given.results)
             new = [m for m in mutants if package_of(m.path) is package and not known.was_asked(m, kind)]
             if new and time.time() < until:
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="T",
         help="seconds of tests on one mutant: of the suite, and again of unit tests",
     )
+    parser.add_argument("--only", choices=("suite", "unit"), help="ask the suite alone, or unit tests about what is left")
     parser.add_argument("--list", action="store_true", help="list the mutants, and run nothing")
     parser.add_argument("--show", metavar="ID", help="the change that a mutant makes, as a diff")
     parser.add_argument("--survivors", action="store_true", help="list what survived, as Markdown")

@@ -1,0 +1,36 @@
+"""docs/red-to-green.md quotes what the suite says of broken backends; the words are the suite's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slm_conformance.matrix import all_faults
+from slm_conformance.meta import play, scenario_names
+
+PAGE = (Path(__file__).parents[2] / "docs" / "red-to-green.md").read_text()
+BLOCKS = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+QUOTED = [line for block in BLOCKS for line in block.splitlines()]
+FAULTS = (
+    "OptionIgnored RawErrors SixteenBits RowsBySequence DirtyAfterRefusal TruncateClamps TruncateWritesWhatIsShared"
+    " CutWithoutRotation PayloadTrusted OpenAfterClose"
+).split()
+
+
+def _without_numbers(text: str) -> str:
+    """A message without what depends on the machine: errors of numbers, and where temporary files are."""
+    return re.sub(r"/tmp\S*/", "", re.sub(r"\d\.\d\de[+-]\d\d|(?<=row )\d+", "0", text))
+
+
+@pytest.mark.parametrize(("line", "name"), list(zip(QUOTED, FAULTS, strict=True)), ids=FAULTS)
+def test_a_message_is_the_suites(line: str, name: str) -> None:
+    fault = next(fault for fault in all_faults() if fault.name == name)
+    reason = play(fault.fixtures(), fault.killed_by).reason.splitlines()[0]
+    assert _without_numbers(reason) == _without_numbers(line)
+
+
+def test_classes_are_named_as_they_are() -> None:
+    classes = {name.partition("::")[0] for name in scenario_names()}
+    assert set(re.findall(r"`(Test\w+)", PAGE)) - classes == set()
