@@ -27,6 +27,7 @@ from slm_core.errors import (
     SnapshotMismatch,
     UnsupportedEdit,
     UnsupportedInput,
+    UnsupportedOutput,
 )
 from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, Pos
@@ -461,3 +462,45 @@ def test_an_id_for_a_row_without_one_is_refused():
     batch._tokens[1] = EMBEDDED
     with refused(context, InvalidToken, match="token -1 is outside"):
         context.decode(batch)
+
+
+class Encoder(Engine):
+    """Gives hidden states, and would give logits if it were asked."""
+
+    def _engine_embed(self, batch):
+        self.calls.append("embed")
+        return np.zeros((int(batch.wants_logits.sum()), 5), np.float32)
+
+
+def test_an_encoder_keeps_nothing_and_has_no_logits():
+    context, batch = Encoder(able=frozenset({Capability.ENCODER, Capability.EMBEDDINGS})), TokenBatch(4)
+    batch.extend([3, 4], Pos(0, 0), logits="all")
+    with refused(context, UnsupportedOutput, match="is an encoder"):
+        context.decode(batch)
+    assert context.embed(batch).shape == (2, 5)
+    assert (context.calls, context.tokens(0), context.n_free) == (["embed"], (), 64)
+    dump = Engine()
+    feed(dump, [1, 2])
+    with refused(context, InvalidSnapshot, match="an encoder keeps none"):
+        context.restore(0, dump.dump(0))
+
+
+@pytest.mark.parametrize("end", range(1, 8))
+def test_what_lies_in_a_span_is_kept_whole(end):
+    """Two spans of three side by side, between a token and a token: 0 [1 2 3] [4 5 6] 7."""
+    context, batch = Engine(able=ALL | {Capability.SPANS}), TokenBatch(8)
+    batch.extend([1], Pos(0, 0))
+    for first in (1, 4):
+        batch.extend([5, 6, 7], Pos(0, first))
+        batch.join(3)
+    batch.extend([8], Pos(0, 7))
+    context.decode(batch)
+    begin = 1 if end in (2, 3) else 4
+    inside = end in (2, 3, 5, 6)
+    for call in (context.truncate, lambda pos: context.fork(0, 1, pos.index), lambda pos: context.cut(pos, Pos(0, 8))):
+        if inside:
+            with refused(context, InvalidPosition, match=rf"position {end} .* as far as {begin}, where it begins"):
+                call(Pos(0, end))
+    if not inside:
+        assert context.truncate(Pos(0, end)) == Pos(0, end)
+        assert context.tokens(0) == (1, 5, 6, 7, 5, 6, 7, 8)[:end]
