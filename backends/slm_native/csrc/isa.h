@@ -1,8 +1,8 @@
 // Instruction sets: which this build has, and which this machine can run. Included by files of every instruction set,
 // so it defines no functions and includes none (see simd/README.md).
 //
-// amx_plain gives AMX's numbers on any machine with AVX-512: the kernels of AMX, with tiles in plain C++. It is slow, and
-// there for tests.
+// amx_plain gives AMX's numbers on any machine with AVX-512: the kernels of AMX, with products of tiles in AVX-512. It is
+// for tests.
 #pragma once
 
 namespace slm {

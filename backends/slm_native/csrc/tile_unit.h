@@ -15,7 +15,7 @@ constexpr int unit_rows = 16, unit_row_bytes = 64, unit_bytes = unit_rows * unit
 inline void publish_stores() { asm volatile("" ::: "memory"); }
 
 #if defined(SLM_PLAIN_TILES)
-// The same in plain C++ (Isa::amx_plain), for machines without the unit: what surrounds it is tested, and its numbers.
+// The same without the unit (Isa::amx_plain), for tests: what surrounds tiles is tested, and their numbers.
 struct PlainTiles {
     alignas(64) std::uint8_t at[8][unit_bytes];
 };
@@ -43,15 +43,26 @@ inline float bf16_at(int tile, int row, int i) {
     __builtin_memcpy(&high, row_of_tile(tile, row) + 2 * i, sizeof high);
     return high & 0x7f80 ? as_float(std::uint32_t(high) << 16) : 0.0f;  // subnormal numbers count as zeros
 }
+// The even or the odd ones of 32 bf16, as float32.
+template <bool odd>
+inline __m512 half_of_bf16(const void* row) {
+    const __m512i pairs = _mm512_load_si512(row);
+    const __m512i bits = odd ? _mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000))) : _mm512_slli_epi32(pairs, 16);
+    return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(_mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x7f800000)), bits));
+}
 template <int sums, int left, int right>
 inline void multiply_tiles() {
-    for (int row = 0; row < unit_rows; ++row)
-        for (int column = 0; column < 16; ++column) {
-            float sum;
-            __builtin_memcpy(&sum, row_of_tile(sums, row) + 4 * column, sizeof sum);
-            for (int k = 0; k < 32; ++k) sum += bf16_at(left, row, k) * bf16_at(right, k / 2, 2 * column + k % 2);
-            __builtin_memcpy(row_of_tile(sums, row) + 4 * column, &sum, sizeof sum);
-        }
+    __m512 factors[32];
+    for (int pair = 0; pair < 16; ++pair) {
+        factors[2 * pair] = half_of_bf16<false>(row_of_tile(right, pair));
+        factors[2 * pair + 1] = half_of_bf16<true>(row_of_tile(right, pair));
+    }
+    for (int row = 0; row < unit_rows; ++row) {
+        __m512 sum = _mm512_load_ps(row_of_tile(sums, row));
+        for (int k = 0; k < 32; ++k)
+            sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_set1_ps(bf16_at(left, row, k)), factors[k]));
+        _mm512_store_ps(row_of_tile(sums, row), sum);
+    }
 }
 #else
 struct alignas(64) TileConfiguration {
