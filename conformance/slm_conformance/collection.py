@@ -14,6 +14,19 @@ from slm_conformance.meta import scenario_names, tests_of
 from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.subject import describe
 
+_TAKES_LONG = (
+    "TestBackend::test_an_unknown_device",
+    "TestClose::test_the_interpreter",
+    "TestDecodeLimits::test_long",
+    "TestDumpRestore::test_in_another_process",
+    "TestHostile",
+    "TestMeaning",
+    "TestNumbers::test_each",
+    "TestNumbers::test_the",
+    "TestVocabulary::test_random",
+)
+"""Scenarios of more than half a second on an idle machine."""
+
 
 def prepare(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """Check that adopting modules are complete, and mark what they expect to fail.
@@ -30,6 +43,14 @@ def prepare(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
             reason = expected.get(_name(item), expected.get(_name(item, with_model=True)))
             if reason is not None:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def first_look(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, of adopted scenarios, what takes long."""
+    adopted = [item for functions in by_module(items).values() for item in functions]
+    left_out = {item for item in adopted if _name(item).startswith(_TAKES_LONG) or item.get_closest_marker("slow")}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def headers(config: pytest.Config, items: Iterable[pytest.Item]) -> list[str]:

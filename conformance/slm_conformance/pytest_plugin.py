@@ -38,9 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check that adopting modules are complete, and mark what they expect to fail."""
     if _is_adopted():
-        from slm_conformance.collection import prepare
+        from slm_conformance.collection import first_look, prepare
 
         prepare(config, items)
+        if config.getoption("--slm-quick"):
+            first_look(config, items)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:

@@ -20,6 +20,16 @@ from slm_core.types import BackendStatus, ModelOptions, Support
 class TestBackend(Scenarios):
     """The nouns Backend and Model."""
 
+    on_one_model = (
+        "test_status",
+        "test_a_missing_file",
+        "test_a_damaged_file",
+        "test_an_unknown_architecture",
+        "test_an_unknown_option",
+        "test_options_are_listed",
+        "test_an_unknown_device",
+    )
+
     def test_status(self, bench: Bench) -> None:
         """Backend: a name of lower case letters, digits and underscores; a status with version and devices."""
         name = bench.backend.name

@@ -32,6 +32,8 @@ _KV_BYTES = {
 class TestDumpRestore(Scenarios):
     """Clause 6: what was dumped goes on exactly as it would have."""
 
+    on_one_model = ("test_in_another_process",)
+
     def test_in_another_context(self, bench: Bench) -> None:
         """Clause 6: a dump goes on in a context of other sizes."""
         data, tokens = self._dump(bench)
