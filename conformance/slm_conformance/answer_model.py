@@ -66,7 +66,7 @@ class AnswerModel:
     stops: tuple[str, ...] = ()
     special: bool = False
     own: bool = True
-    brake: At | None = None
+    brake: Every | None = None
     tokens: list[int] = field(default_factory=list)
     n_drawn: int = 0
     paused: bool = False

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slm_conformance.answer_model import AnswerModel, Every, BrakeError, letter_bias, spelled
+from slm_conformance.answer_model import AnswerModel, BrakeError, letter_bias, spelled
 from slm_conformance.bench import Bench, Rows
 from slm_conformance.chat_steps import (
     Ask,
     ChatStep,
     Choose,
-    CloseChat,
     Delete,
     DumpChat,
     Edit,
@@ -35,11 +34,11 @@ from slm_conformance.scripts import Errors, Script
 from slm_conformance.session_programs import PLAIN, TIGHT
 from slm_core.chat import Chat, Session, encode_segments
 from slm_core.errors import ContextFull, InvalidSequence, SessionError
+from slm_core.formatting import formatter
 from slm_core.generation import Answer, BrakeAction, FinishReason
-from slm_core.loading import LoadedModel
-from slm_core.protocols import Context, Formatter, Vocab
+from slm_core.protocols import Context, Formatter, Model, Vocab
 from slm_core.sampling import Sampling
-from slm_core.types import Capability, EditLevel, Message, Role
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Message, Role
 
 N_CTX, N_BATCH, N_SLOTS = 128, 16, 3
 _ASIDE, _KEPT = 99, 100
@@ -66,6 +65,23 @@ class ChatSlot:
     def copied(self, seq_id: int) -> ChatSlot:
         """The same in another sequence of the reference."""
         return replace(self, history=self.history.copy(seq_id), answer=copy.deepcopy(self.answer))
+
+
+class PlainModel:
+    """What ``Chat.restore`` needs of a model.
+
+    Args:
+        model: the model; its own chat format is used.
+        kv_type: of the keys and values of contexts.
+    """
+
+    def __init__(self, model: Model, kv_type: KvType) -> None:
+        self._model, self._kv_type = model, kv_type
+        self.info, self.vocab, self.formatter = model.info, model.vocab, formatter(model=model)
+
+    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> Context:
+        """A new context."""
+        return self._model.new_context(ContextOptions(n_ctx, n_seq_max, n_batch, self._kv_type, self._kv_type))
 
 
 def chat_options(vocab: Vocab) -> list[Sampling]:
@@ -97,7 +113,7 @@ class ChatPlayer:
         self._reference = bench.reference()
         self._slots: list[ChatSlot | None] = [None] * N_SLOTS
         self._dumps: dict[int, ChatSlot] = {}
-        self._script.run("loaded = LoadedModel(model, formatter(model=model), 'under test')")
+        self._script.run(f"loaded = PlainModel(model, KvType({bench.kv_type.value!r}))")
         self._formatter: Formatter = self._script.names["loaded"].formatter
         self._script.run("options = chat_options(model.vocab)")
         self._script.run("said = [Message('user', 'hi'), Message('assistant', 'hello you')]")
@@ -262,7 +278,9 @@ class ChatPlayer:
         number = uniform(sampling.seed or 0, stream, answer.n_drawn)
         place = Place(tuple(history.tokens), len(answer.tokens), number, self._vocab.eog_ids)
         right = may_be_chosen(token, row, self._error(row), sampling, place)
-        self._script.check(right, f"{name} != {token}", f"it is not what {spelled(sampling)} draws from stream {stream}")
+        self._script.check(
+            right, f"{name} != {token}", f"it is not what {spelled(sampling)} draws from stream {stream}"
+        )
         history.extend([token])
 
     def _over(self, slot: int, answer: AnswerModel, found: Answer) -> None:
@@ -277,7 +295,9 @@ class ChatPlayer:
         ended = f"it ended with {found.finish_reason.value}"
         text = model.messages[-1].content
         self._script.check(found.text == text, f"{name}.text == {text!r}", f"it is {found.text!r}")
-        self._script.check(found.finish_reason is answer.reason, f"{name}.finish_reason == {answer.reason.value!r}", ended)
+        self._script.check(
+            found.finish_reason is answer.reason, f"{name}.finish_reason == {answer.reason.value!r}", ended
+        )
         self._script.check(told == counts, f"{name}.usage == Usage{counts}", f"it is {told}")
 
     # Changes.
@@ -444,7 +464,7 @@ class ChatPlayer:
         self._script.check(n_used <= n_open, line, "a sequence holds tokens of no chat")
 
 
-def chat_in(context: Context, loaded: LoadedModel, sampling: Sampling, messages: Sequence[Message]) -> Chat:
+def chat_in(context: Context, loaded: PlainModel, sampling: Sampling, messages: Sequence[Message]) -> Chat:
     """A chat in a context that others use, too."""
     return Chat(Session(context, loaded.vocab, sampling=sampling), loaded.formatter, messages=messages)
 
@@ -462,11 +482,9 @@ def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
 _IMPORTS = (
     "from math import log",
     "from slm_conformance.answer_model import Every, BrakeError",
-    "from slm_conformance.chat_programs import chat_in, chat_options",
+    "from slm_conformance.chat_programs import PlainModel, chat_in, chat_options",
     "from slm_conformance.session_programs import read",
     "from slm_core.chat import Chat",
     "from slm_core.generation import BrakeAction, Usage",
-    "from slm_core.formatting import formatter",
-    "from slm_core.loading import LoadedModel",
-    "from slm_core.types import EditLevel, Message",
+    "from slm_core.types import EditLevel, KvType, Message",
 )

@@ -1,7 +1,7 @@
 """What a sampler may choose from a row of logits: the options' formulas once more, in plain NumPy.
 
-Rows that are compared with come from the float64 reference, and the backend's are as far from them as clause 9 allows. So
-an answer is not compared with one token, but with those that a row within that bound could give.
+The rows come from the float64 reference, and a backend's rows may differ from them by what clause 9 allows. So a token
+is right if some row within that bound gives it.
 """
 
 from __future__ import annotations

@@ -468,7 +468,9 @@ def PausesLoseCallbacks(whole: Any, generation: Generation, brakes: Any = None, 
 
 
 @breaks("TestSampling::test_the_steps_and_their_order", biases, "penalties")
-def PresenceCounts(whole: Any, ids: Any, logits: Any, state: Any, *, presence: float, frequency: float, **rest: Any) -> Any:
+def PresenceCounts(
+    whole: Any, ids: Any, logits: Any, state: Any, *, presence: float, frequency: float, **rest: Any
+) -> Any:
     """A presence penalty is taken as often as a token came."""
     return whole(ids, logits, state, presence=0.0, frequency=frequency + presence, **rest)
 

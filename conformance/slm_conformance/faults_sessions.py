@@ -135,12 +135,11 @@ def DetoursForgetMarks(whole: Any, session: Session) -> Iterator[Session]:
         del session._marks._places[mark]
 
 
-@breaks("TestSession::test_a_mark_at_the_end", Marks, "truncate")
-def EndMarksGoStale(whole: Any, marks: Marks, length: int) -> None:
-    """A mark at the very place that is returned to goes stale."""
-    for mark, place in marks.places().items():
-        if place >= length:
-            del marks._places[mark]
+@breaks("TestSession::test_a_mark_at_the_end", Session, "remove_span")
+def NothingIsComputedAgain(whole: Any, session: Session, start: int, end: int, *, exact: bool = False) -> EditLevel:
+    """A removal of nothing says that what follows is computed again."""
+    level: EditLevel = whole(session, start, end, exact=exact)
+    return min(level, EditLevel.TRUNCATE) if start == end else level
 
 
 @breaks("TestSession::test_a_detour_takes_no_draws", Session, "detour")

@@ -82,7 +82,9 @@ class SessionProgramMaker:
         pause = Every(1 + self._below(3), BrakeAction.PAUSE)
         begun = self._asked(slot, 1 + self._below(3)) if self._rarely(0.3) else self._asked(slot, 99, pause)
         between = self._one_of([self._look_aside, self._fork, self._dump, self._odd])(slot)
-        rest = Answer(slot, None, self._brake(), 99) if self._rarely(0.7) else ReadOn(slot, 99, cancel=self._rarely(0.3))
+        rest = (
+            Answer(slot, None, self._brake(), 99) if self._rarely(0.7) else ReadOn(slot, 99, cancel=self._rarely(0.3))
+        )
         return [begun, *between, rest]
 
     def _go_back(self, slot: int) -> Sequence[Step]:

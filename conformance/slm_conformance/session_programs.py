@@ -38,7 +38,7 @@ from slm_conformance.session_steps import (
 )
 from slm_core.chat import Session
 from slm_core.errors import ContextFull, InvalidMark, InvalidSequence, InvalidSnapshot, SessionError
-from slm_core.generation import BrakeAction, Completion, Event, EventStream, FinishReason
+from slm_core.generation import Completion, Event, EventStream, FinishReason
 from slm_core.generation.scoring import Score
 from slm_core.protocols import Vocab
 from slm_core.sampling import Sampling
@@ -90,7 +90,9 @@ def own_options(vocab: Vocab) -> Sampling:
     """The options of the sessions themselves."""
     bias, seed = letter_bias(vocab, "abcdé", 6.0), 5
     limits: dict[str, Any] = {"max_tokens": 5, "min_tokens": 3, "eog_bias": 5.0}
-    return Sampling(**PLAIN, **limits, seed=seed, temperature=1.0, repeat_penalty=2.0, penalty_window=8, logit_bias=bias)
+    return Sampling(
+        **PLAIN, **limits, seed=seed, temperature=1.0, repeat_penalty=2.0, penalty_window=8, logit_bias=bias
+    )
 
 
 def other_options(vocab: Vocab) -> list[Sampling]:

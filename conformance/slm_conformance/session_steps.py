@@ -46,7 +46,7 @@ class MarkHere:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """``rollback`` to one of the session's marks that are good, the last first; or to any, stale and foreign ones too."""
+    """``rollback`` to one of the session's valid marks, the last first; or to any, stale and foreign ones too."""
 
     slot: int
     mark: int

@@ -14,8 +14,8 @@ HINTS = MappingProxyType(
         " which several sequences ask for logits",
         "TestChat": "the decode, truncate and cut scenarios first: a chat makes its cache follow the messages with"
         " nothing else. If they hold, the chat template and the vocabulary",
-        "TestChatPrograms": "the script that is printed: run it, and look at its last call; then the truncate, cut, fork"
-        " and dump scenarios, of which chats are made",
+        "TestChatPrograms": "the script that is printed: run it, and look at its last call; then the truncate, cut,"
+        " fork and dump scenarios, of which chats are made",
         "TestClose": "`close` and what outlives it: contexts and models that are called after it, threads of the"
         " engine, and finalizers that run when the interpreter is already going down",
         "TestCompletions": "the fork scenarios first: the prompt is decoded once and forked for each answer; then the"

@@ -211,7 +211,9 @@ class TestGeneration(Scenarios):
         seen: list[int | None] = []
         session, said = _session(bench), self._plain(bench, 6)
         brakes = [_at(2, BrakeAction.PAUSE), _at(4, BrakeAction.FINISH)]
-        events = session.generate(Sampling(max_tokens=6), sampler=Script(said), brakes=brakes, on_event=_tokens_to(seen))
+        events = session.generate(
+            Sampling(max_tokens=6), sampler=Script(said), brakes=brakes, on_event=_tokens_to(seen)
+        )
         for _event in events:
             pass
         answer = session.generate().run()

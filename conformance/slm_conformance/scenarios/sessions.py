@@ -213,7 +213,7 @@ class TestSession(Scenarios):
             assert session.tokens == tuple(bench.tokens(20)), f"marks from before {what} are at other places"
 
     def test_a_detour_takes_no_draws(self, bench: Bench) -> None:
-        """Session: what a session draws next is what it would have drawn, whatever a detour drew, and where it raised."""
+        """Session: the next draws are what they would have been, whatever a detour drew, also where it raised."""
         for n_seq_max in (2, 1):
             drawn = []
             for detours in (0, 2):
@@ -242,7 +242,7 @@ class TestSession(Scenarios):
         assert (session.tokens, session.n_pending) == before, "a detour without room changed the session"
 
     def test_a_restored_answer_goes_on_counting(self, bench: Bench) -> None:
-        """Session: an answer that is dumped anywhere ends at its limit, its stop text or its least length, as before."""
+        """Session: a restored answer ends at its limit, stop text or EOG token as if it had not been dumped."""
         letter = bench.vocab.encode("a", add_special=False, parse_special=False)[-1]
         ends = max(bench.vocab.eog_ids)
         said = Sampling(temperature=0, logit_bias={letter: 1e4})
