@@ -23,7 +23,8 @@ def mutated(seed: int, sound: Sequence[bytes]) -> bytes:
         return next(hostile_dumps([*sound[start:], *sound[:start]], 1, seed))
     snapshot = SequenceSnapshot.from_bytes(sound[start])
     if len(snapshot.rows) and rng.random() < 0.6:
-        return replace(snapshot, rows=_spoiled_rows(rng, snapshot)).to_bytes()
+        payload = snapshot.payload if rng.random() < 0.5 else b""  # without one, the rows are decoded again
+        return replace(snapshot, rows=_spoiled_rows(rng, snapshot), payload=payload).to_bytes()
     return replace(snapshot, payload=_spoiled_payload(rng, snapshot.payload)).to_bytes()
 
 
