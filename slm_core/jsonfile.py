@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def depth_of(value: object) -> int:
     """How deep a JSON value nests: 0 for one that holds no others. No recursion, whose depth Python bounds."""
     depth, level = 0, [value]
-    while containers := [one for one in level if type(one) in (dict, list)]:
+    while any(isinstance(one, dict | list) for one in level):
         depth += 1
-        level = [inner for one in containers for inner in (one.values() if type(one) is dict else one)]
+        level = [inner for one in level for inner in _inside(one)]
     return depth
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

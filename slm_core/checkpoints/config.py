@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -105,7 +105,8 @@ class Config:
         found = self._get(name, [])
         if name not in self._stated:
             return None
-        fits = {float: _is_number, int: _is_integer}.get(kind, lambda item: type(item) is kind)
+        checks: dict[type, Callable[[object], bool]] = {float: _is_number, int: _is_integer}
+        fits = checks.get(kind, lambda item: type(item) is kind)
         if not isinstance(found, list) or len(found) != n or not all(map(fits, found)):
             raise self._wrong(name, f"a list of {n}: {kind.__name__}")
         return [kind(item) for item in found]
