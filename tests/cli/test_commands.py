@@ -271,6 +271,18 @@ def test_a_report_that_cannot_be_written_is_wrong_usage(run) -> None:
     assert ".html, .json, .svg" in found.err
 
 
+def test_a_scenario_is_explained_as_a_script(run) -> None:
+    pytest.importorskip("slm_conformance")
+    toy = ("conformance", "--backend", "slm_conformance.toy:ToyBackend")
+    found = run(*toy, "--explain", "TestCut::test_of_a_fork[llama-f32]")
+    assert found.code == 0
+    assert found.out.startswith("# TestCut::test_of_a_fork. ")
+    compile(found.out, "script", "exec")
+    typo = run(*toy, "--explain", "TestCut::test_of_a_fok")
+    assert (typo.code, "TestCut::test_of_a_fork" in typo.err) == (2, True)
+    assert run(*toy, "--explain", "TestCut::test_of_a_fork", "--report", "a.html").code == 2
+
+
 def test_backends_tells_why_a_device_cannot_be_used(run) -> None:
     found = run("backends", "--devices").out
     assert re.search(r"native\s+cpu\s+yes", found)

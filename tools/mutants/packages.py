@@ -67,9 +67,15 @@ PACKAGES = (
     ),
     Package(
         "KV cache (`slm_native.kv`)",
-        ("backends/slm_native/kv/*.py",),
-        ("native", "native_states", "native_windows"),
-        _each("tests/native/test_{}.py", "kv_cache edits windows"),
+        _each("backends/slm_native/kv/{}.py", "cache chunks codecs parts runs spans store stores tables"),
+        ("native", "native_states"),
+        _each("tests/native/test_{}.py", "kv_cache edits"),
+    ),
+    Package(
+        "windows (`slm_native.kv`)",
+        ("backends/slm_native/kv/window.py",),
+        ("native_windows",),
+        ("tests/native/test_windows.py",),
     ),
     Package(
         "contexts (`slm_llamacpp`)",
