@@ -56,6 +56,7 @@ QUANTIZED = f"qwen3-q8_0 and ({' or '.join((*CLASSES, *SINGLE))}) and not ({' or
 ELSEWHERE = "transcript or told_is_known or perplexity or loaded_model_drafts or goes_on_in_another_backend"
 
 
+@pytest.mark.timeout(900)  # 40 seconds of one core, which may be busy with more than this
 @pytest.mark.parametrize("isa", ["amx_plain", "avx2"])
 def test_nothing_relies_on_the_rounding_of_this_processor(isa: str) -> None:
     if (missing := _extension.why_missing()) is not None:
@@ -73,5 +74,6 @@ def test_nothing_relies_on_the_rounding_of_this_processor(isa: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
+        timeout=880,
     )
     assert done.returncode == 0, f"with {ISA_VARIABLE}={isa}:\n{done.stdout[-4000:]}"
