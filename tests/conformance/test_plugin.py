@@ -243,7 +243,9 @@ def test_a_scenario_that_no_model_changes_runs_on_the_first(scenario: str, model
 
     chosen: list[tuple[str, ...]] = []
     asked = SimpleNamespace(
-        function=SimpleNamespace(__name__=scenario), parametrize=lambda name, values, **_: chosen.append(values)
+        config=SimpleNamespace(getoption=lambda name: None),
+        function=SimpleNamespace(__name__=scenario),
+        parametrize=lambda name, values, **_: chosen.append(values),
     )
     Two().pytest_generate_tests(asked)
     assert chosen == [models]
