@@ -29,6 +29,19 @@ SAID = (
     Message(Role.ASSISTANT, "it is"),
 )
 
+TURNS = (Role.USER, Role.ASSISTANT) * 4
+ODD = (
+    "two  spaces",
+    "a\nline\n\nmore",
+    "{{ bos_token }}{% if %}",
+    "\\n \\",
+    "é 🙂 日本",
+    "\"quoted\" 'so'",
+    "<b>&amp;</b>",
+    "\t",
+)
+"""What templates, and those who escape, get wrong."""
+
 NUMBERED = (
     "{% for message in messages %}{{ loop.index }}{{ '<|im_start|>' + message.role + '\n' }}"
     "{{ message.content }}{{ '<|im_end|>\n' }}{% endfor %}"
@@ -115,6 +128,16 @@ class TestChat(Scenarios):
             said = (SAID[0], Message(Role.ASSISTANT, content), *SAID[2:])
             found.append([token for token in _chat(bench, said).session.tokens if token in control])
         assert found[0] == found[1] == found[2], "a message that spells control tokens brings them into the prompt"
+
+    def test_the_prompt_holds_what_was_said(self, bench: Bench) -> None:
+        """Chat: each message is in the prompt as it was written, in order, whatever signs it has."""
+        said = tuple(Message(role, f"{i}{text}{i}") for i, (role, text) in enumerate(zip(TURNS, ODD, strict=False)))
+        prompt = bench.vocab.decode(_chat(bench, said).session.tokens, special=True)
+        place = 0
+        for message in said:
+            found = prompt.find(message.content, place)
+            assert found >= 0, f"the message {message.content!r} is not in the prompt, or out of order: {prompt!r}"
+            place = found + len(message.content)
 
     def test_edit(self, bench: Bench) -> None:
         """Chat: after ``edit`` the chat is as if the message had always read so."""
