@@ -144,6 +144,14 @@ def test_regenerate_takes_the_answer_back_and_draws_another() -> None:
         new_chat().regenerate()
 
 
+def test_a_chat_of_answers_alone_has_nothing_to_regenerate() -> None:
+    chat = new_chat()
+    chat._become((Message(Role.ASSISTANT, "welcome"), Message(Role.ASSISTANT, "ask me")))
+    with pytest.raises(SessionError, match="nothing to answer"):
+        chat.regenerate()
+    assert len(chat.messages) == 2
+
+
 def test_a_fork_goes_its_own_way() -> None:
     chat = new_chat("one", "two")
     chat.send("first")
@@ -173,6 +181,8 @@ def test_a_dump_goes_on_as_the_chat_would(payload_format: str) -> None:
         lambda meta: meta.update(messages=[{"role": "user"}]),
         lambda meta: meta["messages"][0].update(role="king"),
         lambda meta: meta["messages"][0].update(tool_calls=[{"name": 1}]),
+        lambda meta: meta["messages"][0].update(tool_calls={}),
+        lambda meta: meta["messages"][0].update(malformed_calls={}),
         lambda meta: meta["messages"][0].update(malformed_calls=[{"text": "x"}]),
         lambda meta: meta["messages"][0].update(malformed_calls=[{"text": "x", "reason": 1}]),
         lambda meta: meta.update(context=[5001, 1, 1]),
@@ -421,6 +431,12 @@ def test_choose_equals_the_probability_of_each_option_and_the_end() -> None:
         scores.append(score)
     wanted = np.exp(scores) / np.exp(scores).sum()
     np.testing.assert_allclose(chat.oracle().choose("q", options).probabilities, wanted, rtol=1e-5)
+
+
+def test_options_that_are_all_very_unlikely_are_told_apart() -> None:
+    """The probability of 200 random tokens is below the least float64; that of one option among them is not."""
+    probabilities = new_chat().oracle().choose("well?", ["a" * 200, "b" * 200]).probabilities
+    assert sum(probabilities) == pytest.approx(1)
 
 
 class Dog(BaseModel):
