@@ -155,6 +155,8 @@ def _check_model(source: Path, stated: Mapping[str, Any]) -> None:
     has_merges = isinstance(model.get("merges"), list) or kind == "WordPiece"
     if not (isinstance(model.get("vocab"), dict) and has_merges):
         raise InvalidModelFile(f"{source}: the tokenizer's model has no vocabulary or no merges")
+    if kind == "WordPiece" and model.get("unk_token") not in model["vocab"]:
+        raise InvalidModelFile(f"{source}: the tokenizer's 'unk_token' is not in its vocabulary")
 
 
 def _model_kind(model: Mapping[str, Any]) -> object:

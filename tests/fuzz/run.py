@@ -6,6 +6,8 @@ or to a temporary one, and the program ends with a status other than 0.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +16,10 @@ import atheris
 
 with atheris.instrument_imports(include=["slm_core", "slm_native"], enable_loader_override=False):
     from fuzz import targets
+    from slm_core.checkpoints import families
+
+    for _module in pkgutil.iter_modules(families.__path__):  # else they are imported when it is too late
+        importlib.import_module(f"{families.__name__}.{_module.name}")
 
 from fuzz.corpora import CORPORA
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import cast
 
-from slm_core.chat import Chat
+from slm_core.chat import Chat, Oracle
 from slm_core.errors import ContextFull
 from slm_core.generation import Answer
 from slm_core.sampling import Sampling
@@ -60,11 +60,19 @@ def restored_chat(site: Site, rng: random.Random) -> None:
 
 
 def oracles(site: Site, rng: random.Random) -> None:
-    """Questions of an oracle, also one that raises, leave no trace in the chat."""
+    """Questions of an oracle, also one for which there is no room, leave no trace in the chat."""
     chat = _kept_chat(site)
     chat.session.prefill()
     before = chat.session.tokens, chat.messages, chat.session.context.n_free
-    oracle = chat.oracle()
+    try:
+        _ask(chat.oracle(), rng)
+    except ContextFull:  # it asks in a fork, and there is no room for it
+        require(before[2] < _ROOM, f"an oracle found no room in {before[2]} free positions")
+    after = chat.session.tokens, chat.messages, chat.session.context.n_free
+    require(after == before, "an oracle left a trace in the chat")
+
+
+def _ask(oracle: Oracle, rng: random.Random) -> None:
     kind = rng.randrange(3)
     if kind == 0:
         oracle.ask(rng.choice(QUESTIONS))
@@ -72,8 +80,6 @@ def oracles(site: Site, rng: random.Random) -> None:
         oracle.choose("What is my dog called?", ["Rex", "Luna", "Bello"])
     else:
         oracle.extract({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}})
-    after = chat.session.tokens, chat.messages, chat.session.context.n_free
-    require(after == before, "an oracle left a trace in the chat")
 
 
 def tools(site: Site, rng: random.Random) -> None:

@@ -1,0 +1,48 @@
+// Numbers and bytes taken from a fuzzer's input.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "isa.h"
+
+namespace fuzz {
+
+class Input {
+public:
+    Input(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+
+    // A number from 0 to n - 1; 0 at the end of the input.
+    std::size_t below(std::size_t n) { return size_ ? (--size_, *data_++) % n : 0; }
+
+    // n bytes in memory of exactly that size, so that reading past them is found: the rest of the input, again and again.
+    std::unique_ptr<std::uint8_t[]> bytes(std::size_t n) {
+        std::unique_ptr<std::uint8_t[]> found(new std::uint8_t[n]);
+        for (std::size_t i = 0; i < n; ++i) found[i] = size_ ? data_[i % size_] : std::uint8_t(i * 37);
+        return found;
+    }
+
+private:
+    const std::uint8_t* data_;
+    std::size_t size_;
+};
+
+// An instruction set that this machine has.
+inline slm::Isa isa_of(Input& input) {
+    std::vector<slm::Isa> found;
+    for (slm::Isa isa : slm::all_isas)
+        if (slm::is_available(isa)) found.push_back(isa);
+    return found[input.below(found.size())];
+}
+
+// n activations of an ordinary size.
+inline std::vector<float> activations(std::size_t n) {
+    std::vector<float> x(n);
+    for (std::size_t i = 0; i < n; ++i) x[i] = float(int(i * 2654435761u >> 8 & 0xfff) - 2048) / 512.0f;
+    return x;
+}
+
+}  // namespace fuzz
