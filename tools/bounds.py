@@ -1,6 +1,6 @@
 """Print what an environment of the oldest, or of the newest, versions that pyproject.toml admits is made of.
 
-``make test-bounds`` hands it to pip: ``python tools/bounds.py oldest`` prints ``numpy==1.26 ...``, ``newest`` the names.
+``make test-bounds`` hands it to pip: ``bounds.py oldest`` prints ``numpy==1.26 ...``, ``bounds.py newest`` the names.
 """
 
 from __future__ import annotations

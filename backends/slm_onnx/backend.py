@@ -64,7 +64,8 @@ class OnnxBackend:
         asked = LoadOptions.parse(options.backend_options)
         runtime.load()
         threads = runtime.Threads(_n_threads(options.n_threads), asked.spinning)
-        device = devices.choose(options.device, asked)
+        is_directory = isinstance(source, Path) and source.is_dir()
+        device = devices.choose(options.device, asked, of_directory=is_directory)
         progress = options.progress or (lambda share: None)
         progress(0.0)
         if isinstance(source, Path) and source.is_dir():

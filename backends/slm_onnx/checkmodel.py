@@ -55,8 +55,8 @@ def _tensors(rng: np.random.Generator) -> Iterator[tuple[str, GgmlType, NDArray[
 
 
 def _matrix(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float32]:
-    values: NDArray[np.float64] = rng.standard_normal(shape)
-    return (values / shape[1] ** 0.5).astype(np.float32)
+    values: NDArray[np.float32] = (rng.standard_normal(shape) / shape[1] ** 0.5).astype(np.float32)
+    return values
 
 
 def _norm(rng: np.random.Generator, width: int) -> NDArray[np.float32]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,11 @@ from slm_core.protocols import Context
 from slm_core.types import ContextOptions, Pos
 from slm_onnx import providers, runtime
 from slm_onnx.checkmodel import check_model
+from slm_onnx.convert import convert
+from slm_onnx.fromdirectory import directory_model
 from slm_onnx.fromgguf import gguf_model
+from slm_onnx.layouts import GENAI
+from slm_onnx.model import OnnxModel
 from slm_onnx.options import LoadOptions
 
 _SIZES = ContextOptions(n_ctx=64, n_batch=16, n_seq_max=2)
@@ -28,27 +35,44 @@ def answer(question: str) -> None:
     """Print, as JSON, how far a device's logits are from the CPU's, or why the device cannot compute them.
 
     Args:
-        question: JSON of the device's name and of what ``LoadOptions`` takes.
+        question: JSON of the device's name, of what ``LoadOptions`` takes, and of whether it is to run a directory.
     """
-    device, options = json.loads(question)
+    label, options, of_directory = json.loads(question)
     try:
-        found: Mapping[str, Any] = {"errors": errors(providers.find(device), LoadOptions(**options, cache=False))}
+        device, asked = providers.find(label), LoadOptions(**options, cache=False)
+        found: Mapping[str, Any] = {"errors": errors(device, asked, of_directory=of_directory)}
     except SlmError as error:
         found = {"problem": runtime.one_line(error)}
     sys.stdout.write(f"\n{json.dumps(found)}\n")
 
 
-def errors(device: providers.Device, options: LoadOptions) -> dict[str, float]:
+def errors(device: providers.Device, options: LoadOptions, *, of_directory: bool = False) -> dict[str, float]:
     """The relative error (L2 norm) of the logits after each step, by the step's name.
 
     The reference is the CPU provider with products in float (``accuracy_level`` 0).
 
+    Args:
+        device: where the graphs run.
+        options: how they are loaded.
+        of_directory: whether the graphs are those of a directory, with caches written in place and passed on.
+
     Raises:
         BackendUnavailable, UnsupportedModel, ContextError: the device cannot run a graph.
     """
-    expected = dict(_logits(providers.find("cpu"), LoadOptions(accuracy_level=0, cache=False)))
-    found = dict(_logits(device, options))
-    return {step: _error(found[step], row) for step, row in expected.items()}
+    with _gguf_model(providers.find("cpu"), LoadOptions(accuracy_level=0, cache=False)) as reference:
+        expected = dict(_logits(reference))
+    if not of_directory:
+        with _gguf_model(device, options) as model:
+            return _errors(model, expected)
+    found = {}
+    for kept, in_place in (("written in place", True), ("passed on", False)):
+        with _directory_model(device, options, in_place=in_place) as model:
+            found.update({f"{step} (caches {kept})": error for step, error in _errors(model, expected).items()})
+    return found
+
+
+def _errors(model: OnnxModel, expected: Mapping[str, NDArray[np.float32]]) -> dict[str, float]:
+    return {step: _error(row, expected[step]) for step, row in _logits(model)}
 
 
 def _error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
@@ -57,10 +81,31 @@ def _error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     return error if np.isfinite(error) else float("inf")
 
 
-def _logits(device: providers.Device, options: LoadOptions) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _gguf_model(device: providers.Device, options: LoadOptions) -> OnnxModel:
+    return gguf_model(GgufFile.open(check_model()), device, _THREADS, options, _unheard)
+
+
+@contextmanager
+def _directory_model(device: providers.Device, options: LoadOptions, *, in_place: bool) -> Iterator[OnnxModel]:
+    with tempfile.TemporaryDirectory(prefix="slm-check-") as made:
+        file, folder = Path(made) / "check.gguf", Path(made) / "check"
+        file.write_bytes(check_model())
+        convert(file, folder, _unheard)
+        if not in_place:
+            (folder / GENAI).unlink()  # it is what says so
+        with directory_model(
+            folder, device, device.session_place(options.provider_options, _THREADS), _unheard
+        ) as model:
+            yield model
+
+
+def _unheard(share: float) -> None:
+    """Nobody hears how far loading is."""
+
+
+def _logits(model: OnnxModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Logits [V] after each step; what is in the KV cache matters in all but the first."""
-    gguf = GgufFile.open(check_model())
-    with gguf_model(gguf, device, _THREADS, options, lambda share: None) as model, model.new_context(_SIZES) as context:
+    with model.new_context(_SIZES) as context:
         yield "a prompt", _decode(context, 0, _PROMPT)
         yield "the token after it", _decode(context, 0, (61,))
         context.fork(0, 1, 5)

@@ -28,7 +28,7 @@ class Report(NamedTuple):
     auto: str
 
 
-def choose(wanted: str, options: LoadOptions = _DEFAULTS) -> Device:
+def choose(wanted: str, options: LoadOptions = _DEFAULTS, *, of_directory: bool = False) -> Device:
     """The device of that name, which has passed the self-check.
 
     "auto" is the best of those that the conformance suite has passed on and that pass the self-check here.
@@ -38,11 +38,11 @@ def choose(wanted: str, options: LoadOptions = _DEFAULTS) -> Device:
     """
     if wanted != "auto":
         device = providers.find(wanted)
-        _check(device, options)
+        _check(device, options, of_directory=of_directory)
         return device
 
     def problem(label: str) -> str | None:
-        found = _problem(label, options)
+        found = _problem(label, options, of_directory=of_directory)
         if found is not None:
             _log.warning('device="auto" does not take %s: %s', label, found)
         return found
@@ -66,18 +66,18 @@ def report() -> Report:
     return Report(best_first, _best(problems.__getitem__).reason)
 
 
-def _problem(label: str, options: LoadOptions) -> str | None:
+def _problem(label: str, options: LoadOptions, *, of_directory: bool = False) -> str | None:
     """Why a device cannot be used; None where it can."""
     try:
-        _check(providers.find(label), options)
+        _check(providers.find(label), options, of_directory=of_directory)
     except BackendUnavailable as error:
         return str(error)
     return None
 
 
-def _check(device: Device, options: LoadOptions) -> None:
+def _check(device: Device, options: LoadOptions, *, of_directory: bool) -> None:
     if not device.is_cpu:  # the CPU is the reference
-        selfcheck.require(device, options)
+        selfcheck.require(device, options, of_directory=of_directory)
 
 
 def _best(problem: Callable[[str], str | None]) -> Device:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slm_core import inquiry
@@ -44,25 +44,30 @@ _PCI = Path("/sys/bus/pci/devices")
 _DISPLAY = "0x03"  # the PCI class of GPUs
 
 
-def require(device: Device, options: LoadOptions) -> None:
+def require(device: Device, options: LoadOptions, *, of_directory: bool = False) -> None:
     """Try a device with the options that matter to its graphs, unless it has passed before.
+
+    Args:
+        device: the device.
+        options: what the model is loaded with.
+        of_directory: whether it runs the graphs of a directory, whose caches are other tensors.
 
     Raises:
         BackendUnavailable: its logits are not the CPU's, it cannot run the graphs, or the process died.
     """
-    asked = _asked(options)
+    asked = [device.label, _asked(options), of_directory]
     cache, key = DiskCache(_KIND), _key(device, asked)
     if cache.get(key) is not None:
         return
     worst = _try(device, asked)
-    about = f"{device.label} computes what the CPU computes"
+    about = f"{device.label} computes what the CPU computes{' from directories' if of_directory else ''}"
     cache.put(key, about, lambda folder: _write(folder / "verdict.json", worst))
 
 
-def _try(device: Device, asked: Mapping[str, object]) -> float:
+def _try(device: Device, asked: Sequence[object]) -> float:
     """The largest error of all steps."""
     who = f"the self-check of device {device.label!r} ({device.provider.name})"
-    told = inquiry.ask(who, _CODE, json.dumps([device.label, asked]), patience_s=_PATIENCE_S)
+    told = inquiry.ask(who, _CODE, json.dumps(asked), patience_s=_PATIENCE_S)
     found = json.loads(told.strip().splitlines()[-1])
     if "problem" in found:
         raise BackendUnavailable(f"device {device.label!r} cannot run a tiny model: {found['problem']}")
@@ -89,13 +94,13 @@ def _write(file: Path, worst: float) -> None:
     file.write_text(json.dumps({"largest_error": worst}))
 
 
-def _key(device: Device, asked: Mapping[str, object]) -> str:
+def _key(device: Device, asked: Sequence[object]) -> str:
     """A name for all that the verdict depends on, as far as the system tells."""
     from slm_onnx.compiled import BUILDER_VERSION  # imports onnx
 
     runtime = build.find_build()
     stamp = [] if runtime is None else [runtime.package, runtime.version, *runtime.stamp()]
-    parts = [VERSION, BUILDER_VERSION, device.label, device.provider.name, asked, stamp, processor(), *_graphics()]
+    parts = [VERSION, BUILDER_VERSION, device.provider.name, asked, stamp, processor(), *_graphics()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

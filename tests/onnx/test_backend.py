@@ -73,7 +73,7 @@ def test_a_device_that_nobody_has_is_an_error(tiny, load, device) -> None:
 def test_a_session_that_falls_back_is_an_error(tiny, load, monkeypatch) -> None:
     """A build that says it has a provider, and whose sessions then run on the CPU."""
     monkeypatch.setattr(providers, "installed", lambda: ("OpenVINOExecutionProvider", "CPUExecutionProvider"))
-    monkeypatch.setattr(selfcheck, "require", lambda device, options: None)
+    monkeypatch.setattr(selfcheck, "require", lambda *_, **__: None)
     with pytest.warns(UserWarning, match="OpenVINO"), pytest.raises(BackendUnavailable, match="fell back to CPU"):
         load(tiny, "openvino")
 

@@ -29,7 +29,7 @@ def build_with(monkeypatch):
     def make(*labels: str, failing: tuple[str, ...] = (), tried: tuple[str, ...] = ()) -> list[str]:
         checked: list[str] = []
 
-        def require(device: providers.Device, options: LoadOptions) -> None:
+        def require(device: providers.Device, options: LoadOptions, *, of_directory: bool) -> None:
             checked.append(device.label)
             if device.label.partition(":")[0] in failing:
                 raise BackendUnavailable(f"device {device.label!r} gives wrong numbers")
