@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slm_conformance.factories import FAMILIES, Architecture, WeightType, make_tiny_model
+from slm_conformance.factories import FAMILIES, Shape, WeightType, make_tiny_model, shape_name
 from slm_conformance.families import family_model
 from slm_conformance.family_table import SMALL, STATES
 from slm_conformance.fixtures import BackendFixtures
@@ -176,7 +176,7 @@ class Workshop:
             path = family_model(self.directory, architecture)
             return Source(path, read_states(path) if architecture in STATES else None, "f32")
         controls = FAMILIES[family] if family else ()
-        shape = cast("Architecture", architecture), cast("WeightType", weight_type)
+        shape = cast("Shape", architecture), cast("WeightType", weight_type)
         model = make_tiny_model(*shape, calm=bool(calm), controls=controls)
         return Source(model.write(self.directory / f"{name}.gguf"), Weights.of(model), weight_type)
 
@@ -238,7 +238,7 @@ class Bench:
     @property
     def calm_name(self) -> str:
         """The name of a tiny model of the same kind in which attention, and what rounds there, matters less."""
-        return f"{self.weights().shape.architecture}-{self.weights().main_type}-calm"
+        return f"{shape_name(self.weights().shape)}-{self.weights().main_type}-calm"
 
     @property
     def vocab(self) -> Vocab:
@@ -278,7 +278,7 @@ class Bench:
         """A tiny model of the same kind; it differs from the one that the suite makes in its weights alone."""
         if isinstance(self.weights(), StateWeights):
             return family_model(directory, self.name.partition("-")[0], seed=99)
-        kind = self.weights().shape.architecture, cast("WeightType", self.weights().main_type)
+        kind = shape_name(self.weights().shape), cast("WeightType", self.weights().main_type)
         sibling = dataclasses.replace(make_tiny_model(*kind, seed=99), metadata=make_tiny_model(*kind).metadata)
         return sibling.write(directory / "sibling.gguf")
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from slm_conformance.gguf_writer import StoredTensor, Value, write_gguf
 
 Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3", "qwen2vl"]
+Shape: TypeAlias = Literal[Architecture, "small_llama"]
 WeightType: TypeAlias = Literal["f32", "f16", "q8_0"]
 
 CHAT_TEMPLATE = (
@@ -90,6 +91,17 @@ SHAPES: dict[Architecture, ModelShape] = {
 }
 
 
+SMALL_SHAPES: dict[Shape, ModelShape] = {
+    "small_llama": ModelShape("llama", 2, 40, 48, 4, 2, 8, 1e4, 1e-5, tied=False),
+}
+"""For devices on which a decode of the others takes long; F32 and F16 only, as the widths are no multiples of 32."""
+
+
+def shape_name(shape: ModelShape) -> Shape:
+    """The tiny model of a shape; of other shapes, the tiny model of the architecture."""
+    return next((name for name, found in SMALL_SHAPES.items() if found == shape), shape.architecture)
+
+
 @dataclass(frozen=True, slots=True)
 class TinyModel:
     """A model in memory: what ``write`` puts into the file, and what a reference computes with.
@@ -110,13 +122,13 @@ class TinyModel:
 
 
 def tiny_model(
-    directory: Path, architecture: Architecture = "llama", weight_type: WeightType = "f32", seed: int = 0
+    directory: Path, architecture: Shape = "llama", weight_type: WeightType = "f32", seed: int = 0
 ) -> Path:
     """Write a tiny model into ``directory``; returns its file.
 
     Args:
         directory: where to; it must exist.
-        architecture: "llama", "qwen2", "qwen3" or "qwen2vl".
+        architecture: "llama", "qwen2", "qwen3" or "qwen2vl"; or "small_llama".
         weight_type: of the matrices; norms and biases are float32, as in every published file.
         seed: of the weights; equal arguments give equal bytes.
     """
@@ -125,7 +137,7 @@ def tiny_model(
 
 
 def make_tiny_model(
-    architecture: Architecture = "llama",
+    architecture: Shape = "llama",
     weight_type: WeightType = "f32",
     seed: int = 0,
     *,
@@ -135,13 +147,13 @@ def make_tiny_model(
     """Make a tiny model in memory; see ``tiny_model``.
 
     Args:
-        architecture: "llama", "qwen2", "qwen3" or "qwen2vl".
+        architecture: "llama", "qwen2", "qwen3" or "qwen2vl"; or "small_llama".
         weight_type: of the matrices.
         seed: of the weights.
         calm: make embeddings ``CALM`` times as large, so that what blocks add to them counts that much less.
         controls: further control tokens.
     """
-    shape = SHAPES[architecture]
+    shape = (SHAPES | SMALL_SHAPES)[architecture]
     rng = np.random.default_rng([seed, zlib.crc32(architecture.encode())])
     values = _random_weights(shape, n_vocab(controls), rng)
     if calm:
@@ -151,7 +163,7 @@ def make_tiny_model(
     }
     metadata = {
         **_hyperparameters(shape, weight_type, seed),
-        **tokenizer_metadata(architecture, controls),
+        **tokenizer_metadata(shape.architecture, controls),
     }
     return TinyModel(shape, tensors, metadata)
 

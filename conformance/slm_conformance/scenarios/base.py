@@ -10,7 +10,7 @@ import pytest
 
 from slm_conformance.adoption import fixtures_of, workshop_of
 from slm_conformance.bench import Bench
-from slm_conformance.factories import SHAPES
+from slm_conformance.factories import SHAPES, SMALL_SHAPES
 from slm_core.types import EditLevel
 
 
@@ -38,7 +38,7 @@ class Scenarios:
             models += tuple(name for name in self.further_models if name not in models)
         if metafunc.config.getoption("--slm-quick"):
             models = models[:1]
-        tiny = next((name for name in models if name.partition("-")[0] in SHAPES), None)
+        tiny = next((name for name in models if name.partition("-")[0] in SHAPES | SMALL_SHAPES), None)
         models += tuple(f"{tiny}+{family}" for family in self.families if tiny is not None)
         if metafunc.function.__name__ in self.on_one_model:
             models = models[:1]
