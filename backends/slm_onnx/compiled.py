@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnx import ModelProto
 from slm_core.architectures import ModelSpec
 from slm_core.cpu import processor
 from slm_core.diskcache import DiskCache
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.types import KvType
-from slm_onnx import BACKEND, runtime
+from slm_onnx import BACKEND, plugins, runtime
 from slm_onnx.bytecache import ByteCacheGraph
+from slm_onnx.celltransfer import TransferSessions
 from slm_onnx.decoder import DecoderGraph
-from slm_onnx.editor import edit_graph
+from slm_onnx.editor import clear_graph, edit_graph, read_graph, write_graph
+from slm_onnx.options import CAPTURE
 from slm_onnx.products import GraphOptions
 
 BUILDER_VERSION = 7
@@ -38,6 +41,14 @@ _FILE, _PACKED = "decoder.onnx", "packed.onnx"
 _CPU = "CPUExecutionProvider"
 _WORTH_KEEPING = 64 << 20  # bytes of weights from which "auto" keeps what was built
 _BUILT = 0.5  # the share of loading that building the graph takes; the rest is the runtime's
+
+
+def uncaptured(place: runtime.Place) -> runtime.Place:
+    """The same place for graphs of every shape: its provider captures no runs."""
+    providers = [
+        (name, {key: value for key, value in given.items() if key != CAPTURE}) for name, given in place.providers
+    ]
+    return dataclasses.replace(place, providers=providers)
 
 
 class Compiler:
@@ -76,8 +87,19 @@ class Compiler:
 
     def editor(self, planes: Sequence[str]) -> Any:
         """The session that moves keys, or keys and values."""
-        model = edit_graph(self.spec, self._options.kv_type, planes).SerializeToString()
-        return runtime.session(model, runtime.NO_WEIGHTS, self._place)
+        options = self._options
+        return self._small(edit_graph(self.spec, options.kv_type, planes, on_host=options.on_host))
+
+    def transfer(self) -> TransferSessions | None:
+        """The sessions that a cache in the device's own memory needs; None where it lies in the host's."""
+        if self._options.on_host:
+            return None
+        graphs = clear_graph, read_graph, write_graph
+        return TransferSessions(*(self._small(graph(self.spec, self._options.kv_type)) for graph in graphs))
+
+    def _small(self, model: ModelProto) -> Any:
+        """The session of a graph without weights, which is not kept, and whose runs are never captured."""
+        return runtime.session(model.SerializeToString(), runtime.NO_WEIGHTS, uncaptured(self._place))
 
     def decoder(self, progress: Callable[[float], None]) -> Any:
         """The session that decodes; ``progress`` hears the share that is done.
@@ -150,8 +172,9 @@ class Compiler:
     def _key(self) -> str:
         """A name for all that the session depends on."""
         parts = [
-            *(self._gguf.fingerprint(), BUILDER_VERSION, runtime.version(), processor()),
+            *(self._gguf.fingerprint(), BUILDER_VERSION, runtime.version(), plugins.versions(), processor()),
             *(self._options.dtype, self._options.accuracy_level, self._options.kv_type, self._options.causal),
+            self._options.bias,
             [[name, sorted(given.items())] for name, given in self._place.providers],
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

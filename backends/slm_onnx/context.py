@@ -21,7 +21,8 @@ from slm_core.quant import QuantizedTensor, dequantize_rows
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, KvType, Logits
 from slm_onnx import BACKEND
 from slm_onnx.cells import FARTHEST, CellTable, Move
-from slm_onnx.feeding import ExactFeed, Feed, FixedFeed, Sizes, padded, spare_cells
+from slm_onnx.celltransfer import DeviceTransfer, HostTransfer, Planes, Transfer, TransferSessions, packed, unpacked
+from slm_onnx.feeding import ExactFeed, Feed, FixedFeed, Sizes, SplitFeed, padded, spare_cells
 from slm_onnx.kvstore import CellMover, KvStore
 from slm_onnx.positions import Positions
 from slm_onnx.providers import Device
@@ -37,15 +38,19 @@ class Sessions:
 
     Attributes:
         decoder: of the decoder graph.
+        has_bias: whether it takes one; if not, the cells in use are the positions of one sequence.
         both_ways: gives that of one for batches with spans, made when it is first asked for; None where there is none.
         mover: of the graph that moves cells.
         turner: of the graph that turns keys where they lie, None where no layer rotates them.
+        transfer: of those that a cache in the device's own memory needs; None where it lies in the host's.
     """
 
     decoder: Any
+    has_bias: bool
     both_ways: Callable[[], Any] | None
     mover: Any
     turner: Any | None
+    transfer: TransferSessions | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,11 +62,13 @@ class Engine:
         read_factors: reads tables of its position embedding.
         embedding: its token embedding, as it lies in the file.
         position_embedding: learned positions, likewise.
-        sessions: those for a KV type; made when it is first asked for.
+        sessions: those for a KV type, for one sequence or for several; made when they are first asked for.
         kv_types: that there are, the default first.
         device: where they run.
         fingerprint: of the model.
         buckets: whether the decoder runs in few shapes.
+        captures: whether the provider captures those runs.
+        most_rows: tokens that one run of the decoder may have, None for any number.
         numbers: numbers of its shapes that no context has yet.
     """
 
@@ -69,11 +76,13 @@ class Engine:
     read_factors: ReadFactors
     embedding: QuantizedTensor
     position_embedding: QuantizedTensor | None
-    sessions: Callable[[KvType], Sessions]
+    sessions: Callable[[KvType, bool], Sessions]
     kv_types: tuple[KvType, ...]
     device: Device
     fingerprint: str
     buckets: bool
+    captures: bool = False
+    most_rows: int | None = None
     numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
 
 
@@ -99,10 +108,12 @@ class OnnxContext(ContextBase):
         self._engine: Engine = engine
         self._cells = CellTable(options.n_ctx, options.n_seq_max)
         spare = spare_cells(options.n_batch) if engine.buckets else 0
-        self._store = KvStore(spec, options.n_ctx + spare, self._kv_type, engine.device)
+        self._sessions = sessions = engine.sessions(self._kv_type, options.n_seq_max == 1)
+        clearer = sessions.transfer and sessions.transfer.clearer
+        self._store = KvStore(spec, options.n_ctx + spare, self._kv_type, engine.device, clearer)
+        self._transfer = _transfer(self._store, sessions)
         self._positions = Positions(spec, options.n_ctx, engine.read_factors)
         self._places = Places(lambda seq_id: self._ledger.tokens(seq_id)) if spec.has_sections else None
-        self._sessions = sessions = engine.sessions(self._kv_type)
         self._mover = CellMover(sessions.mover, sessions.turner, self._store, self._positions)
         self._feed = self._new_feed(sessions.decoder)
         self._feed_both_ways: Feed | None = None
@@ -134,8 +145,10 @@ class OnnxContext(ContextBase):
     def _new_feed(self, decoder: Any) -> Feed:
         engine = self._engine
         if not engine.buckets:
-            return ExactFeed(decoder, self._store)
-        return FixedFeed(decoder, self._store, engine.spec.n_vocab, engine.device, engine.numbers)
+            feed = ExactFeed(decoder, self._store)
+            return feed if engine.most_rows is None else SplitFeed(feed, engine.most_rows)
+        n_vocab, captures = engine.spec.n_vocab, engine.captures
+        return FixedFeed(decoder, self._store, n_vocab, engine.device, engine.numbers, captures=captures)
 
     def _feed_for_spans(self) -> Feed:
         """What runs batches with spans, made for the first of them.
@@ -157,7 +170,8 @@ class OnnxContext(ContextBase):
         tokens, seq_ids, positions = (padded(x, sizes.tokens) for x in (batch.tokens, batch.seq_ids, batch.positions))
         places = batch.positions if self._places is None else self._places.of(batch)
         angles = self._cells.angles(seq_ids, padded(places, sizes.tokens))
-        distances = self._distances(batch, seq_ids, positions, sizes.cells)
+        has_bias = self._sessions.has_bias
+        distances = self._distances(batch, seq_ids, positions, sizes.cells) if has_bias else None
         wanted = np.flatnonzero(batch.wants_logits)
         yield "inputs_embeds", self._embedded(batch, tokens, positions)[None].astype(dtype, copy=False)
         yield from self._positions.inputs(positions, angles, distances, dtype)
@@ -198,9 +212,10 @@ class OnnxContext(ContextBase):
         return x
 
     def _make_room(self, n: int) -> None:
-        """Compact the cells where ``n`` do not fit behind them, or where most of them are idle."""
+        """Compact the cells where ``n`` do not fit behind them, where most are idle, or any and no bias hides them."""
         idle = self._cells.n_idle
-        if self._cells.n_used + n > self._cells.n_cells or idle > max(256, self._cells.n_used - idle):
+        n_most = max(256, self._cells.n_used - idle) if self._sessions.has_bias else 0
+        if self._cells.n_used + n > self._cells.n_cells or idle > n_most:
             self._moved(self._cells.compact())
 
     def _moved(self, move: Move | None) -> None:
@@ -231,24 +246,40 @@ class OnnxContext(ContextBase):
 
     def _engine_export(self, seq_id: int) -> bytes:
         self._moved(self._cells.due(np.array([seq_id])))
-        return _FIRST_ANGLE.pack(self._cells.first_angle(seq_id)) + self._store.read(self._cells.of(seq_id))
+        return _FIRST_ANGLE.pack(self._cells.first_angle(seq_id)) + packed(self._transfer.read(self._cells.of(seq_id)))
 
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
         _first_angle(payload)
-        self._store.parse(n_tokens, payload[_FIRST_ANGLE.size :])
+        self._planes(n_tokens, payload)
 
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
-        first_angle = _first_angle(payload)
+        first_angle, planes = _first_angle(payload), self._planes(n_tokens, payload)
         self._make_room(n_tokens)
-        self._store.write(self._cells.n_used, n_tokens, payload[_FIRST_ANGLE.size :])
+        self._transfer.write(self._cells.n_used, planes)
         self._cells.begin(seq_id, first_angle)
         self._cells.append(np.full(n_tokens, seq_id, np.int32), np.arange(n_tokens, dtype=np.int32))
         self._edited(seq_id)
 
+    def _planes(self, n_tokens: int, payload: bytes) -> Planes:
+        """The keys and values of a dump.
+
+        Raises:
+            InvalidSnapshot: the wrong size, or numbers that no model computes.
+        """
+        shapes = [(tensor.shape()[1], n_tokens, part.width) for (*_, part), tensor in self._store.tensors.items()]
+        dtypes = [np.dtype(part.dtype) for *_, part in self._store.tensors]
+        return unpacked(payload[_FIRST_ANGLE.size :], shapes, dtypes)
+
     def _engine_close(self) -> None:
+        for feed in filter(None, (self._feed, self._feed_both_ways)):
+            feed.close()
         # The base lets no call through any more. The last references: the cache is freed here and now.
-        del self._feed, self._feed_both_ways, self._mover, self._store
+        del self._feed, self._feed_both_ways, self._mover, self._transfer, self._store
         del self._positions, self._places, self._sessions, self._engine
+
+
+def _transfer(store: KvStore, sessions: Sessions) -> Transfer:
+    return HostTransfer(store) if sessions.transfer is None else DeviceTransfer(store, sessions.transfer)
 
 
 def _kv_type(engine: Engine, options: ContextOptions) -> KvType:

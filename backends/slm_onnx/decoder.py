@@ -49,6 +49,7 @@ class DecoderGraph:
         self._spec = spec
         self._kinds = Kinds.of(spec)
         self._dtype = options.dtype
+        self._has_bias = options.bias
         self._graph = GraphWriter("decoder", opset=self.opset)
         self._products = Products(self._graph, gguf, options)
         self._feed_forward = FeedForward(self._graph, gguf, spec, options, self._products)
@@ -87,7 +88,7 @@ class DecoderGraph:
         for kind, rope in enumerate(self._kinds.ropes):
             for name in rotation(kind):
                 graph.input(name, dtype, ["n", rope.n_dims // 2])
-        for kind in range(len(self._kinds.windows)):
+        for kind in range(len(self._kinds.windows) if self._has_bias else 0):
             graph.input(sight(kind), dtype, [1, 1, "n", "t"])
         for kind in range(len(self._kinds.temperatures)):
             graph.input(temperature(kind), dtype, [1, "n", 1])
@@ -190,6 +191,7 @@ class DecoderGraph:
             num_heads=spec.n_heads,
             kv_num_heads=spec.n_kv_heads,
             **self._scoring,
+            **self._window(spec.layers[index]),
         )
 
     def _queries_keys_values(self, prefix: str, x: str) -> Sequence[str]:
@@ -207,8 +209,14 @@ class DecoderGraph:
 
     def _sight(self, layer: LayerSpec) -> Sequence[str]:
         """Further inputs of attention, which say what tokens see."""
+        if not self._has_bias:
+            return ()
         name = sight(self._kinds.windows.index(layer.window))
         return "", "", "", name if self._spec.alibi_max_bias is None else f"sloped.{name}"
+
+    def _window(self, layer: LayerSpec) -> dict[str, int]:
+        """Attributes of attention that say how far tokens see, where no bias does."""
+        return {} if self._has_bias or layer.window is None else {"local_window_size": layer.window}
 
     def _head_norm(self, x: str, name: str, n_heads: int) -> str:
         """The norm of heads, where the model has one: x [1, n, heads * D].

@@ -93,6 +93,8 @@ def _best(problem: Callable[[str], str | None]) -> Device:
             continue
         if provider.untried:
             passed_over.append(f"{label} is untried: ask for it by name")
+        elif provider.by_name_only:
+            passed_over.append(f"{label} is taken by name only: {provider.by_name_only}")
         elif problem(label) is not None:
             passed_over.append(f"{label} cannot be used")
         else:

@@ -42,6 +42,10 @@ class Feed(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Give back what the provider keeps for this context; twice is fine."""
+        ...
+
 
 class ExactFeed:
     """Every run has the shape of its batch.
@@ -68,6 +72,61 @@ class ExactFeed:
         rows: Logits = self._binding.get_outputs()[-1].numpy()[0]  # outputs come in the order they were bound
         return rows
 
+    def close(self) -> None:
+        """See ``Feed.close``: the provider keeps nothing."""
+
+
+class SplitFeed:
+    """Runs at most so many tokens at once: later ones in further runs, which see the earlier ones in the cache.
+
+    Args:
+        feed: what runs them.
+        n_most: tokens of a run.
+    """
+
+    def __init__(self, feed: ExactFeed, n_most: int) -> None:
+        self._feed = feed
+        self._n_most = n_most
+
+    def sizes(self, n: int, n_used: int, n_rows: int) -> Sizes:
+        """See ``Feed.sizes``."""
+        return self._feed.sizes(n, n_used, n_rows)
+
+    def run(self, inputs: Inputs) -> Logits:
+        """See ``Feed.run``."""
+        n, found = inputs["rows"].shape[1], []
+        if n <= self._n_most:
+            return self._feed.run(inputs)
+        for first in range(0, n, self._n_most):
+            part = _part(inputs, first, min(n, first + self._n_most))
+            n_rows = len(part["logits_rows"])
+            if not n_rows:
+                part["logits_rows"] = np.zeros(1, np.int64)  # a graph has to make one
+            found.append(self._feed.run(part)[:n_rows].copy())
+        return np.concatenate(found)
+
+    def close(self) -> None:
+        """See ``Feed.close``."""
+        self._feed.close()
+
+
+def _part(inputs: Inputs, first: int, end: int) -> dict[str, NDArray[Any]]:
+    """The inputs of tokens [first, end) of a batch: they see the cells before the batch, and those up to ``end``."""
+    n, n_cells = inputs["rows"].shape[1], int(inputs["total_sequence_length"])
+    total, wanted, found = n_cells - n + end, inputs["logits_rows"], {}
+    for name, array in inputs.items():
+        if name.startswith(("attention_bias", "distances")):
+            found[name] = array[:, :, first:end, :total]
+        elif name.startswith(("cos", "sin")):
+            found[name] = array[first:end]
+        elif name.startswith(("inputs_embeds", "temperature")):
+            found[name] = array[:, first:end]
+    found["rows"] = np.arange(end - first, dtype=np.int64)[None]
+    found["seqlens_k"] = np.array([total - 1], np.int32)
+    found["total_sequence_length"] = np.array(total, np.int32)
+    found["logits_rows"] = wanted[(first <= wanted) & (wanted < end)] - first
+    return found
+
 
 class FixedFeed:
     """Runs have powers of two as sizes, and each shape reads and writes the same memory every time.
@@ -80,14 +139,18 @@ class FixedFeed:
         n_vocab: columns of logits V.
         device: where the memory lies.
         numbers: of captured runs; each number is of one shape in one context.
+        captures: whether the provider captures runs: it then keeps each until it is told to release it.
     """
 
-    def __init__(self, session: Any, store: KvStore, n_vocab: int, device: Device, numbers: Iterator[int]) -> None:
+    def __init__(
+        self, session: Any, store: KvStore, n_vocab: int, device: Device, numbers: Iterator[int], *, captures: bool
+    ) -> None:
         self._session = session
         self._store = store
         self._n_vocab = n_vocab
         self._device = device
         self._numbers = numbers
+        self._captures = captures
         self._bound: dict[tuple[tuple[int, ...], ...], _Bound] = {}
 
     def sizes(self, n: int, n_used: int, n_rows: int) -> Sizes:
@@ -107,6 +170,12 @@ class FixedFeed:
         runtime.run(self._session, bound.binding, bound.number)
         rows: Logits = bound.logits.numpy()[0]
         return rows
+
+    def close(self) -> None:
+        """See ``Feed.close``."""
+        for bound in self._bound.values() if self._captures else ():
+            self._session.release_captured_graph(bound.number)
+        self._bound.clear()
 
     def _bind(self, inputs: Inputs) -> _Bound:
         binding = self._store.bind(self._session)

@@ -9,23 +9,25 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from slm_core.architectures import EMBEDDING, POSITIONS
+from slm_core.architectures import EMBEDDING, POSITIONS, ModelSpec
 from slm_core.errors import InvalidModelFile, InvalidOption
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.tokenization import build_vocab
 from slm_core.types import KvType, Progress
-from slm_onnx import BACKEND, runtime
-from slm_onnx.compiled import Compiler
+from slm_onnx import BACKEND, attentioncheck, runtime
+from slm_onnx.compiled import Compiler, uncaptured
 from slm_onnx.context import Engine, OnnxContext, Sessions
 from slm_onnx.coverage import read_supported
 from slm_onnx.model import OnnxModel
-from slm_onnx.options import LoadOptions
+from slm_onnx.options import CAPTURE, LoadOptions
 from slm_onnx.ports import PLANES, Kinds
 from slm_onnx.positions import Positions
 from slm_onnx.products import GraphOptions
 from slm_onnx.providers import Device
 from slm_onnx.tensors import read_tensor, read_values
+
+_RELEASES_CAPTURED = 1, 30  # the release from which a session releases captured runs
 
 
 def gguf_model(
@@ -41,32 +43,41 @@ def gguf_model(
         progress: called with the share that is done.
 
     Raises:
-        InvalidOption: runs of all shapes are to be captured.
+        InvalidOption: runs of all shapes are to be captured, or padded on a device that is right for few tokens.
         InvalidModelFile, UnsupportedModel: see ``read_supported``; or the runtime refuses the graph.
     """
-    if options.captures and not options.buckets:
-        raise InvalidOption(
-            "enable_cuda_graph captures runs in one shape each, and batches have many: use buckets=True"
-        )
+    _check_capture(options)
     spec, read_factors = read_supported(gguf, on_cpu=device.is_cpu), functools.partial(read_values, gguf)
     for n_ctx in (1, sys.maxsize):  # refuses bad factors now, of either table
         Positions(spec, n_ctx, read_factors)
     default, *_ = device.kv_types
     info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=default)
     place = device.session_place(options.provider_options, threads)
+    most_rows = None if device.is_cpu else attentioncheck.most_rows(uncaptured(place), device.provider.dtype)
+    if options.buckets and most_rows is not None:
+        raise InvalidOption(
+            f"buckets=True pads batches, and attention on this device is right up to {most_rows} tokens"
+        )
+
+    loading = [progress]  # hears of the first sessions; others are made when loading is over
 
     @functools.cache
-    def sessions(kv_type: KvType) -> Sessions:
-        graph_options = GraphOptions(device.provider.dtype, options.accuracy_level, kv_type)
-        heard = progress if kv_type is default else lambda share: None  # loading is over where another is asked for
+    def made(kv_type: KvType, has_bias: bool) -> Sessions:
+        dtype, on_host = device.provider.dtype, device.on_host
+        graph_options = GraphOptions(dtype, options.accuracy_level, kv_type, on_host=on_host, bias=has_bias)
+        heard = loading.pop() if loading else lambda share: None
         compiler = Compiler(gguf, spec, graph_options, place, options.cache)
         decoder = compiler.decoder(heard)
         turner = compiler.editor(PLANES[:1]) if Kinds.of(spec).ropes else None
-        return Sessions(decoder, _both_ways(compiler, decoder, device), compiler.editor(PLANES), turner)
+        both_ways = _both_ways(compiler, decoder, device)
+        return Sessions(decoder, has_bias, both_ways, compiler.editor(PLANES), turner, compiler.transfer())
+
+    def sessions(kv_type: KvType, is_alone: bool) -> Sessions:
+        return made(kv_type, _needs_bias(spec, device, is_alone=is_alone))
 
     with ThreadPoolExecutor(1) as beside:  # the runtime works without holding up Python
         reading = beside.submit(build_vocab, gguf)
-        sessions(default)
+        sessions(default, True)
         vocab = reading.result()
     if vocab.size != spec.n_vocab:
         raise InvalidModelFile(
@@ -83,8 +94,42 @@ def gguf_model(
         device,
         info.fingerprint,
         options.buckets,
+        options.captures,
+        most_rows,
     )
     return OnnxModel(info, vocab, functools.partial(OnnxContext, engine), gguf.close)
+
+
+def _check_capture(options: LoadOptions) -> None:
+    if not options.captures:
+        return
+    if not options.buckets:
+        raise InvalidOption(f"{CAPTURE} captures runs in one shape each, and batches have many: use buckets=True")
+    if not runtime.is_since(_RELEASES_CAPTURED):
+        raise InvalidOption(
+            f"{CAPTURE} needs ONNX Runtime {'.'.join(map(str, _RELEASES_CAPTURED))}, which releases captured runs when"
+            f" their context is closed (this is {runtime.version()})"
+        )
+
+
+def _needs_bias(spec: ModelSpec, device: Device, *, is_alone: bool) -> bool:
+    """Whether attention needs a bias on a device, for contexts of one sequence (``is_alone``) or of several.
+
+    Raises:
+        InvalidOption: it does, and this release of ONNX Runtime takes none there.
+    """
+    since = device.provider.bias_since
+    if since is None:
+        return True
+    if is_alone and spec.alibi_max_bias is None:
+        return False
+    if not runtime.is_since(since):
+        remedy = "use n_seq_max=1" if spec.alibi_max_bias is None else "ALiBi is a bias"
+        raise InvalidOption(
+            f"attention on {device.label} takes a bias from ONNX Runtime {'.'.join(map(str, since))} on, this is"
+            f" {runtime.version()}: {remedy}"
+        )
+    return True
 
 
 def _both_ways(compiler: Compiler, decoder: Any, device: Device) -> Callable[[], Any] | None:

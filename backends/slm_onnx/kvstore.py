@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec
-from slm_core.errors import InvalidOption, InvalidSnapshot
-from slm_core.snapshot import check_numbers
+from slm_core.errors import DecodeFailed, InvalidOption
 from slm_core.types import KvType
 from slm_onnx import runtime
-from slm_onnx.cells import Cells, Move
-from slm_onnx.ports import PLANES, parts, past, present
+from slm_onnx.cells import Move
+from slm_onnx.ports import PLANES, Part, parts, past, present
 from slm_onnx.positions import Positions
 from slm_onnx.providers import Device
 
@@ -25,31 +22,40 @@ _AT_ONCE = 64  # cells: what a layer's pass over them reads and writes then stay
 class KvStore:
     """Keys after RoPE and values, [1, K, n_cells, width] each, in as many parts as their type has.
 
+    They lie where the graphs run: the graphs read and write them in place, and no call copies a cache.
+
     Args:
         spec: the model.
         n_cells: cells c.
         kv_type: how they are kept.
         device: where they lie.
+        clearer: session of ``editor.clear_graph``; None where they lie in the host's memory.
 
     Attributes:
         n_cells: cells c.
+        on_host: whether they lie in the host's memory.
+        tensors: ``OrtValue`` of each part, by layer and plane.
 
     Raises:
         InvalidOption: the system refuses so much memory.
     """
 
-    def __init__(self, spec: ModelSpec, n_cells: int, kv_type: KvType, device: Device) -> None:
+    def __init__(self, spec: ModelSpec, n_cells: int, kv_type: KvType, device: Device, clearer: Any | None) -> None:
         self.n_cells = n_cells
-        self._on_host = device.on_host
+        self.on_host = device.on_host
         kept = parts(kv_type, spec.head_dim)
         names = [(layer, plane, part) for layer in range(spec.n_layers) for plane in PLANES for part in kept]
+        self._shape = 1, spec.n_kv_heads, n_cells
+        make = device.zeros if clearer is None else device.empty
+        self.tensors: dict[tuple[int, str, Part], Any] = {}
         try:
             # Zeroed: what happens to lie in memory may be no number, and would spoil what it is masked out of.
-            self._tensors = {
-                name: device.zeros((1, spec.n_kv_heads, n_cells, name[2].width), np.dtype(name[2].dtype))
-                for name in names
-            }
-        except MemoryError as error:
+            for name in names:
+                self.tensors[name] = make((*self._shape, name[2].width), np.dtype(name[2].dtype))
+            if clearer is not None:
+                self._clear(clearer, kept[0])
+        except (MemoryError, DecodeFailed) as error:  # the latter: a device that refused the memory runs nothing on it
+            self.tensors.clear()
             n_bytes = sum(n_cells * spec.n_kv_heads * part.width * np.dtype(part.dtype).itemsize for *_, part in names)
             raise InvalidOption(
                 f"a KV cache of {n_bytes} bytes is more than this machine can reserve: use a smaller n_ctx"
@@ -57,66 +63,28 @@ class KvStore:
 
     def bind(self, session: Any) -> Any:
         """A binding of a session that lets it read and write, in place, what it names of the cache."""
-        binding, named = session.io_binding(), {port.name for port in session.get_inputs()}
-        for (layer, plane, part), tensor in self._tensors.items():
-            if (name := past(layer, plane) + part.suffix) in named:
+        binding = session.io_binding()
+        read, written = ({port.name for port in ports} for ports in (session.get_inputs(), session.get_outputs()))
+        for (layer, plane, part), tensor in self.tensors.items():
+            if (name := past(layer, plane) + part.suffix) in read:
                 binding.bind_ortvalue_input(name, tensor)
-                binding.bind_ortvalue_output(present(layer, plane) + part.suffix, tensor)
+            if (name := present(layer, plane) + part.suffix) in written:
+                binding.bind_ortvalue_output(name, tensor)
         return binding
 
-    def read(self, cells: Cells) -> bytes:
-        """The keys and values of cells [n], part by part: [K, n, width] each, little-endian."""
-        planes = [tensor.numpy()[0][:, cells] for tensor in self._tensors.values()]
-        return b"".join(np.ascontiguousarray(plane, plane.dtype.newbyteorder("<")).tobytes() for plane in planes)
+    def targets(self, first: int, n: int) -> tuple[str, NDArray[np.int64]]:
+        """The input that tells an editing graph to write ``n`` cells from ``first`` on: its name and its value."""
+        if self.on_host:
+            return "to", np.array([first], np.int64)
+        places = np.zeros((1, self._shape[1], n, 3), np.int64)
+        places[..., 1] = np.arange(self._shape[1])[:, None]
+        places[..., 2] = np.arange(first, first + n)
+        return "places", places
 
-    def parse(self, n: int, payload: bytes) -> list[NDArray[Any]]:
-        """The keys and values of ``n`` cells that ``read`` gave, part by part: [K, n, width] each.
-
-        Raises:
-            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
-        """
-        shapes = [(tensor.shape()[1], n, part.width) for (*_, part), tensor in self._tensors.items()]
-        dtypes = [np.dtype(part.dtype) for *_, part in self._tensors]
-        return parse_planes(payload, shapes, dtypes)
-
-    def write(self, first: int, n: int, payload: bytes) -> None:
-        """Fill ``n`` cells from ``first`` on with what ``read`` gave.
-
-        Raises:
-            InvalidSnapshot: as ``parse``; nothing was written.
-        """
-        for tensor, plane in zip(self._tensors.values(), self.parse(n, payload), strict=True):
-            values = tensor.numpy()
-            values[0][:, first : first + n] = plane
-            if not self._on_host:
-                tensor.update_inplace(values)
-
-
-def parse_planes(
-    payload: bytes, shapes: Sequence[tuple[int, int, int]], dtypes: Sequence[np.dtype[Any]]
-) -> list[NDArray[Any]]:
-    """Keys and values from a dump.
-
-    Args:
-        payload: arrays behind one another, little-endian.
-        shapes: of each: heads, tokens, width.
-        dtypes: of each.
-
-    Raises:
-        InvalidSnapshot: the wrong size, or numbers that no model computes.
-    """
-    sizes = [math.prod(shape) for shape in shapes]
-    ends = np.cumsum([size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]).tolist()
-    if len(payload) != ends[-1]:
-        raise InvalidSnapshot(f"the KV payload has {len(payload)} bytes, {shapes[0][1]} tokens take {ends[-1]}")
-    found = [
-        np.frombuffer(payload, dtype.newbyteorder("<"), size, end - size * dtype.itemsize).reshape(shape)
-        for shape, dtype, size, end in zip(shapes, dtypes, sizes, ends, strict=True)
-    ]
-    for values in found:
-        if values.dtype.kind == "f":
-            check_numbers(values, "the KV payload")
-    return found
+    def _clear(self, clearer: Any, part: Part) -> None:
+        binding = self.bind(clearer)
+        binding.bind_cpu_input("shape", np.array([*self._shape, part.width], np.int64))
+        runtime.run(clearer, binding)
 
 
 class CellMover:
@@ -130,6 +98,7 @@ class CellMover:
     """
 
     def __init__(self, mover: Any, turner: Any | None, store: KvStore, positions: Positions) -> None:
+        self._store = store
         self._mover = mover, store.bind(mover)
         self._turner = None if turner is None else (turner, store.bind(turner))
         self._positions = positions
@@ -148,7 +117,7 @@ class CellMover:
 
     def _run(self, session: Any, binding: Any, move: Move) -> None:
         binding.bind_cpu_input("source", move.source.astype(np.int64))
-        binding.bind_cpu_input("to", np.array([move.to], np.int64))
+        binding.bind_cpu_input(*self._store.targets(move.to, len(move.source)))
         for name, array in self._positions.turns(move.delta):
             binding.bind_cpu_input(name, array)
         runtime.run(session, binding)

@@ -24,6 +24,9 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+CAPTURE = "enable_cuda_graph"
+"""The option of a provider that has it capture runs."""
+
 OF_BUILDING = frozenset({"accuracy_level", "cache", "buckets"})
 """Options of graphs that are built here, which a directory of ONNX models brings along."""
 
@@ -63,7 +66,7 @@ class LoadOptions:
     @property
     def captures(self) -> bool:
         """Whether the provider is told to capture runs as CUDA graphs."""
-        return self.provider_options.get("enable_cuda_graph", "0").lower() in ("1", "true")
+        return self.provider_options.get(CAPTURE, "0").lower() in ("1", "true")
 
 
 def _is_text_mapping(value: object) -> bool:

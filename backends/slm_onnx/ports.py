@@ -24,6 +24,11 @@ def present(layer: int | str, plane: str) -> str:
     return f"present.{layer}.{plane}"
 
 
+def rows_of(layer: int, plane: str) -> str:
+    """Name of some cells of a layer's keys or values, [1, K, n, D], on their way from or to the host."""
+    return f"rows.{layer}.{plane}"
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One of the tensors that a layer's keys, or values, are kept in: [1, K, c, width].

@@ -37,7 +37,7 @@ class Positions:
         self,
         positions: NDArray[np.int32],
         angles: NDArray[np.int64],
-        distances: NDArray[np.int32],
+        distances: NDArray[np.int32] | None,
         dtype: np.dtype[Any],
     ) -> Iterator[tuple[str, NDArray[Any]]]:
         """The decoder's inputs, by name.
@@ -45,20 +45,25 @@ class Positions:
         Args:
             positions: of the batch's tokens [n].
             angles: where their keys are rotated to [n]; [n, 3], in time, height and width, where rows stand apart.
-            distances: how far behind each token each cell lies [n, t]; below 0 where the token does not see it.
+            distances: how far behind each token each cell lies [n, t]; below 0 where the token does not see it. None
+                for a graph without a bias.
             dtype: of activations.
         """
         for kind, rope in enumerate(self._ropes):
             for name, table in zip(rotation(kind), rope.tables(angles), strict=True):
                 yield name, table.astype(dtype, copy=False)
+        for kind, given in enumerate(self._kinds.temperatures):
+            yield temperature(kind), temperatures(given, positions).astype(dtype)[None, :, None]
+        if distances is not None:
+            yield from self._biases(distances, dtype)
+
+    def _biases(self, distances: NDArray[np.int32], dtype: np.dtype[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
         hidden = np.finfo(dtype).min
         for kind, window in enumerate(self._kinds.windows):
             unseen = distances < 0
             if window is not None:
                 unseen |= distances >= window
             yield sight(kind), np.where(unseen, hidden, dtype.type(0))[None, None]
-        for kind, given in enumerate(self._kinds.temperatures):
-            yield temperature(kind), temperatures(given, positions).astype(dtype)[None, :, None]
         if self._is_sloped:
             yield "distances", distances.astype(dtype)[None, None]
 

@@ -22,12 +22,17 @@ class GraphOptions:
         accuracy_level: of MatMulNBits: 0 multiplies in float, 4 rounds activations to 8 bits.
         kv_type: how keys and values are kept.
         causal: whether attention hides what comes later, whatever the bias says.
+        on_host: whether keys and values lie in the host's memory.
+        bias: whether a bias says which token sees which cell. Without one, cells are the positions of one sequence, and
+            CUDA's attention is fused.
     """
 
     dtype: str = "float32"
     accuracy_level: int = 4
     kv_type: KvType = KvType.F32
     causal: bool = True
+    on_host: bool = True
+    bias: bool = True
 
 
 class Products:

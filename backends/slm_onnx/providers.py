@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from slm_core import inquiry
 from slm_core.errors import BackendUnavailable
 from slm_core.types import KvType
-from slm_onnx import runtime
+from slm_onnx import plugins, runtime
 
 KV_TYPES: Mapping[str, KvType] = {"float32": KvType.F32, "float16": KvType.F16}
 """The KV type of caches of a dtype."""
@@ -36,6 +36,10 @@ class Provider:
         dtype: of activations and of the KV cache.
         config: entries of a session's configuration.
         preloads_cuda: sessions need CUDA's libraries.
+        is_numbered: whether a machine may have several such devices, told apart by ``device_id``.
+        bias_since: the release of ONNX Runtime from which attention takes a bias there; without one attention is fused.
+            None where any release does, and a bias costs no fused kernel.
+        by_name_only: why ``device="auto"`` does not take it, although the conformance suite has passed on it; or "".
     """
 
     name: str
@@ -45,7 +49,12 @@ class Provider:
     dtype: str = "float32"
     config: Mapping[str, str] = field(default_factory=dict)
     preloads_cuda: bool = False
+    is_numbered: bool = False
+    bias_since: tuple[int, int] | None = None
+    by_name_only: str = ""
 
+
+_CUDA_BIAS = 1, 29  # microsoft/onnxruntime#29525
 
 # The weight-only products of fp16 activations: MatMulNBits takes them for blocks of 32 weights and more where it can.
 _CUDA = MappingProxyType({"ep.cuda.fpa_intb_gemm": "1"})
@@ -61,15 +70,31 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
             dtype="float16",
             config=_CUDA,
             preloads_cuda=True,
+            is_numbered=True,
+            bias_since=_CUDA_BIAS,
         ),
         "tensorrt": Provider(
-            "TensorrtExecutionProvider", "onnxruntime-gpu", memory="cuda", dtype="float16", preloads_cuda=True
+            "TensorrtExecutionProvider",
+            "onnxruntime-gpu",
+            memory="cuda",
+            dtype="float16",
+            preloads_cuda=True,
+            is_numbered=True,
+            bias_since=_CUDA_BIAS,
         ),
-        "rocm": Provider("MIGraphXExecutionProvider", "onnxruntime-migraphx", memory="cuda", dtype="float16"),
+        "rocm": Provider(
+            "MIGraphXExecutionProvider", "onnxruntime-migraphx", memory="cuda", dtype="float16", is_numbered=True
+        ),
         "directml": Provider("DmlExecutionProvider", "onnxruntime-directml", dtype="float16"),
         "coreml": Provider("CoreMLExecutionProvider", "onnxruntime"),
         "openvino": Provider("OpenVINOExecutionProvider", "onnxruntime-openvino"),
-        "webgpu": Provider("WebGpuExecutionProvider", "onnxruntime-webgpu"),
+        "webgpu": Provider(
+            "WebGpuExecutionProvider",
+            "onnxruntime-ep-webgpu",
+            untried=False,
+            memory="webgpu",
+            by_name_only="the suite has passed on a software device only",
+        ),
         "cpu": Provider("CPUExecutionProvider", "onnxruntime", untried=False),
     }
 )
@@ -116,6 +141,21 @@ class Device:
             return ort_value.ortvalue_from_numpy(array)
         return ort_value.ortvalue_from_numpy(array, self.provider.memory, self.device_id)
 
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """An ``OrtValue`` in the device's own memory, its content undefined.
+
+        WebGPU reports a refused allocation when the memory is first used, not here.
+
+        Raises:
+            MemoryError: more than the device gives.
+        """
+        try:
+            return runtime.load().OrtValue.ortvalue_from_shape_and_type(
+                list(shape), dtype.type, self.provider.memory, self.device_id
+            )
+        except RuntimeError as error:
+            raise MemoryError(runtime.one_line(error)) from error
+
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """An ``OrtValue`` of zeros.
 
@@ -146,7 +186,7 @@ class Device:
         provider = self.provider
         if self.is_cpu:
             return runtime.Place([(provider.name, options)], threads, provider.config)
-        numbered = {"device_id": str(self.device_id)} if provider.memory else {}
+        numbered = {"device_id": str(self.device_id)} if provider.is_numbered else {}
         order = [(provider.name, {**numbered, **options}), (PROVIDERS[_CPU].name, {})]
         return runtime.Place(order, threads, provider.config, provider.preloads_cuda)
 
@@ -164,7 +204,7 @@ def installed() -> tuple[str, ...]:
         raise BackendUnavailable(reason)
     if runtime.is_loaded():
         return tuple(runtime.load().get_available_providers())
-    code = "import onnxruntime; print(*onnxruntime.get_available_providers())"
+    code = "from slm_onnx import runtime; print(*runtime.load().get_available_providers())"
     return tuple(inquiry.ask("ONNX Runtime", code).split())
 
 
@@ -179,11 +219,16 @@ def find(wanted: str) -> Device:
     if match is None or provider is None:
         raise BackendUnavailable(f"unknown device {wanted!r} (accepted: auto, {', '.join(PROVIDERS)}, or cuda:1)")
     if provider.name not in installed():
-        raise BackendUnavailable(
-            f"device {wanted!r} needs {provider.name}, which this build of ONNX Runtime lacks (it comes with"
-            f" {provider.package}; uninstall other builds first)"
-        )
+        raise BackendUnavailable(f"device {wanted!r} needs {provider.name}: {_missing(provider)}")
     number = int(match[2] or 0)
-    if number and not provider.memory:
+    if number and not provider.is_numbered:
         raise BackendUnavailable(f"device {wanted!r}: there is one {match[1]!r} (accepted: {match[1]})")
-    return Device(f"{match[1]}:{number}" if provider.memory else match[1], provider, number, "asked for")
+    return Device(f"{match[1]}:{number}" if provider.is_numbered else match[1], provider, number, "asked for")
+
+
+def _missing(provider: Provider) -> str:
+    """Why a provider is not there."""
+    if provider.name in plugins.PLUGINS:
+        problems = plugins.register(runtime.load()) if runtime.is_loaded() else {}
+        return plugins.needs(provider.name, problems.get(provider.name))
+    return f"this build of ONNX Runtime lacks it (it comes with {provider.package}; uninstall other builds first)"

@@ -14,7 +14,7 @@ from slm_core.errors import DecodeFailed, InvalidOption
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits
 from slm_onnx import BACKEND
-from slm_onnx.kvstore import parse_planes
+from slm_onnx.celltransfer import packed, unpacked
 from slm_onnx.providers import KV_TYPES, Device
 from slm_onnx.rotation import Rotation
 from slm_onnx.steps import Caches, Step
@@ -182,8 +182,7 @@ class RowsContext(ContextBase):
         self._rows[seq_id] = _Row()
 
     def _engine_export(self, seq_id: int) -> bytes:
-        little = self._engine.dtype.newbyteorder("<")
-        return b"".join(np.ascontiguousarray(plane, little).tobytes() for plane in _arrays(self._rows[seq_id]))
+        return packed(_arrays(self._rows[seq_id]))
 
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
         self._parsed(n_tokens, payload)
@@ -192,9 +191,9 @@ class RowsContext(ContextBase):
         room = min(max(2 * n_tokens, _LEAST_ROOM), self.n_ctx)
         self._rows[seq_id] = self._placed(self._parsed(n_tokens, payload), room)
 
-    def _parsed(self, n_tokens: int, payload: bytes) -> list[NDArray[Any]]:
+    def _parsed(self, n_tokens: int, payload: bytes) -> Sequence[NDArray[Any]]:
         n_planes, n_heads, width = self._engine.shape
-        return parse_planes(payload, [(n_heads, n_tokens, width)] * n_planes, [self._engine.dtype] * n_planes)
+        return unpacked(payload, [(n_heads, n_tokens, width)] * n_planes, [self._engine.dtype] * n_planes)
 
     def _engine_close(self) -> None:
         del self._rows, self._engine

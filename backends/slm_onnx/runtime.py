@@ -17,7 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from slm_core.errors import BackendUnavailable, DecodeFailed, UnsupportedModel
-from slm_onnx import INSTALL_HINT, build
+from slm_onnx import INSTALL_HINT, build, plugins
 
 _NOT_CAPTURED = -1  # what ONNX Runtime calls a run that CUDA graphs leave alone
 _CAUSAL_SINCE = 1, 30  # the version that GroupQueryAttention has an attribute from which turns its own mask off
@@ -50,19 +50,20 @@ def version() -> str:
     return found.version if found else ""
 
 
+def is_since(release: tuple[int, int]) -> bool:
+    """Whether ONNX Runtime is of a release or of a later one."""
+    found = build.numbers(version())
+    return found is not None and found >= release
+
+
 def can_mask_by_bias() -> bool:
     """Whether attention can leave it to a bias alone which token sees which."""
-    return _is_at_least(_CAUSAL_SINCE)
+    return is_since(_CAUSAL_SINCE)
 
 
 def has_coded_experts() -> bool:
     """Whether experts can stay in codes of 4 or 8 bits."""
-    return _is_at_least(_CODED_EXPERTS_SINCE)
-
-
-def _is_at_least(wanted: tuple[int, int]) -> bool:
-    found = build.numbers(version())
-    return found is not None and found >= wanted
+    return is_since(_CODED_EXPERTS_SINCE)
 
 
 def is_loaded() -> bool:
@@ -84,6 +85,7 @@ def load() -> Any:
         raise BackendUnavailable(f"onnxruntime cannot be loaded: {error} (to get it: {INSTALL_HINT})") from error
     module.set_default_logger_severity(_SILENT)
     module.disable_telemetry_events()  # some builds have it on, and nobody was asked
+    plugins.register(module)
     return module
 
 

@@ -121,9 +121,7 @@ class TinyModel:
         return write_gguf(path, self.metadata, self.tensors)
 
 
-def tiny_model(
-    directory: Path, architecture: Shape = "llama", weight_type: WeightType = "f32", seed: int = 0
-) -> Path:
+def tiny_model(directory: Path, architecture: Shape = "llama", weight_type: WeightType = "f32", seed: int = 0) -> Path:
     """Write a tiny model into ``directory``; returns its file.
 
     Args:

@@ -1,0 +1,68 @@
+"""Whether a device computes attention right: some of ONNX Runtime's kernels assume more of a GPU than each one has.
+
+WebGPU's kernel for 32 tokens and more reads 8 keys at a time from a subgroup's registers, and is wrong, silently, where
+a subgroup has 4 lanes (software devices, some mobile GPUs). Its kernel for fewer tokens holds there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.errors import BackendUnavailable
+from slm_onnx import runtime
+from slm_onnx.graphwriter import MICROSOFT, GraphWriter
+
+_FEW, _MANY = 31, 64  # tokens: the most of one kernel, and a number that is the other kernel's
+_WIDTH = 8
+_TOLERANCE = {"float32": 1e-4, "float16": 1e-2}  # relative; a wrong kernel's error is above 0.1
+
+
+def most_rows(place: runtime.Place, dtype: str) -> int | None:
+    """The most tokens that one run may attend from on a device, None for any number.
+
+    Raises:
+        BackendUnavailable: attention is wrong there for any number.
+    """
+    session = runtime.session(_graph(dtype), runtime.NO_WEIGHTS, place)
+    if _is_right(session, _MANY, dtype):
+        return None
+    if _is_right(session, _FEW, dtype):
+        return _FEW
+    raise BackendUnavailable(f"{place.providers[0][0]} computes attention wrong on this device")
+
+
+def _graph(dtype: str) -> bytes:
+    """Attention with one head over an empty cache."""
+    graph = GraphWriter("attention", opset=21)
+    names = [graph.input(name, dtype, [1, "n", _WIDTH]) for name in ("q", "k", "v")]
+    names += [graph.input(f"past.{name}", dtype, [1, 1, "c", _WIDTH]) for name in ("k", "v")]
+    names += [graph.input("seqlens_k", "int32", [1]), graph.input("total_sequence_length", "int32", [])]
+    outputs = ["mixed", "present.k", "present.v"]
+    graph.node("GroupQueryAttention", names, outputs, domain=MICROSOFT, num_heads=1, kv_num_heads=1)
+    graph.output("mixed", dtype, [1, "n", _WIDTH])
+    for name in outputs[1:]:
+        graph.output(name, dtype, [1, 1, "c", _WIDTH])
+    model: bytes = graph.model().SerializeToString()
+    return model
+
+
+def _is_right(session: Any, n: int, dtype: str) -> bool:
+    """Compare ``n`` tokens that see each other causally with the formula."""
+    q, k, v = np.random.default_rng(n).standard_normal((3, n, _WIDTH)).astype(dtype)
+    empty = np.zeros((1, 1, n, _WIDTH), dtype)
+    given = {"q": q[None], "k": k[None], "v": v[None], "past.k": empty, "past.v": empty}
+    given |= {"seqlens_k": np.array([n - 1], np.int32), "total_sequence_length": np.array(n, np.int32)}
+    (found,) = session.run(["mixed"], given)
+    expected = _attention(*(x.astype(np.float64) for x in (q, k, v)))
+    error = np.linalg.norm(found[0] - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    return bool((error <= _TOLERANCE[dtype]).all())  # of numbers that are none it is not
+
+
+def _attention(q: NDArray[np.float64], k: NDArray[np.float64], v: NDArray[np.float64]) -> NDArray[np.float64]:
+    scores = np.where(np.tri(len(q), dtype=bool), q @ k.T / np.sqrt(q.shape[1]), -np.inf)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    mixed: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True) @ v
+    return mixed

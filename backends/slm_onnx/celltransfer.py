@@ -1,0 +1,145 @@
+"""Cells of a KV cache on their way between the device and the host: dumps read them, restores write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.errors import InvalidSnapshot
+from slm_core.snapshot import check_numbers
+from slm_onnx import runtime
+from slm_onnx.cells import Cells
+from slm_onnx.kvstore import KvStore
+from slm_onnx.ports import rows_of
+
+Planes = Sequence[NDArray[Any]]
+"""Rows of each tensor of a cache, [K, n, width], in the order of ``KvStore.tensors``."""
+
+
+class Transfer(Protocol):
+    """Copies cells of one cache."""
+
+    def read(self, cells: Cells) -> Planes:
+        """The keys and values of cells [n].
+
+        Raises:
+            DecodeFailed: the runtime reported a failure.
+        """
+        ...
+
+    def write(self, first: int, planes: Planes) -> None:
+        """Fill the cells from ``first`` on.
+
+        Raises:
+            DecodeFailed: the runtime reported a failure.
+        """
+        ...
+
+
+class HostTransfer:
+    """Copies cells of a cache in the host's memory.
+
+    Args:
+        store: the cache.
+    """
+
+    def __init__(self, store: KvStore) -> None:
+        self._store = store
+
+    def read(self, cells: Cells) -> Planes:
+        """See ``Transfer.read``."""
+        return [tensor.numpy()[0][:, cells] for tensor in self._store.tensors.values()]
+
+    def write(self, first: int, planes: Planes) -> None:
+        """See ``Transfer.write``."""
+        for tensor, plane in zip(self._store.tensors.values(), planes, strict=True):
+            tensor.numpy()[0][:, first : first + plane.shape[1]] = plane
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransferSessions:
+    """What a cache in the device's own memory needs.
+
+    Attributes:
+        clearer: session of ``editor.clear_graph``.
+        reader: of ``editor.read_graph``.
+        writer: of ``editor.write_graph``.
+    """
+
+    clearer: Any
+    reader: Any
+    writer: Any
+
+
+class DeviceTransfer:
+    """Copies cells of a cache in the device's memory; no other cells cross.
+
+    Args:
+        store: the cache.
+        sessions: of the graphs that copy.
+    """
+
+    def __init__(self, store: KvStore, sessions: TransferSessions) -> None:
+        self._store = store
+        self._reader = sessions.reader, store.bind(sessions.reader)
+        self._writer = sessions.writer, store.bind(sessions.writer)
+
+    def read(self, cells: Cells) -> Planes:
+        """See ``Transfer.read``."""
+        if not len(cells):
+            return [np.empty((shape[1], 0, shape[3]), np.dtype(part.dtype)) for part, shape in self._described()]
+        session, binding = self._reader
+        binding.bind_cpu_input("source", cells.astype(np.int64))
+        for layer, plane, part in self._store.tensors:
+            binding.bind_output(rows_of(layer, plane) + part.suffix, "cpu")
+        runtime.run(session, binding)
+        return [output.numpy()[0] for output in binding.get_outputs()]
+
+    def write(self, first: int, planes: Planes) -> None:
+        """See ``Transfer.write``."""
+        n = planes[0].shape[1]
+        if not n:
+            return
+        session, binding = self._writer
+        binding.bind_cpu_input(*self._store.targets(first, n))
+        for (layer, plane, part), rows in zip(self._store.tensors, planes, strict=True):
+            binding.bind_cpu_input(rows_of(layer, plane) + part.suffix, np.array(rows[None], part.dtype, order="C"))
+        runtime.run(session, binding)
+
+    def _described(self) -> list[tuple[Any, Sequence[int]]]:
+        return [(part, tensor.shape()) for (*_, part), tensor in self._store.tensors.items()]
+
+
+def packed(planes: Planes) -> bytes:
+    """Keys and values for a dump: arrays behind one another, little-endian."""
+    return b"".join(np.ascontiguousarray(plane, plane.dtype.newbyteorder("<")).tobytes() for plane in planes)
+
+
+def unpacked(payload: bytes, shapes: Sequence[tuple[int, int, int]], dtypes: Sequence[np.dtype[Any]]) -> Planes:
+    """Keys and values from a dump.
+
+    Args:
+        payload: what ``packed`` gave.
+        shapes: of each array: heads, tokens, width.
+        dtypes: of each.
+
+    Raises:
+        InvalidSnapshot: the wrong size, or numbers that no model computes.
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    ends = np.cumsum([size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]).tolist()
+    if len(payload) != ends[-1]:
+        raise InvalidSnapshot(f"the KV payload has {len(payload)} bytes, {shapes[0][1]} tokens take {ends[-1]}")
+    found = [
+        np.frombuffer(payload, dtype.newbyteorder("<"), size, end - size * dtype.itemsize).reshape(shape)
+        for shape, dtype, size, end in zip(shapes, dtypes, sizes, ends, strict=True)
+    ]
+    for values in found:
+        if values.dtype.kind == "f":
+            check_numbers(values, "the KV payload")
+    return found

@@ -1,0 +1,86 @@
+"""Execution providers that come as packages of their own: plugins, which ONNX Runtime loads at run time."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A package with an execution provider.
+
+    Attributes:
+        package: what pip installs.
+        module: what Python imports; it tells where the library is.
+        software: the environment variable that offers devices which ONNX Runtime does not recognize as GPUs: software
+            devices, and GPUs that are not on a PCI bus.
+    """
+
+    package: str
+    module: str
+    software: str
+
+
+PLUGINS: Mapping[str, Plugin] = MappingProxyType(
+    {
+        "WebGpuExecutionProvider": Plugin(
+            "onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu", "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
+        )
+    }
+)
+"""The plugins that are known here, by the name of their provider."""
+
+
+@functools.cache
+def register(ort: Any) -> Mapping[str, str]:
+    """Hand the installed plugins to the module ``onnxruntime``, once.
+
+    Returns:
+        What is wrong with each plugin that could not be loaded, by the name of its provider.
+    """
+    problems = {}
+    for provider, plugin in PLUGINS.items():
+        if importlib.util.find_spec(plugin.module) is None:
+            continue
+        try:
+            library = importlib.import_module(plugin.module).get_library_path()
+            ort.register_execution_provider_library(provider, library)
+        except Exception as error:  # an older runtime has no plugins, or a plugin refuses the runtime's version
+            problems[provider] = " ".join(str(error).split())[:300]
+    return problems
+
+
+def needs(provider: str, problem: str | None = None) -> str:
+    """What to do where ONNX Runtime does not offer a plugin's provider.
+
+    Args:
+        provider: its name.
+        problem: what ``register`` says of it.
+    """
+    plugin = PLUGINS[provider]
+    if importlib.util.find_spec(plugin.module) is None:
+        return f"it comes with {plugin.package}, beside onnxruntime: pip install 'slm-core[webgpu]'"
+    if problem is not None:
+        return f"{plugin.package} cannot be loaded: {problem}"
+    return (
+        f"ONNX Runtime finds no GPU for {plugin.package}; {plugin.software}=1 in the environment lets it use any device"
+        " that Vulkan has"
+    )
+
+
+def versions() -> list[str]:
+    """The installed plugins and their versions."""
+    found = []
+    for plugin in PLUGINS.values():
+        try:
+            found.append(f"{plugin.package} {importlib.metadata.version(plugin.package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,16 @@
+"""The suite, adopted for ONNX Runtime on WebGPU: on a GPU, or on Vulkan in software, where a decode takes 20 ms."""
+
+import vulkan
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.scenarios import *  # noqa: F403
+
+vulkan.require()
+
+
+class Fixtures(BackendFixtures):
+    backend = "onnx"
+    models = ("small_llama-f32",)
+    device = "webgpu"
+    n_threads = 1
+    precision = {"f32": "float32", "f16": "float32", "q8_0": "float32"}  # noqa: RUF012
+    kv_types = ("f32",)
