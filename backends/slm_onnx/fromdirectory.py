@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 from slm_core.errors import DecodeFailed, InvalidModelFile, UnsupportedModel
 from slm_core.tokenization import directory_vocab
 from slm_core.types import EditLevel, ModelInfo, Progress
-from slm_onnx import BACKEND, runtime
+from slm_onnx import BACKEND, attentioncheck, runtime
 from slm_onnx.convert import FINGERPRINT, N_PARAMS, QUANTIZATION
 from slm_onnx.layouts import Layout, find_layout
 from slm_onnx.model import OnnxModel
@@ -49,6 +50,8 @@ def directory_model(folder: Path, device: Device, place: runtime.Place, progress
         steps.append(Step(layout, graph, place, device))
         progress(0.9 * len(steps) / len(layout.graphs))
     engine = _engine(layout, steps, device)
+    if not device.is_cpu:
+        engine = replace(engine, most_rows=attentioncheck.most_rows(place, engine.dtype.name))
     vocab = directory_vocab(folder, engine.n_vocab, layout.ends)
     info = _info(layout, engine, device)
     progress(1.0)

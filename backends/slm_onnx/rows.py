@@ -40,6 +40,7 @@ class RowsEngine:
         device: where it runs.
         fingerprint: of the model.
         digest: of the directory.
+        most_rows: tokens that one run may have, None for any number.
     """
 
     first: Step
@@ -53,6 +54,7 @@ class RowsEngine:
     device: Device
     fingerprint: str
     digest: str
+    most_rows: int | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -129,6 +131,7 @@ class RowsContext(ContextBase):
         while len(tokens):
             step = engine.further if row.length else engine.first
             n = 1 if step.one_by_one else max(1, _MOST_LOGITS // (4 * engine.n_vocab))
+            n = min(n, engine.most_rows or n)
             logits, caches = step.run(tokens[:n], row.caches, row.length, in_place=engine.in_place, position=row.length)
             found.append(logits[wanted[:n]])
             row = _Row(row.length + len(tokens[:n]), caches)

@@ -17,6 +17,7 @@ from slm_conformance.families import family_model
 from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_core.types import ContextOptions, Pos
 from slm_onnx import runtime
+from slm_onnx.convert import convert
 
 vulkan.require()
 
@@ -181,3 +182,17 @@ def test_there_is_one_device(small, load) -> None:
     assert load(small, "webgpu").info.device == "webgpu"
     with pytest.raises(BackendUnavailable, match="there is one"):
         load(small, "webgpu:1")
+
+
+def test_directories_keep_their_caches_there(tmp_path, load, feed, random_tokens, assert_close) -> None:
+    convert(make_tiny_model("qwen3", "f32").write(tmp_path / "m.gguf"), tmp_path / "dir", lambda share: None)
+    tokens, found = random_tokens(60), []
+    for device in ("cpu", "webgpu"):
+        context = load(tmp_path / "dir", device).new_context(ContextOptions(n_ctx=100, n_seq_max=2))
+        rows = [feed(context, tokens[:40]), feed(context, tokens[40:41])]
+        context.cut(Pos(0, 3), Pos(0, 7))
+        context.fork(0, 1, 20)
+        context.restore(0, context.dump(0))
+        found.append([*rows, feed(context, tokens[41:43]), feed(context, tokens[43:45], 1)])
+    for expected, ours in zip(*found, strict=True):
+        assert_close(ours, expected, FLOAT32)
