@@ -161,7 +161,7 @@ def test_a_cache_takes_memory_as_it_is_written(tmp_path) -> None:
         f"model = OnnxBackend().load(pathlib.Path({str(tmp_path / 'm.gguf')!r}), ModelOptions('cpu', 1));"
         "context = model.new_context(ContextOptions(n_ctx=65536)); before = anonymous();"
         "batch = context.new_batch(); batch.extend([5], Pos(0, 0)); context.decode(batch);"
-        "cache = sum(tensor.numpy().nbytes for tensor in context._store._tensors.values()) >> 10;"
+        "cache = sum(tensor.numpy().nbytes for tensor in context._store.tensors.values()) >> 10;"
         "print(anonymous() - before, cache)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
