@@ -48,6 +48,11 @@ def missing() -> str | None:
     )
 
 
+def is_software() -> bool:
+    """Whether the device that ``missing`` found is SwiftShader."""
+    return os.environ.get(_DRIVER) == str(_SOFTWARE)
+
+
 def require() -> None:
     """Skip the module, or the test, where there is no Vulkan device."""
     if (reason := missing()) is not None:

@@ -6,6 +6,8 @@ from slm_conformance.scenarios import *  # noqa: F403
 
 vulkan.require()
 
+LEAK = "onnxruntime-ep-webgpu 0.4 keeps the weights of closed sessions as long as any session of the process is open"
+
 
 class Fixtures(BackendFixtures):
     backend = "onnx"
@@ -14,3 +16,5 @@ class Fixtures(BackendFixtures):
     n_threads = 1
     precision = {"f32": "float32", "f16": "float32", "q8_0": "float32"}  # noqa: RUF012
     kv_types = ("f32",)
+    # A GPU's memory is not counted by the scenario: there it passes.
+    expected_failures = {"TestClose::test_memory_stays_flat": LEAK} if vulkan.is_software() else {}
