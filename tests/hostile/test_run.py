@@ -9,18 +9,18 @@ import pytest
 from tests.hostile.pool import run, targets
 
 CASES = {
-    ("files", "native"): 200,
-    ("files", "llamacpp"): 250,
-    ("files", "onnx"): 80,
-    ("dumps", "native"): 250,
+    ("files", "native"): 300,
+    ("files", "llamacpp"): 300,
+    ("files", "onnx"): 120,
+    ("dumps", "native"): 300,
     ("dumps", "llamacpp"): 250,
-    ("dumps", "onnx"): 150,
-    ("states", "native"): 250,
+    ("dumps", "onnx"): 200,
+    ("states", "native"): 300,
     ("states", "llamacpp"): 100,
-    ("folders", "native"): 150,
-    ("folders", "onnx"): 50,
-    ("constraints", "core"): 500,
-    ("templates", "core"): 500,
+    ("folders", "native"): 200,
+    ("folders", "onnx"): 60,
+    ("constraints", "core"): 800,
+    ("templates", "core"): 800,
 }
 """As many as a minute of two cores has room for. They are the same in every run."""
 _ENGINES = {"llamacpp": "llama_cpp", "onnx": "onnxruntime"}
