@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import struct
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from constraints.walking import VOCAB
 from slm_conformance.families import family_model
 from slm_core import constraints
 from slm_core.checkpoints.config import Config
@@ -22,7 +24,6 @@ from slm_core.tokenization.directory import directory_vocab
 from slm_llamacpp.backend import LlamaCppBackend
 from slm_llamacpp.logs import Complaint, reason_in
 from slm_native.backend import NativeBackend
-from tests.constraints.walking import VOCAB
 from tests.hostile import folders
 from tests.hostile.gguf_form import ARRAY, FLOAT32, UINT32, GgufForm, Pair, array_value, parse
 
@@ -97,6 +98,8 @@ def test_files_that_ended_llamacpp(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("family", sorted({family for family, _, _ in FILES.values()}))
 def test_the_files_were_sound_before(tmp_path: Path, family: str) -> None:
+    if importlib.util.find_spec("llama_cpp") is None:
+        pytest.skip("llama_cpp is not installed: pip install 'slm-core[llamacpp]'")
     assert LlamaCppBackend().supports(family_model(tmp_path, family)).supported
 
 
