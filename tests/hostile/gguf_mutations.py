@@ -177,10 +177,10 @@ def _number(rng: Rng, kind: int, old: bytes) -> bytes:
     layout = SCALARS[kind]
     if layout in ("<f", "<d"):
         return struct.pack(layout, _FLOATS[rng.integers(len(_FLOATS))])
-    (was,) = struct.unpack(layout, old)
+    size = struct.calcsize(layout)
+    (was,) = struct.unpack(layout, old[:size].ljust(size, b"\0"))  # an earlier change may have changed the type
     near = (was - 1, was + 1, was + 2, was * 2, was // 2, was * 3, was // 3, -was)
     pool = (near, _COUNTS, _LARGE)[rng.choice(3, p=[0.45, 0.35, 0.2])]
-    size = struct.calcsize(layout)
     return (int(pool[rng.integers(len(pool))]) % 2 ** (8 * size)).to_bytes(size, "little")
 
 

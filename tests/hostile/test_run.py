@@ -31,7 +31,7 @@ def test_hostile_inputs_are_refused_or_harmless(kind: str, backend: str) -> None
     engine = _ENGINES.get(backend)
     if engine is not None and importlib.util.find_spec(engine) is None:
         pytest.skip(f"{engine} is not installed: pip install 'slm-core[{backend}]'")
-    found = run(kind, backend, seconds=280, most=CASES[kind, backend])
+    found = run(kind, backend, seconds=200, most=CASES[kind, backend])
     told = "\n".join(f"case {seed}: {verdict}: {message}" for seed, verdict, message in found.bad)
     assert not found.bad, f"of {found.counts.total()} inputs, {len(found.bad)} were not refused as they should:\n{told}"
     assert found.counts["refused"] > found.counts.total() // 20, "hardly any was refused: are they broken at all?"
