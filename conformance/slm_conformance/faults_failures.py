@@ -44,30 +44,18 @@ class TokensBeforeTheirTurn(ToyContext):
 
 @fault("TestFailures::test_an_interrupted_restore")
 class RestoresInPlace(ToyContext):
-    """``restore`` empties the sequence when the dump has been checked, and then fills it."""
-
-    def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
-        """Fill it from the payload."""
-        return self._emptied(lambda: super(RestoresInPlace, self).unpacked(snapshot))
-
-    def _emptied(self, make: Callable[[], tuple[list[Cell], Sequence[Edit]]]) -> tuple[list[Cell], Sequence[Edit]]:
-        before, self.cells[self.target] = self.cells[self.target], []
-        try:
-            return make()
-        except Exception:  # of all that may be raised, not an interrupt
-            self.cells[self.target] = before
-            raise
-
-    target = 0
+    """``restore`` empties the sequence when the dump has been checked, and an interrupt leaves it empty."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Remember the sequence."""
-        self.target = seq_id if 0 <= seq_id < self.n_seq_max else 0
-        return super().restore(seq_id, data)
-
-    def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
-        cells, edits = self._emptied(lambda: super(RestoresInPlace, self)._replayed(snapshot))
-        return cells, list(edits)
+        """Of all that may be raised, look after errors alone."""
+        self._check_open()
+        self._check_snapshot(self._checked(seq_id), SequenceSnapshot.from_bytes(data))
+        before, self.cells[seq_id] = self.cells[seq_id], []
+        try:
+            return super().restore(seq_id, data)
+        except Exception:
+            self.cells[seq_id] = before
+            raise
 
 
 @fault("TestDecode::test_rows_stay_while_other_contexts_decode")
@@ -98,8 +86,8 @@ class TheNinthIsWrong(ToyContext):
 
     def decode(self, batch: Batch) -> Logits:
         """Exchange them."""
-        rows = super().decode(batch)
         which = np.flatnonzero(batch.seq_ids[batch.wants_logits] >= 8)
+        rows = super().decode(batch)
         if len(which) > 1:
             rows[which] = rows[np.roll(which, 1)]
         return rows

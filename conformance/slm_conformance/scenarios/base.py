@@ -36,11 +36,9 @@ class Scenarios:
         models = self.models or fixtures_of(metafunc.module, metafunc.config).models
         if not metafunc.config.getoption("--slm-model"):
             models += tuple(name for name in self.further_models if name not in models)
-        if metafunc.config.getoption("--slm-quick"):
-            models = models[:1]
         tiny = next((name for name in models if name.partition("-")[0] in SHAPES | SMALL_SHAPES), None)
         models += tuple(f"{tiny}+{family}" for family in self.families if tiny is not None)
-        if metafunc.function.__name__ in self.on_one_model:
+        if metafunc.function.__name__ in self.on_one_model or metafunc.config.getoption("--slm-quick"):
             models = models[:1]
         metafunc.parametrize("bench", models, indirect=True, ids=[Path(name).name for name in models])
 
