@@ -119,10 +119,10 @@ class TestFork(Scenarios):
         kv_bytes = bench.weights().kept_bytes(n_tokens, 2)  # of float16, or more
         context, tokens = bench.context(n_ctx=512, n_seq_max=1 + n_forks), bench.tokens(n_tokens)
         bench.feed(context, tokens)
-        before = resident_bytes()
+        before = resident_bytes(of_files=False)
         for seq_id in range(1, 1 + n_forks):
             context.fork(0, seq_id)
-        grown, allowed = resident_bytes() - before, n_forks * kv_bytes // 4
+        grown, allowed = resident_bytes(of_files=False) - before, n_forks * kv_bytes // 4
         assert grown <= allowed, (
             f"{n_forks} forks of {n_tokens} tokens take {grown / 2**20:.1f} MiB (allowed: {allowed / 2**20:.1f} MiB)"
         )
