@@ -443,7 +443,8 @@ def ListedFirstEndsFirst(whole: Any, matcher: StopMatcher, text: str) -> tuple[s
     joined = matcher.held + text
     found = [stop for stop in matcher._stops if stop in joined]  # noqa: SLF001
     if not found:
-        return tuple(whole(matcher, text))  # type: ignore[return-value]
+        text_and_end: tuple[str, bool] = whole(matcher, text)
+        return text_and_end
     matcher.held = ""
     return joined[: joined.find(found[0])], True
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from slm_conformance.above import breaks
 from slm_core.chat import Chat, Oracle, Session
+from slm_core.chat.marks import Marks
 from slm_core.generation import Answer
-from slm_core.generation.scoring import Score
 from slm_core.types import EditLevel
 
 # ruff: noqa: N802, SLF001  (the names are those of backends; faults are inside)
@@ -25,31 +25,30 @@ def ForksLoseWhatWaits(whole: Any, session: Session, seq_id: int | None = None) 
     return twin
 
 
-@breaks(SESSION_PROGRAMS, Session, "remove_span")
-def RemovalsKeepTheAnswer(whole: Any, session: Session, start: int, end: int, *, exact: bool = False) -> EditLevel:
-    """An answer that is paused goes on after something before it was removed."""
-    running = session._generation
-    level: EditLevel = whole(session, start, end, exact=exact)
-    session._generation = running
-    return level
+@breaks(SESSION_PROGRAMS, Marks, "remove")
+def MarksAtTheEndStay(whole: Any, marks: Marks, start: int, end: int) -> None:
+    """A mark right behind what is removed stays at its place, which is another token's then."""
+    behind = {mark: place for mark, place in marks.places().items() if place == end}
+    whole(marks, start, end)
+    marks.bring_back(behind)
 
 
-@breaks(SESSION_PROGRAMS, Session, "score")
-def ScoresDraw(whole: Any, session: Session, content: Any, *, top: int = 0) -> Score:
-    """To score tokens takes a number of the session's stream."""
-    session._sampler.uniform()
-    score: Score = whole(session, content, top=top)
-    return score
+@breaks(SESSION_PROGRAMS, Session, "fork")
+def ForksBeginAnew(whole: Any, session: Session, seq_id: int | None = None) -> Session:
+    """A fork draws as if nothing had been drawn yet."""
+    twin: Session = whole(session, seq_id)
+    twin._sampler.reset()
+    return twin
 
 
-@breaks(CHAT_PROGRAMS, Chat, "delete")
-def DeletesOfTheLastStay(whole: Any, chat: Chat, i: int) -> None:
-    """A last message that is deleted by its index from the end stays in the cache."""
+@breaks(CHAT_PROGRAMS, Chat, "forget")
+def ForgottenAreListed(whole: Any, chat: Chat, i: int) -> EditLevel:
+    """A message that is forgotten is still among the messages."""
+    chat._settle()
     messages = chat.messages
-    if i == -1 and len(messages) > 1 and chat._turn is None:
-        chat._messages = messages[:-1]
-    else:
-        whole(chat, i)
+    level: EditLevel = whole(chat, i)
+    chat._messages = messages
+    return level
 
 
 @breaks(CHAT_PROGRAMS, Oracle, "_ask")

@@ -77,14 +77,16 @@ class ChatProgramMaker:
 
     def _change(self, slot: int) -> Sequence[ChatStep]:
         i = self._below(6) - 2
-        change = self._one_of([Edit(slot, i, self._one_of(_TEXTS)), Delete(slot, i), Forget(slot, i), Forget(slot, i)])
+        edit = Edit(slot, i, self._one_of(_TEXTS))
+        changes: list[ChatStep] = [edit, Delete(slot, i), Forget(slot, i), Forget(slot, i)]
+        change = self._one_of(changes)
         look: list[ChatStep] = [LookAt(slot)]
         return [*(look if self._rarely(0.4) else []), change, *(look if self._rarely(0.6) else [])]
 
     def _ask(self, slot: int) -> Sequence[ChatStep]:
         ask = Ask(slot, self._one_of(_TEXTS), self._below(_N_OPTIONS), self._brake())
-        choose = Choose(slot, self._one_of(_TEXTS), ("on", "in<|im_end|>", "you"))
-        return [self._one_of([ask, ask, choose]), *([LookAt(slot)] if self._rarely(0.5) else [])]
+        questions: list[ChatStep] = [ask, ask, Choose(slot, self._one_of(_TEXTS), ("on", "in<|im_end|>", "you"))]
+        return [self._one_of(questions), *([LookAt(slot)] if self._rarely(0.5) else [])]
 
     def _fork(self, slot: int) -> Sequence[ChatStep]:
         dst = (slot + 1 + self._below(N_SLOTS - 1)) % N_SLOTS
@@ -98,7 +100,8 @@ class ChatProgramMaker:
         return [*steps, Say(dst, self._text(), None, 99)]
 
     def _odd(self, slot: int) -> Sequence[ChatStep]:
-        return [self._one_of([LookAt(slot), CloseChat(slot), Delete(slot, 9), Say(slot, self._text(), None, 99)])]
+        odd: list[ChatStep] = [LookAt(slot), CloseChat(slot), Delete(slot, 9), Say(slot, self._text(), None, 99)]
+        return [self._one_of(odd)]
 
     # What steps are made of.
 

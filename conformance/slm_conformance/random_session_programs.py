@@ -81,7 +81,7 @@ class SessionProgramMaker:
         """An answer that is paused, or left, something else, and the rest of it."""
         pause = Every(1 + self._below(3), BrakeAction.PAUSE)
         begun = self._asked(slot, 1 + self._below(3)) if self._rarely(0.3) else self._asked(slot, 99, pause)
-        between = self._one_of([self._look_aside, self._fork, self._dump, self._odd])(slot)
+        between = self._one_of([self._look_aside, self._fork, self._dump, self._odd, self._odd])(slot)
         rest = (
             Answer(slot, None, self._brake(), 99) if self._rarely(0.7) else ReadOn(slot, 99, cancel=self._rarely(0.3))
         )
@@ -104,6 +104,7 @@ class SessionProgramMaker:
     def _fork(self, slot: int) -> Sequence[Step]:
         dst = (slot + 1 + self._below(N_SLOTS - 1)) % N_SLOTS
         steps: list[Step] = [CloseSlot(dst)] if self._rarely(0.7) else []
+        steps += self._append(slot) if self._rarely(0.4) else []
         return [*steps, ForkTo(slot, dst), Answer(dst, None, self._brake(), 99), Answer(slot, None, None, 99)]
 
     def _dump(self, slot: int) -> Sequence[Step]:
@@ -114,7 +115,7 @@ class SessionProgramMaker:
 
     def _look_aside(self, slot: int) -> Sequence[Step]:
         detour = Detour(slot, self._tokens(3), self._below(4), fails=self._rarely(0.4))
-        asides = (
+        asides: tuple[Step, ...] = (
             detour,
             detour,
             ScoreOf(slot, self._tokens(3)),
@@ -123,7 +124,7 @@ class SessionProgramMaker:
         return [*([Look(slot)] if self._rarely(0.4) else []), self._one_of(asides)]
 
     def _odd(self, slot: int) -> Sequence[Step]:
-        odd = (
+        odd: tuple[Step, ...] = (
             Append(slot, self._tokens(30)),
             Append(slot, self._tokens(60)),
             Rollback(slot, self._below(6), any_mark=True),
@@ -132,6 +133,8 @@ class SessionProgramMaker:
             Look(slot),
             Answer(slot, self._below(_N_OPTIONS), None, 99),
             MarkHere(slot),
+            Remove(slot, 1, 2, exact=self._rarely(0.5)),
+            Remove(slot, 0, 1, exact=self._rarely(0.5)),
         )
         return [self._one_of(odd)]
 

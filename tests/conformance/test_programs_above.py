@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -29,11 +30,19 @@ def test_a_fault_is_shown_by_a_short_script(fault: Fault, tmp_path, monkeypatch)
     assert len(calls) <= MOST_CALLS, script
     monkeypatch.chdir(tmp_path)
     with pytest.raises((AssertionError, SlmError)) as caught:
-        exec(compile(script, "script.py", "exec"), {})
+        run(script)
     last = [entry.lineno for entry in caught.traceback if str(entry.path).endswith("script.py")]
     assert last[0] + 1 == len(script.strip().splitlines()), "the script fails before its last line"
-    sound = script.replace(fault.backend, "slm_conformance.toy:ToyBackend")
-    exec(compile(sound, "script.py", "exec"), {})
+    run(script.replace(fault.backend, "slm_conformance.toy:ToyBackend"))
+
+
+def run(script: str) -> None:
+    """Run it, and close its model: a fault lasts as long as that is open."""
+    names: dict[str, Any] = {}
+    try:
+        exec(compile(script, "script.py", "exec"), names)
+    finally:
+        names["model"].close()
 
 
 def test_programs_are_the_same_in_each_run_and_differ_from_one_another() -> None:

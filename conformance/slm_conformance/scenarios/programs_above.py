@@ -23,6 +23,9 @@ from slm_conformance.session_steps import Step
 N_PROGRAMS = 8
 """Of some 40 steps each: enough that every fault that is meant for them is found."""
 
+N_TRIES = 120
+"""Programs that are tried to find a shorter one: each takes some tenths of a second."""
+
 _Step = TypeVar("_Step")
 
 
@@ -74,7 +77,7 @@ def _play(
 ) -> None:
     if not _mismatch(program, play):
         return
-    shorter: Any = shrink(program, lambda smaller: bool(_mismatch(smaller, play)))  # type: ignore[arg-type]
+    shorter: Any = shrink(program, lambda smaller: bool(_mismatch(smaller, play)), N_TRIES)  # type: ignore[arg-type]
     for i, step in enumerate(shorter):
         for other in plainer(step):
             plain = [*shorter[:i], other, *shorter[i + 1 :]]
