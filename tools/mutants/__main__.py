@@ -62,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="T",
         help="seconds of tests on one mutant: of the suite, and again of unit tests",
     )
-    parser.add_argument("--only", choices=("suite", "unit"), help="ask the suite alone, or unit tests about what is left")
+    parser.add_argument(
+        "--only", choices=("suite", "unit"), help="ask the suite alone, or unit tests about what is left"
+    )
     parser.add_argument("--list", action="store_true", help="list the mutants, and run nothing")
     parser.add_argument("--show", metavar="ID", help="the change that a mutant makes, as a diff")
     parser.add_argument("--survivors", action="store_true", help="list what survived, as Markdown")

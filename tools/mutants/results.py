@@ -50,8 +50,8 @@ class Results:
     def table(self, mutants: Sequence[Mutant]) -> str:
         """A row for each package, in Markdown."""
         lines = [
-            "| package | run | the suite reaches | the suite kills | all tests reach | all tests kill | survivors |",
-            "|---|---|---|---|---|---|---|",
+            "| package | mutants run | reached by the suite | killed by it | killed by it or a unit test | survivors |",
+            "|---|---|---|---|---|---|",
         ]
         names = [package.name for package in PACKAGES]
         rows = [(name, self._of(mutants, name)) for name in names]
@@ -72,11 +72,14 @@ class Results:
         """The page of results, in Markdown."""
         found = self._of(mutants)
         survivors = sorted((r for r in found if r["verdict"] == "survived"), key=lambda r: (r["path"], r["line"]))
+        rows = [(r, "" if _is_final(r) else " (unit tests not asked yet)") for r in survivors]
         equivalent = [mutant for mutant in mutants if mutant.id in self._equivalent]
         lines = [_HEADER.format(date=time.strftime("%Y-%m-%d"), command=command, n_all=len(mutants), n_run=len(found))]
         lines += [self.table(mutants), "## Survivors", ""]
-        lines += ["No test that reaches these notices them.", "", "| mutant | function | change |", "|---|---|---|"]
-        lines += [_cells(r["id"], r["path"], r["line"], r["function"], r["before"], r["after"]) for r in survivors]
+        lines += ["No test that was asked notices these.", "", "| mutant | function | change |", "|---|---|---|"]
+        lines += [
+            _cells(r["id"] + note, r["path"], r["line"], r["function"], r["before"], r["after"]) for r, note in rows
+        ]
         lines += ["", "## Equivalent", "", "These change nothing that a caller could see.", ""]
         lines += ["| mutant | function | why |", "|---|---|---|"]
         lines += [f"| {m.id} | `{m.path}` `{m.function}` | {self._equivalent[m.id]} |" for m in equivalent]
@@ -110,7 +113,8 @@ assertions, defaults of arguments and code that runs when a module is imported a
 A test *reaches* a mutant if it runs a line of the changed statement. A mutant is *killed* if a test that reaches it
 fails, if the process dies, or if a test computes for longer than five seconds and eight times its usual time. Tests
 that noticed another mutant of the same function are asked first, then the quickest. `--most` bounds the seconds of
-tests that one mutant is worth, so a longer run may kill more. Processes that tests start run the code as it is.
+tests that one mutant is worth, so a longer run may kill more. Processes that tests start run the code as it is. Unit
+tests are those of the package alone.
 
 The suite runs on one tiny float32 model on each of a few backends: for code above the contract, the native engine with
 a transformer and with recurrent layers, and a toy that replays; for the code of a backend, that backend.
@@ -125,24 +129,27 @@ def _cells(mutant: str, path: str, line: int, function: str, before: str, after:
 def _row(name: str, found: list[dict[str, Any]]) -> str:
     by_suite = [result for result in found if "suite" in result["reached_by"]]
     reached = [result for result in found if result["reached_by"]]
-    killed_by_suite = sum(result["verdict"] == "killed" and result["asked"] == "suite" for result in by_suite)
-    killed = sum(result["verdict"] == "killed" for result in reached)
-    cells = [
-        len(found),
-        len(by_suite),
-        share(killed_by_suite, len(by_suite)),
-        len(reached),
-        share(killed, len(reached)),
-    ]
-    return "| " + " | ".join(map(str, [name, *cells, len(reached) - killed])) + " |"
+    n_by_suite = sum(result["verdict"] == "killed" and result["asked"] == "suite" for result in by_suite)
+    n_killed = sum(result["verdict"] == "killed" for result in reached)
+    n_open = sum(not _is_final(result) for result in found)
+    killed = (
+        f"{n_open} not asked yet" if n_open else f"{n_killed} of {len(reached)} ({percent(n_killed, len(reached))})"
+    )
+    cells = [name, len(found), len(by_suite), f"{n_by_suite} ({percent(n_by_suite, len(by_suite))})", killed]
+    return "| " + " | ".join(map(str, [*cells, len(reached) - n_killed])) + " |"
 
 
-def share(part: int, whole: int) -> str:
-    """A number and its share of another."""
-    return f"{part} ({100 * part / whole:.1f} %)" if whole else "0"
+def _is_final(result: dict[str, Any]) -> bool:
+    """Whether all tests that could notice the mutant were asked."""
+    return result["verdict"] == "killed" or result["asked"] == "unit"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share."""
+    return f"{100 * part / whole:.1f} %" if whole else "none"
 
 
 def _line(result: dict[str, Any]) -> str:
     place = f"`{result['path']}:{result['line']}` `{result['function']}`"
-    pending = "" if result["verdict"] == "killed" or result["asked"] == "unit" else " (unit tests not asked yet)"
+    pending = "" if _is_final(result) else " (unit tests not asked yet)"
     return f"- {result['id']}{pending} {place}, {result['operator']}: `{result['before']}` -> `{result['after']}`"
