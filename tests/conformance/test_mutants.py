@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import json
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from mutants.edits import Mutant, mutants_of
 from mutants.packages import PACKAGES, ROOT, package_of
 from mutants.patching import Functions, NotAMutant
+from mutants.results import Results
 from mutants.tracing import Lines
+from mutants.worker import digest_of_file
 
 SOURCE = """
 import functools
@@ -136,3 +139,27 @@ def test_packages_name_what_there_is() -> None:
     for package in PACKAGES:
         assert all(list(ROOT.glob(pattern)) for pattern in package.files), package.name
         assert all(path.is_file() for path in (*package.suite_paths(), *package.unit_paths())), package.name
+
+
+def test_the_table_counts_what_was_asked(tmp_path) -> None:
+    """Of four mutants of the ledger one is killed by the suite, one by a unit test, one by none; one is left to ask."""
+    path = ROOT / "slm_core" / "ledger.py"
+    mutants = list(mutants_of(path, ROOT))[:5]
+    known = {"package": "contexts (`slm_core`)", "source": digest_of_file(path)}
+    ends = [
+        ("killed", "suite", ["suite"]),
+        ("killed", "unit", ["suite", "unit"]),
+        ("survived", "unit", ["suite", "unit"]),
+    ]
+    ends += [("survived", "suite", ["suite"]), ("none", "suite", ["suite"])]
+    lines = [
+        json.dumps({"id": mutant.id, "verdict": verdict, "asked": asked, "reached_by": reached} | known)
+        for mutant, (verdict, asked, reached) in zip(mutants, ends, strict=True)
+    ]
+    (tmp_path / "results").write_text("\n".join(lines))
+    results = Results(tmp_path / "results")
+    assert "| contexts (`slm_core`) | 4 | 4 | 1 (25.0 %) | 1 not asked yet | 2 |" in results.table(mutants)
+    assert [results.was_asked(mutant, "suite") for mutant in mutants] == [True] * 5
+    assert [results.was_asked(mutant, "unit") for mutant in mutants] == [True, True, True, False, True]
+    (tmp_path / "results").write_text("\n".join(lines[:3]))
+    assert "| 2 of 3 (66.7 %) | 1 |" in Results(tmp_path / "results").table(mutants)
