@@ -42,7 +42,7 @@ check: $(VENV)/installed-dev ## check style, types, layers and the links in the 
 	$(BIN)/python tools/check_links.py
 
 # The extension is built by pip; mutants are of the sources, which need it beside them.
-mutants: $(VENV)/installed-dev ## make slips in the code and count those that the tests notice (MUTANTS="slm_core/ledger.py --sample 50")
+mutants: $(VENV)/installed-dev ## make slips in the code, and count those that the tests notice (MUTANTS="--help" lists the options)
 	@cp $(VENV)/lib/python3*/site-packages/slm_native/_native*.so backends/slm_native/
 	PYTHONPATH=.:backends:formatters:conformance:tools $(BIN)/python -m mutants $(MUTANTS)
 
