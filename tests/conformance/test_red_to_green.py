@@ -13,10 +13,18 @@ from slm_conformance.meta import play, scenario_names
 PAGE = (Path(__file__).parents[2] / "docs" / "red-to-green.md").read_text()
 BLOCKS = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 QUOTED = [line for block in BLOCKS for line in block.splitlines()]
-FAULTS = (
-    "OptionIgnored RawErrors SixteenBits RowsBySequence DirtyAfterRefusal TruncateClamps TruncateWritesWhatIsShared"
-    " CutWithoutRotation PayloadTrusted OpenAfterClose"
-).split()
+FAULTS = [
+    "OptionIgnored",
+    "RawErrors",
+    "SixteenBits",
+    "RowsBySequence",
+    "DirtyAfterRefusal",
+    "TruncateClamps",
+    "TruncateWritesWhatIsShared",
+    "CutWithoutRotation",
+    "PayloadTrusted",
+    "OpenAfterClose",
+]
 
 
 def _without_numbers(text: str) -> str:
