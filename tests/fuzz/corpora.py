@@ -178,3 +178,27 @@ CORPORA: Mapping[str, Callable[[], list[bytes]]] = {
     "dump_parts": dump_parts,
 }
 """By target."""
+
+
+CPP_TARGETS = ("weights", "cache", "routing")
+"""The targets in ``cpp``."""
+
+_N_ISAS, _N_KINDS = 8, 32  # at least as many as there are; the targets take them modulo what the machine has
+
+
+def cpp_inputs(target: str) -> list[bytes]:
+    """Inputs of a C++ target: every instruction set with every kind of weights or cache, and bytes of several sorts.
+
+    The first bytes are numbers that the target takes: instruction set, kind, sizes. The rest is weights, a cache, or
+    what a router says: random bytes, or one byte again and again, of which some make numbers that are infinite or none.
+    """
+    rng = np.random.default_rng(0)
+    found = []
+    for isa in range(_N_ISAS):
+        for kind in range(_N_KINDS):
+            sizes = rng.integers(0, 256, 6, dtype=np.uint8).tobytes()
+            body = rng.integers(0, 256, 400, dtype=np.uint8).tobytes()
+            fill = (b"\xff", b"\x7f", b"\x00", b"\x80", b"\x7c")[kind % 5] * 40
+            start = sizes[:2] if target == "routing" else bytes([isa, kind])
+            found.append(start + sizes[2:] + (body if (isa + kind) % 2 else fill))
+    return found

@@ -6,7 +6,7 @@ import random
 from typing import cast
 
 from slm_core.chat import Chat, Oracle
-from slm_core.errors import ContextFull
+from slm_core.errors import ContextFull, OracleError
 from slm_core.generation import Answer
 from slm_core.sampling import Sampling
 from soaking.checks import require, same_greedy
@@ -14,6 +14,12 @@ from soaking.site import N_BATCH, N_CTX, N_SEQ_MAX, QUESTIONS, Site
 
 _GREEDY = Sampling(temperature=0, max_tokens=16)
 _ROOM = 4 * N_BATCH
+_NUMBER = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
 
 
 def get_weather(city: str) -> dict[str, object]:
@@ -66,8 +72,8 @@ def oracles(site: Site, rng: random.Random) -> None:
     before = chat.session.tokens, chat.messages, chat.session.context.n_free
     try:
         _ask(chat.oracle(), rng)
-    except ContextFull:  # it asks in a fork, and there is no room for it
-        require(before[2] < _ROOM, f"an oracle found no room in {before[2]} free positions")
+    except (ContextFull, OracleError) as error:  # no room for the question, or for the whole answer
+        require(before[2] < _ROOM, f"with {before[2]} free positions an oracle raised {error}")
     after = chat.session.tokens, chat.messages, chat.session.context.n_free
     require(after == before, "an oracle left a trace in the chat")
 
@@ -79,7 +85,7 @@ def _ask(oracle: Oracle, rng: random.Random) -> None:
     elif kind == 1:
         oracle.choose("What is my dog called?", ["Rex", "Luna", "Bello"])
     else:
-        oracle.extract({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}})
+        oracle.extract(_NUMBER)
 
 
 def tools(site: Site, rng: random.Random) -> None:

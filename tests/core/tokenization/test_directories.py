@@ -141,6 +141,22 @@ def test_what_is_damaged_or_unknown_is_refused_in_one_line(demo, change, error, 
     assert "\n" not in str(caught.value)
 
 
+def test_a_tokenizer_that_fails_at_a_text_says_so_in_one_line(tmp_path) -> None:
+    """The library finds an unknown token that its own vocabulary does not have when it first needs it."""
+    Tokenizer(models.BPE({"a": 0, "b": 1}, [], unk_token="?")).save(str(tmp_path / "tokenizer.json"))
+    vocab = directory_vocab(tmp_path)
+    assert vocab.encode("ab", add_special=False, parse_special=True) == [0, 1]
+    with pytest.raises(InvalidModelFile, match="cannot cut a text into tokens") as caught:
+        vocab.encode("c", add_special=False, parse_special=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wordpiece_vocabulary_without_its_unknown_token_is_refused(tmp_path) -> None:
+    Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InvalidModelFile, match="'unk_token' is not in its vocabulary"):
+        directory_vocab(changed(tmp_path, lambda stated: stated["model"].update(unk_token="?")))
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\x00", '{"model": {"type": "BPE"}}'])
 def test_files_that_are_no_tokenizer_are_refused(tmp_path, text) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
