@@ -300,7 +300,7 @@ class TestOracle(Scenarios):
         spelled = bench.vocab.token_bytes(control[-1], special=True).decode()
         options = ["on", f"in{spelled}", f"{spelled} you"]
         told = np.log(_chat(bench).oracle().choose("is it", options).probabilities)
-        scores, slack = _scores(bench, (*SAID, Message(Role.USER, "is it")), options)
+        scores, slack = _scores(bench, "is it", options)
         off = np.abs((told - told[0]) - (scores - scores[0])) - slack - slack[0]
         assert (off <= 0).all(), (
             f"of {options}, the log probabilities differ by {(told - told[0]).round(3)}; of the same as plain text by"
