@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.errors import SlmError
+from slm_core.errors import OptionError, SlmError
 from slm_core.gguf import GgufFile
 from slm_core.protocols import Context
 from slm_core.types import ContextOptions, Pos
@@ -26,7 +27,7 @@ from slm_onnx.layouts import GENAI
 from slm_onnx.model import OnnxModel
 from slm_onnx.options import LoadOptions
 
-_SIZES = ContextOptions(n_ctx=64, n_batch=16, n_seq_max=2)
+_SIZES = ContextOptions(n_ctx=64, n_batch=16)
 _PROMPT = (5, 80, 17, 130, 9, 201, 44)
 _THREADS = runtime.Threads(1, spinning=False)
 
@@ -41,6 +42,8 @@ def answer(question: str) -> None:
     try:
         device, asked = providers.find(label), LoadOptions(**options, cache=False)
         found: Mapping[str, Any] = {"errors": errors(device, asked, of_directory=of_directory)}
+    except OptionError as error:
+        found = {"option": str(error)}
     except SlmError as error:
         found = {"problem": runtime.one_line(error)}
     sys.stdout.write(f"\n{json.dumps(found)}\n")
@@ -60,19 +63,31 @@ def errors(device: providers.Device, options: LoadOptions, *, of_directory: bool
         BackendUnavailable, UnsupportedModel, ContextError: the device cannot run a graph.
     """
     with _gguf_model(providers.find("cpu"), LoadOptions(accuracy_level=0, cache=False)) as reference:
-        expected = dict(_logits(reference))
+        expected = dict(_logits(reference, 2))
+    found: dict[str, float] = {}
     if not of_directory:
         with _gguf_model(device, options) as model:
-            return _errors(model, expected)
-    found = {}
+            for n_seq_max in _numbers_of_sequences(device):
+                found.update(_errors(model, expected, n_seq_max))
+        return found
     for kept, in_place in (("written in place", True), ("passed on", False)):
         with _directory_model(device, options, in_place=in_place) as model:
-            found.update({f"{step} (caches {kept})": error for step, error in _errors(model, expected).items()})
+            found.update({f"{step} (caches {kept})": error for step, error in _errors(model, expected, 2).items()})
     return found
 
 
-def _errors(model: OnnxModel, expected: Mapping[str, NDArray[np.float32]]) -> dict[str, float]:
-    return {step: _error(row, expected[step]) for step, row in _logits(model)}
+def _numbers_of_sequences(device: providers.Device) -> Iterator[int]:
+    """How many sequences contexts have, for each graph that the device may run: one may do without a bias."""
+    since = device.provider.bias_since
+    if since is not None:
+        yield 1
+    if since is None or runtime.is_since(since):
+        yield 2
+
+
+def _errors(model: OnnxModel, expected: Mapping[str, NDArray[np.float32]], n_seq_max: int) -> dict[str, float]:
+    where = " (in a context of one sequence)" if n_seq_max == 1 else ""
+    return {f"{step}{where}": _error(row, expected[step]) for step, row in _logits(model, n_seq_max)}
 
 
 def _error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
@@ -103,18 +118,20 @@ def _unheard(share: float) -> None:
     """Nobody hears how far loading is."""
 
 
-def _logits(model: OnnxModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Logits [V] after each step; what is in the KV cache matters in all but the first."""
-    with model.new_context(_SIZES) as context:
+def _logits(model: OnnxModel, n_seq_max: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Logits [V] after each step, the same with one sequence and with two; all but the first read the KV cache."""
+    other = n_seq_max - 1
+    with model.new_context(dataclasses.replace(_SIZES, n_seq_max=n_seq_max)) as context:
         yield "a prompt", _decode(context, 0, _PROMPT)
         yield "the token after it", _decode(context, 0, (61,))
-        context.fork(0, 1, 5)
-        yield "a fork", _decode(context, 1, (72, 150))
-        yield "the sequence that was forked", _decode(context, 0, (33,))
+        if other:
+            context.fork(0, other, 5)
+            yield "a fork", _decode(context, other, (72, 150))
+        yield "one more token", _decode(context, 0, (33,))
         context.cut(Pos(0, 2), Pos(0, 5))
         yield "a cut", _decode(context, 0, (99,))
-        context.restore(1, context.dump(0))
-        yield "a restored dump", _decode(context, 1, (11,))
+        context.restore(other, context.dump(0))
+        yield "a restored dump", _decode(context, other, (11,))
 
 
 def _decode(context: Context, seq_id: int, tokens: tuple[int, ...]) -> NDArray[np.float32]:

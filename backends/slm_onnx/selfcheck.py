@@ -17,8 +17,8 @@ from pathlib import Path
 from slm_core import inquiry
 from slm_core.cpu import processor
 from slm_core.diskcache import DiskCache
-from slm_core.errors import BackendUnavailable
-from slm_onnx import build
+from slm_core.errors import BackendUnavailable, InvalidOption
+from slm_onnx import build, plugins
 from slm_onnx.options import LoadOptions
 from slm_onnx.providers import Device
 
@@ -32,6 +32,7 @@ _KIND = "onnx-selfcheck"
 _PATIENCE_S = 300.0  # a provider may compile the graph for each shape
 _CODE = "import sys; from slm_onnx import comparing; comparing.answer(sys.argv[1])"
 _CHOOSING = (
+    "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER",
     "VK_DRIVER_FILES",
     "VK_ICD_FILENAMES",
     "CUDA_VISIBLE_DEVICES",
@@ -54,6 +55,7 @@ def require(device: Device, options: LoadOptions, *, of_directory: bool = False)
 
     Raises:
         BackendUnavailable: its logits are not the CPU's, it cannot run the graphs, or the process died.
+        InvalidOption: an option does not fit the device.
     """
     asked = [device.label, _asked(options), of_directory]
     cache, key = DiskCache(_KIND), _key(device, asked)
@@ -69,6 +71,8 @@ def _try(device: Device, asked: Sequence[object]) -> float:
     who = f"the self-check of device {device.label!r} ({device.provider.name})"
     told = inquiry.ask(who, _CODE, json.dumps(asked), patience_s=_PATIENCE_S)
     found = json.loads(told.strip().splitlines()[-1])
+    if "option" in found:
+        raise InvalidOption(found["option"])
     if "problem" in found:
         raise BackendUnavailable(f"device {device.label!r} cannot run a tiny model: {found['problem']}")
     for step, error in found["errors"].items():
@@ -100,7 +104,16 @@ def _key(device: Device, asked: Sequence[object]) -> str:
 
     runtime = build.find_build()
     stamp = [] if runtime is None else [runtime.package, runtime.version, *runtime.stamp()]
-    parts = [VERSION, BUILDER_VERSION, device.provider.name, asked, stamp, processor(), *_graphics()]
+    parts = [
+        VERSION,
+        BUILDER_VERSION,
+        device.provider.name,
+        asked,
+        stamp,
+        plugins.versions(),
+        processor(),
+        *_graphics(),
+    ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from slm_core import inquiry
 from slm_core.diskcache import entries
-from slm_core.errors import BackendUnavailable
+from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_onnx import build, providers, runtime, selfcheck
 from slm_onnx.options import LoadOptions
 
@@ -58,6 +58,21 @@ def test_the_same_provider_gives_the_same_numbers(device, buckets) -> None:
     found = compare(device, dataclasses.replace(EXACT, buckets=buckets))
     assert len(found) == 6
     assert max(found.values()) < 1e-5, "float32 sums in another order"
+
+
+def test_a_graph_without_a_bias_is_tried_too(device) -> None:
+    """On CUDA contexts of one sequence have it, of any ONNX Runtime; and those of several from bias_since on."""
+    for since, n_steps in (((1, 0), 5 + 6), ((99, 0), 5)):
+        found = compare(dataclasses.replace(device, provider=dataclasses.replace(device.provider, bias_since=since)))
+        assert len(found) == n_steps
+        assert max(found.values()) < 1e-5, found
+
+
+def test_an_option_that_does_not_fit_is_an_error_of_the_option() -> None:
+    """The process is a real one; cuda graphs want buckets."""
+    options = dataclasses.replace(EXACT, provider_options={"enable_cuda_graph": "1"})
+    with pytest.raises(InvalidOption, match="use buckets=True"):
+        selfcheck.require(providers.find("cpu"), options)
 
 
 @pytest.mark.parametrize("of_directory", [False, True])
