@@ -31,22 +31,22 @@ def inputs(context) -> set[str]:
 
 
 def told(context, feed, tokens):
-    """All logits of one sequence that is cut in the middle and at its head, cut short, dumped and restored."""
-    found = [feed(context, tokens[:40])]
+    """All logits of one sequence, longer than windows, that is cut twice, cut short, dumped and restored."""
+    found = [feed(context, tokens[:60])]
     context.cut(Pos(0, 20), Pos(0, 31))
-    found.append(feed(context, tokens[40:43]))
+    found.append(feed(context, tokens[60:75]))
     context.cut(Pos(0, 0), Pos(0, 3))
-    found += [feed(context, tokens[43:44]), feed(context, tokens[44:50])]
-    context.truncate(Pos(0, 25))
+    found += [feed(context, tokens[75:76]), feed(context, tokens[76:82])]
+    context.truncate(Pos(0, 55))
     context.restore(0, context.dump(0))
-    return [*found, feed(context, tokens[50:60])]
+    return [*found, feed(context, tokens[82:90])]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "mistral3"])
 def test_one_sequence_needs_no_bias(tmp_path, load, feed, random_tokens, assert_close, as_cuda, family) -> None:
     """Windows are attributes of attention; cells behind an edit are compacted, so that a row is a position."""
-    model, tokens = load(family_model(tmp_path, family)), random_tokens(60)
-    alone, several = (model.new_context(ContextOptions(n_ctx=64, n_seq_max=n)) for n in (1, 2))
+    model, tokens = load(family_model(tmp_path, family)), random_tokens(90)
+    alone, several = (model.new_context(ContextOptions(n_ctx=96, n_seq_max=n)) for n in (1, 2))
     assert not {name for name in inputs(alone) if name.startswith("attention_bias")}
     assert {name for name in inputs(several) if name.startswith("attention_bias")}
     for ours, expected in zip(told(alone, feed, tokens), told(several, feed, tokens), strict=True):

@@ -129,15 +129,15 @@ def test_logits_and_edits_are_those_of_the_cpu(tmp_path, load, feed, random_toke
         path = make_tiny_model(family).write(tmp_path / "m.gguf")
     else:
         path = family_model(tmp_path, family)
-    tokens, found = random_tokens(60), []
+    tokens, found = random_tokens(70), []
     for device in ("cpu", "webgpu"):
-        with load(path, device).new_context(ContextOptions(n_ctx=90, n_seq_max=2)) as context:
-            rows = [feed(context, tokens[:45])]
+        with load(path, device).new_context(ContextOptions(n_ctx=100, n_seq_max=2)) as context:
+            rows = [feed(context, tokens[:58])]
             context.cut(Pos(0, 5), Pos(0, 14))
-            rows.append(feed(context, tokens[45:48]))
+            rows.append(feed(context, tokens[58:61]))
             context.fork(0, 1, 30)
             context.restore(0, context.dump(0))
-            rows += [feed(context, tokens[48:52], 1), feed(context, tokens[52:54])]
+            rows += [feed(context, tokens[61:65], 1), feed(context, tokens[65:67])]
         found.append(rows)
     for expected, ours in zip(*found, strict=True):
         assert_close(ours, expected, FLOAT32)
