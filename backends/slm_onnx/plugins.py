@@ -21,17 +21,24 @@ class Plugin:
         module: what Python imports; it tells where the library is.
         software: the environment variable that offers devices which ONNX Runtime does not recognize as GPUs: software
             devices, and GPUs that are not on a PCI bus.
+        since: the release of ONNX Runtime from which Python can allocate the device's memory.
     """
 
     package: str
     module: str
     software: str
+    since: tuple[int, int]
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether Python can import it; nothing is imported."""
+        return importlib.util.find_spec(self.module) is not None
 
 
 PLUGINS: Mapping[str, Plugin] = MappingProxyType(
     {
         "WebGpuExecutionProvider": Plugin(
-            "onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu", "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
+            "onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu", "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", (1, 32)
         )
     }
 )
@@ -47,7 +54,7 @@ def register(ort: Any) -> Mapping[str, str]:
     """
     problems = {}
     for provider, plugin in PLUGINS.items():
-        if importlib.util.find_spec(plugin.module) is None:
+        if not plugin.is_installed:
             continue
         try:
             library = importlib.import_module(plugin.module).get_library_path()
@@ -65,7 +72,7 @@ def needs(provider: str, problem: str | None = None) -> str:
         problem: what ``register`` says of it.
     """
     plugin = PLUGINS[provider]
-    if importlib.util.find_spec(plugin.module) is None:
+    if not plugin.is_installed:
         return f"it comes with {plugin.package}, beside onnxruntime: pip install 'slm-core[webgpu]'"
     if problem is not None:
         return f"{plugin.package} cannot be loaded: {problem}"

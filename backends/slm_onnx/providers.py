@@ -218,7 +218,7 @@ def find(wanted: str) -> Device:
     provider = PROVIDERS.get(match[1]) if match else None
     if match is None or provider is None:
         raise BackendUnavailable(f"unknown device {wanted!r} (accepted: auto, {', '.join(PROVIDERS)}, or cuda:1)")
-    if provider.name not in installed():
+    if not _is_there(provider, installed()):
         raise BackendUnavailable(f"device {wanted!r} needs {provider.name}: {_missing(provider)}")
     number = int(match[2] or 0)
     if number and not provider.is_numbered:
@@ -226,9 +226,21 @@ def find(wanted: str) -> Device:
     return Device(f"{match[1]}:{number}" if provider.is_numbered else match[1], provider, number, "asked for")
 
 
+def _is_there(provider: Provider, present: Sequence[str]) -> bool:
+    """Whether ONNX Runtime has a provider. A plugin has to come as one: built in, it gives Python no memory."""
+    plugin = plugins.PLUGINS.get(provider.name)
+    return provider.name in present and (plugin is None or (plugin.is_installed and runtime.is_since(plugin.since)))
+
+
 def _missing(provider: Provider) -> str:
     """Why a provider is not there."""
     if provider.name in plugins.PLUGINS:
         problems = plugins.register(runtime.load()) if runtime.is_loaded() else {}
-        return plugins.needs(provider.name, problems.get(provider.name))
+        since = plugins.PLUGINS[provider.name].since
+        old = (
+            None
+            if runtime.is_since(since)
+            else f"it needs onnxruntime {since[0]}.{since[1]} (found: {runtime.version()})"
+        )
+        return plugins.needs(provider.name, old or problems.get(provider.name))
     return f"this build of ONNX Runtime lacks it (it comes with {provider.package}; uninstall other builds first)"

@@ -8,7 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from slm_onnx import plugins
+from slm_core.errors import BackendUnavailable
+from slm_onnx import devices, plugins, providers
+from slm_onnx import runtime as onnxruntime
 
 PROVIDER = "WebGpuExecutionProvider"
 
@@ -62,10 +64,16 @@ def test_without_a_gpu_the_switch_for_other_devices_is_named(plugin) -> None:
     assert "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1" in plugins.needs(PROVIDER)
 
 
-@pytest.mark.parametrize(("value", "automatic"), [(None, True), ("0", True), ("1", False)])
-def test_auto_leaves_out_what_may_be_software(monkeypatch, value, automatic) -> None:
-    monkeypatch.delenv("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", raising=False)
-    if value is not None:
-        monkeypatch.setenv("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", value)
-    assert plugins.is_automatic(PROVIDER) is automatic
-    assert plugins.is_automatic("CUDAExecutionProvider")
+def test_a_build_that_has_the_provider_itself_is_refused(no_plugin, monkeypatch) -> None:
+    """onnxruntime-webgpu: it gives Python no memory of the device."""
+    monkeypatch.setattr(providers, "installed", lambda: (PROVIDER, "CPUExecutionProvider"))
+    with pytest.raises(BackendUnavailable, match=r"slm-core\[webgpu\]"):
+        providers.find("webgpu")
+    assert devices.choose("auto").label == "cpu"
+
+
+def test_an_older_runtime_is_refused(plugin, monkeypatch) -> None:
+    monkeypatch.setattr(providers, "installed", lambda: (PROVIDER, "CPUExecutionProvider"))
+    monkeypatch.setattr(onnxruntime, "version", lambda: "1.31.1")
+    with pytest.raises(BackendUnavailable, match=r"needs onnxruntime 1\.32 \(found: 1\.31\.1\)"):
+        providers.find("webgpu")
