@@ -143,7 +143,7 @@ def test_a_dump_has_its_rows_in_a_section_of_their_own():
         ({"rows": ROWS}, "100 bytes of embedding rows, and 3 ids"),
         ({"rows": np.empty((0, 5), np.float32), "edits": ()}, "0 bytes of embedding rows, and 2 ids"),
         ({"tokens": np.array([4], np.int32), "edits": ()}, "40 bytes of embedding rows, and 0 ids"),
-        ({"rows": np.full((2, 5), np.inf, np.float32)}, "infinite or none"),
+        ({"rows": np.full((2, 5), np.inf, np.float32)}, "no model computes"),
     ],
     ids=["missing", "too many", "none", "for nobody", "infinite"],
 )
