@@ -75,9 +75,13 @@ class Twin:
 
         Args:
             run: its sequence is one of the twin's own numbers.
-            rows: in place of its tokens [T, E].
+            rows: in place of its tokens [T, E], which are no more than a batch of the twin's then.
             hidden: whether ``embed`` is called.
         """
+        most = self._context.n_batch
+        if len(run.tokens) > most:
+            parts = [replace(run, tokens=run.tokens[i : i + most]) for i in range(0, len(run.tokens), most)]
+            return np.concatenate([self.append(part, hidden=hidden) for part in parts])
         before = self._histories.get(run.seq_id, ())
         self._histories[run.seq_id] = (*before, _Inputs(run, rows))
         context, last = self._context, len(before)
