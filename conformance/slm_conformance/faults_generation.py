@@ -385,7 +385,7 @@ class PenaltyOfTheLast(Above):
         return _PENALTIES(ids, logits, dataclasses.replace(state, history=state.history[-1:]), **options)
 
 
-@fault("TestSampling::test_state_and_clone")
+@fault("TestSampling::test_the_state_of_each_step")
 class CloneBeginsAnew(Above):
     """A clone begins the stream again."""
 
@@ -406,9 +406,9 @@ class DumpWithoutSampler(Above):
     @staticmethod
     def broken(state: Any) -> Any:
         """Leave it out."""
-        fresh = SamplerChain(state.sampling).state()
-        kept = state if state.answer is not None else dataclasses.replace(state, sampler=fresh)
-        return _WRITE(kept)
+        if state.answer is None:
+            state = dataclasses.replace(state, sampler=SamplerChain(state.sampling).state())
+        return _WRITE(state)
 
 
 @breaks("TestGeneration::test_greedy_is_the_largest_logit", Generation, "_choose")

@@ -116,9 +116,9 @@ def ForksShareTheirSampler(whole: Any, session: Session, seq_id: int | None = No
 
 @breaks("TestSession::test_dump_in_mid_answer", session_dump, "write")
 def DumpWithoutPendingText(whole: Any, state: Any) -> bytes:
-    """A dump of a paused answer lacks the text that is held back."""
+    """A dump of a paused answer lacks the bytes of a character that is not complete yet."""
     if state.answer is not None:
-        progress = dataclasses.replace(state.answer.progress, pending=b"", held="")
+        progress = dataclasses.replace(state.answer.progress, pending=b"")
         state = dataclasses.replace(state, answer=dataclasses.replace(state.answer, progress=progress))
     return bytes(whole(state))
 

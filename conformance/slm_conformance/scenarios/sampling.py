@@ -23,12 +23,12 @@ ORDER = ("logit_bias", "end_of_answer", "penalties", "top_k", "top_p", "min_p", 
 """Of the steps that ``SEVERAL`` asks for, as the docs have it."""
 
 SEVERAL = Sampling(
-    eog_bias=3.0,
+    eog_bias=6.0,
     min_tokens=4,
     repeat_penalty=1.4,
     frequency_penalty=0.3,
     presence_penalty=0.5,
-    penalty_window=40,
+    penalty_window=7,
     top_k=60,
     top_p=0.9,
     min_p=0.02,
@@ -41,6 +41,7 @@ SHARE_ROUNDING = 1e-5
 FREE: Mapping[str, object] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.2, "seed": 6}
 
 LEARNING: tuple[Mapping[str, object], ...] = (
+    {},
     {"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.6},
     {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.6},
     {"adaptive_entropy": 1.0},
@@ -134,18 +135,6 @@ class TestSampling(Scenarios):
             chain.accept(chain.sample(row))
         assert np.array_equal(row, before), "sampling changed the row of logits"
 
-    def test_state_and_clone(self, bench: Bench) -> None:
-        """Sampling: a clone, and a chain given the state, go on with the same draws; ``reset`` begins anew."""
-        row, chain = self._row(bench), SamplerChain(PLAIN)
-        begun = [chain.sample(row) for _ in range(25)]
-        twin, other = chain.clone(), SamplerChain(Sampling(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0, seed=99))
-        other.set_state(chain.state())
-        goes_on = [chain.sample(row) for _ in range(25)]
-        assert [twin.sample(row) for _ in range(25)] == goes_on, "a clone goes on with other draws"
-        assert [other.sample(row) for _ in range(25)] == goes_on, "a chain given the state goes on with other draws"
-        chain.reset()
-        assert [chain.sample(row) for _ in range(25)] == begun, "after reset() the draws are not the first ones"
-
     def test_penalty(self, bench: Bench) -> None:
         """Sampling: a repeat penalty divides positive and multiplies negative logits of what came before, once each."""
         penalty, prompt = 3.0, bench.tokens(20)
@@ -164,7 +153,7 @@ class TestSampling(Scenarios):
         likely = np.argsort(-row)[:40]  # penalties matter for these
         history = [int(likely[token % 40]) for token in bench.tokens(90, seed=3)]
         for order in ((), ("temperature", "min_p", "top_p", "top_k", "penalties", "logit_bias", "end_of_answer")):
-            for n_said in (0, 6):
+            for n_said in (3, 4):
                 sampling = replace(SEVERAL, logit_bias={history[-1]: 2.0, 7: -1.5, 11: -math.inf}, order=order)
                 chain = SamplerChain(sampling, eog_ids=bench.vocab.eog_ids)
                 chain.set_history(history, n_said=n_said)
