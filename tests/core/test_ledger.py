@@ -167,3 +167,13 @@ def test_cells_are_numbers_below_n_ctx(share_forks):
     assert held.min() >= 0
     assert held.max() < 12
     assert len(np.unique(held)) == (8 if share_forks else 12)
+
+
+@pytest.mark.parametrize("seq_id", range(N_SEQ))
+def test_a_cut_leaves_the_cells_of_what_is_kept(seq_id):
+    ledger = Ledger(N_CTX, N_SEQ, share_forks=True)
+    ledger.append(seq_id, range(10))
+    cells = ledger.cells(seq_id).tolist()
+    ledger.cut(seq_id, 2, 5)
+    assert ledger.cells(seq_id).tolist() == cells[:2] + cells[5:]
+    assert ledger.n_free == N_CTX - 7
