@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ENGINES ?= llamacpp onnx
+BACKENDS ?= native llamacpp onnx
 JOBS ?= auto
 MUTANTS ?= --sample 50
 VENV := .venv
@@ -16,7 +17,7 @@ EXAMPLE := $(shell find examples/my_backend -type f ! -path '*/__pycache__/*')
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-bounds check mutants clean
+.PHONY: help demo test test-bounds check mutants soak fuzz sbom lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
@@ -45,6 +46,23 @@ check: $(VENV)/installed-dev ## check style, types, layers and the links in the 
 mutants: $(VENV)/installed-dev ## make slips in the code, and count those that the tests notice (MUTANTS="--help" lists the options)
 	@cp $(VENV)/lib/python3*/site-packages/slm_native/_native*.so backends/slm_native/
 	PYTHONPATH=.:backends:formatters:conformance:tools $(BIN)/python -m mutants $(MUTANTS)
+
+soak: $(VENV)/installed-dev ## an hour of mixed work on every engine, checked and measured (SECONDS=, BACKENDS=); report in benchmarks/results
+	nice $(BIN)/python tools/soak.py --seconds $(or $(SECONDS),3600) $(BACKENDS:%=--backend %) --seed $$(date +%Y%m%d) \
+		--report benchmarks/results/soak-$$(date +%F).md
+
+fuzz: $(VENV)/installed-dev ## fuzz all readers of untrusted bytes for a minute each (SECONDS=), the C++ kernels where clang++ is
+	@$(PIP) '.[fuzz]'
+	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign $(or $(SECONDS),60)
+
+sbom: $(VENV)/installed $(ENGINES:%=$(VENV)/engine-%) ## write dist/sbom.json: what slm-core and its engines consist of, as installed in .venv
+	@mkdir -p dist
+	$(BIN)/python tools/sbom.py dist/sbom.json $(ENGINES:%=--extra %)
+
+lock: $(BIN)/python ## renew .ci/tools.lock, the checksums of the tools that CI runs
+	@$(PIP) pip-tools
+	$(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header --no-annotate \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --output-file .ci/tools.lock .ci/tools.in
 
 clean: ## remove .venv, builds and caches
 	rm -f backends/slm_native/_native*.so

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from soaking.record import Record
 from soaking.resources import RESOURCES
+from soaking.supervisor import GIVES_BACK
 from soaking.trend import N_BLOCKS, SIGMAS, WARM_UP, Trend, Verdict
 from soaking.workloads import WORKLOADS
 
@@ -105,7 +106,8 @@ def _method() -> list[str]:
         f" The rest is averaged over {N_BLOCKS} blocks of equal time, and a line is fitted to their means by least"
         " squares. Its standard error is widened by the correlation r of neighbouring residuals, by"
         f" sqrt((1 + r) / (1 - r)). A resource is flat if slope plus {SIGMAS:g} standard errors, over the time that the"
-        f" line spans, is at most {allowed}; it grows if the slope less {SIGMAS:g} standard errors is above that.",
+        f" line spans, is at most {allowed}; it grows if the slope less {SIGMAS:g} standard errors is above that."
+        f" glibc's allocator gives freed memory back at once ({' '.join(f'{k}={v}' for k, v in GIVES_BACK.items())}).",
         "",
     ]
 

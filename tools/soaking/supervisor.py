@@ -18,6 +18,10 @@ from soaking.record import Record
 from soaking.rounds import Plan
 
 REPORT_S = 60.0
+GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""For glibc's allocator: freed memory goes back to the system at once, so that what stays is held. As it sets itself, it
+keeps tens of MiB for each thread that once needed them, which looks like a leak for as long as larger needs turn up."""
+
 SILENCE_S = 600.0
 """A process that says nothing for so long hangs: it is ended by SIGABRT, and says where it was."""
 
@@ -35,10 +39,11 @@ class Runner:
         self.record = Record(plan)
         self._lock = lock
         self._silence_s = silence_s
+        path = [str(Path(__file__).resolve().parents[1]), *sys.path]
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by ``wait``)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "soaking.rounds", plan.to_json()],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])},
+            env=os.environ | GIVES_BACK | {"PYTHONPATH": os.pathsep.join(path)},
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,

@@ -1,4 +1,5 @@
 // A KV cache of any bytes, as a dump brings it: keys are read, and attended to by few and by many queries.
+#include <algorithm>
 #include <numeric>
 
 #include "attention.h"
@@ -10,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const slm::IsaKernels& kernels = slm::kernels_of(fuzz::isa_of(input));
     const auto type = slm::KvType(input.below(slm::n_kv_types));
     const std::size_t head_dim = 32 * (1 + input.below(4)), n_kv_heads = 1 + input.below(3), group = 1 + input.below(3);
-    const std::size_t n_held = 1 + input.below(200), n_queries = 1 + input.below(std::min<std::size_t>(n_held, 20));
+    const std::size_t n_held = 1 + input.below(140), n_queries = 1 + input.below(std::min<std::size_t>(n_held, 6));
     const std::size_t n_pages = (n_held + slm::page_tokens - 1) / slm::page_tokens, n_heads = n_kv_heads * group;
     const slm::Scoring scoring{0.2f, input.below(2) ? 30.0f : 0.0f, input.below(2) ? 50 : slm::no_window, nullptr, nullptr};
 

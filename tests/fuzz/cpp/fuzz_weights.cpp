@@ -10,8 +10,8 @@ namespace {
 slm::Matrix matrix_of(const slm::IsaKernels& kernels, fuzz::Input& input) {
     slm::Matrix m{nullptr, nullptr, nullptr, 0, 0, 0};
     const std::size_t kind = input.below(kernels.n_formats + kernels.n_floats);
-    m.n_out = 1 + input.below(70);
-    const std::size_t n_blocks = 1 + input.below(20);
+    m.n_out = 1 + input.below(20);
+    const std::size_t n_blocks = 1 + input.below(5);
     if (kind < kernels.n_formats) {
         m.format = &kernels.formats[kind];
         m.n_in = n_blocks * std::size_t(m.format->block);
@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     fuzz::Input input(data, size);
     const slm::IsaKernels& kernels = slm::kernels_of(fuzz::isa_of(input));
     slm::Matrix matrix = matrix_of(kernels, input);
-    const std::size_t n_tokens = 1 + input.below(40);
+    const std::size_t n_tokens = 1 + input.below(20);
     const auto weights = input.bytes(matrix.n_out * matrix.row_bytes);
     matrix.data = weights.get();
     const auto pool = slm::Pool::shared(1);
