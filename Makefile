@@ -59,10 +59,12 @@ sbom: $(VENV)/installed $(ENGINES:%=$(VENV)/engine-%) ## write dist/sbom.json: w
 	@mkdir -p dist
 	$(BIN)/python tools/sbom.py dist/sbom.json $(ENGINES:%=--extra %)
 
-lock: $(BIN)/python ## renew .ci/tools.lock, the checksums of the tools that CI runs
+lock: $(BIN)/python ## renew .ci/tools.lock, the checksums of the tools that `make check` runs, from the pins in pyproject.toml
 	@$(PIP) pip-tools
-	$(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header --no-annotate \
-		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --output-file .ci/tools.lock .ci/tools.in
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["check"], sep="\n")' \
+		> $(VENV)/tools.in
+	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-annotate \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --output-file .ci/tools.lock $(VENV)/tools.in
 
 clean: ## remove .venv, builds and caches
 	rm -f backends/slm_native/_native*.so
@@ -78,8 +80,9 @@ $(VENV)/installed: $(SOURCES) | $(BIN)/python
 	@$(PIP) .
 	@touch $@
 
-$(VENV)/installed-dev: $(SOURCES) | $(BIN)/python
+$(VENV)/installed-dev: $(SOURCES) .ci/tools.lock | $(BIN)/python
 	@echo "Installing slm-core and what its tests need into $(VENV) (llama.cpp is built from source: about 4 minutes, once) ..."
+	@$(PIP) --require-hashes -r .ci/tools.lock
 	@$(PIP) '.[dev]'
 	@touch $@ $(VENV)/installed $(VENV)/engine-llamacpp
 
