@@ -47,9 +47,10 @@ mutants: $(VENV)/installed-dev ## make slips in the code, and count those that t
 	@cp $(VENV)/lib/python3*/site-packages/slm_native/_native*.so backends/slm_native/
 	PYTHONPATH=.:backends:formatters:conformance:tools $(BIN)/python -m mutants $(MUTANTS)
 
-soak: $(VENV)/installed-dev ## an hour of mixed work on every engine, checked and measured (SECONDS=, BACKENDS=); report in benchmarks/results
+soak: $(VENV)/installed-dev ## an hour of mixed work on every engine, then an hour of hostile input (SECONDS=, BACKENDS=); report in benchmarks/results
 	nice $(BIN)/python tools/soak.py --seconds $(or $(SECONDS),3600) $(BACKENDS:%=--backend %) --seed $$(date +%Y%m%d) \
 		--report benchmarks/results/soak-$$(date +%F).md
+	nice $(BIN)/python -m tests.hostile --seconds $(or $(SECONDS),3600)
 
 fuzz: $(VENV)/installed-dev ## fuzz all readers of untrusted bytes for a minute each (SECONDS=), the C++ kernels where clang++ is
 	@$(PIP) '.[fuzz]'
