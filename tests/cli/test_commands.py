@@ -254,14 +254,20 @@ def test_conformance_runs_the_suite(run, monkeypatch: pytest.MonkeyPatch) -> Non
     suite = pytest.importorskip("slm_conformance")
     calls = []
 
-    def fake(backend: str, *, model: Path | None, device: str, reports: Sequence[Path]) -> int:
-        calls.append((backend, model, device, reports))
+    def fake(backend: str, *, model: Path | None, device: str, reports: Sequence[Path], **more: float) -> int:
+        calls.append((backend, model, device, reports, more))
         return 1
 
     monkeypatch.setattr(suite, "run", fake, raising=False)
     assert run("conformance", "--backend", "native", "--device", "cpu").code == 1
     assert run("conformance", "-b", "native", "--report", "a.html", "--report", "b.svg").code == 1
-    assert calls == [("native", None, "cpu", ()), ("native", None, "auto", [Path("a.html"), Path("b.svg")])]
+    assert run("conformance", "-b", "native", "--quick", "--budget", "2.5", "--seed", "7").code == 1
+    usual, quick = {"quick": False, "budget": 0, "seed": 0}, {"quick": True, "budget": 2.5, "seed": 7}
+    assert calls == [
+        ("native", None, "cpu", (), usual),
+        ("native", None, "auto", [Path("a.html"), Path("b.svg")], usual),
+        ("native", None, "auto", (), quick),
+    ]
 
 
 def test_a_report_that_cannot_be_written_is_wrong_usage(run) -> None:

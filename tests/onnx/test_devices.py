@@ -57,11 +57,11 @@ def test_auto_is_the_cpu_where_the_others_are_untried(build_with) -> None:
 
 def test_auto_takes_the_best_that_passes(build_with, caplog) -> None:
     """The build has CUDA's provider and no GPU is there: the session falls back, so the self-check fails."""
-    build_with("cuda", "webgpu", failing=("cuda",), tried=("cuda", "webgpu"))
+    build_with("cuda", "directml", failing=("cuda",), tried=("cuda", "directml"))
     with caplog.at_level(logging.WARNING):
-        assert devices.choose("auto").label == "webgpu"
+        assert devices.choose("auto").label == "directml"
     assert "cuda: device 'cuda:0' gives wrong numbers" in caplog.text
-    assert devices.report().auto == "device auto: webgpu; cuda cannot be used"
+    assert devices.report().auto == "device auto: directml; cuda cannot be used"
 
 
 def test_auto_without_a_gpu_is_the_cpu(build_with, tmp_path, load) -> None:

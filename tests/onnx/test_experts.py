@@ -15,7 +15,7 @@ from slm_core.gguf import GgufFile
 from slm_core.quantizing import quantize_model
 from slm_core.types import ContextOptions, ModelOptions
 from slm_native.backend import NativeBackend
-from slm_onnx import providers
+from slm_onnx import providers, selfcheck
 from slm_onnx.backend import OnnxBackend
 from slm_onnx.coverage import read_supported
 from slm_onnx.decoder import DecoderGraph
@@ -107,6 +107,7 @@ def test_affine_types_are_refused_by_name(quantized, weight_type) -> None:
 def test_other_devices_are_refused_by_name(tmp_path, monkeypatch) -> None:
     path = family_model(tmp_path, "mixtral")
     monkeypatch.setattr(providers, "installed", lambda: ("CUDAExecutionProvider", "CPUExecutionProvider"))
+    monkeypatch.setattr(selfcheck, "require", lambda device, options, of_directory: None)
     assert OnnxBackend().supports(path, "cpu").supported
     assert 'use device="cpu"' in OnnxBackend().supports(path, "cuda").reason
     with pytest.raises(UnsupportedModel, match="experts on the CPU alone"):

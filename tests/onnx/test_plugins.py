@@ -26,7 +26,7 @@ def plugin(tmp_path, monkeypatch) -> None:
 
 @pytest.fixture
 def no_plugin(monkeypatch) -> None:
-    monkeypatch.setattr(plugins.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(plugins.Plugin, "is_installed", False)
 
 
 class Runtime:

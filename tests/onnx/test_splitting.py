@@ -8,7 +8,7 @@ import pytest
 from slm_conformance.families import family_model
 from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_core.types import ContextOptions, Pos
-from slm_onnx import attentioncheck, providers, runtime
+from slm_onnx import attentioncheck, providers, runtime, selfcheck
 
 FLOAT32 = 1e-5  # matrices of other heights are summed in another order
 
@@ -17,8 +17,9 @@ FLOAT32 = 1e-5  # matrices of other heights are summed in another order
 def few(monkeypatch) -> None:
     """The CPU, taken for such a device."""
     monkeypatch.setattr(providers.Device, "is_cpu", property(lambda device: False))
-    cpu = [("CPUExecutionProvider", {})]
-    monkeypatch.setattr(providers.Device, "session_providers", lambda device, options: cpu)
+    cpu = runtime.Place([("CPUExecutionProvider", {})], runtime.Threads(1, spinning=False))
+    monkeypatch.setattr(providers.Device, "session_place", lambda device, options, threads: cpu)
+    monkeypatch.setattr(selfcheck, "require", lambda device, options, of_directory: None)
     monkeypatch.setattr(attentioncheck, "most_rows", lambda place, dtype: 7)
 
 

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from slm_conformance.factories import make_tiny_model
-from slm_core.errors import InvalidModelFile, InvalidToken, UnsupportedModel
+from slm_core.errors import InvalidModelFile, InvalidToken, UnsupportedModel, VocabError
 from slm_core.gguf import GgufFile
 from slm_core.loading import demo_model_path
 from slm_core.tokenization import build_vocab
@@ -146,7 +146,7 @@ def test_a_tokenizer_that_fails_at_a_text_says_so_in_one_line(tmp_path) -> None:
     Tokenizer(models.BPE({"a": 0, "b": 1}, [], unk_token="?")).save(str(tmp_path / "tokenizer.json"))
     vocab = directory_vocab(tmp_path)
     assert vocab.encode("ab", add_special=False, parse_special=True) == [0, 1]
-    with pytest.raises(InvalidModelFile, match="cannot cut a text into tokens") as caught:
+    with pytest.raises(VocabError, match="cannot encode this text") as caught:
         vocab.encode("c", add_special=False, parse_special=True)
     assert "\n" not in str(caught.value)
 
