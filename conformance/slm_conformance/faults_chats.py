@@ -125,6 +125,26 @@ def ForgetsByDeleting(whole: Any, chat: Chat, i: int) -> EditLevel:
     return chat.session.context.edit_level
 
 
+@breaks("TestChat::test_forget", Chat, "forget")
+def ForgetsInSilence(whole: Any, chat: Chat, i: int) -> EditLevel:
+    """``forget`` cuts, and says that it computed again."""
+    level: EditLevel = whole(chat, i)
+    return min(level, EditLevel.TRUNCATE)
+
+
+@breaks("TestChat::test_fork", Chat, "fork")
+def ForksTellTheOriginal(whole: Any, chat: Chat) -> Chat:
+    """What is said in a fork is listed in its original, too."""
+    twin: Chat = whole(chat)
+
+    def tell() -> None:
+        twin._turn = None
+        chat._messages += twin._messages[-2:]
+
+    setattr(twin, "_end_turn", tell)  # noqa: B010  (a method, for this chat alone)
+    return twin
+
+
 @breaks("TestChat::test_forget_what_does_not_fit", Chat, "_forget")
 def ForgetsByLength(whole: Any, chat: Chat, start: int, end: int) -> EditLevel:
     """``forget`` cuts as many tokens as the messages become shorter by, whether the others stay the same or not."""

@@ -47,6 +47,22 @@ def MarksServeOnce(whole: Any, session: Session, mark: Any) -> None:
     del session._marks._places[mark]
 
 
+@breaks("TestSession::test_rollback", Session, "rollback")
+def RollbacksKeepLogits(whole: Any, session: Session, mark: Mark) -> None:
+    """After a rollback, the next logits are those from before it."""
+    row = session._decoded.row
+    whole(session, mark)
+    session._decoded.keep(row)
+
+
+@breaks("TestSession::test_a_fork_draws_as_the_original", Session, "fork")
+def ForksDrawAnew(whole: Any, session: Session, seq_id: int | None = None) -> Session:
+    """A fork begins the stream of draws again."""
+    twin: Session = whole(session, seq_id)
+    twin._sampler.reset()
+    return twin
+
+
 @fault("TestSession::test_rollback")
 class ReplayKeepsTheTail(Above):
     """At level REPLAY, what is taken back stays in the context."""
