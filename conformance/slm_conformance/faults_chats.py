@@ -43,10 +43,13 @@ def PiecesLoseTheirEnds(whole: Any, stream: AnswerStream) -> Any:
 @breaks("TestChat::test_an_answer_that_raises", Chat, "_talk")
 def QuestionsStay(whole: Any, chat: Chat, *args: Any, **options: Any) -> ChatStream:
     """The question of an answer that raised stays in the chat."""
+    before = chat.options
     stream: ChatStream = whole(chat, *args, **options)
 
     def undo() -> None:
         chat._stream = chat._turn = None
+        chat._n_answers -= 1
+        chat.options = before
 
     stream._turn = replace(stream._turn, undo=undo)
     return stream

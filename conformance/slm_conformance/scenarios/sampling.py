@@ -157,7 +157,7 @@ class TestSampling(Scenarios):
                 sampling = replace(SEVERAL, logit_bias={history[-1]: 2.0, 7: -1.5, 11: -math.inf}, order=order)
                 chain = SamplerChain(sampling, eog_ids=bench.vocab.eog_ids)
                 chain.set_history(history, n_said=n_said)
-                ids, shares = chain.distribution(row)
+                ids, shares = chain.distribution(row.copy())
                 expected = _by_formula(row, sampling, history, sorted(bench.vocab.eog_ids), n_said)
                 found = np.zeros(len(row))
                 found[ids] = shares
@@ -202,7 +202,7 @@ class TestSampling(Scenarios):
 
 
 def _drawn(chain: SamplerChain, row: NDArray[np.float32]) -> int:
-    token = chain.sample(row)
+    token = chain.sample(row.copy())
     chain.accept(token)
     return token
 
