@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -24,7 +25,8 @@ from soaking.worker import MARK
 WORKER = "soaking.worker"
 WORKER_CACHE = "worker-cache"
 """The disk cache of workers, in the folder of the site."""
-_TIMEOUT_S = 120
+PATIENCE_S = 400.0
+"""A worker that takes longer hangs: it is ended by SIGABRT, and says where it was."""
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ def _live(arguments: str, worker: str, site: Site, moment: _Moment | None) -> Li
             [sys.executable, "-m", worker, arguments], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
         ) as process,
     ):
-        watch = threading.Timer(_TIMEOUT_S, process.kill)
+        watch = threading.Timer(PATIENCE_S, process.send_signal, [signal.SIGABRT])
         watch.start()
         try:
             life = _listen(process, moment)
@@ -126,8 +128,8 @@ def _live(arguments: str, worker: str, site: Site, moment: _Moment | None) -> Li
             watch.join()
         if status != 0 and (moment is None or status != -9):
             errors.seek(0)
-            last = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise Wrong(f"a worker ended with status {status}: {last}")
+            said = errors.read().decode("utf-8", "replace").strip()[-2000:]
+            raise Wrong(f"a worker ended with status {status}: {said}")
         site.counts["kill -9"] += status == -9
         return life
 

@@ -22,7 +22,7 @@ GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131
 """For glibc's allocator: freed memory goes back to the system at once, so that what stays is held. By default it keeps
 tens of MiB for each thread that once needed them, which looks like a leak for as long as larger needs turn up."""
 
-SILENCE_S = 600.0
+SILENCE_S = 1800.0
 """A process that says nothing for so long hangs: it is ended by SIGABRT, and says where it was."""
 
 

@@ -7,6 +7,7 @@ the number of tokens of the answer that it starts from, ``saved`` once a dump wi
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -30,6 +31,7 @@ def main(arguments: str, save: Callable[[Path, bytes, str], None]) -> None:
             max_tokens, every (tokens between two dumps), dump (a file).
         save: writes a dump and acknowledges it with a line.
     """
+    faulthandler.enable()
     given = json.loads(arguments)
     options = ModelOptions(given["device"], given["n_threads"], backend_options=given["load_options"])
     kv_type = KvType(given["kv_type"])
