@@ -207,7 +207,7 @@ class TestChat(Scenarios):
 
     def test_a_fork_draws_on(self, bench: Bench) -> None:
         """Chat: a fork answers with the draws that the original would take next, with its options."""
-        chat = _chat(bench, options=ChatOptions(UNIFORM))
+        chat = _chat(bench, n_ctx=512, options=ChatOptions(UNIFORM))  # room for both where forks are copies
         first = chat.send("the dog").tokens
         twin = chat.fork()
         assert twin.options == chat.options, "a fork has other options than its original"
@@ -459,9 +459,14 @@ def _told(bench: Bench) -> Chat:
 
 
 def _chat(
-    bench: Bench, messages: Sequence[Message] = SAID, *, n_seq_max: int = 3, options: ChatOptions | None = None
+    bench: Bench,
+    messages: Sequence[Message] = SAID,
+    *,
+    n_ctx: int = 256,
+    n_seq_max: int = 3,
+    options: ChatOptions | None = None,
 ) -> Chat:
-    session = Session(bench.context(n_ctx=256, n_seq_max=n_seq_max), bench.vocab)
+    session = Session(bench.context(n_ctx=n_ctx, n_seq_max=n_seq_max), bench.vocab)
     return Chat(session, bench.formatter, messages=messages, options=options or ChatOptions(GREEDY))
 
 
