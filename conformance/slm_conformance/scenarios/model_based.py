@@ -26,7 +26,8 @@ class TestModelBased(Scenarios):
 
     def test_random_programs(self, bench: Bench) -> None:
         """Clauses 1 to 15: programs of random calls; one that goes wrong is shrunk and printed as a script."""
-        for seed in _seeds(bench):
+        is_first = bench.name == bench.workshop.fixtures.models[0]
+        for seed in seeds(bench, N_PROGRAMS if is_first else len(SIZES), at_least=len(SIZES)):
             sizes = SIZES[seed % len(SIZES)]
             declared = bench.model.info.n_vocab, bench.edit_level, bench.capabilities
             program = ProgramMaker(*declared, seed=seed, sizes=sizes).make()
@@ -35,12 +36,11 @@ class TestModelBased(Scenarios):
                 pytest.fail(f"seed {seed}: {_mismatch(bench, smallest, sizes)}", pytrace=False)
 
 
-def _seeds(bench: Bench) -> Iterator[int]:
-    """The seeds of the programs: so many, or as many as there is time for."""
+def seeds(bench: Bench, n_programs: int, *, at_least: int) -> Iterator[int]:
+    """Seeds of programs: ``n_programs``, or ``at_least`` in a quick run, and more while ``--slm-budget`` lasts."""
     effort, began = bench.workshop.effort, time.monotonic()
     seed = effort.first_seed
-    is_first = bench.name == bench.workshop.fixtures.models[0]
-    n_programs = N_PROGRAMS if is_first and not effort.quick else len(SIZES)
+    n_programs = at_least if effort.quick else n_programs
     while seed < effort.first_seed + n_programs or time.monotonic() - began < effort.seconds:
         yield seed
         seed += 1
@@ -50,13 +50,13 @@ def _seeds(bench: Bench) -> Iterator[int]:
 def _mismatch(bench: Bench, program: Sequence[Step], sizes: Sizes) -> str:
     """The script that shows how a program goes wrong; "" where it does not."""
     try:
-        Player(bench, _opening(bench), sizes).play(program)
+        Player(bench, opening(bench), sizes).play(program)
     except Mismatch as mismatch:
         return str(mismatch)
     return ""
 
 
-def _opening(bench: Bench) -> str:
+def opening(bench: Bench) -> str:
     """The lines of Python that load the model."""
     fixtures = bench.workshop.fixtures
     lines, source = [], f"Path({str(bench.path)!r})"

@@ -16,7 +16,7 @@ from slm_conformance.random_chat_programs import ChatProgramMaker
 from slm_conformance.random_programs import shrink
 from slm_conformance.random_session_programs import SessionProgramMaker
 from slm_conformance.scenarios.base import Scenarios
-from slm_conformance.scenarios.model_based import _opening
+from slm_conformance.scenarios.model_based import opening, seeds
 from slm_conformance.session_programs import SessionPlayer
 from slm_conformance.session_steps import Step
 
@@ -36,7 +36,7 @@ class TestSessionPrograms(Scenarios):
 
     def test_random_programs(self, bench: Bench) -> None:
         """Session: programs of random calls; one that goes wrong is shrunk and printed as a script."""
-        play_session_programs(bench, range(N_PROGRAMS))
+        play_session_programs(bench, seeds(bench, N_PROGRAMS, at_least=2))
 
 
 class TestChatPrograms(Scenarios):
@@ -46,28 +46,28 @@ class TestChatPrograms(Scenarios):
 
     def test_random_programs(self, bench: Bench) -> None:
         """Chat: programs of random calls; one that goes wrong is shrunk and printed as a script."""
-        play_chat_programs(bench, range(N_PROGRAMS))
+        play_chat_programs(bench, seeds(bench, N_PROGRAMS, at_least=2))
 
 
-def play_session_programs(bench: Bench, seeds: Iterable[int]) -> None:
+def play_session_programs(bench: Bench, chosen: Iterable[int]) -> None:
     """Play a program for each seed; fail with the script of the first that goes wrong."""
     bench.weights()  # else there is no reference to compare with
-    for seed in seeds:
+    for seed in chosen:
 
         def play(program: Sequence[Step], n_seq_max: int = 2 + seed % 3) -> None:
-            SessionPlayer(bench, _opening(bench), n_seq_max).play(program)
+            SessionPlayer(bench, opening(bench), n_seq_max).play(program)
 
         program = SessionProgramMaker(bench.model.info.n_vocab, seed).make()
         _play(program, play, random_session_programs.plainer)
 
 
-def play_chat_programs(bench: Bench, seeds: Iterable[int]) -> None:
+def play_chat_programs(bench: Bench, chosen: Iterable[int]) -> None:
     """The same for programs of chats."""
     bench.weights()
-    for seed in seeds:
+    for seed in chosen:
 
         def play(program: Sequence[ChatStep], n_seq_max: int = 2 + seed % 3, options: int = seed % 3) -> None:
-            ChatPlayer(bench, _opening(bench), n_seq_max, options).play(program)
+            ChatPlayer(bench, opening(bench), n_seq_max, options).play(program)
 
         _play(ChatProgramMaker(seed).make(), play, random_chat_programs.plainer)
 
