@@ -117,8 +117,23 @@ class Workshop:
 
     def options(self, progress: Progress | None = None) -> ModelOptions:
         """How the adopter loads."""
+        return dataclasses.replace(self._options(self.n_threads), progress=progress)
+
+    @functools.cached_property
+    def n_threads(self) -> int | None:
+        """What ``load`` is told: see ``BackendFixtures.n_threads``."""
+        asked = self.fixtures.n_threads
+        if asked != "one":
+            return asked
+        try:
+            self.backend.load(self.source(self.fixtures.models[0]).path, self._options(1)).close()
+        except InvalidOption:
+            return None
+        return 1
+
+    def _options(self, n_threads: int | None) -> ModelOptions:
         fixtures = self.fixtures
-        return ModelOptions(fixtures.device, fixtures.n_threads, progress, fixtures.load_options)
+        return ModelOptions(fixtures.device, n_threads, None, fixtures.load_options)
 
     @functools.cache  # noqa: B019  (a workshop lives as long as the run)
     def tolerance(self, name: str, kv_type: KvType) -> Tolerance:
@@ -367,7 +382,7 @@ class Bench:
             "backend": fixtures.backend,
             "path": str(self.path),
             "device": fixtures.device,
-            "n_threads": fixtures.n_threads,
+            "n_threads": self.workshop.n_threads,
             "load_options": dict(fixtures.load_options),
             "kv_type": self.kv_type,
             "tokens": list(tokens),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 DEFAULT_MODELS = ("llama-f32", "qwen2-f16", "qwen3-q8_0")
 """One of each architecture and of each weight type."""
@@ -32,7 +32,8 @@ class BackendFixtures:
         backend: a registered backend, or "package.module:attribute" for one that is not; what the attribute names is
             called without arguments. Scenarios that start another process import it there.
         device: passed to ``load``.
-        n_threads: passed to ``load``; one by default, as threads that wait for work slow tiny models down.
+        n_threads: passed to ``load``; "one" by default: 1, as threads that wait for work slow tiny models down, or None
+            if the engine refuses to be told.
         models: what to run on: tiny random models, "ARCHITECTURE-WEIGHTS" (llama, qwen2 or qwen3; f32, f16 or q8_0);
             "demo" for the chat model of slm-core; or the path of a GGUF file.
         load_options: passed to ``load`` as ``backend_options``.
@@ -47,7 +48,7 @@ class BackendFixtures:
 
     backend: ClassVar[str] = COMMAND_LINE
     device: ClassVar[str] = "auto"
-    n_threads: ClassVar[int | None] = 1
+    n_threads: ClassVar[int | Literal["one"] | None] = "one"
     models: ClassVar[tuple[str, ...]] = DEFAULT_MODELS
     load_options: ClassVar[Mapping[str, object]] = MappingProxyType({})
     precision: ClassVar[Mapping[str, str]] = MappingProxyType({"f32": "float32", "f16": "float16", "q8_0": "quantized"})

@@ -67,6 +67,8 @@ class Player:
         self._n_embd = info.n_embd
         self._model = ContractModel(info.n_vocab, context.edit_level, context.capabilities, sizes)
         self._dumps: dict[int, bytes] = {}
+        # A small context may be able to cut where the oracle's larger one is not: it does not outgrow a sliding window.
+        self._leaves_out_cuts = isinstance(self._oracle, Twin) and self._oracle.edit_level < context.edit_level
         self._kv = f"2 * [KvType({bench.kv_type.value!r})]"
         of = f"ContextOptions({sizes.n_ctx}, {sizes.n_seq_max}, {sizes.n_batch}, *{self._kv})"
         self._script = [*_IMPORTS, *opening.splitlines(), f"context = model.new_context({of})"]
@@ -79,7 +81,8 @@ class Player:
         """
         with self._context, self._other:
             for i, step in enumerate(program, 1):
-                self._play(step)
+                if not (isinstance(step, Cut) and self._leaves_out_cuts):
+                    self._play(step)
                 for seq_id in range(self._sizes.n_seq_max if i % _PROBE_EVERY == 0 or i == len(program) else 0):
                     self._probe(seq_id)
 

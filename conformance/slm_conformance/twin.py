@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from slm_conformance.program_steps import Run, image_offsets
 from slm_conformance.reference import Reference
 from slm_core.protocols import Batch, Context
-from slm_core.types import Pos, WantLogits
+from slm_core.types import EditLevel, Pos, WantLogits
 
 Rows: TypeAlias = NDArray[np.floating]
 
@@ -57,6 +57,11 @@ class Twin:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._histories: dict[int, _History] = {}
+
+    @property
+    def edit_level(self) -> EditLevel:
+        """The highest edit that it can follow."""
+        return self._context.edit_level
 
     def length(self, seq_id: int = 0) -> int:
         """Tokens that a sequence holds."""

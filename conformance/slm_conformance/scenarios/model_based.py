@@ -67,6 +67,6 @@ def opening(bench: Bench) -> str:
     elif bench.path.parent == bench.workshop.directory:
         lines = ["from slm_conformance.factories import make_tiny_model"]
         source = f"make_tiny_model({kind!r}, {weights!r}).write(Path('tiny.gguf'))"
-    options = f"{fixtures.device!r}, {fixtures.n_threads!r}, None, {dict(fixtures.load_options)!r}"
+    options = f"{fixtures.device!r}, {bench.workshop.n_threads!r}, None, {dict(fixtures.load_options)!r}"
     loading = f"model = make_backend({fixtures.backend!r}).load(source, ModelOptions({options}))"
     return "\n".join([*lines, f"source = {source}", loading])
