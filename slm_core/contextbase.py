@@ -329,8 +329,8 @@ class ContextBase(Closing):
         with self._call():
             self._check_snapshot(self._checked_sequence(seq_id), snapshot)
             before = self._snapshot(seq_id)
-            self._drop(seq_id)
             try:
+                self._drop(seq_id)
                 self._fill(seq_id, snapshot)
             except BaseException:
                 self._drop(seq_id)

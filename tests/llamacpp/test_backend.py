@@ -308,7 +308,6 @@ class TestRefusals:
         [
             ({"llama__attention__layer_norm_rms_epsilon": None}, InvalidModelFile, "layer_norm_rms_epsilon"),
             ({"llama__block_count": 4}, InvalidModelFile, "blk.3"),
-            ({"llama__embedding_length": 64}, InvalidModelFile, "wrong shape"),
             (
                 {"tokenizer__ggml__pre": "never-heard-of"},
                 UnsupportedModel,

@@ -176,8 +176,8 @@ def changed(data: bytes, payload) -> bytes:
         (lambda p: p[:-1], "the KV payload has .* bytes, 66 tokens take"),
         (lambda p: p + bytes(4), "the KV payload has .* bytes"),
         (lambda p: p[:4], "the KV payload has 4 bytes"),
-        (lambda p: np.float32(np.nan).tobytes() + p[4:], "not numbers"),
-        (lambda p: p[:-4] + np.float32(np.inf).tobytes(), "not numbers"),
+        (lambda p: np.float32(np.nan).tobytes() + p[4:], "a number that no model computes"),
+        (lambda p: p[:-4] + np.float32(np.inf).tobytes(), "a number that no model computes"),
     ],
 )
 def test_a_hostile_payload_is_refused_and_changes_nothing(open_context, feed, random_tokens, payload, message):

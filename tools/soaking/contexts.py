@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from slm_conformance.programs import Player
-from slm_conformance.random_programs import ProgramMaker
+from slm_conformance.random_programs import SIZES, ProgramMaker
 from slm_core.errors import (
     ContextClosed,
     ContextFull,
@@ -34,8 +34,10 @@ _DIGEST_SIZE = 32  # of a dump, at its end
 def random_program(site: Site, rng: random.Random) -> None:
     """A random program of context calls, legal and not: the float64 reference and a model of the contract agree."""
     with site.bench(rng.choice(MODELS[:-1])) as bench:
-        maker = ProgramMaker(bench.model.info.n_vocab, bench.edit_level, bench.capabilities, rng.getrandbits(32))
-        Player(bench, "model = ...").play(maker.make())
+        seed, sizes = rng.getrandbits(32), rng.choice(SIZES)
+        declared = bench.model.info.n_vocab, bench.edit_level, bench.capabilities
+        program = ProgramMaker(*declared, seed=seed, sizes=sizes).make()
+        Player(bench, "model = ...", sizes).play(program)
 
 
 def illegal_calls(site: Site, rng: random.Random) -> None:
