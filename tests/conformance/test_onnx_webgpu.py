@@ -17,8 +17,4 @@ class Fixtures(BackendFixtures):
     precision = {"f32": "float32", "f16": "float32", "q8_0": "float32"}  # noqa: RUF012
     kv_types = ("f32",)
     # A GPU's memory is not counted by the scenario: there it passes.
-    expected_failures = (
-        {"TestClose::test_memory_stays_flat": LEAK, "TestClose::test_closed_contexts_hold_nothing": LEAK}
-        if vulkan.is_software()
-        else {}
-    )
+    expected_failures = {"TestClose::test_memory_stays_flat": LEAK} if vulkan.is_software() else {}

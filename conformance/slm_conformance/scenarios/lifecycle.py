@@ -26,6 +26,7 @@ from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Pos
 _Result = TypeVar("_Result")
 _ROUNDS = 100
 _MEMORY_N_CTX = 2048
+_N_MEASURED = 3
 _FILLED = 512
 """Tokens of a context that is filled and closed."""
 _STATM = Path("/proc/self/statm")
@@ -125,9 +126,13 @@ class TestClose(Scenarios):
             bench.feed(context, bench.tokens(_FILLED))
             data = context.dump(0)
         kept = [_filled_and_closed(bench, data) for _ in range(5)]
-        before = resident_bytes(of_files=False)
-        kept += [_filled_and_closed(bench, data) for _ in range(n_rounds)]
-        grown, allowed = resident_bytes(of_files=False) - before, n_rounds * kv_bytes // 4
+        grown, allowed = 0, n_rounds * kv_bytes // 4
+        for _ in range(_N_MEASURED):  # an allocator's pool grows now and then; what contexts keep grows every time
+            before = resident_bytes(of_files=False)
+            kept += [_filled_and_closed(bench, data) for _ in range(n_rounds)]
+            grown = resident_bytes(of_files=False) - before
+            if grown <= allowed:
+                break
         assert grown <= allowed, (
             f"{n_rounds} closed contexts, which are still referred to, take {grown / 2**20:.1f} MiB (allowed:"
             f" {allowed / 2**20:.1f} MiB)"
