@@ -48,9 +48,8 @@ def workshop_of(module: ModuleType, config: pytest.Config) -> Workshop:
         directory = Path(config.stash[_DIRECTORY].name)
         workshops[module.__name__] = Workshop(fixtures_of(module, config), directory, effort)
     workshop = workshops[module.__name__]
-    status = workshop.backend.status()
-    if not status.installed:
-        why = f"backend {status.name!r} is not installed: {status.reason}"
+    if workshop.absence is not None:
+        why = workshop.absence
         if workshop.fixtures.required:
             raise pytest.UsageError(why)
         pytest.skip(why)

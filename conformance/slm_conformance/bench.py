@@ -92,6 +92,12 @@ class Workshop:
         self._models: dict[str, Model] = {}
         self._sources: dict[str, Source] = {}
 
+    @functools.cached_property
+    def absence(self) -> str | None:
+        """Why the backend is not installed, or None where it is."""
+        status = self.backend.status()
+        return None if status.installed else f"backend {status.name!r} is not installed: {status.reason}"
+
     def source(self, name: str) -> Source:
         """The file that a model's name stands for; written when it is first asked for."""
         if name not in self._sources:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from types import ModuleType
 
 import pytest
@@ -28,8 +29,8 @@ _TAKES_LONG = (
 """Scenarios of more than half a second on an idle machine."""
 
 
-def prepare(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Check that adopting modules are complete, and mark what they expect to fail.
+def prepare(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check that adopting modules are complete, mark what they expect to fail, leave out what runs elsewhere.
 
     Raises:
         pytest.UsageError: a module leaves out or replaces scenarios, or expects one to fail that does not exist.
@@ -43,12 +44,20 @@ def prepare(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
             reason = expected.get(_name(item), expected.get(_name(item, with_model=True)))
             if reason is not None:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+        if fixtures_of(module, config).above_contract == "elsewhere":
+            _leave_out(config, items, {item for item in adopted if item.cls.above_contract})
 
 
 def first_look(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out, of adopted scenarios, what takes long."""
     adopted = [item for functions in by_module(items).values() for item in functions]
-    left_out = {item for item in adopted if _name(item).startswith(_TAKES_LONG) or item.get_closest_marker("slow")}
+    left_out: set[pytest.Item] = {
+        item for item in adopted if _name(item).startswith(_TAKES_LONG) or item.get_closest_marker("slow")
+    }
+    _leave_out(config, items, left_out)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], left_out: AbstractSet[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

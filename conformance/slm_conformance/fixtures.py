@@ -42,6 +42,9 @@ class BackendFixtures:
         kv_types: the storage types of keys and values that the backend has, any other must be refused; found by trying
             where none is named. Scenarios use the first: name the most exact one first.
         required: whether a backend that is not installed fails the run; otherwise its scenarios are skipped.
+        above_contract: the models that scenarios of sessions, chats, generation, sampling and constraints run on: one
+            each, "in turn"; "each model", in each chat format; or "elsewhere": another module of the same project
+            runs them on this backend.
         expected_failures: what the backend is known to break, with the reason:
             ``{"TestCut::test_of_a_span": "engine bug 123"}``. Each must fail, and the reason is shown.
     """
@@ -54,4 +57,5 @@ class BackendFixtures:
     precision: ClassVar[Mapping[str, str]] = MappingProxyType({"f32": "float32", "f16": "float16", "q8_0": "quantized"})
     kv_types: ClassVar[tuple[str, ...]] = ()
     required: ClassVar[bool] = False
+    above_contract: ClassVar[Literal["in turn", "each model", "elsewhere"]] = "in turn"
     expected_failures: ClassVar[Mapping[str, str]] = MappingProxyType({})

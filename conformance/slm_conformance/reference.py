@@ -65,7 +65,7 @@ class Reference:
         round_attention: Rounding = exact,
     ) -> None:
         self._shape = weights.shape
-        self._tensors = weights.tensors  # float32; every product with float64 is float64
+        self._tensors = weights.doubles()
         self._frequencies = rope_frequencies(weights)
         self._section_of = section_of_pairs(weights.shape)
         self._round_inputs = round_inputs
@@ -81,7 +81,7 @@ class Reference:
 
     def table(self, tokens: Sequence[int]) -> Array:
         """What the model's table of embeddings holds for tokens, float64 [T, E]."""
-        return self._tensors["token_embd.weight"][list(tokens)].astype(np.float64)
+        return self._tensors["token_embd.weight"][list(tokens)]
 
     def decode(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
         """Append tokens to a sequence; returns the logits after each, float64 [T, V]."""
@@ -163,13 +163,12 @@ class Reference:
         group = shape.n_heads // shape.n_kv_heads
         keys = self._rotated(kept.keys, places).repeat(group, axis=1)  # [S, H, D]
         values = kept.values.repeat(group, axis=1)
-        scores = np.einsum("thd,shd->hts", self._round_queries(self._rotated(q, places[first:])), keys) / np.sqrt(
-            shape.head_dim
-        )
+        queries = self._round_queries(self._rotated(q, places[first:]))
+        scores = queries.transpose(1, 0, 2) @ keys.transpose(1, 2, 0) / np.sqrt(shape.head_dim)  # [H, T, S]
         unseen = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
         scores[:, unseen & (not both_ways)] = -np.inf
-        seen = np.einsum("hts,shd->thd", self._round_attention(_softmax(scores)), values)
-        return self._linear(f"blk.{layer}.attn_output", seen.reshape(len(x), -1))
+        seen = self._round_attention(_softmax(scores)) @ values.transpose(1, 0, 2)  # [H, T, D]
+        return self._linear(f"blk.{layer}.attn_output", seen.transpose(1, 0, 2).reshape(len(x), -1))
 
     def _feed_forward(self, layer: int, x: Array) -> Array:
         gate = self._linear(f"blk.{layer}.ffn_gate", x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self, cast
 
 import numpy as np
@@ -30,6 +31,11 @@ class Weights:
     shape: ModelShape
     tensors: Mapping[str, NDArray[np.float32]]
     main_type: str
+
+    @lru_cache(maxsize=8)  # noqa: B019  (few models, and no test has many)
+    def doubles(self) -> Mapping[str, NDArray[np.float64]]:
+        """The tensors as float64."""
+        return {name: values.astype(np.float64) for name, values in self.tensors.items()}
 
     @property
     def n_vocab(self) -> int:

@@ -9,5 +9,6 @@ class Fixtures(BackendFixtures):
     backend = "native"
     required = True
     models = (*DEFAULT_MODELS, "demo")
+    above_contract = "each model"
     precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
     kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")

@@ -25,6 +25,7 @@ def _model() -> str:
 class Fixtures(BackendFixtures):
     backend = "native"
     required = True
+    above_contract = "elsewhere"  # in test_native.py
     load_options = {"tier": "reference", "swa_full": False}  # noqa: RUF012
     models = (_model(),)
     precision = {"f32": "float32"}  # noqa: RUF012

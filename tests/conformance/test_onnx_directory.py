@@ -11,6 +11,7 @@ class Fixtures(BackendFixtures):
     required = find_spec("onnxruntime") is not None
     models = ("qwen3-q8_0",)
     device = "cpu"
+    above_contract = "elsewhere"  # in test_onnx.py
     n_threads = 1
     precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
     kv_types = ("f32",)

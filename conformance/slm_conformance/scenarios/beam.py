@@ -20,6 +20,8 @@ N_TOKENS = 6
 class TestBeam(Scenarios):
     """Beam search: forks that are decoded together, whatever the edit level; the session stays as it is."""
 
+    above_contract = True
+
     def test_log_probabilities(self, bench: Bench) -> None:
         """Generation: each token of a hypothesis has the log probability that its history gives it."""
         found = _session(bench).beam_search(Beams(WIDTH, n_best=WIDTH, max_tokens=N_TOKENS)).hypotheses

@@ -65,6 +65,7 @@ TRANSCRIPT_TOKENS = tuple(map(int, _WRITTEN.split()))
 class TestChat(Scenarios):
     """Chat: the messages are the truth, and the KV cache follows them."""
 
+    above_contract = True
     families = tuple(FAMILIES)
 
     def test_send(self, bench: Bench) -> None:
@@ -244,6 +245,7 @@ class TestChat(Scenarios):
 class TestOracle(Scenarios):
     """Oracle: an answer that leaves no trace, in a fork and, where no sequence is left, in the chat's own."""
 
+    above_contract = True
     families = tuple(FAMILIES)
 
     def test_on_success(self, bench: Bench) -> None:
@@ -317,6 +319,7 @@ class TestOracle(Scenarios):
 class TestMeaning(Scenarios):
     """What it is all for, on the demo model, which answers: told facts are known, and forgotten ones are not."""
 
+    above_contract = True
     models = ("demo",)
 
     def test_a_transcript(self, bench: Bench) -> None:

@@ -20,6 +20,8 @@ ANY = replace(UNIFORM, seed=4, max_tokens=N_TOKENS)
 class TestCompletions(Scenarios):
     """Completions: forks of one prompt that are decoded together, each as if it were alone."""
 
+    above_contract = True
+
     def test_log_probabilities(self, bench: Bench) -> None:
         """Generation: a completion's token has the log probability that its history gives it."""
         completions = _session(bench).completions(3, ANY)

@@ -36,6 +36,8 @@ CALLS = CallFormat("<call>", "</call>")
 class TestConstraints(Scenarios):
     """Constraints: a random model, held to a grammar, keeps to it; where it is free, it may say anything."""
 
+    above_contract = True
+
     def test_what_is_said_fits(self, bench: Bench) -> None:
         """Constraint: under a schema, an expression, a choice and two kinds of grammar, answers end, and fit."""
         checks: list[tuple[Spec, Callable[[str], bool]]] = [

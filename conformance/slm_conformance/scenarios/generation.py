@@ -64,6 +64,8 @@ class Script:
 class TestGeneration(Scenarios):
     """Generation: what comes out is what the logits say, no more, no less, and whole characters."""
 
+    above_contract = True
+
     def test_greedy_is_the_largest_logit(self, bench: Bench) -> None:
         """Clause 9: each greedy token is the best, wherever the gap to the second exceeds the error allowed."""
         bench.chosen(bench.tokens(N_PROMPT), _session(bench).generate(GREEDY).run().tokens, "a greedy answer")

@@ -32,6 +32,7 @@ _Step = TypeVar("_Step")
 class TestSessionPrograms(Scenarios):
     """Sessions: whatever calls, in whatever order, give what the calls say one by one."""
 
+    above_contract = True
     on_one_model = ("test_random_programs",)
 
     def test_random_programs(self, bench: Bench) -> None:
@@ -42,6 +43,7 @@ class TestSessionPrograms(Scenarios):
 class TestChatPrograms(Scenarios):
     """Chats and oracles: whatever calls, in whatever order, give what the calls say one by one."""
 
+    above_contract = True
     on_one_model = ("test_random_programs",)
 
     def test_random_programs(self, bench: Bench) -> None:

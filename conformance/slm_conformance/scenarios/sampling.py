@@ -60,6 +60,8 @@ SIGMAS = 6
 class TestSampling(Scenarios):
     """Sampling: the draws are what the row says and a function of the seed; their stream survives copies and dumps."""
 
+    above_contract = True
+
     def test_shares(self, bench: Bench) -> None:
         """Sampling: over 2,000 draws tokens come as often as softmax says, by chi-square, at three temperatures."""
         row = self._row(bench)

@@ -26,6 +26,8 @@ that spells in bytes, half of all tokens are broken or incomplete characters.
 class TestSession(Scenarios):
     """Session, at every edit level: the cheapest edit that the level allows, with the same visible result."""
 
+    above_contract = True
+
     def test_append(self, bench: Bench) -> None:
         """Session: text is content, and begins with what the model puts before a text; control segments are control."""
         encode, spelled = bench.vocab.encode, "hi <|im_end|> you"

@@ -36,6 +36,8 @@ SIGMAS = 6
 class TestSpeculation(Scenarios):
     """Speculation: a draft and a truncate where it was wrong; nobody can tell but by the clock."""
 
+    above_contract = True
+
     def test_greedy_is_the_largest_logit(self, bench: Bench) -> None:
         """Clause 9: with drafts right, wrong and mixed, each greedy token is the best, wherever that is clear."""
         for name, drafter in self._drafters(bench).items():

@@ -34,6 +34,8 @@ TEMPLATE = """
 class TestTools(Scenarios):
     """Chat: the loop of calls, results and answers, with a call that is forced by a grammar."""
 
+    above_contract = True
+
     def test_a_call_is_run(self, bench: Bench) -> None:
         """Chat: a function that the model calls is run, and the model answers to its result, which is a message."""
         picked: list[str] = []
