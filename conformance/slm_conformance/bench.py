@@ -98,6 +98,10 @@ class Workshop:
         status = self.backend.status()
         return None if status.installed else f"backend {status.name!r} is not installed: {status.reason}"
 
+    def share(self, usual: int) -> int:
+        """How many to try where others try ``usual``, at least 1: see ``BackendFixtures.volume``."""
+        return max(1, round(usual * self.fixtures.volume))
+
     def source(self, name: str) -> Source:
         """The file that a model's name stands for; written when it is first asked for."""
         if name not in self._sources:

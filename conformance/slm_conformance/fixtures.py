@@ -45,6 +45,8 @@ class BackendFixtures:
         above_contract: the models that scenarios of sessions, chats, generation, sampling and constraints run on: one
             each, "in turn"; "each model", in each chat format; or "elsewhere": another module of the same project
             runs them on this backend.
+        volume: how many random programs and hostile dumps to try, as a share of the usual number: less where a
+            decode takes long, or in a second adoption of the same backend.
         expected_failures: what the backend is known to break, with the reason:
             ``{"TestCut::test_of_a_span": "engine bug 123"}``. Each must fail, and the reason is shown.
     """
@@ -58,4 +60,5 @@ class BackendFixtures:
     kv_types: ClassVar[tuple[str, ...]] = ()
     required: ClassVar[bool] = False
     above_contract: ClassVar[Literal["in turn", "each model", "elsewhere"]] = "in turn"
+    volume: ClassVar[float] = 1.0
     expected_failures: ClassVar[Mapping[str, str]] = MappingProxyType({})

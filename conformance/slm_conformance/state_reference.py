@@ -162,12 +162,12 @@ class StateReference(Reference):
         return self._linear(f"{block}ssm_out", (gated / sizes * scale).reshape(len(x), -1))
 
 
-def _n_remembered(taps: NDArray[np.float32]) -> int:
+def _n_remembered(taps: NDArray[np.floating]) -> int:
     n_channels, n_taps = taps.shape
     return int(n_channels * (n_taps - 1))
 
 
-def _causal(x: Array, taps: NDArray[np.float32]) -> Array:
+def _causal(x: Array, taps: NDArray[np.floating]) -> Array:
     """A convolution of each channel, x [T, C], by itself, taps [C, W]: the last tap is the token's own."""
     n_taps = taps.shape[1]
     padded = np.concatenate([np.zeros((n_taps - 1, x.shape[1])), x])

@@ -22,6 +22,7 @@ class Fixtures(BackendFixtures):
     device = "cpu"
     required = True
     above_contract = "elsewhere"  # in test_native.py
+    volume = 0.25
     load_options = {"tier": "torch"}  # noqa: RUF012
     models = ("qwen3-q8_0",)
     precision = {"f32": "float32", "q8_0": "float32"}  # noqa: RUF012

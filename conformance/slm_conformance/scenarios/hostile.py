@@ -21,8 +21,8 @@ N_HOSTILE = 3_000
 """Shared out among the adopter's models; each has others."""
 
 N_TRACED = 200
-N_DAMAGED = 1_000
-"""Places at which a dump is damaged, of each kind of damage: half of them are the first ones, where its header is."""
+N_DAMAGED = 5_000
+"""Places at which a dump is damaged, of each kind of damage: all of most dumps."""
 MOST_MEMORY = 16 << 20
 """Bytes that ``restore`` may take at once for a hostile dump, of which none has more than 130 kB."""
 
@@ -48,7 +48,7 @@ class TestHostileDumps(Scenarios):
     def test_hostile_dumps(self, bench: Bench) -> None:
         """Clause 6: 3,000 dumps with false headers, lengths, numbers, and right checksums, raise or restore whole."""
         models = bench.workshop.fixtures.models
-        n = -(-N_HOSTILE // len(models))
+        n = -(-bench.workshop.share(N_HOSTILE) // len(models))
         context, tokens = bench.context(n_ctx=64, n_seq_max=3), bench.tokens(20)
         bench.feed(context, tokens[:12])
         good = context.dump(0)
@@ -63,7 +63,10 @@ class TestHostileDumps(Scenarios):
 
     def test_memory_for_hostile_dumps(self, bench: Bench) -> None:
         """Clause 6: what a header claims takes no memory before it is known to be true."""
-        context, dumps = bench.context(n_ctx=64), list(hostile_dumps(_sound(bench), N_TRACED, seed=99))
+        context, dumps = (
+            bench.context(n_ctx=64),
+            list(hostile_dumps(_sound(bench), bench.workshop.share(N_TRACED), seed=99)),
+        )
         tracemalloc.start()
         try:
             for i, data in enumerate(dumps):
@@ -107,11 +110,12 @@ class TestHostileDumps(Scenarios):
 
 
 def places(size: int, most: int) -> list[int]:
-    """Indexes below ``size``, ascending, at most ``most``: all of them, or the first, the last and some between."""
+    """At most ``most`` indexes below ``size``, ascending: all, or the first ones, the last ones, and some between."""
     if size <= most:
         return list(range(size))
-    first = most // 2
-    return [*range(first), *np.linspace(first, size - 1, most - first).astype(int).tolist()]
+    first, last = most // 2, most // 4
+    between = np.linspace(first, size - last, most - first - last, endpoint=False).astype(int)
+    return [*range(first), *between.tolist(), *range(size - last, size)]
 
 
 def _small(bench: Bench) -> bytes:

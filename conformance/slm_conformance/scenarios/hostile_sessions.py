@@ -23,7 +23,7 @@ from slm_core.types import Message, Role
 
 _Restored = TypeVar("_Restored")
 N_SESSIONS, N_CHATS = 600, 200
-N_DAMAGED = 600
+N_DAMAGED = 1_500
 """Places at which a dump is cut off, and changed; see ``places``."""
 
 SAMPLING = Sampling(temperature=0.9, repeat_penalty=1.2, seed=5, max_tokens=6, stop=("never said",))
@@ -49,7 +49,7 @@ class TestHostileSessions(Scenarios):
         keeper = Session(context, bench.vocab, seq_id=1)
         keeper.append_tokens(bench.tokens(9))
         row = next_row(keeper)
-        for i, hostile in enumerate(_hostile("session", data, N_SESSIONS, _seed(bench))):
+        for i, hostile in enumerate(_hostile("session", data, *_share(bench, N_SESSIONS))):
             before = held(context)
             session = _restored(i, partial(Session.restore, context, bench.vocab, hostile))
             if session is None:
@@ -76,7 +76,7 @@ class TestHostileSessions(Scenarios):
         """Chat: dumps with false fields raise or give chats that answer; contexts are small, and none is left open."""
         model, data = BenchModel(bench), _chat_dump(bench)
         most = max(4096, bench.model.info.n_ctx_train)
-        for i, hostile in enumerate(chain(_sizes(data), _hostile("chat", data, N_CHATS, _seed(bench)))):
+        for i, hostile in enumerate(chain(_sizes(data), _hostile("chat", data, *_share(bench, N_CHATS)))):
             chat = _restored(i, partial(Chat.restore, model, hostile))
             if chat is not None:
                 _answers(i, chat)
@@ -109,9 +109,9 @@ def _damaged(data: bytes) -> Iterator[tuple[str, bytes]]:
         yield f"with byte {n} changed", data[:n] + bytes([changed]) + data[n + 1 :]
 
 
-def _seed(bench: Bench) -> int:
-    """Each of the adopter's models has a seed of its own."""
-    return bench.workshop.fixtures.models.index(bench.name)
+def _share(bench: Bench, usual: int) -> tuple[int, int]:
+    """How many dumps to try, and their seed: each of the adopter's models has its own."""
+    return bench.workshop.share(usual), bench.workshop.fixtures.models.index(bench.name)
 
 
 def _hostile(kind: str, data: bytes, n: int, seed: int) -> Iterator[bytes]:

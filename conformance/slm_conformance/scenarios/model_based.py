@@ -40,7 +40,7 @@ def seeds(bench: Bench, n_programs: int, *, at_least: int) -> Iterator[int]:
     """Seeds of programs: ``n_programs``, or ``at_least`` in a quick run, and more while ``--slm-budget`` lasts."""
     effort, began = bench.workshop.effort, time.monotonic()
     seed = effort.first_seed
-    n_programs = at_least if effort.quick else n_programs
+    n_programs = at_least if effort.quick else bench.workshop.share(n_programs)
     while seed < effort.first_seed + n_programs or time.monotonic() - began < effort.seconds:
         yield seed
         seed += 1
