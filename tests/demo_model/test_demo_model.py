@@ -132,13 +132,13 @@ def test_every_backend_gives_the_same_tokens_on_generated_conversations(
     monkeypatch.syspath_prepend(str(GENERATOR))
     conversations = __import__("conversations")
     rng = random.Random(20261120)
-    prompts = [_prompt(conversations.generate(rng, held=True)) for _ in range(40)]
+    prompts = [_prompt(conversations.generate(rng, held=True)) for _ in range(16)]
     answers = {name: [_greedy(model, prompt) for prompt in prompts] for name, model in models.items()}
     first = answers.pop(INSTALLED[0])
     for name, others in answers.items():
         differing = [p for p, a, b in zip(prompts, first, others, strict=True) if a != b]
         assert not differing, f"{INSTALLED[0]} and {name} answer {len(differing)} prompts apart, such as {differing[0]}"
-    assert len(set(first)) > 20, "the prompts have different answers"
+    assert len(set(first)) > 8, "the prompts have different answers"
 
 
 def _prompt(conversation: object) -> list[slm.Message]:

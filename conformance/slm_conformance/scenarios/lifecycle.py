@@ -142,7 +142,7 @@ class TestClose(Scenarios):
             f"{n_rounds} closed contexts, which are still referred to, take {grown / 2**20:.1f} MiB (allowed:"
             f" {allowed / 2**20:.1f} MiB)"
         )
-        assert len(kept) == n_rounds + 5
+        del kept  # until here, all of them are referred to
 
     @staticmethod
     def _load_and_close(bench: Bench) -> None:
