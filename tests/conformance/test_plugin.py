@@ -6,12 +6,15 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import slm_conformance
 from slm_conformance import collection, scenarios
+from slm_conformance.bench import Workshop
 from slm_conformance.faults import FAULTS
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.meta import Outcome, Verdict, play, scenario_names
@@ -235,17 +238,58 @@ def test_a_scenario_can_be_played_without_pytest():
     assert absent == Outcome(Verdict.ABSENT, "declared absent: the edit level is TRUNCATE, this needs CUT")
 
 
-@pytest.mark.parametrize(("scenario", "models"), [("test_each", ("llama-f32", "demo")), ("test_once", ("llama-f32",))])
-def test_a_scenario_that_no_model_changes_runs_on_the_first(scenario: str, models: tuple[str, ...]) -> None:
-    class Two(Scenarios):
-        models = ("llama-f32", "demo")
-        on_one_model = ("test_once",)
+THREE = ("llama-f32", "qwen3-f32", "demo")
 
+
+class OnTheContract(Scenarios):
+    on_one_model = ("test_once",)
+
+
+class AboveIt(Scenarios):
+    above_contract = True
+    families = ("phi3", "zephyr")
+
+
+def models_of(scenarios: type[Scenarios], name: str, above: str = "in turn") -> tuple[str, ...]:
+    """The models that a scenario runs on where the adopter names three."""
+    adopted = type("Adopted", (BackendFixtures,), {"backend": "toy", "models": THREE, "above_contract": above})
     chosen: list[tuple[str, ...]] = []
-    asked = SimpleNamespace(
+    asked: Any = SimpleNamespace(
         config=SimpleNamespace(getoption=lambda name: None),
-        function=SimpleNamespace(__name__=scenario),
+        module=SimpleNamespace(Fixtures=adopted),
+        function=SimpleNamespace(__name__=name),
         parametrize=lambda name, values, **_: chosen.append(values),
     )
-    Two().pytest_generate_tests(asked)
-    assert chosen == [models]
+    scenarios().pytest_generate_tests(asked)
+    return chosen[0]
+
+
+def test_a_scenario_that_no_model_changes_runs_on_the_first():
+    assert models_of(OnTheContract, "test_each") == THREE
+    assert models_of(OnTheContract, "test_once") == ("llama-f32",)
+
+
+def test_scenarios_above_the_contract_take_models_and_formats_in_turn():
+    names = [f"test_{i}" for i in range(100)]
+    turns = [models_of(AboveIt, name) for name in names]
+    assert [models_of(AboveIt, name) for name in names] == turns, "equal in each run"
+    assert {turn[0] for turn in turns} == set(THREE)
+    assert {turn[1:] for turn in turns} == {("llama-f32+phi3",), ("llama-f32+zephyr",)}
+    assert models_of(AboveIt, "test_0", "each model") == (*THREE, "llama-f32+phi3", "llama-f32+zephyr")
+
+
+def test_scenarios_above_the_contract_are_left_out_where_they_run_elsewhere(adopt):
+    result = adopt(ADOPTION + "    above_contract = 'elsewhere'\n", "--collect-only", "-q")
+    assert "::TestCut::" in result.stdout.str()
+    left_out = [name for name in scenarios.__all__ if getattr(scenarios, name).above_contract]
+    assert {"TestSession", "TestBeam", "TestTools"} < set(left_out)
+    assert not [name for name in left_out if f"::{name}::" in result.stdout.str()]
+
+
+def test_an_adopter_tries_a_share_of_the_usual_number():
+    class Slow(BackendFixtures):
+        backend = "slm_conformance.toy:ToyBackend"
+        volume = 0.2
+
+    workshop = Workshop(Slow(), Path())
+    assert [workshop.share(usual) for usual in (3_000, 20, 4, 1)] == [600, 4, 1, 1]
