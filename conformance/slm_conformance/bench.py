@@ -91,6 +91,11 @@ class Workshop:
         self.backend = make_backend(fixtures.backend)
         self._models: dict[str, Model] = {}
         self._sources: dict[str, Source] = {}
+        # Of methods: caches of this workshop alone, so that nothing outlives it.
+        self.tolerance = functools.cache(self._tolerance)
+        self.kv_types = functools.cache(self._kv_types)
+        self.declared = functools.cache(self._declared)
+        self.expected = functools.cache(self._expected)
 
     @functools.cached_property
     def absence(self) -> str | None:
@@ -145,15 +150,13 @@ class Workshop:
         fixtures = self.fixtures
         return ModelOptions(fixtures.device, n_threads, None, fixtures.load_options)
 
-    @functools.cache  # noqa: B019  (a workshop lives as long as the run)
-    def tolerance(self, name: str, kv_type: KvType) -> Tolerance:
+    def _tolerance(self, name: str, kv_type: KvType) -> Tolerance:
         """How far a model's logits may be from the reference."""
         source = self.source(name)
         precision = self.fixtures.precision.get(source.weight_type, Precision.QUANTIZED)
         return Tolerance(source.weights, Precision(precision), kv_type)
 
-    @functools.cache  # noqa: B019
-    def kv_types(self, name: str) -> tuple[KvType, ...]:
+    def _kv_types(self, name: str) -> tuple[KvType, ...]:
         """The storage types for a model: those that the adopter names and whose blocks fit, or those that are taken."""
         weights = self.source(name).weights
         fits = weights is None or weights.shape.head_dim % _KV_BLOCK == 0
@@ -164,15 +167,13 @@ class Workshop:
         assert taken, f"{self.backend.name} refuses every KV type: {', '.join(KvType)}"
         return taken
 
-    @functools.cache  # noqa: B019
-    def declared(self, name: str) -> tuple[EditLevel, frozenset[Capability]]:
+    def _declared(self, name: str) -> tuple[EditLevel, frozenset[Capability]]:
         """What a context of a model declares."""
         kv_type = self.kv_types(name)[0]
         with self.model(name).new_context(ContextOptions(64, 1, 16, kv_type, kv_type)) as context:
             return context.edit_level, context.capabilities
 
-    @functools.cache  # noqa: B019
-    def expected(self, name: str, seed: int) -> Rows:
+    def _expected(self, name: str, seed: int) -> Rows:
         """The reference's logits after each token of a sample, float64 [N_SAMPLE, V]."""
         weights = self.source(name).weights
         assert weights is not None, f"no reference for {name}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import mmap
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Barrier
 from typing import TypeVar
@@ -251,6 +252,8 @@ def resident_bytes(*, of_files: bool = True) -> int:
     if not _STATM.exists():
         pytest.skip("the memory of a process is read from /proc/self/statm, which this system does not have")
     gc.collect()
+    with contextlib.suppress(AttributeError):  # glibc has it: freed memory that it keeps would hide what grows
+        ctypes.CDLL(None).malloc_trim(0)
     resident, shared = map(int, _STATM.read_text().split()[1:3])
     return (resident if of_files else resident - shared) * mmap.PAGESIZE
 
@@ -324,7 +327,7 @@ def _insist(call: Callable[[], _Result], refusals: list[int]) -> _Result:
             refusals.append(1)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _quick_switching() -> Iterator[None]:
     """Let Python change threads as often as it can."""
     before = sys.getswitchinterval()
