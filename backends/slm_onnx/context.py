@@ -275,7 +275,7 @@ class OnnxContext(ContextBase):
             feed.close()
         # The base lets no call through any more. The last references: the cache is freed here and now.
         del self._feed, self._feed_both_ways, self._mover, self._transfer, self._store
-        del self._positions, self._places, self._sessions, self._engine
+        del self._positions, self._places, self._sessions, self._engine, self._cells
 
 
 def _transfer(store: KvStore, sessions: Sessions) -> Transfer:

@@ -58,6 +58,37 @@ class RestoresInPlace(ToyContext):
             raise
 
 
+@fault("TestFailures::test_an_interrupted_restore_over_a_fork")
+class MadeAnewWhereThereIsRoom(ToyContext):
+    """``restore`` empties the sequence, and after an interrupt makes what it held anew, which takes room."""
+
+    def restore(self, seq_id: int, data: bytes) -> Pos:
+        """Copy in place of sharing again."""
+        before, self.cells[seq_id] = self.cells[seq_id], []
+        try:
+            return super().restore(seq_id, data)
+        except BaseException:
+            if len(before) > self.n_free:
+                raise ContextFull(len(before), self.n_free) from None
+            self.cells[seq_id] = before
+            raise
+
+
+@fault("TestBadDumps::test_without_room_over_a_fork")
+class SharedCellsCountedAsFree(ToyContext):
+    """All that a sequence holds counts as free when a dump takes its place, also what a fork shares."""
+
+    def restore(self, seq_id: int, data: bytes) -> Pos:
+        """Count shared cells as further room."""
+        others = {id(cell) for i, cells in enumerate(self.cells) if i != seq_id for cell in cells}
+        n_shared = sum(id(cell) in others for cell in self.cells[seq_id])
+        self.n_ctx += n_shared
+        try:
+            return super().restore(seq_id, data)
+        finally:
+            self.n_ctx -= n_shared
+
+
 @fault("TestDecode::test_rows_stay_while_other_contexts_decode")
 class RowsInOneBuffer(ToyModel):
     """All contexts of a model hand out rows in the same memory."""

@@ -8,16 +8,17 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.bench import Bench, held
 from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.scenarios.snapshots import foreign
 from slm_core.batch import TokenBatch
-from slm_core.errors import SlmError
+from slm_core.errors import ContextFull, SlmError
 from slm_core.protocols import Context
 from slm_core.snapshot import SequenceSnapshot
-from slm_core.types import Pos
+from slm_core.types import Capability, Pos
 
 _SHARES = (0.25, 0.5)
 """How far a call has come, in calls of Python functions, when it is interrupted: among the engine's own work."""
@@ -76,6 +77,37 @@ class TestFailures(Scenarios):
             for context, share in _interrupted(prepare):
                 what = f"a sequence, after a restore that was interrupted after {share:.0%} of it"
                 bench.agree(bench.feed(context, tokens[20:]), expected, what)
+
+    def test_an_interrupted_restore_over_a_fork(self, bench: Bench) -> None:
+        """Clause 1: an interrupted ``restore`` over a fork that shares storage needs no room that there is not.
+
+        The context is almost full: what the fork held cannot be made anew, as dropping the fork frees nothing.
+        A backend may also refuse the dump with ``ContextFull``.
+        """
+        if Capability.SHARED_FORK not in bench.capabilities:
+            pytest.skip("declared absent: shared_fork")
+        tokens, source = bench.tokens(24), bench.context()
+        bench.feed(source, bench.tokens(3, seed=1))
+        data = source.dump(0)
+        expected = bench.oracle().decode(tokens)[20:]
+
+        def prepare() -> tuple[Context, Callable[[], object]]:
+            context = bench.context(n_ctx=48, n_seq_max=3)
+            bench.feed(context, tokens[:20])
+            context.fork(0, 1)
+            bench.feed(context, bench.tokens(24, seed=2), seq_id=2)
+            return context, lambda: context.restore(1, data)
+
+        context, restore = prepare()
+        try:
+            restore()
+        except ContextFull:
+            assert context.tokens(1) == tuple(tokens[:20]), "a restore was refused, and the fork has changed"
+            return
+        for context, share in _interrupted(prepare):
+            context.drop(2)
+            what = f"a fork, after a restore over it that was interrupted after {share:.0%} of it"
+            bench.agree(bench.feed(context, tokens[20:], seq_id=1), expected, what)
 
 
 class _Unreadable(Exception):

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
+import pytest
 
 from slm_conformance.bench import Bench
 from slm_conformance.scenarios.base import Scenarios
@@ -233,6 +234,21 @@ class TestBadDumps(Scenarios):
             context.drop(1)
             expected = bench.oracle().decode(tokens)[8:]
             bench.agree(bench.feed(context, tokens[8:]), expected, f"what follows {what} that had no room")
+
+    def test_without_room_over_a_fork(self, bench: Bench) -> None:
+        """Clauses 1 and 5: storage that a fork shares is not free when a dump takes the fork's place."""
+        if Capability.SHARED_FORK not in bench.capabilities:
+            pytest.skip("declared absent: shared_fork")
+        data, tokens = self._data(bench), bench.tokens(24, seed=7)
+        for what, dump in (("a dump", data), ("a dump of another backend", _foreign(data))):
+            context = bench.context(n_ctx=40)
+            bench.feed(context, tokens[:20])
+            context.fork(0, 1)
+            bench.feed(context, bench.tokens(10, seed=8), seq_id=2)
+            with bench.refused(f"{what} of 20 tokens where 10 fit", ContextFull, context=context):
+                context.restore(1, dump)
+            expected = bench.oracle().decode(tokens)[20:]
+            bench.agree(bench.feed(context, tokens[20:], seq_id=1), expected, f"a fork, after {what} that had no room")
 
     def test_into_a_sequence_that_does_not_exist(self, bench: Bench) -> None:
         """Clause 1: an unknown sequence is refused, in ``dump`` and in ``restore``."""
