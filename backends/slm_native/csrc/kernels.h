@@ -9,9 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention_kernels.h"
+#include "attention/attention_kernels.h"
 #include "isa.h"
-#include "scan_kernels.h"
+#include "layers/recurrent_kernels.h"
 
 namespace slm {
 

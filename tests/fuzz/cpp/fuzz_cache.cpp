@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "attention.h"
+#include "attention/attention.h"
 #include "input.h"
-#include "products.h"
+#include "matmul/products.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     fuzz::Input input(data, size);

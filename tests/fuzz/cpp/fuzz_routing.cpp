@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "input.h"
-#include "routing.h"
+#include "layers/routing.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     fuzz::Input input(data, size);

@@ -1,9 +1,9 @@
 // Weights of any bytes, in every format: rows are looked up, and multiplied with few and with many rows of activations.
 #include <numeric>
 
-#include "embedding.h"
+#include "matmul/embedding.h"
 #include "input.h"
-#include "products.h"
+#include "matmul/products.h"
 
 namespace {
 

@@ -1,19 +1,19 @@
 // Every quantized format. The list is a macro as each entry becomes a row of a table of functions.
 #pragma once
 
-#include "fp4.h"
-#include "iq4.h"
-#include "q2_k.h"
-#include "q3_k.h"
-#include "q4_0.h"
-#include "q4_1.h"
-#include "q4_k.h"
-#include "q5_0.h"
-#include "q5_1.h"
-#include "q5_k.h"
-#include "q6_k.h"
-#include "q8_0.h"
-#include "low_bits.h"
+#include "formats/fp4.h"
+#include "formats/iq4.h"
+#include "formats/q2_k.h"
+#include "formats/q3_k.h"
+#include "formats/q4_0.h"
+#include "formats/q4_1.h"
+#include "formats/q4_k.h"
+#include "formats/q5_0.h"
+#include "formats/q5_1.h"
+#include "formats/q5_k.h"
+#include "formats/q6_k.h"
+#include "formats/q8_0.h"
+#include "formats/low_bits.h"
 
 #define SLM_FORMATS(X) \
     X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(MXFP4) \

@@ -1,7 +1,7 @@
 // Q5_1: 32 weights of scale * q + min; codes as in Q5_0.
 #pragma once
 
-#include "q5_0.h"
+#include "formats/q5_0.h"
 
 namespace SLM_NAMESPACE {
 

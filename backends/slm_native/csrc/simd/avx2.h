@@ -1,7 +1,7 @@
 // AVX2, FMA and F16C. What the names mean is in README.md beside.
 #pragma once
 
-#include "x86_256.h"
+#include "simd/x86_256.h"
 
 namespace SLM_NAMESPACE {
 

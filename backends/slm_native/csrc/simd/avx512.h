@@ -1,7 +1,7 @@
 // AVX-512 with VNNI. What the names mean is in README.md beside.
 #pragma once
 
-#include "x86.h"
+#include "simd/x86.h"
 
 namespace SLM_NAMESPACE {
 
@@ -227,4 +227,4 @@ inline void store_bf16(void* p, Floats a) {
 
 }  // namespace SLM_NAMESPACE
 
-#include "whole_sums.h"
+#include "simd/whole_sums.h"

@@ -1,7 +1,7 @@
 // AVX2, FMA, F16C and VNNI in 256 bits. What the names mean is in README.md beside.
 #pragma once
 
-#include "x86_256.h"
+#include "simd/x86_256.h"
 
 namespace SLM_NAMESPACE {
 
@@ -38,4 +38,4 @@ inline Ints dot_same(Ints sums, Same codes, Bytes x) {
 
 }  // namespace SLM_NAMESPACE
 
-#include "whole_sums.h"
+#include "simd/whole_sums.h"

@@ -3,7 +3,7 @@
 
 #include <arm_neon.h>
 
-#include "../blocks.h"
+#include "formats/blocks.h"
 
 namespace SLM_NAMESPACE {
 
@@ -327,4 +327,4 @@ inline void store_bf16(void* p, Floats a) {
 
 }  // namespace SLM_NAMESPACE
 
-#include "whole_sums.h"
+#include "simd/whole_sums.h"

@@ -1,7 +1,7 @@
 // NEON with products of matrices of int8 (Armv8.2-A i8mm): what pairs.inc needs beyond neon.h.
 #pragma once
 
-#include "neon.h"
+#include "simd/neon.h"
 
 namespace SLM_NAMESPACE {
 

@@ -1,7 +1,7 @@
 // Plain C++: runs anywhere, and says what the names in README.md mean.
 #pragma once
 
-#include "../blocks.h"
+#include "formats/blocks.h"
 
 namespace SLM_NAMESPACE {
 
@@ -275,4 +275,4 @@ inline void store_bf16(void* p, Floats a) {
 
 }  // namespace SLM_NAMESPACE
 
-#include "whole_sums.h"
+#include "simd/whole_sums.h"

@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-#include "../blocks.h"
+#include "formats/blocks.h"
 
 namespace SLM_NAMESPACE {
 

@@ -1,7 +1,7 @@
 // What AVX2 has with and without VNNI: all but integer products. What the names mean is in README.md beside.
 #pragma once
 
-#include "x86.h"
+#include "simd/x86.h"
 
 namespace SLM_NAMESPACE {
 

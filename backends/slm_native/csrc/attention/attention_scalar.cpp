@@ -1,0 +1,20 @@
+// Attention and state spaces of one instruction set, in a namespace beside that of its other kernels: see simd/README.md.
+#include "kernels.h"
+
+#define SLM_NAMESPACE slm::scalar::attending
+#include "simd/scalar.h"
+
+#include "matmul/quantize.inc"
+#include "matmul/rows.inc"
+#include "matmul/floats.inc"
+#include "matmul/tiles.inc"
+#include "attention/kv_types.inc"
+#include "simd/exponential.inc"
+#include "attention/attention.inc"
+#include "layers/recurrent.inc"
+
+namespace SLM_NAMESPACE {
+
+const AttentionKernels kernels = {8, 96, few_work, many_work<OnVectors>, few, many<OnVectors>, encode, decode};
+
+}  // namespace SLM_NAMESPACE

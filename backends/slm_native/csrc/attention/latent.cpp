@@ -1,0 +1,216 @@
+#include "attention/latent.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "matmul/embedding.h"
+#include "parallel_rows.h"
+
+namespace slm {
+
+namespace {
+
+// Of the thread that calls, and of whoever computes.
+thread_local Scratch latent_scratch, values_scratch, key_scratch;
+
+constexpr std::size_t most_values = std::size_t(1) << 21;  // at once, but for those of one head: 8 MiB
+
+struct Widths {
+    std::size_t heads, nope, rotated, rank, low;
+    std::size_t head() const { return rotated + rank; }
+    std::size_t query() const { return nope + rotated; }
+};
+
+Widths widths_of(const Latent& layer) {
+    const Matrix& up = *layer.k_up[0];
+    return {layer.k_up.size(), up.n_in, layer.kv_down.matrix->n_out - up.n_out, up.n_out,
+            layer.q_down.matrix ? layer.q_down.matrix->n_out : 0};
+}
+
+// Activations of a batch on their way.
+struct Flow {
+    float *low, *q, *kv, *queries, *keys, *found;
+};
+
+Flow flow_of(const Widths& w, std::size_t n) {
+    const std::size_t sizes[] = {w.low, w.heads * w.query(), w.head(), w.heads * w.head(), w.head(), w.heads * w.head()};
+    std::size_t total = 0;
+    for (std::size_t size : sizes) total += n * size;
+    float* memory = latent_scratch.room<float>(total);
+    float* at[std::size(sizes)];
+    for (std::size_t i = 0; i < std::size(sizes); memory += n * sizes[i], ++i) at[i] = memory;
+    return {at[0], at[1], at[2], at[3], at[4], at[5]};
+}
+
+// What queries meet and what is mixed: latents, which take nothing that is not there but are wide; or what is made of
+// them for each head.
+enum class Way { with_latents, with_values, with_keys_and_values };
+
+// The least work. Queries with values of their heads fill lanes head by head; products of codes are four at once.
+Way way_of(const Latent& layer, const Widths& w, const std::vector<Run>& runs, std::size_t lanes) {
+    const double rank = double(w.rank), nope = double(w.nope), width = double(w.head()), result = double(layer.v_up[0]->n_out);
+    double work[3] = {};
+    for (const Run& run : runs) {
+        const double n = double(run.n_tokens), held = double(run.n_held), seen = held - n / 2;
+        const double rows = double((run.n_tokens + lanes - 1) / lanes * lanes);
+        work[0] += n * (2 * width * seen + rank * (nope + result) / 4);
+        work[1] += rows * (width + result) * seen + n * rank * nope / 4 + held * rank * result / 4;
+        work[2] += rows * (double(w.query()) + result) * seen + held * (rank * nope + rank * result / 4);
+    }
+    return Way(std::min_element(work, work + 3) - work);
+}
+
+// Queries of all heads, but for what is to be turned, which lies before what meets latents; or as they are.
+void make_queries(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, std::size_t n, Way way, const Flow& flow) {
+    if (layer.q_down.matrix) {
+        const Made made{&layer.q, flow.q};
+        project(kernels, pool, flow.low, n, layer.q_norm, {&made, 1});
+    }
+    if (way == Way::with_keys_and_values) return;
+    multiply_by_head(kernels, pool, {flow.q, w.query()}, n, layer.k_up, flow.queries + w.rotated, w.head());
+}
+
+// Latents of the tokens that a sequence holds, as they are stored.
+class HeldLatents final : public RowSource {
+public:
+    HeldLatents(const IsaKernels& kernels, const KvLayer& cache, const Run& run, std::size_t rank)
+        : kernels_(kernels), cache_(cache), run_(run), rank_(rank) {}
+    void make(std::size_t i, float* to) const override {
+        float* key = key_scratch.room<float>(cache_.head_dim);
+        read(kernels_, cache_, run_.pages, i, 0, key);
+        std::copy_n(key + cache_.head_dim - rank_, rank_, to);
+    }
+
+private:
+    const IsaKernels& kernels_;
+    const KvLayer& cache_;
+    const Run& run_;
+    std::size_t rank_;
+};
+
+// The matrices of some heads the other way round, [heads][N][C].
+void turn_matrices(Pool& pool, std::span<const Matrix* const> matrices, float* to) {
+    constexpr std::size_t at_once = 16;  // rows, which are a line of each column
+    pool.run(matrices.size(), [&](std::size_t i) {
+        const Matrix& m = *matrices[i];
+        float *rows = key_scratch.room<float>(at_once * m.n_in), *turned = to + i * m.n_out * m.n_in;
+        for (std::size_t first = 0; first < m.n_out; first += at_once) {
+            const std::size_t n = std::min(at_once, m.n_out - first);
+            for (std::size_t k = 0; k < n; ++k) embed_row(m, first + k, rows + k * m.n_in);
+            for (std::size_t j = 0; j < m.n_in; ++j)
+                for (std::size_t k = 0; k < n; ++k) turned[j * m.n_out + first + k] = rows[k * m.n_in + j];
+        }
+    });
+}
+
+const FloatKernels* float32_of(const IsaKernels& kernels) {
+    return std::find_if(kernels.floats, kernels.floats + kernels.n_floats, [](const FloatKernels& one) { return one.type == 0; });
+}
+
+// What some heads of one sequence have of their own, which is made of the latents that it holds.
+class HeadsOfLatents {
+public:
+    HeadsOfLatents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, const KvLayer& cache, const Run& run,
+                   bool has_keys)
+        : kernels_(kernels), pool_(pool), layer_(layer), w_(w), cache_(cache), run_(run), has_keys_(has_keys),
+          n_values_(run.n_held * layer.v_up[0]->n_out), n_keys_(has_keys ? run.n_held * w.query() : 0),
+          n_matrix_(has_keys ? w.nope * w.rank : 0) {
+        n_heads_ = std::clamp<std::size_t>(most_values / (n_values_ + n_keys_), 1, w.heads);
+        values_ = values_scratch.room<float>(n_heads_ * (n_values_ + n_keys_ + n_matrix_));
+        keys_ = values_ + n_heads_ * n_values_, matrices_ = keys_ + n_heads_ * n_keys_;
+    }
+
+    // From this head on, as many as there is room for.
+    OwnHeads make(std::size_t first) {
+        const std::size_t n = std::min(n_heads_, w_.heads - first), width = layer_.v_up[0]->n_out;
+        const HeldLatents latents(kernels_, cache_, run_, w_.rank);
+        std::vector<Multiplication> products;
+        for (std::size_t i = 0; i < n; ++i)
+            products.push_back({layer_.v_up[first + i], nullptr, run_.n_held, values_ + i * n_values_, nullptr, 0, 0, &latents});
+        std::vector<Matrix> turned(n);
+        if (has_keys_) turn_matrices(pool_, layer_.k_up.subspan(first, n), matrices_);
+        for (std::size_t i = 0; has_keys_ && i < n; ++i) {
+            const auto* data = reinterpret_cast<const std::uint8_t*>(matrices_ + i * n_matrix_);
+            turned[i] = {nullptr, float32_of(kernels_), data, w_.nope, w_.rank, w_.rank * sizeof(float)};
+            products.push_back({&turned[i], nullptr, run_.n_held, keys_ + i * n_keys_, nullptr, 0, w_.query(), &latents});
+        }
+        multiply_all(kernels_, pool_, products);
+        if (has_keys_) put_rotated(n);
+        return {has_keys_ ? keys_ : nullptr, values_, first, n, w_.query(), width};
+    }
+
+private:
+    // What is turned of a key is the same for all heads, and lies behind the rest.
+    void put_rotated(std::size_t n_heads) {
+        by_rows(pool_, run_.n_held, w_.head() + n_heads * w_.rotated, [&](std::size_t begin, std::size_t end) {
+            float* key = key_scratch.room<float>(w_.head());
+            for (std::size_t t = begin; t < end; ++t) {
+                read(kernels_, cache_, run_.pages, t, 0, key);
+                for (std::size_t i = 0; i < n_heads; ++i) std::copy_n(key, w_.rotated, keys_ + i * n_keys_ + t * w_.query() + w_.nope);
+            }
+        });
+    }
+
+    const IsaKernels& kernels_;
+    Pool& pool_;
+    const Latent& layer_;
+    const Widths& w_;
+    const KvLayer& cache_;
+    const Run& run_;
+    bool has_keys_;
+    std::size_t n_values_, n_keys_, n_matrix_, n_heads_;  // numbers of a head; heads at once
+    float *values_, *keys_, *matrices_;
+};
+
+// The rest of a token's queries, and its key, both turned. In `kv` the latent lies before what is to be turned, in keys behind it.
+void turn(const IsaKernels& kernels, const Latent& layer, const Widths& w, const Rotation& by, std::size_t t, Way way, const Flow& flow) {
+    const bool as_they_are = way == Way::with_keys_and_values;
+    float *own = flow.q + t * w.heads * w.query() + w.nope, *key = flow.keys + t * w.head();
+    float* queries = as_they_are ? own : flow.queries + t * w.heads * w.head();
+    for (std::size_t head = 0; !as_they_are && head < w.heads; ++head)
+        std::copy_n(own + head * w.query(), w.rotated, queries + head * w.head());
+    const float* kv = flow.kv + t * w.head();
+    std::copy_n(kv + w.rank, w.rotated, key);
+    if (layer.kv_norm.weight) kernels.normalize(layer.kv_norm, kv, 1, key + w.rotated);
+    else std::copy_n(kv, w.rank, key + w.rotated);
+    if (by.half == 0) return;
+    const float *cos = by.cos + t * by.half, *sin = by.sin + t * by.half;
+    kernels.rotate(queries, w.heads, as_they_are ? w.query() : w.head(), cos, sin, by.half, by.interleaved);
+    kernels.rotate(key, 1, w.head(), cos, sin, by.half, by.interleaved);
+}
+
+void attend_by_heads(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, const Scoring& scoring,
+                     const KvLayer& cache, const std::vector<Run>& runs, Way way, const Flow& flow, float* mixed) {
+    const bool has_keys = way == Way::with_keys_and_values;
+    for (const Run& run : runs) {
+        HeadsOfLatents heads(kernels, pool, layer, w, cache, run, has_keys);
+        for (std::size_t first = 0; first < w.heads;) {
+            const OwnHeads own = heads.make(first);
+            attend_with(kernels, pool, cache, run, scoring, w.heads, has_keys ? flow.q : flow.queries, own, mixed);
+            first += own.n_heads;
+        }
+    }
+}
+
+}  // namespace
+
+void attend_to_latents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Norm& norm, const Scoring& scoring,
+                       const Place& place, const Tokens& tokens, const float* x, float* mixed) {
+    const std::size_t n = tokens.n_tokens;
+    const Widths w = widths_of(layer);
+    const Flow flow = flow_of(w, n);
+    const bool compressed = layer.q_down.matrix;
+    const Made made[2] = {{compressed ? &layer.q_down : &layer.q, compressed ? flow.low : flow.q}, {&layer.kv_down, flow.kv}};
+    project(kernels, pool, x, n, norm, made);
+    const Way way = way_of(layer, w, *tokens.runs, std::size_t(kernels.lanes));
+    make_queries(kernels, pool, layer, w, n, way, flow);
+    by_rows(pool, n, w.heads * w.rotated + w.head(), [&](std::size_t begin, std::size_t end) {
+        for (std::size_t t = begin; t < end; ++t) turn(kernels, layer, w, place.rotation, t, way, flow);
+    });
+    write(kernels, pool, *place.cache, n, tokens.pages, tokens.slots, flow.keys, flow.keys);
+    if (way != Way::with_latents) return attend_by_heads(kernels, pool, layer, w, scoring, *place.cache, *tokens.runs, way, flow, mixed);
+    attend(kernels, pool, *place.cache, *tokens.runs, scoring, w.heads, flow.queries, flow.found);
+    multiply_by_head(kernels, pool, {flow.found + w.rotated, w.head()}, n, layer.v_up, mixed, layer.v_up[0]->n_out);
+}
+
+}  // namespace slm

@@ -1,0 +1,73 @@
+#include "bindings/buffer_pool.h"
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace slm {
+
+namespace {
+
+constexpr std::size_t least = 1 << 17;         // numbers: less mostly comes from memory that the process has anyway
+constexpr std::size_t most_in_all = 1 << 24;   // 64 MiB
+constexpr std::size_t most_pieces = 16;
+
+struct Piece {
+    std::unique_ptr<float[]> memory;
+    std::size_t size = 0;
+};
+
+class Kept {
+public:
+    Kept() { pieces_.reserve(most_pieces + 1); }  // giving takes no memory
+
+    // The smallest piece that n numbers fill at least half.
+    Piece take(std::size_t n) {
+        std::lock_guard lock(mutex_);
+        std::size_t best = pieces_.size();
+        for (std::size_t i = 0; i < pieces_.size(); ++i)
+            if (pieces_[i].size >= n && pieces_[i].size / 2 <= n && (best == pieces_.size() || pieces_[i].size < pieces_[best].size)) best = i;
+        return best < pieces_.size() ? remove(best) : Piece{};
+    }
+
+    void give(Piece piece) {
+        std::lock_guard lock(mutex_);
+        in_all_ += piece.size;
+        pieces_.push_back(std::move(piece));
+        while (in_all_ > most_in_all || pieces_.size() > most_pieces) remove(0);  // the oldest
+    }
+
+private:
+    Piece remove(std::size_t i) {
+        Piece piece = std::move(pieces_[i]);
+        pieces_.erase(pieces_.begin() + std::ptrdiff_t(i));
+        in_all_ -= piece.size;
+        return piece;
+    }
+
+    std::mutex mutex_;
+    std::vector<Piece> pieces_;
+    std::size_t in_all_ = 0;
+};
+
+// Never destroyed: the last array may go after the end of main.
+Kept& kept() {
+    static Kept& all = *new Kept;
+    return all;
+}
+
+}  // namespace
+
+Room::Room(std::size_t n) : size_(n) {
+    if (n >= least) {
+        Piece piece = kept().take(n);
+        if (piece.memory) memory_ = std::move(piece.memory), size_ = piece.size;
+    }
+    if (!memory_) memory_.reset(new float[n]);
+}
+
+Room::~Room() {
+    if (memory_ && size_ >= least) kept().give({std::move(memory_), size_});
+}
+
+}  // namespace slm

@@ -1,0 +1,168 @@
+// What Python holds of the kernels' arguments: each keeps the arrays that it points into.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/arrays.h"
+#include "attention/attention.h"
+#include "isa.h"
+#include "matmul/products.h"
+
+namespace slm::python {
+
+inline Isa find_isa(const std::string& name) {
+    for (Isa isa : all_isas)
+        if (name_of(isa) == name && is_available(isa)) return isa;
+    throw nb::value_error(("instruction set '" + name + "' is not available here").c_str());
+}
+
+// A matrix of weights and the array that holds it.
+struct Weights {
+    Matrix matrix;
+    const IsaKernels* kernels;
+    Array owner;
+};
+
+inline KvType find_kv_type(const std::string& name) {
+    static const char* const names[n_kv_types] = {"f32", "f16", "bf16", "q8_0", "q5_0", "q4_0"};
+    for (std::size_t i = 0; i < n_kv_types; ++i)
+        if (name == names[i]) return KvType(i);
+    throw nb::value_error(("no kernel for KV type '" + name + "'").c_str());
+}
+
+using Pages = nb::ndarray<std::uint8_t, nb::device::cpu>;
+
+// Keys and values of one layer and the array that holds them.
+struct CacheLayer {
+    KvLayer layer;
+    Pages owner;
+};
+
+inline CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, const std::string& values, std::size_t n_layers,
+                           std::size_t layer, std::size_t n_kv_heads, std::size_t head_dim) {
+    if (pages.ndim() != 2 || !is_contiguous(Array(pages)))
+        throw nb::value_error("pages must be C-contiguous [n_pages, page_bytes]");
+    const bool in_keys = values.empty();  // keys are the values, too
+    const KvType key_type = find_kv_type(keys), value_type = in_keys ? key_type : find_kv_type(values);
+    const KvPlace place{n_layers, layer, n_kv_heads, head_dim};
+    return {layer_of(pages.data(), pages.shape(0), pages.shape(1), key_type, value_type, in_keys, place), pages};
+}
+
+// Which tokens of a batch belong to which sequence, and which pages those hold.
+class Batch {
+public:
+    Batch(const Array& tokens, const Array& pages, const Array& n_tokens, const Array& n_held, const Array& both_ways)
+        : tokens_(copy(tokens, "tokens")), pages_(copy(pages, "pages")), n_batch_(tokens_.size()) {
+        const auto* counts = elements<std::int32_t>(n_tokens, "n_tokens", "int32", 1);
+        const auto* held = elements<std::int32_t>(n_held, "n_held", "int32", 1);
+        const auto* spans = elements<std::int32_t>(both_ways, "both_ways", "int32", 1);
+        if (n_tokens.size() != n_held.size() || n_tokens.size() != both_ways.size())
+            throw nb::value_error("n_tokens, n_held and both_ways differ in length");
+        for (std::int32_t token : tokens_)
+            if (token < 0 || std::size_t(token) >= n_batch_) throw nb::value_error("a token that the batch does not have");
+        for (std::int32_t page : pages_) {
+            if (page < 0) throw nb::value_error("a page below 0");
+            n_pages_ = std::max(n_pages_, std::size_t(page) + 1);
+        }
+        std::size_t token = 0, page = 0;
+        for (std::size_t i = 0; i < n_tokens.size(); ++i) {
+            if (counts[i] < 1 || held[i] < counts[i]) throw nb::value_error("a run that holds less than it brings, or nothing");
+            runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]), std::size_t(held[i]), spans[i] != 0});
+            token += std::size_t(counts[i]), page += (std::size_t(held[i]) + page_tokens - 1) / page_tokens;
+        }
+        if (token != n_batch_ || page != pages_.size())
+            throw nb::value_error("the runs do not take just the tokens and pages that there are");
+    }
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
+
+    std::size_t n_tokens() const { return n_batch_; }
+    std::size_t n_pages() const { return n_pages_; }
+    const std::vector<Run>& runs() const { return runs_; }
+
+private:
+    static std::vector<std::int32_t> copy(const Array& array, const char* name) {
+        const auto* from = elements<std::int32_t>(array, name, "int32", 1);
+        return {from, from + array.size()};
+    }
+
+    std::vector<std::int32_t> tokens_, pages_;
+    std::size_t n_batch_, n_pages_ = 0;
+    std::vector<Run> runs_;
+};
+
+// Angles by which the heads of a batch are turned.
+struct Angles {
+    Rotation rotation;
+    std::size_t n_tokens;
+    Array cos, sin;
+};
+
+inline Angles new_angles(const Array& cos, const Array& sin, bool interleaved) {
+    const Rotation rotation{elements<float>(cos, "cos", "float32", 2), elements<float>(sin, "sin", "float32", 2), cos.shape(1),
+                            interleaved};
+    if (sin.shape(0) != cos.shape(0) || sin.shape(1) != cos.shape(1)) throw nb::value_error("cos and sin differ in shape");
+    return {rotation, cos.shape(0), cos, sin};
+}
+
+using MaybeArray = std::optional<Array>;
+
+inline Scoring scoring_of(float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks,
+                          std::size_t n_heads) {
+    if (window < 0) throw nb::value_error("window must not be negative");
+    return {scale, softcap, window ? std::size_t(window) : no_window, row_of(slopes, "slopes", n_heads), row_of(sinks, "sinks", n_heads)};
+}
+
+// A norm and the arrays that hold it.
+struct NormHandle {
+    Norm norm;
+    Array weight;
+    MaybeArray bias;
+};
+
+inline NormHandle new_norm(const Array& weight, const MaybeArray& bias, float eps, bool centred) {
+    if (weight.ndim() != 1 && weight.ndim() != 2) throw nb::value_error("a norm's weight must be [width] or [rows, width]");
+    const float* values = elements<float>(weight, "weight", "float32", weight.ndim());
+    const std::size_t n_rows = weight.ndim() == 2 ? weight.shape(0) : 1, width = weight.shape(weight.ndim() - 1);
+    if (n_rows * width == 0) throw nb::value_error("a norm's weight holds nothing");
+    const float* shifts = bias ? elements<float>(*bias, "bias", "float32", weight.ndim()) : nullptr;
+    if (bias && (bias->size() != weight.size() || bias->shape(0) != weight.shape(0)))
+        throw nb::value_error("a norm's weight and bias differ in shape");
+    return {{values, shifts, width, n_rows, eps, centred}, weight, bias};
+}
+
+// A matrix, what its product is multiplied with and shifted by, and the arrays that hold it.
+struct LinearHandle {
+    LinearHandle(const Weights& given, float scale, const MaybeArray& given_bias) : weights(given), bias(given_bias) {
+        shift = row_of(bias, "bias", weights.matrix.n_out), factor = scale;
+    }
+
+    // Points into this.
+    Linear linear() const { return {&weights.matrix, shift, factor}; }
+
+    Weights weights;
+    MaybeArray bias;
+    const float* shift;
+    float factor;
+};
+
+using MaybeLinear = std::optional<LinearHandle>;
+using MaybeNorm = std::optional<NormHandle>;
+
+inline Activation activation_of(const std::string& name, const std::vector<float>& numbers) {
+    static const char* const names[] = {"silu", "gelu", "gelu_tanh", "relu", "relu_squared", "swiglu_clamped", "xielu"};
+    for (std::size_t i = 0; i < std::size(names); ++i) {
+        if (name != names[i]) continue;
+        if (numbers.size() != (ActivationKind(i) == ActivationKind::xielu ? 4u : 0u)) throw nb::value_error(("other numbers than those of " + name).c_str());
+        Activation made{ActivationKind(i), 0, 0, 0, 0};
+        if (!numbers.empty()) made.alpha_n = numbers[0], made.alpha_p = numbers[1], made.beta = numbers[2], made.eps = numbers[3];
+        return made;
+    }
+    throw nb::value_error(("no kernel for the activation '" + name + "'").c_str());
+}
+
+}  // namespace slm::python

@@ -1,0 +1,550 @@
+// Python bindings: checks of arguments, and nothing else.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/attention.h"
+#include "matmul/embedding.h"
+#include "bindings/handles.h"
+#include "isa.h"
+#include "bindings/layer_handle.h"
+#include "layers/layers.h"
+#include "bindings/moe_handle.h"
+#include "bindings/module_handles.h"
+#include "bindings/module_recurrent.h"
+#include "matmul/products.h"
+
+namespace slm::python {
+
+namespace {
+
+using namespace nb::literals;
+
+class Kernels {
+public:
+    Kernels(const std::string& isa, int n_threads) : kernels_(kernels_of(find_isa(isa))) {
+        if (n_threads < 1) throw nb::value_error(("n_threads is " + std::to_string(n_threads)).c_str());
+        pool_ = Pool::shared(n_threads);
+    }
+
+    std::vector<int> types() const {
+        std::vector<int> found;
+        for (std::size_t i = 0; i < kernels_.n_floats; ++i) found.push_back(kernels_.floats[i].type);
+        for (std::size_t i = 0; i < kernels_.n_formats; ++i) found.push_back(kernels_.formats[i].type);
+        return found;
+    }
+
+    Weights matrix(const Array& data, int type, std::size_t n_out, std::size_t n_in) const {
+        const auto* bytes = elements<std::uint8_t>(data, "data", "uint8", 1);
+        if (n_in == 0) throw nb::value_error("rows of no weights");
+        Matrix m{nullptr, nullptr, bytes, n_out, n_in, 0};
+        for (std::size_t i = 0; i < kernels_.n_floats; ++i)
+            if (kernels_.floats[i].type == type) m.floats = &kernels_.floats[i], m.row_bytes = n_in * m.floats->bytes;
+        for (std::size_t i = 0; i < kernels_.n_formats; ++i)
+            if (const FormatKernels& f = kernels_.formats[i]; f.type == type) {
+                if (n_in % std::size_t(f.block))
+                    throw nb::value_error(("rows of " + std::to_string(n_in) + " weights are no whole number of blocks of " +
+                                           std::to_string(f.block)).c_str());
+                m.format = &f, m.row_bytes = n_in / std::size_t(f.block) * f.block_bytes;
+            }
+        if (!m.format && !m.floats) throw nb::value_error(("no kernel for ggml type " + std::to_string(type)).c_str());
+        if (data.shape(0) != n_out * m.row_bytes)
+            throw nb::value_error(("data has " + std::to_string(data.shape(0)) + " bytes, a matrix of " +
+                                   std::to_string(n_out) + " x " + std::to_string(n_in) + " takes " +
+                                   std::to_string(n_out * m.row_bytes)).c_str());
+        return {m, &kernels_, data};
+    }
+
+    FloatMatrix embed(const Weights& weights, const Array& ids) const {
+        const auto* rows = elements<std::int32_t>(ids, "ids", "int32", 1);
+        const Matrix& m = weights.matrix;
+        const std::size_t n = ids.size();
+        check(weights);
+        if (const auto [least, most] = std::minmax_element(rows, rows + n); n && (*least < 0 || std::size_t(*most) >= m.n_out))
+            throw nb::index_error(("row ids span " + std::to_string(*least) + " to " + std::to_string(*most) +
+                                   ", the matrix has rows 0 to " + std::to_string(std::int64_t(m.n_out) - 1)).c_str());
+        Room y(n * m.n_in);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::embed(*pool_, m, {rows, n}, y.get());
+        }
+        return owned<FloatMatrix>(std::move(y), {n, m.n_in});
+    }
+
+    FloatMatrix matmul(const Array& x, const Weights& weights) const {
+        const float* values = elements<float>(x, "x", "float32", 2);
+        const Matrix& m = weights.matrix;
+        const std::size_t n_tokens = x.shape(0);
+        check(weights);
+        if (x.shape(1) != m.n_in)
+            throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", the matrix takes " +
+                                   std::to_string(m.n_in)).c_str());
+        Room y(n_tokens * m.n_out);
+        {
+            nb::gil_scoped_release unlocked;
+            const Product product{&m, y.get()};
+            slm::multiply(kernels_, *pool_, values, n_tokens, {&product, 1});
+        }
+        return owned<FloatMatrix>(std::move(y), {n_tokens, m.n_out});
+    }
+
+    FloatMatrix normalize(const Array& x, const NormHandle& norm) const {
+        const float* values = elements<float>(x, "x", "float32", 2);
+        const std::size_t n = x.size(), width = norm.norm.width * norm.norm.n_rows;
+        if (x.shape(1) != width)
+            throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", the norm takes " + std::to_string(width)).c_str());
+        Room y(n);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::normalize(kernels_, *pool_, values, n, norm.norm, y.get());
+        }
+        return owned<FloatMatrix>(std::move(y), {x.shape(0), width});
+    }
+
+    nb::list project(const Array& x, const NormHandle* norm, const std::vector<const LinearHandle*>& linears) const {
+        if (linears.empty()) throw nb::value_error("no weights");
+        const Activations a = activations(x, *linears[0], norm);
+        nb::list found;
+        std::vector<Linear> held;
+        std::vector<float*> results;
+        for (const LinearHandle* one : linears) {
+            check(one->weights);
+            if (one->weights.matrix.n_in != a.width) throw nb::value_error("the matrices have rows of different widths");
+            Room y(a.n_tokens * one->weights.matrix.n_out);
+            held.push_back(one->linear()), results.push_back(y.get());
+            found.append(owned<FloatMatrix>(std::move(y), {a.n_tokens, one->weights.matrix.n_out}));
+        }
+        std::vector<Made> made;
+        for (std::size_t i = 0; i < held.size(); ++i) made.push_back({&held[i], results[i]});
+        nb::gil_scoped_release unlocked;
+        slm::project(kernels_, *pool_, a.values, a.n_tokens, a.norm, made);
+        return found;
+    }
+
+    FloatMatrix gate_up(const Array& x, const NormHandle* norm, const LinearHandle* gate, const LinearHandle& up,
+                        const Activation& activation, std::optional<float> threshold) const {
+        const Activations a = activations(x, up, norm);
+        if (gate) check(gate->weights);
+        if (gate && (gate->weights.matrix.n_in != a.width || gate->weights.matrix.n_out != up.weights.matrix.n_out))
+            throw nb::value_error("gate and up have different shapes");
+        check_gated(activation, gate != nullptr);
+        if (threshold && !gate) throw nb::value_error("a threshold without a gate");
+        const std::size_t n_out = up.weights.matrix.n_out;
+        Room y(a.n_tokens * n_out);
+        {
+            nb::gil_scoped_release unlocked;
+            const GateUp gating{gate ? gate->linear() : Linear{}, up.linear(), activation, threshold};
+            slm::gate_up(kernels_, *pool_, a.values, a.n_tokens, a.norm, gating, y.get());
+        }
+        return owned<FloatMatrix>(std::move(y), {a.n_tokens, n_out});
+    }
+
+    FloatMatrix activate(const Array& gate, const std::optional<Array>& up, const Activation& activation) const {
+        const float* gates = elements<float>(gate, "gate", "float32", 2);
+        const float* ups = up ? elements<float>(*up, "up", "float32", 2) : nullptr;
+        if (up && (up->shape(0) != gate.shape(0) || up->shape(1) != gate.shape(1)))
+            throw nb::value_error("gate and up have different shapes");
+        check_gated(activation, ups != nullptr);
+        Room y(gate.size());
+        {
+            nb::gil_scoped_release unlocked;
+            slm::activate(kernels_, *pool_, gates, ups, gate.size(), activation, y.get());
+        }
+        return owned<FloatMatrix>(std::move(y), {gate.shape(0), gate.shape(1)});
+    }
+
+    // Several at once: each of x and what the columns of shares, those of one after those of another, add of all of them.
+    nb::list mixed(const std::vector<Array>& x, const Array& shares) const {
+        if (x.empty()) throw nb::value_error("nothing to mix");
+        std::vector<const float*> parts;
+        for (const Array& each : x) {
+            parts.push_back(elements<float>(each, "x", "float32", 2));
+            if (each.shape(0) != x[0].shape(0) || each.shape(1) != x[0].shape(1)) throw nb::value_error("arrays differ in shape");
+        }
+        const float* share = elements<float>(shares, "shares", "float32", 2);
+        const std::size_t n = x.size(), n_tokens = x[0].shape(0), width = x[0].shape(1);
+        if (shares.shape(0) != n_tokens || shares.shape(1) != n * n) throw nb::value_error(("shares are " + shape_of(shares)).c_str());
+        nb::list found;
+        std::vector<float*> results;
+        for (std::size_t i = 0; i < n; ++i) {
+            Room y(n_tokens * width);
+            results.push_back(y.get());
+            found.append(owned<FloatMatrix>(std::move(y), {n_tokens, width}));
+        }
+        nb::gil_scoped_release unlocked;
+        for (std::size_t i = 0; i < n; ++i)
+            slm::add_shares(kernels_, *pool_, parts[i], parts, share + i * n, n * n, n_tokens, width, results[i]);
+        return found;
+    }
+
+    HeadArray part_embeddings(const Array& made, const Array& given, const NormHandle& norm, float made_share, float given_share) const {
+        const float* rows = elements<float>(made, "made", "float32", 2);
+        const float* others = elements<float>(given, "given", "float32", 2);
+        const std::size_t n_tokens = made.shape(0), width = norm.norm.width, n_parts = made.shape(1) / width;
+        if (given.shape(0) != n_tokens || given.shape(1) != made.shape(1)) throw nb::value_error("made and given differ in shape");
+        if (norm.norm.n_rows != 1 || n_parts * width != made.shape(1)) throw nb::value_error("rows are no parts as wide as the norm");
+        Room y(made.size());
+        {
+            nb::gil_scoped_release unlocked;
+            slm::part_embeddings(kernels_, *pool_, rows, others, norm.norm, {made_share, given_share}, n_tokens, n_parts, y.get());
+        }
+        return owned<HeadArray>(std::move(y), {n_parts, n_tokens, width});
+    }
+
+    FloatMatrix add_product(const Array& residual, const Array& x, const LinearHandle& linear) const {
+        const Activations a = activations(x, linear, nullptr);
+        const float* before = elements<float>(residual, "residual", "float32", 2);
+        const std::size_t n_out = linear.weights.matrix.n_out;
+        if (residual.shape(0) != a.n_tokens || residual.shape(1) != n_out)
+            throw nb::value_error(("residual has the shape " + shape_of(residual) + ", the product [" +
+                                   std::to_string(a.n_tokens) + ", " + std::to_string(n_out) + "]").c_str());
+        Room y(a.n_tokens * n_out);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::add_product(kernels_, *pool_, a.values, a.n_tokens, linear.linear(), before, y.get());
+        }
+        return owned<FloatMatrix>(std::move(y), {a.n_tokens, n_out});
+    }
+
+    HeadArray turn_heads(const Array& x, std::size_t width, const NormHandle* norm, const std::optional<Array>& cos,
+                         const std::optional<Array>& sin, bool interleaved) const {
+        const float* values = elements<float>(x, "x", "float32", 2);
+        const std::size_t n_tokens = x.shape(0);
+        if (width == 0 || x.shape(1) % width)
+            throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", no whole number of heads of " +
+                                   std::to_string(width)).c_str());
+        Rotation rotation{nullptr, nullptr, 0, interleaved};
+        if (cos && sin) {
+            rotation = {elements<float>(*cos, "cos", "float32", 2), elements<float>(*sin, "sin", "float32", 2),
+                        std::size_t(cos->shape(1)), interleaved};
+            if (cos->shape(0) != n_tokens || sin->shape(0) != n_tokens || sin->shape(1) != cos->shape(1) ||
+                2 * cos->shape(1) > width)
+                throw nb::value_error("cos and sin are not [tokens, at most half a head]");
+        }
+        const Norm by = norm ? norm->norm : Norm{};
+        check_heads(norm, width, x.shape(1));
+        const std::size_t n_heads = x.shape(1) / width;
+        Room y(n_tokens * n_heads * width);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::turn_heads(kernels_, *pool_, values, n_tokens, n_heads, width, by, rotation, y.get());
+        }
+        return owned<HeadArray>(std::move(y), {n_tokens, n_heads, width});
+    }
+
+    void write(const CacheLayer& cache, const Array& pages, const Array& slots, const Array& k, const Array& v) const {
+        const KvLayer& layer = cache.layer;
+        const auto* page = elements<std::int64_t>(pages, "pages", "int64", 1);
+        const auto* slot = elements<std::int64_t>(slots, "slots", "int64", 1);
+        const std::size_t n_tokens = pages.shape(0);
+        const float* keys = heads(k, "k", n_tokens, layer.n_kv_heads, layer.head_dim);
+        const float* values = heads(v, "v", n_tokens, layer.n_kv_heads, layer.head_dim);
+        check_places(layer, pages, slots, n_tokens);
+        nb::gil_scoped_release unlocked;
+        slm::write(kernels_, *pool_, layer, n_tokens, page, slot, keys, values);
+    }
+
+    HeadArray attend(const Array& q, const CacheLayer& cache, const Batch& batch, float scale, float softcap, std::int64_t window,
+                 const std::optional<Array>& slopes, const std::optional<Array>& sinks) const {
+        const KvLayer& layer = cache.layer;
+        const std::size_t n_heads = q.ndim() == 3 ? q.shape(1) : 0;
+        const float* queries = heads(q, "q", batch.n_tokens(), n_heads, layer.head_dim);
+        if (n_heads == 0 || n_heads % layer.n_kv_heads)
+            throw nb::value_error(("q has " + std::to_string(n_heads) + " heads, which must be a multiple of " +
+                                   std::to_string(layer.n_kv_heads)).c_str());
+        if (batch.n_pages() > layer.n_pages) throw nb::value_error("a page that the cache does not have");
+        const Scoring scoring = scoring_of(scale, softcap, window, slopes, sinks, n_heads);
+        const std::size_t n = batch.n_tokens() * n_heads * layer.head_dim;
+        Room out(n);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::attend(kernels_, *pool_, layer, batch.runs(), scoring, n_heads, queries, out.get());
+        }
+        return owned<HeadArray>(std::move(out), {batch.n_tokens(), n_heads, layer.head_dim});
+    }
+
+    HeadArray run_layers(const std::vector<Array>& x, const std::vector<const LayerHandle*>& layers,
+                         const std::vector<const CacheLayer*>& caches, const std::vector<const Angles*>& angles,
+                         const std::vector<std::optional<Array>>& own, const Array& pages, const Array& slots, const Batch& batch,
+                         const std::optional<std::vector<std::int64_t>>& wanted) const {
+        if (x.empty() || layers.empty()) throw nb::value_error("no streams, or no layers");
+        if (caches.size() != layers.size() || angles.size() != layers.size() || own.size() != layers.size())
+            throw nb::value_error("layers, caches, angles and embeddings differ in number");
+        const std::size_t n_tokens = batch.n_tokens(), width = x[0].ndim() == 2 ? x[0].shape(1) : 0;
+        std::vector<const float*> streams;
+        for (const Array& each : x) streams.push_back(stream(each, n_tokens, width));
+        std::vector<Layer> found;
+        std::vector<Place> places;
+        for (std::size_t i = 0; i < layers.size(); ++i) {
+            if (layers[i]->n_streams() != x.size()) throw nb::value_error("a layer takes another number of streams");
+            found.push_back(layers[i]->checked(kernels_, width, batch, caches[i]->layer, *angles[i]));
+            places.push_back({&caches[i]->layer, angles[i]->rotation, own_of(own[i], n_tokens, layers[i]->n_own())});
+            check_places(caches[i]->layer, pages, slots, n_tokens);
+        }
+        check_wanted(wanted, n_tokens);
+        Room y(x.size() * n_tokens * width);
+        for (std::size_t i = 0; i < x.size(); ++i)
+            std::copy_n(streams[i], n_tokens * width, y.get() + i * n_tokens * width);
+        {
+            nb::gil_scoped_release unlocked;
+            const Tokens tokens{n_tokens, static_cast<const std::int64_t*>(pages.data()), static_cast<const std::int64_t*>(slots.data()),
+                                &batch.runs()};
+            slm::run_layers(kernels_, *pool_, found, places, tokens, wanted ? &*wanted : nullptr, x.size(), y.get());
+        }
+        return owned<HeadArray>(std::move(y), {x.size(), wanted ? wanted->size() : n_tokens, width});
+    }
+
+    HeadArray by_head(const Array& x, const std::vector<const Weights*>& weights) const {
+        if (weights.empty()) throw nb::value_error("no weights");
+        const float* values = elements<float>(x, "x", "float32", 3);
+        const std::size_t n_tokens = x.shape(0), n_out = weights[0]->matrix.n_out;
+        std::vector<const Matrix*> matrices;
+        for (const Weights* one : weights) {
+            check(*one);
+            if (one->matrix.n_in != x.shape(2) || one->matrix.n_out != n_out || x.shape(1) != weights.size())
+                throw nb::value_error(("the matrices are not one for each head of x, of one shape; that of x is " + shape_of(x)).c_str());
+            matrices.push_back(&one->matrix);
+        }
+        Room y(n_tokens * weights.size() * n_out);
+        if (n_tokens) {
+            nb::gil_scoped_release unlocked;
+            slm::multiply_by_head(kernels_, *pool_, {values, x.shape(2)}, n_tokens, matrices, y.get(), n_out);
+        }
+        return owned<HeadArray>(std::move(y), {n_tokens, weights.size(), n_out});
+    }
+
+    FloatMatrix mix(const Array& x, const NormHandle* norm, const std::optional<Array>& told, const MixtureHandle& handle) const {
+        const Mixture& mixture = handle.checked_for(kernels_);
+        const float* values = elements<float>(x, "x", "float32", 2);
+        const std::size_t n_tokens = x.shape(0), width = x.shape(1);
+        if (width != mixture.router.matrix->n_in)
+            throw nb::value_error(("x has rows of " + std::to_string(width) + ", the experts take " +
+                                   std::to_string(mixture.router.matrix->n_in)).c_str());
+        if (norm && (norm->norm.width != width || norm->norm.n_rows != 1))
+            throw nb::value_error(("norm has " + std::to_string(norm->norm.width) + " numbers, not " + std::to_string(width)).c_str());
+        const float* read = told ? elements<float>(*told, "told", "float32", 2) : nullptr;
+        if (told && (told->shape(0) != n_tokens || told->shape(1) != width)) throw nb::value_error("told and x differ in shape");
+        Room y(n_tokens * width);
+        {
+            nb::gil_scoped_release unlocked;
+            slm::mix(kernels_, *pool_, mixture, values, read, n_tokens, norm ? norm->norm : Norm{}, {}, y.get());
+        }
+        return owned<FloatMatrix>(std::move(y), {n_tokens, width});
+    }
+
+private:
+    // Rows of activations that fit a matrix.
+    struct Activations {
+        const float* values;
+        std::size_t n_tokens, width;
+        Norm norm;
+    };
+
+    static void check_heads(const NormHandle* norm, std::size_t width, std::size_t n) {
+        if (!norm) return;
+        const bool by_head = norm->norm.width == width && (norm->norm.n_rows == 1 || norm->norm.n_rows * width == n);
+        if (!by_head && (norm->norm.width != n || norm->norm.n_rows != 1))
+            throw nb::value_error("norm covers neither a head, nor each of them, nor all as one");
+    }
+
+    static void check_gated(const Activation& activation, bool gated) {
+        if (!gated && activation.kind == ActivationKind::swiglu_clamped) throw nb::value_error("swiglu_clamped without a gate");
+    }
+
+    static const float* stream(const Array& x, std::size_t n_tokens, std::size_t width) {
+        const float* values = elements<float>(x, "x", "float32", 2);
+        if (x.shape(0) != n_tokens || x.shape(1) != width) throw nb::value_error("tokens that x does not have, or streams that differ in shape");
+        return values;
+    }
+
+    static const float* own_of(const std::optional<Array>& own, std::size_t n_tokens, std::size_t width) {
+        if (own.has_value() != (width > 0)) throw nb::value_error("an embedding for a layer without, or none for one with");
+        if (!own) return nullptr;
+        const float* values = elements<float>(*own, "own", "float32", 2);
+        if (own->shape(0) != n_tokens || own->shape(1) != width) throw nb::value_error(("embeddings are " + shape_of(*own)).c_str());
+        return values;
+    }
+
+    static void check_wanted(const std::optional<std::vector<std::int64_t>>& wanted, std::size_t n_tokens) {
+        std::int64_t least = 0;
+        for (std::int64_t token : wanted.value_or(std::vector<std::int64_t>{})) {
+            if (token < least || std::uint64_t(token) >= n_tokens) throw nb::value_error("wanted tokens are none of x, or do not rise");
+            least = token + 1;
+        }
+    }
+
+    static void check_places(const KvLayer& layer, const Array& pages, const Array& slots, std::size_t n_tokens) {
+        const auto* page = elements<std::int64_t>(pages, "pages", "int64", 1);
+        const auto* slot = elements<std::int64_t>(slots, "slots", "int64", 1);
+        if (pages.shape(0) != n_tokens || slots.shape(0) != n_tokens) throw nb::value_error("pages and slots differ in length");
+        for (std::size_t t = 0; t < n_tokens; ++t)
+            if (std::uint64_t(page[t]) >= layer.n_pages || std::uint64_t(slot[t]) >= page_tokens)
+                throw nb::value_error("a page or slot that the cache does not have");
+    }
+
+    void check(const Weights& weights) const {
+        if (weights.kernels != &kernels_) throw nb::value_error("the weights are another instruction set's");
+    }
+
+    Activations activations(const Array& x, const LinearHandle& linear, const NormHandle* norm) const {
+        check(linear.weights);
+        const float* values = elements<float>(x, "x", "float32", 2);
+        const std::size_t width = x.shape(1), n_in = linear.weights.matrix.n_in;
+        if (width != n_in)
+            throw nb::value_error(("x has rows of " + std::to_string(width) + ", the matrix takes " + std::to_string(n_in)).c_str());
+        if (norm && (norm->norm.width != width || norm->norm.n_rows != 1))
+            throw nb::value_error(("norm has " + std::to_string(norm->norm.width) + " numbers, not " + std::to_string(width)).c_str());
+        return {values, x.shape(0), width, norm ? norm->norm : Norm{}};
+    }
+
+    static const float* heads(const Array& array, const char* name, std::size_t n_tokens, std::size_t n_heads, std::size_t head_dim) {
+        const float* values = elements<float>(array, name, "float32", 3);
+        if (array.shape(0) != n_tokens || array.shape(1) != n_heads || array.shape(2) != head_dim)
+            throw nb::value_error((std::string(name) + " must be [" + std::to_string(n_tokens) + ", " + std::to_string(n_heads) + ", " +
+                                   std::to_string(head_dim) + "], not " + shape_of(array)).c_str());
+        return values;
+    }
+
+    const IsaKernels& kernels_;
+    std::shared_ptr<Pool> pool_;
+};
+
+std::vector<std::string> available_isas() {
+    std::vector<std::string> names;
+    for (Isa isa : all_isas)
+        if (is_available(isa)) names.emplace_back(name_of(isa));
+    return names;
+}
+
+}  // namespace
+
+}  // namespace slm::python
+
+NB_MODULE(_native, module) {
+    using namespace slm::python;
+    using namespace nb::literals;
+    module.doc() = "C++ kernels of the native engine.";
+    module.attr("interface") = SLM_INTERFACE;
+    module.def("available_isas", &available_isas,
+               "Instruction sets that this build has and this machine can run, the best last.");
+    bind_handles(module);
+    nb::class_<Kernels>(module, "Kernels",
+                        "Kernels of one instruction set, on some threads.\n\n"
+                        "Args:\n"
+                        "    isa: one of available_isas().\n"
+                        "    n_threads: how many threads compute, at least 1; everybody in this process who asks for\n"
+                        "        the same number shares them.\n\n"
+                        "Raises:\n"
+                        "    ValueError: any other instruction set or number.\n"
+                        "    RuntimeError: the system gives no more threads.")
+        .def(nb::init<const std::string&, int>(), "isa"_a, "n_threads"_a)
+        .def_prop_ro("types", &Kernels::types, "Ids of the ggml types that there are kernels for.")
+        .def("matrix", &Kernels::matrix, "data"_a, "ggml_type"_a, "n_out"_a, "n_in"_a,
+             "Weights [n_out, n_in]; copies nothing.\n\n"
+             "Args:\n"
+             "    data: uint8, the blocks row by row, at any address.\n"
+             "    ggml_type: id of their type.\n"
+             "    n_out: rows.\n"
+             "    n_in: weights of a row, at least one and a whole number of blocks.\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: a type without kernels, or a wrong shape or layout.")
+        .def("embed", &Kernels::embed, "weights"_a, "ids"_a,
+             "Rows of weights, without the GIL: float32 [T, n_in].\n\n"
+             "Args:\n"
+             "    weights: of these kernels' instruction set.\n"
+             "    ids: int32 [T].\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: a wrong shape or layout, or weights of another instruction set.\n"
+             "    IndexError: a row that there is not.")
+        .def("matmul", &Kernels::matmul, "x"_a, "weights"_a,
+             "x @ weights.T without the GIL: [T, n_in] to float32 [T, n_out].\n\n"
+             "With quantized weights x is rounded to int8, a scale for each 32; with others it is not rounded.\n\n"
+             "Args:\n"
+             "    x: float32 [T, n_in], C-contiguous.\n"
+             "    weights: of these kernels' instruction set.\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: a wrong shape or layout, or weights of another instruction set.")
+        .def("normalize", &Kernels::normalize, "x"_a, "norm"_a, "x, rows of which are as wide as the norm's weights, normalized.")
+        .def("project", &Kernels::project, "x"_a, "norm"_a.none(), "linears"_a,
+             "What each of several linears makes of x [T, n_in], normalized first where there is a norm: float32 [T, n_out].")
+        .def("gate_up", &Kernels::gate_up, "x"_a, "norm"_a.none(), "gate"_a.none(), "up"_a, "activation"_a,
+             "threshold"_a.none(),
+             "activation(gate(x)) * up(x), without a gate activation(up(x)), x normalized as in project: float32 [T, n_out].\n"
+             "Of gates [T, n_out], what is so many deviations above a row's mean is taken, where there is a threshold.")
+        .def("activate", &Kernels::activate, "gate"_a, "up"_a.none(), "activation"_a,
+             "activation(gate) * up, without up activation(gate): float32, of their shape.")
+        .def("part_embeddings", &Kernels::part_embeddings, "made"_a, "given"_a, "norm"_a, "made_share"_a, "given_share"_a,
+             "Rows made, float32 [T, L*P], each part of P numbers normalized, times its share, and those given times theirs: [L, T, P].")
+        .def("mixed", &Kernels::mixed, "x"_a, "shares"_a,
+             "x[i] + the sum of x[j] * shares[:, i * n + j], for each of n arrays [T, width]; shares are [T, n * n].")
+        .def("add_product", &Kernels::add_product, "residual"_a, "x"_a, "linear"_a,
+             "residual + linear(x): float32 [T, n_out].")
+        .def("turn_heads", &Kernels::turn_heads, "x"_a, "width"_a, "norm"_a.none(), "cos"_a.none(), "sin"_a.none(), "interleaved"_a,
+             "Heads of x [T, heads * width], normalized by a norm of [width], [heads, width] or [heads * width], and rotated by\n"
+             "angles of cos and sin [T, R/2], where those are given: float32 [T, heads, width].")
+        .def("write", &Kernels::write, "layer"_a, "pages"_a, "slots"_a, "k"_a, "v"_a,
+             "Store keys and values [T, K, D], without the GIL.\n\n"
+             "Args:\n"
+             "    layer: where.\n"
+             "    pages: int64, the page of each token [T].\n"
+             "    slots: int64, its place on that page [T].\n"
+             "    k: float32 [T, K, D], C-contiguous.\n"
+             "    v: likewise.\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: a wrong shape or layout, a page or slot that there is not.")
+        .def("by_head", &Kernels::by_head, "x"_a, "weights"_a,
+             "matmul of each head's rows of x [T, H, n_in] with its own weights, all of one shape: float32 [T, H, n_out].")
+        .def("mix", &Kernels::mix, "x"_a, "norm"_a.none(), "told"_a.none(), "mixture"_a,
+             "The weighted sum of what each token's experts make of x [T, E], normalized first, without the GIL:\n"
+             "float32 [T, E]. The router reads told [T, E], or what the experts read. Routing, and the experts of all\n"
+             "tokens, which are read once; experts that no token uses are not read.\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: a wrong shape or layout, weights of another instruction set.")
+        .def("run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "own"_a, "pages"_a, "slots"_a, "batch"_a,
+             "wanted"_a.none(),
+             "Streams x [T, E] through one layer after another, without the GIL: float32 [N, T, E], or of the tokens wanted.\n\n"
+             "Args:\n"
+             "    x: float32 [T, E] each, C-contiguous; one, where layers have no AltUp.\n"
+             "    layers: in order.\n"
+             "    caches: where each layer keeps keys and values.\n"
+             "    angles: of each layer.\n"
+             "    own: of each layer its own embedding of the tokens, float32 [T, P], or None.\n"
+             "    pages: int64, the page of each token [T].\n"
+             "    slots: int64, its place on that page [T].\n"
+             "    batch: which sequence a token belongs to.\n"
+             "    wanted: which tokens are wanted of the last, in rising order; None for all.\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: what does not fit each other, weights of another instruction set.")
+        .def("attend", &Kernels::attend, "q"_a, "layer"_a, "batch"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(),
+             "sinks"_a.none(),
+             "Causal attention of each token over the pages of its sequence, without the GIL: float32 [T, H, D].\n\n"
+             "Args:\n"
+             "    q: float32 [T, H, D], C-contiguous; H is a multiple of K.\n"
+             "    layer: keys and values, those of these tokens among them.\n"
+             "    batch: which sequence a token belongs to.\n"
+             "    scale: factor on q times k.\n"
+             "    softcap: c, for c tanh(score / c); 0 for none.\n"
+             "    window: positions that a query sees, its own included; 0 for all.\n"
+             "    slopes: float32 [H] or None.\n"
+             "    sinks: float32 [H] or None.\n\n"
+             "Raises:\n"
+             "    TypeError: a wrong dtype, or no CPU array.\n"
+             "    ValueError: a wrong shape or layout, a page that there is not.");
+    bind_states(module);
+}

@@ -1,0 +1,10 @@
+// Python bindings of what kernels take.
+#pragma once
+
+#include "bindings/handles.h"
+
+namespace slm::python {
+
+void bind_handles(nb::module_& module);
+
+}  // namespace slm::python

@@ -1,0 +1,390 @@
+// Python bindings of layers with a state: checks of arguments, and nothing else.
+#include "bindings/module_recurrent.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "bindings/rwkv_handle.h"
+#include "bindings/recurrent_handle.h"
+
+namespace slm::python {
+
+namespace {
+
+using namespace nb::literals;
+
+// Numbers of a float32 array of this shape.
+const float* shaped(const Array& array, const char* name, std::initializer_list<std::size_t> shape) {
+    const float* values = elements<float>(array, name, "float32", shape.size());
+    std::size_t i = 0;
+    for (std::size_t n : shape)
+        if (array.shape(i++) != n)
+            throw nb::value_error((std::string(name) + " does not fit the others; its shape is " + shape_of(array)).c_str());
+    return values;
+}
+
+const float* shaped(const MaybeArray& array, const char* name, std::initializer_list<std::size_t> shape) {
+    return array ? shaped(*array, name, shape) : nullptr;
+}
+
+// B sequences of T tokens, and the width of their rows.
+struct Entered {
+    const float* rows;
+    Sequences batch;
+    std::size_t width;
+};
+
+Entered entered(const Array& x, const char* name) {
+    const float* rows = elements<float>(x, name, "float32", 3);
+    if (x.size() == 0) throw nb::value_error((std::string(name) + " has no numbers").c_str());
+    return {rows, {x.shape(0), x.shape(1)}, x.shape(2)};
+}
+
+constexpr const char* other_kernels = "the weights are another instruction set's";
+
+// What a block of RWKV-7 remembers: the last token that time mixing saw, its state, the last that channel mixing saw.
+using Remembered = std::tuple<Array, Array, Array>;
+
+// Likewise after a batch.
+struct RoomsAfter {
+    RoomsAfter(std::size_t n_last, std::size_t n_state) : last(n_last), state(n_state), channel_last(n_last) {}
+    Room last, state, channel_last;
+};
+
+class StateKernels {
+public:
+    StateKernels(const std::string& isa, int n_threads) : kernels_(kernels_of(find_isa(isa))) {
+        if (n_threads < 1) throw nb::value_error(("n_threads is " + std::to_string(n_threads)).c_str());
+        pool_ = Pool::shared(n_threads);
+    }
+
+    nb::tuple selective_scan(const Array& x, const Array& steps, const Array& a, const Array& b, const Array& c,
+                             const Array& state) const {
+        Scan scan{};
+        scan.x.at = elements<float>(x, "x", "float32", 4);
+        scan.n_sequences = x.shape(0), scan.n_tokens = x.shape(1), scan.n_heads = x.shape(2), scan.width = x.shape(3);
+        scan.a = elements<float>(a, "a", "float32", 2);
+        scan.before = elements<float>(state, "state", "float32", 4);
+        scan.n_groups = b.ndim() == 4 ? b.shape(2) : 0, scan.n_state = state.shape(3), scan.n_rates = a.shape(1);
+        if (scan.n_heads == 0 || scan.n_groups == 0 || scan.n_heads % scan.n_groups)
+            throw nb::value_error("the heads of x must be a multiple of the groups of b, at least one");
+        if (a.shape(0) != scan.n_heads || (scan.n_rates != 1 && scan.n_rates != scan.n_state))
+            throw nb::value_error(("a must have a rate, or one for each number of the state, for each head; its shape is " +
+                                   shape_of(a)).c_str());
+        scan.steps.at = shaped(steps, "steps", {scan.n_sequences, scan.n_tokens, scan.n_heads});
+        scan.b.at = shaped(b, "b", {scan.n_sequences, scan.n_tokens, scan.n_groups, scan.n_state});
+        scan.c.at = shaped(c, "c", {scan.n_sequences, scan.n_tokens, scan.n_groups, scan.n_state});
+        shaped(state, "state", {scan.n_sequences, scan.n_heads, scan.width, scan.n_state});
+        scan.x.stride = scan.n_heads * scan.width, scan.steps.stride = scan.n_heads;
+        scan.b.stride = scan.c.stride = scan.n_groups * scan.n_state;
+        Room y(x.size()), after(state.size());
+        scan.y = y.get(), scan.after = after.get();
+        {
+            nb::gil_scoped_release unlocked;
+            slm::selective_scan(kernels_, *pool_, scan);
+        }
+        return nb::make_tuple(owned<StateArray>(std::move(y), {scan.n_sequences, scan.n_tokens, scan.n_heads, scan.width}),
+                              owned<StateArray>(std::move(after), {scan.n_sequences, scan.n_heads, scan.width, scan.n_state}));
+    }
+
+    nb::tuple gated_convolution(const Array& projected, const Array& window, const Array& taps) const {
+        const Entered in = entered(projected, "projected");
+        const std::size_t width = in.width / 3, n_taps = n_taps_of(taps);
+        if (in.width % 3) throw nb::value_error("projected must have rows of three parts of one width");
+        const float *values = rows_of(taps, "taps", n_taps, width), *before = shaped(window, "window", {in.batch.n_sequences, n_taps - 1, width});
+        Room y(in.batch.n_rows() * width), after(window.size());
+        {
+            nb::gil_scoped_release unlocked;
+            slm::gated_convolution(kernels_, *pool_, values, n_taps, width, in.batch, in.rows, {before, nullptr, after.get(), nullptr}, y.get());
+        }
+        return nb::make_tuple(owned<HeadArray>(std::move(y), {in.batch.n_sequences, in.batch.n_tokens, width}),
+                              owned<HeadArray>(std::move(after), {in.batch.n_sequences, n_taps - 1, width}));
+    }
+
+    nb::tuple mamba(const Array& projected, const Array& window, const Array& state, const MambaHandle& layer) const {
+        if (!layer.is_of(kernels_)) throw nb::value_error(other_kernels);
+        return between(projected, window, state, layer, [&](const Entered& in, const MambaStates& states, float* y) {
+            slm::mamba(kernels_, *pool_, layer.layer(), in.batch, in.rows, states, y);
+        });
+    }
+
+    nb::tuple mamba2(const Array& projected, const Array& window, const Array& state, const Mamba2Handle& layer) const {
+        return between(projected, window, state, layer, [&](const Entered& in, const MambaStates& states, float* y) {
+            slm::mamba2(kernels_, *pool_, layer.layer(), in.batch, in.rows, states, y);
+        });
+    }
+
+    nb::tuple run_layer(const Array& x, const Array& residual, const StateLayerHandle& layer, std::size_t n_sequences, float scale,
+                        const std::vector<Array>& before) const {
+        if (!layer.is_of(kernels_)) throw nb::value_error(other_kernels);
+        const float* rows = elements<float>(x, "x", "float32", 2);
+        const std::size_t n_rows = x.shape(0);
+        if (x.shape(1) != layer.width()) throw nb::value_error("x does not fit the layer");
+        if (n_sequences == 0 || n_rows == 0 || n_rows % n_sequences) throw nb::value_error("x is no sequences of one length");
+        const float* added = rows_of(residual, "residual", n_rows, layer.width());
+        if (before.size() != (layer.has_state() ? 2 : 1)) throw nb::value_error("a window or a state is missing, or too many");
+        const Remembers& of = layer.remembers();
+        const float* window = shaped(before[0], "window", {n_sequences, of.n_taps - 1, of.n_convolved});
+        const float* state = layer.has_state() ? shaped(before[1], "state", {n_sequences, of.heads, of.width, of.n_state}) : nullptr;
+        Room y(x.size()), window_after(before[0].size()), state_after(state ? before[1].size() : 0);
+        {
+            nb::gil_scoped_release unlocked;
+            const Sequences batch{n_sequences, n_rows / n_sequences};
+            slm::run_layer(kernels_, *pool_, layer.layer(), batch, {window, state, window_after.get(), state_after.get()}, scale, rows, added, y.get());
+        }
+        nb::list after;
+        after.append(owned<HeadArray>(std::move(window_after), {n_sequences, of.n_taps - 1, of.n_convolved}));
+        if (state) after.append(owned<StateArray>(std::move(state_after), {n_sequences, of.heads, of.width, of.n_state}));
+        return nb::make_tuple(owned<FloatMatrix>(std::move(y), {n_rows, layer.width()}), nb::tuple(after));
+    }
+
+    nb::tuple time_mix(const Array& x, const Array& last, const Array& state, const MaybeArray& first_value,
+                       const TimeMixHandle& mix) const {
+        const Entered in = entered(x, "x");
+        const std::size_t width = mix.width(), n_rows = in.batch.n_rows();
+        if (!mix.is_of(kernels_)) throw nb::value_error(other_kernels);
+        if (in.width != width) throw nb::value_error("x does not fit the matrices");
+        if (first_value.has_value() == mix.is_first()) throw nb::value_error("values of the first layer are missing, or too many");
+        TimeMix layer = mix.layer();
+        DeltaRule& rule = layer.rule;
+        rule.n_sequences = in.batch.n_sequences, rule.n_tokens = in.batch.n_tokens;
+        rule.before = shaped(state, "state", {rule.n_sequences, rule.n_heads, rule.width, rule.width});
+        rule.first_value = shaped(first_value, "first_value", {n_rows, width});
+        const float* before = shaped(last, "last", {rule.n_sequences, 1, width});
+        Room y(x.size()), value(x.size()), after(state.size());
+        rule.y = y.get(), rule.after = after.get();
+        {
+            nb::gil_scoped_release unlocked;
+            slm::time_mix(kernels_, *pool_, layer, in.batch, in.rows, before, value.get());
+        }
+        return nb::make_tuple(owned<HeadArray>(std::move(y), {rule.n_sequences, rule.n_tokens, width}),
+                              owned<FloatMatrix>(std::move(value), {n_rows, width}),
+                              owned<StateArray>(std::move(after), {rule.n_sequences, rule.n_heads, rule.width, rule.width}));
+    }
+
+    HeadArray channel_mix(const Array& x, const Array& last, const ChannelMixHandle& mix) const {
+        const Entered in = entered(x, "x");
+        if (!mix.is_of(kernels_)) throw nb::value_error(other_kernels);
+        if (in.width != mix.width()) throw nb::value_error("x does not fit the matrices");
+        const float* before = shaped(last, "last", {in.batch.n_sequences, 1, in.width});
+        Room y(x.size());
+        {
+            nb::gil_scoped_release unlocked;
+            slm::channel_mix(kernels_, *pool_, mix.layer(), in.batch, in.rows, before, nullptr, y.get());
+        }
+        return owned<HeadArray>(std::move(y), {in.batch.n_sequences, in.batch.n_tokens, in.width});
+    }
+
+    nb::tuple rwkv_blocks(const Array& x, const std::vector<const RwkvBlockHandle*>& blocks, const std::vector<Remembered>& before,
+                          const MaybeArray& first_value) const {
+        const Entered in = entered(x, "x");
+        if (blocks.empty() || blocks.size() != before.size()) throw nb::value_error("no blocks, or not a state for each");
+        if (first_value.has_value() == blocks[0]->is_first()) throw nb::value_error("values of the first layer are missing, or too many");
+        std::vector<RwkvStates> states;
+        std::vector<RoomsAfter> after;
+        for (std::size_t i = 0; i < blocks.size(); ++i) {
+            if (i && blocks[i]->is_first()) throw nb::value_error("a first block behind another");
+            const auto& [last, state, channel_last] = before[i];
+            states.push_back(checked(*blocks[i], in, last, state, channel_last));
+            after.emplace_back(last.size(), state.size());
+            states.back().last_after = after.back().last.get(), states.back().state_after = after.back().state.get();
+            states.back().channel_last_after = after.back().channel_last.get();
+        }
+        const float* given = shaped(first_value, "first_value", {in.batch.n_rows(), in.width});
+        Room y(x.size()), values(x.size());
+        {
+            nb::gil_scoped_release unlocked;
+            std::memcpy(y.get(), in.rows, x.size() * sizeof(float));
+            if (given) std::memcpy(values.get(), given, x.size() * sizeof(float));
+            for (std::size_t i = 0; i < blocks.size(); ++i)
+                slm::rwkv_block(kernels_, *pool_, blocks[i]->block(), in.batch, states[i], values.get(), y.get());
+        }
+        nb::list left;
+        for (std::size_t i = 0; i < blocks.size(); ++i) {
+            const DeltaRule& rule = blocks[i]->time().rule;
+            const std::size_t n = in.batch.n_sequences, heads = rule.n_heads, width = rule.width;
+            left.append(nb::make_tuple(owned<HeadArray>(std::move(after[i].last), {n, 1, in.width}),
+                                       owned<StateArray>(std::move(after[i].state), {n, heads, width, width}),
+                                       owned<HeadArray>(std::move(after[i].channel_last), {n, 1, in.width})));
+        }
+        return nb::make_tuple(owned<HeadArray>(std::move(y), {in.batch.n_sequences, in.batch.n_tokens, in.width}),
+                              owned<FloatMatrix>(std::move(values), {in.batch.n_rows(), in.width}), left);
+    }
+
+private:
+    // What a block remembers of the sequences that enter, before the batch.
+    RwkvStates checked(const RwkvBlockHandle& block, const Entered& in, const Array& last, const Array& state,
+                       const Array& channel_last) const {
+        if (!block.is_of(kernels_)) throw nb::value_error(other_kernels);
+        if (in.width != block.width()) throw nb::value_error("x does not fit the matrices");
+        const DeltaRule& rule = block.time().rule;
+        const std::size_t n = in.batch.n_sequences;
+        return {shaped(last, "last", {n, 1, in.width}), shaped(state, "state", {n, rule.n_heads, rule.width, rule.width}),
+                shaped(channel_last, "channel_last", {n, 1, in.width}), nullptr, nullptr, nullptr};
+    }
+
+    // y, the window and the state after the batch, of what lies between the two products of a layer.
+    template <class Layer, class Compute>
+    static nb::tuple between(const Array& projected, const Array& window, const Array& state, const Layer& layer, const Compute& compute) {
+        const Entered in = entered(projected, "projected");
+        const Remembers of = layer.remembers();
+        const std::size_t n = in.batch.n_sequences;
+        if (in.width != layer.n_entered()) throw nb::value_error("projected does not fit the layer");
+        const float* window_before = shaped(window, "window", {n, of.n_taps - 1, of.n_convolved});
+        const float* before = shaped(state, "state", {n, of.heads, of.width, of.n_state});
+        Room y(in.batch.n_rows() * layer.n_inner()), window_after(window.size()), after(state.size());
+        {
+            nb::gil_scoped_release unlocked;
+            compute(in, {window_before, before, window_after.get(), after.get()}, y.get());
+        }
+        return nb::make_tuple(owned<HeadArray>(std::move(y), {n, in.batch.n_tokens, layer.n_inner()}),
+                              owned<HeadArray>(std::move(window_after), {n, of.n_taps - 1, of.n_convolved}),
+                              owned<StateArray>(std::move(after), {n, of.heads, of.width, of.n_state}));
+    }
+
+    const IsaKernels& kernels_;
+    std::shared_ptr<Pool> pool_;
+};
+
+void bind_layers_with_states(nb::module_& module) {
+    nb::class_<MambaHandle>(module, "Mamba",
+                            "The weights of Mamba between its input and its output matrix; keeps them.\n\n"
+                            "Args:\n"
+                            "    taps: [W, D].\n"
+                            "    conv_bias: [D].\n"
+                            "    select: (R + 2N, D).\n"
+                            "    step_norm: [R], b_norm and c_norm: [N], with an epsilon each.\n"
+                            "    steps: (D, R), and step_bias [D].\n"
+                            "    a: [D, N].\n"
+                            "    d: [D].\n\n"
+                            "Raises:\n"
+                            "    TypeError: a wrong dtype, or no CPU array.\n"
+                            "    ValueError: shapes that do not fit each other.")
+        .def(nb::init<const Array&, const MaybeArray&, const Weights&, const MaybeArray&, const MaybeArray&, const MaybeArray&,
+                      const std::vector<float>&, const Weights&, const MaybeArray&, const Array&, const Array&>(),
+             "taps"_a, "conv_bias"_a.none(), "select"_a, "step_norm"_a.none(), "b_norm"_a.none(), "c_norm"_a.none(), "epsilons"_a,
+             "steps"_a, "step_bias"_a.none(), "a"_a, "d"_a);
+    nb::class_<Mamba2Handle>(module, "Mamba2",
+                             "Likewise of Mamba 2; raises as Mamba.\n\n"
+                             "Args:\n"
+                             "    taps: [W, C], C = D + 2GN.\n"
+                             "    conv_bias: [C].\n"
+                             "    step_bias: [H].\n"
+                             "    a: [H, 1], as is d.\n"
+                             "    norm: [G, D / G], with its epsilon.\n"
+                             "    n_groups: G.\n"
+                             "    n_state: N.")
+        .def(nb::init<const Array&, const MaybeArray&, const Array&, const Array&, const Array&, const MaybeArray&, float, std::size_t,
+                      std::size_t>(),
+             "taps"_a, "conv_bias"_a.none(), "step_bias"_a, "a"_a, "d"_a, "norm"_a.none(), "eps"_a, "n_groups"_a, "n_state"_a);
+    nb::class_<StateLayerHandle>(module, "StateLayer",
+                                 "A layer from its norm, or none, to its output matrix; between its products lies Mamba, Mamba2, or a\n"
+                                 "gated convolution with taps [W, E]. Raises as Mamba.")
+        .def(nb::init<const MaybeNorm&, const LinearHandle&, const MambaHandle&, const LinearHandle&>(), nb::keep_alive<1, 4>(),
+             "norm"_a.none(), "project"_a, "between"_a, "output"_a)
+        .def(nb::init<const MaybeNorm&, const LinearHandle&, const Mamba2Handle&, const LinearHandle&>(), nb::keep_alive<1, 4>(),
+             "norm"_a.none(), "project"_a, "between"_a, "output"_a)
+        .def(nb::init<const MaybeNorm&, const LinearHandle&, const Array&, const LinearHandle&>(), "norm"_a.none(), "project"_a,
+             "between"_a, "output"_a);
+}
+
+void bind_rwkv(nb::module_& module) {
+    nb::class_<TimeMixHandle>(module, "TimeMix",
+                              "The weights of RWKV-7's time mixing; keeps them.\n\n"
+                              "Args:\n"
+                              "    shares: [6, E], of the token before, for receptance, decay, key, value, rate and gate.\n"
+                              "    matrices: receptance, key, value; then down and up of decay, rate, gate, and but for the\n"
+                              "        model's first layer, of the share of that one's values.\n"
+                              "    rows: [E] each: what is added to decay and rate, key_removed, key_rate, bonus, the weight and\n"
+                              "        the bias of the norm of heads, and but for the first layer, what is added to that share.\n"
+                              "    unit: [P], the weight of the norm of what is taken out of the state, with its epsilon.\n"
+                              "    norm_eps: of the norm of heads.\n"
+                              "    slowest: what the logarithm of a decay is a share of.\n\n"
+                              "Raises:\n"
+                              "    TypeError: a wrong dtype, or no CPU array.\n"
+                              "    ValueError: shapes that do not fit each other.")
+        .def(nb::init<const Array&, std::vector<Weights>, std::vector<Array>, const Array&, float, float, float>(), "shares"_a,
+             "matrices"_a, "rows"_a, "unit"_a, "unit_eps"_a, "norm_eps"_a, "slowest"_a);
+    nb::class_<ChannelMixHandle>(module, "ChannelMix",
+                                 "The weights of RWKV-7's channel mixing, share [E], up (F, E) and down (E, F); raises as TimeMix.")
+        .def(nb::init<const Array&, const Weights&, const Weights&>(), "share"_a, "up"_a, "down"_a);
+    nb::class_<RwkvBlockHandle>(module, "RwkvBlock", "A block of RWKV-7: both mixings, each behind its norm; raises as TimeMix.")
+        .def(nb::init<const NormHandle&, const TimeMixHandle&, const LinearHandle&, const NormHandle&, const ChannelMixHandle&>(),
+             nb::keep_alive<1, 3>(), nb::keep_alive<1, 6>(), "time_norm"_a, "time"_a, "output"_a, "channel_norm"_a, "channel"_a);
+}
+
+void bind_kernels(nb::module_& module) {
+    nb::class_<StateKernels>(module, "StateKernels",
+                             "Layers with a state, on the kernels of one instruction set and some threads; see Kernels.\n\n"
+                             "All arrays are float32 and C-contiguous, of B sequences with T tokens each, at least one; no call holds\n"
+                             "the GIL while it computes, or changes what it is given. All raise TypeError for a wrong dtype or no CPU\n"
+                             "array, ValueError for a wrong shape or layout and for weights of another instruction set.")
+        .def(nb::init<const std::string&, int>(), "isa"_a, "n_threads"_a)
+        .def("selective_scan", &StateKernels::selective_scan, "x"_a, "steps"_a, "a"_a, "b"_a, "c"_a, "state"_a,
+             "A selective state space, token by token: y and the state after the last token.\n\n"
+             "Args:\n"
+             "    x: [B, T, H, P].\n"
+             "    steps: before softplus [B, T, H].\n"
+             "    a: rates [H, 1] or [H, N].\n"
+             "    b: [B, T, G, N], H a multiple of G.\n"
+             "    c: likewise.\n"
+             "    state: before the first token [B, H, P, N].")
+        .def("gated_convolution", &StateKernels::gated_convolution, "projected"_a, "window"_a, "taps"_a,
+             "Of projected [B, T, b | c | x] c times the convolution of b * x with taps [W, E]: that [B, T, E], and the\n"
+             "window [B, W - 1, E] after the last token.")
+        .def("mamba", &StateKernels::mamba, "projected"_a, "window"_a, "state"_a, "layer"_a,
+             "Mamba between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
+             "Args:\n"
+             "    projected: [B, T, 2D], what the convolution takes and then the gate.\n"
+             "    window: before the first token [B, W - 1, D].\n"
+             "    state: likewise [B, D, 1, N].\n"
+             "    layer: the weights.")
+        .def("mamba2", &StateKernels::mamba2, "projected"_a, "window"_a, "state"_a, "layer"_a,
+             "Mamba 2 between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
+             "Args:\n"
+             "    projected: [B, T, D + C + H], the gate, the C = D + 2GN channels of the convolution, and step sizes.\n"
+             "    window: before the first token [B, W - 1, C].\n"
+             "    state: likewise [B, H, D / H, N].\n"
+             "    layer: the weights.")
+        .def("run_layer", &StateKernels::run_layer, "x"_a, "residual"_a, "layer"_a, "n_sequences"_a, "scale"_a, "before"_a,
+             "residual + scale * what a layer makes of x, both [B * T, E], and the window and the state after the last token.\n\n"
+             "Args:\n"
+             "    x: sequence by sequence.\n"
+             "    residual: likewise.\n"
+             "    layer: the weights.\n"
+             "    n_sequences: B.\n"
+             "    scale: factor on what is added.\n"
+             "    before: the window, and but for a gated convolution the state, before the first token.")
+        .def("time_mix", &StateKernels::time_mix, "x"_a, "last"_a, "state"_a, "first_value"_a.none(), "mix"_a,
+             "RWKV-7's time mixing up to its output matrix: y [B, T, E], values [B * T, E], the state after the last token.\n\n"
+             "Args:\n"
+             "    x: [B, T, E].\n"
+             "    last: the token before [B, 1, E].\n"
+             "    state: before the first token [B, H, P, P].\n"
+             "    first_value: values of the model's first layer [B * T, E]; None in that.\n"
+             "    mix: the weights.")
+        .def("channel_mix", &StateKernels::channel_mix, "x"_a, "last"_a, "mix"_a,
+             "RWKV-7's channel mixing of x [B, T, E] and the tokens before, last [B, 1, E]: [B, T, E].")
+        .def("rwkv_blocks", &StateKernels::rwkv_blocks, "x"_a, "blocks"_a, "before"_a, "first_value"_a.none(),
+             "RWKV-7's blocks one after another: y [B, T, E], the first block's values [B * T, E], and what each remembers.\n\n"
+             "Args:\n"
+             "    x: what enters the first of them [B, T, E].\n"
+             "    blocks: at least one; only the first may be the model's first.\n"
+             "    before: of each the last token that time mixing saw [B, 1, E], its state [B, H, P, P], and the last that\n"
+             "        channel mixing saw [B, 1, E]; what comes out is the same.\n"
+             "    first_value: values of the model's first block [B * T, E]; None where it is among these.");
+}
+
+}  // namespace
+
+void bind_states(nb::module_& module) {
+    bind_layers_with_states(module);
+    bind_rwkv(module);
+    bind_kernels(module);
+}
+
+}  // namespace slm::python

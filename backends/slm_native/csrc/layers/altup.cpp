@@ -1,0 +1,132 @@
+#include "layers/altup.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "parallel_rows.h"
+
+namespace slm {
+
+namespace {
+
+// Of the thread that calls, and of whoever computes.
+thread_local Scratch shares_scratch, added_scratch, low_scratch, rows_scratch;
+
+// What a linear makes of what the router makes of x [T][E], from -1 to 1: [T][n_out]; in shares_scratch.
+const float* shares_of(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const Linear& linear, const float* x,
+                       std::size_t n_tokens) {
+    const std::size_t n = n_tokens * altup.router.matrix->n_out;
+    float* modalities = shares_scratch.room<float>(n + n_tokens * linear.matrix->n_out);
+    const Made routed{&altup.router, modalities}, made{&linear, modalities + n};
+    project(kernels, pool, x, n_tokens, altup.router_norm, {&routed, 1});
+    kernels.scan->curve(Curve::tanh, modalities, n);
+    project(kernels, pool, modalities, n_tokens, {}, {&made, 1});
+    return made.y;
+}
+
+// What a layer's own embedding [T][P] adds to what its gate takes, but for its norm: [T][E]; in added_scratch.
+float* added_by(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own, Multiplication gate) {
+    const std::size_t n_low = embedding.gate.matrix->n_out, width = embedding.project.matrix->n_out, n_tokens = gate.n_rows;
+    float *low = low_scratch.room<float>(n_tokens * n_low), *added = added_scratch.room<float>(n_tokens * width);
+    const Made made{&embedding.project, added};
+    gate.y = low;
+    multiply_all(kernels, pool, {&gate, 1});
+    finish(embedding.gate, low, n_tokens);
+    activate(kernels, pool, low, own, n_tokens * n_low, embedding.activation, low);
+    project(kernels, pool, low, n_tokens, {}, {&made, 1});
+    return added;
+}
+
+// row += what is added to it.
+void add(const IsaKernels& kernels, const float* added, std::size_t width, float share, float* row) {
+    kernels.add_parts(row, &added, &share, 1, width, row);
+}
+
+void settle_token(const IsaKernels& kernels, const Streams& streams, std::size_t t) {
+    float* added = streams.waiting + t * streams.width;
+    if (streams.waiting_norm.weight) kernels.normalize(streams.waiting_norm, added, 1, added);
+    for (std::size_t i = 1; i < streams.n; ++i) add(kernels, added, streams.width, 1.0f, streams[i] + t * streams.width);
+}
+
+// Rows of x, number by number times a scale.
+class ScaledRows final : public RowSource {
+public:
+    ScaledRows(const float* x, const float* scale, std::size_t width) : x_(x), scale_(scale), width_(width) {}
+    void make(std::size_t i, float* to) const override {
+        for (std::size_t e = 0; e < width_; ++e) to[e] = x_[i * width_ + e] * scale_[e];
+    }
+
+private:
+    const float *x_, *scale_;
+    std::size_t width_;
+};
+
+}  // namespace
+
+void settle(const IsaKernels& kernels, Pool& pool, Streams& streams) {
+    if (!streams.waiting) return;
+    by_rows(pool, streams.n_tokens, streams.n * streams.width, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t t = begin; t < end; ++t) settle_token(kernels, streams, t);
+    });
+    streams.waiting = nullptr;
+}
+
+void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, Streams& streams) {
+    const std::size_t n = streams.n, width = streams.width;
+    if (altup.active != 0) settle(kernels, pool, streams);  // nothing waits for the first
+    const float* shares = shares_of(kernels, pool, altup, altup.predict, streams[altup.active], streams.n_tokens);
+    by_rows(pool, streams.n_tokens, n * n * width, [&](std::size_t begin, std::size_t end) {
+        float* mixed = rows_scratch.room<float>(n * width);
+        std::vector<const float*> rows(n);
+        for (std::size_t t = begin; t < end; ++t) {
+            if (streams.waiting) settle_token(kernels, streams, t);
+            for (std::size_t i = 0; i < n; ++i) rows[i] = streams[i] + t * width;
+            for (std::size_t i = 0; i < n; ++i)
+                kernels.add_parts(rows[i], rows.data(), shares + (t * n + i) * n, n, width, mixed + i * width);
+            for (std::size_t i = 0; i < n; ++i) std::copy_n(mixed + i * width, width, streams[i] + t * width);
+        }
+    });
+    streams.waiting = nullptr;
+}
+
+void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const LayerEmbedding& embedding, const float* own,
+             const float* made, Streams& streams) {
+    const std::size_t n = streams.n, n_tokens = streams.n_tokens, width = streams.width;
+    const float* shares = shares_of(kernels, pool, altup, altup.correct, made, n_tokens);
+    by_rows(pool, n_tokens, n * width, [&](std::size_t begin, std::size_t end) {
+        float* news = rows_scratch.room<float>(width);
+        for (std::size_t t = begin; t < end; ++t) {
+            const float* expected = streams[altup.active] + t * width;
+            for (std::size_t e = 0; e < width; ++e) news[e] = made[t * width + e] - expected[e];
+            for (std::size_t i = 0; i < n; ++i) add(kernels, news, width, shares[t * n + i] + 1.0f, streams[i] + t * width);
+        }
+    });
+    const ScaledRows read(streams[altup.active], altup.scale, width);
+    streams.waiting = added_by(kernels, pool, embedding, own, {embedding.gate.matrix, nullptr, n_tokens, nullptr, nullptr, 0, 0, &read});
+    streams.waiting_norm = embedding.norm;
+}
+
+void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given, const Norm& norm, const float (&shares)[2],
+                     std::size_t n_tokens, std::size_t n_parts, float* y) {
+    by_rows(pool, n_tokens, n_parts * norm.width, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin * n_parts; i < end * n_parts; ++i) {
+            float* to = y + (i % n_parts * n_tokens + i / n_parts) * norm.width;
+            kernels.normalize(norm, made + i * norm.width, 1, to);
+            const float* rows[] = {to, given + i * norm.width};
+            kernels.add_parts(nullptr, rows, shares, 2, norm.width, to);
+        }
+    });
+}
+
+void let_in(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own, std::size_t n_tokens, float* x) {
+    float* added = added_by(kernels, pool, embedding, own, {embedding.gate.matrix, x, n_tokens, nullptr});
+    const std::size_t width = embedding.project.matrix->n_out;
+    by_rows(pool, n_tokens, width, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t t = begin; t < end; ++t) {
+            if (embedding.norm.weight) kernels.normalize(embedding.norm, added + t * width, 1, added + t * width);
+            add(kernels, added + t * width, width, 1.0f, x + t * width);
+        }
+    });
+}
+
+}  // namespace slm

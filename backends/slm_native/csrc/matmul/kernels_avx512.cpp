@@ -1,0 +1,18 @@
+// The kernels of one instruction set: see simd/README.md.
+#include "kernels.h"
+
+#define SLM_NAMESPACE slm::avx512
+#include "simd/avx512.h"
+
+#include "formats/all.h"
+#include "formats/chunks_avx512.h"
+#include "matmul/quantize.inc"
+#include "matmul/rows.inc"
+#include "matmul/floats.inc"
+#include "matmul/float_rows.inc"
+#include "matmul/dequantize.inc"
+#include "simd/exponential.inc"
+#include "layers/steps.inc"
+#include "matmul/groups.inc"
+#include "matmul/tiles.inc"
+#include "matmul/table.inc"

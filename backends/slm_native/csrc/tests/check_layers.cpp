@@ -1,0 +1,118 @@
+#include "tests/check_layers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "tests/check_models.h"
+
+namespace slm {
+
+namespace {
+
+constexpr std::size_t steps[] = {70, 1, 6, 1, 64, 8};  // tokens of each batch: pages begin and end within them
+constexpr std::int32_t pages[] = {3, 0, 2};            // of the sequence, which lie in another order
+constexpr std::size_t n_pages = 4;
+
+// What rounding keys and values costs, as a share of the largest result: some steps of their codes. Of floats, what
+// sums of 60 terms lose, 60 * 2 ** -24 at most, ten times over: as many products follow each other.
+constexpr double tolerance[n_kv_types] = {4e-5, 2e-3, 2e-2, 2e-2, 0.1, 0.25};
+
+// The caches of all layers, and the memory that they lie in.
+struct Caches {
+    std::unique_ptr<std::uint8_t[]> memory;
+    std::vector<KvLayer> layers;
+};
+
+Caches caches_of(const Model& model, KvType type) {
+    std::size_t bytes[most_planes], page_bytes = 0;
+    const std::size_t n_layers = model.layers.size();
+    token_bytes(type, model.head_dim, bytes);
+    for (std::size_t plane : bytes) page_bytes += (model.is_latent ? 1 : 2) * n_layers * model.n_kv_heads * page_tokens * plane;
+    Caches caches{std::unique_ptr<std::uint8_t[]>(new std::uint8_t[n_pages * page_bytes]()), {}};
+    for (std::size_t i = 0; i < n_layers; ++i)
+        caches.layers.push_back(layer_of(caches.memory.get(), n_pages, page_bytes, type, type, model.is_latent,
+                                         {n_layers, i, model.n_kv_heads, model.head_dim}));
+    return caches;
+}
+
+// Every third token of a batch, and the last; in rising order.
+std::vector<std::int64_t> some_of(std::size_t n) {
+    std::vector<std::int64_t> some;
+    for (std::size_t t = 0; t < n; ++t)
+        if (t % 3 == 1 || t + 1 == n) some.push_back(std::int64_t(t));
+    return some;
+}
+
+// Rows of one batch, from token `start`: all n or those wanted, of each stream, go to where they belong in x.
+void run_batch(const Model& model, const IsaKernels& kernels, Pool& pool, const Caches& caches, std::size_t start, std::size_t n,
+               const std::vector<std::int64_t>* wanted, std::vector<float>& x) {
+    std::vector<std::int32_t> tokens(n);
+    std::iota(tokens.begin(), tokens.end(), 0);
+    std::vector<std::int64_t> page(n), slot(n), rows(n);
+    std::iota(rows.begin(), rows.end(), 0);
+    for (std::size_t t = 0; t < n; ++t) page[t] = pages[(start + t) / page_tokens], slot[t] = std::int64_t((start + t) % page_tokens);
+    const std::vector<Run> runs{{tokens.data(), pages, n, start + n}};
+    const std::size_t half = model.n_rotated / 2, width = model.width;
+    std::vector<Place> places;
+    for (std::size_t i = 0; i < model.layers.size(); ++i) {
+        const float* own = model.own.empty() ? nullptr : &model.own[i][start * model.own[i].size() / n_all];
+        const Rotation rotation{&model.cos[start * half], &model.sin[start * half], half, model.interleaved(i)};
+        places.push_back({&caches.layers[model.caches[i]], rotation, own});
+    }
+    std::vector<float> streams;
+    for (std::size_t k = 0; k < model.n_streams; ++k)
+        streams.insert(streams.end(), &x[(k * n_all + start) * width], &x[(k * n_all + start) * width] + n * width);
+    run_layers(kernels, pool, model.layers, places, {n, page.data(), slot.data(), &runs}, wanted, model.n_streams, streams.data());
+    const std::vector<std::int64_t>& made = wanted ? *wanted : rows;
+    for (std::size_t i = 0; i < model.n_streams * made.size(); ++i)
+        std::copy_n(&streams[i * width], width, &x[(i / made.size() * n_all + start + std::size_t(made[i % made.size()])) * width]);
+}
+
+// The largest error of what batches make of x, as a share of the largest result; of some tokens, or of all.
+double worst_of(const Model& model, const IsaKernels& kernels, Pool& pool, KvType type, bool some, std::vector<float> x,
+                const Wide& expected) {
+    const Caches caches = caches_of(model, type);
+    double worst = 0, largest = 0;
+    for (double value : expected) largest = std::max(largest, std::abs(value));
+    std::size_t start = 0;
+    for (std::size_t n : steps) {
+        const std::vector<std::int64_t> wanted = some_of(n);
+        run_batch(model, kernels, pool, caches, start, n, some ? &wanted : nullptr, x);
+        for (std::size_t k = 0; k < model.n_streams; ++k)
+            for (std::size_t t = 0; t < n; ++t) {
+                if (some && !std::binary_search(wanted.begin(), wanted.end(), std::int64_t(t))) continue;
+                for (std::size_t i = (k * n_all + start + t) * model.width, end = i + model.width; i < end; ++i)
+                    if (const double off = std::abs(double(x[i]) - expected[i]); !(off <= worst)) worst = off;  // no numbers are kept, too
+            }
+        start += n;
+    }
+    return worst / largest;
+}
+
+}  // namespace
+
+bool check_layers(Isa isa, int n_threads) {
+    const IsaKernels& kernels = kernels_of(isa);
+    const auto pool = Pool::shared(n_threads);
+    bool all_right = true;
+    for (const auto& [name, model, rounds] : models_of(kernels)) {
+        const std::vector<float> x = random_floats(model->n_streams * n_all * model->width, 99, 1);
+        const Wide expected = plain_layers(*model, x);
+        for (std::size_t type = 0; type < (rounds ? n_kv_types : 1); ++type)
+            for (bool some : {false, true}) {
+                const double worst = worst_of(*model, kernels, *pool, KvType(type), some, x, expected);
+                if (worst <= tolerance[type]) continue;
+                all_right = false;
+                std::printf("%s, %d threads: layers of %s, KV type %zu, %s tokens: off by %g of the largest\n", name_of(isa),
+                            n_threads, name, type, some ? "some" : "all", worst);
+            }
+    }
+    return all_right;
+}
+
+}  // namespace slm
