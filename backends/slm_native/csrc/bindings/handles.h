@@ -17,8 +17,10 @@ namespace slm::python {
 inline Isa find_isa(const std::string& name) {
     for (Isa isa : all_isas)
         if (name_of(isa) == name && is_available(isa)) return isa;
-    throw nb::value_error(("instruction set '" + name + "' is not available here").c_str());
+    throw nb::value_error(message("instruction set '", name, "' is not available here").c_str());
 }
+
+inline constexpr const char* other_kernels = "the weights are another instruction set's";
 
 // A matrix of weights and the array that holds it.
 struct Weights {
@@ -31,7 +33,7 @@ inline KvType find_kv_type(const std::string& name) {
     static const char* const names[n_kv_types] = {"f32", "f16", "bf16", "q8_0", "q5_0", "q4_0"};
     for (std::size_t i = 0; i < n_kv_types; ++i)
         if (name == names[i]) return KvType(i);
-    throw nb::value_error(("no kernel for KV type '" + name + "'").c_str());
+    throw nb::value_error(message("no kernel for KV type '", name, "'").c_str());
 }
 
 using Pages = nb::ndarray<std::uint8_t, nb::device::cpu>;
@@ -44,8 +46,7 @@ struct CacheLayer {
 
 inline CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, const std::string& values, std::size_t n_layers,
                            std::size_t layer, std::size_t n_kv_heads, std::size_t head_dim) {
-    if (pages.ndim() != 2 || !is_contiguous(Array(pages)))
-        throw nb::value_error("pages must be C-contiguous [n_pages, page_bytes]");
+    require(pages.ndim() == 2 && is_contiguous(Array(pages)), "pages must be C-contiguous [n_pages, page_bytes]");
     const bool in_keys = values.empty();  // keys are the values, too
     const KvType key_type = find_kv_type(keys), value_type = in_keys ? key_type : find_kv_type(values);
     const KvPlace place{n_layers, layer, n_kv_heads, head_dim};
@@ -60,22 +61,20 @@ public:
         const auto* counts = elements<std::int32_t>(n_tokens, "n_tokens", "int32", 1);
         const auto* held = elements<std::int32_t>(n_held, "n_held", "int32", 1);
         const auto* spans = elements<std::int32_t>(both_ways, "both_ways", "int32", 1);
-        if (n_tokens.size() != n_held.size() || n_tokens.size() != both_ways.size())
-            throw nb::value_error("n_tokens, n_held and both_ways differ in length");
+        require(n_tokens.size() == n_held.size() && n_tokens.size() == both_ways.size(), "n_tokens, n_held and both_ways differ in length");
         for (std::int32_t token : tokens_)
-            if (token < 0 || std::size_t(token) >= n_batch_) throw nb::value_error("a token that the batch does not have");
+            require(token >= 0 && std::size_t(token) < n_batch_, "a token that the batch does not have");
         for (std::int32_t page : pages_) {
-            if (page < 0) throw nb::value_error("a page below 0");
+            require(page >= 0, "a page below 0");
             n_pages_ = std::max(n_pages_, std::size_t(page) + 1);
         }
         std::size_t token = 0, page = 0;
         for (std::size_t i = 0; i < n_tokens.size(); ++i) {
-            if (counts[i] < 1 || held[i] < counts[i]) throw nb::value_error("a run that holds less than it brings, or nothing");
+            require(counts[i] >= 1 && held[i] >= counts[i], "a run that holds less than it brings, or nothing");
             runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]), std::size_t(held[i]), spans[i] != 0});
             token += std::size_t(counts[i]), page += (std::size_t(held[i]) + page_tokens - 1) / page_tokens;
         }
-        if (token != n_batch_ || page != pages_.size())
-            throw nb::value_error("the runs do not take just the tokens and pages that there are");
+        require(token == n_batch_ && page == pages_.size(), "the runs do not take just the tokens and pages that there are");
     }
     Batch(const Batch&) = delete;
     Batch& operator=(const Batch&) = delete;
@@ -105,7 +104,7 @@ struct Angles {
 inline Angles new_angles(const Array& cos, const Array& sin, bool interleaved) {
     const Rotation rotation{elements<float>(cos, "cos", "float32", 2), elements<float>(sin, "sin", "float32", 2), cos.shape(1),
                             interleaved};
-    if (sin.shape(0) != cos.shape(0) || sin.shape(1) != cos.shape(1)) throw nb::value_error("cos and sin differ in shape");
+    require(sin.shape(0) == cos.shape(0) && sin.shape(1) == cos.shape(1), "cos and sin differ in shape");
     return {rotation, cos.shape(0), cos, sin};
 }
 
@@ -113,7 +112,7 @@ using MaybeArray = std::optional<Array>;
 
 inline Scoring scoring_of(float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks,
                           std::size_t n_heads) {
-    if (window < 0) throw nb::value_error("window must not be negative");
+    require(window >= 0, "window must not be negative");
     return {scale, softcap, window ? std::size_t(window) : no_window, row_of(slopes, "slopes", n_heads), row_of(sinks, "sinks", n_heads)};
 }
 
@@ -125,13 +124,12 @@ struct NormHandle {
 };
 
 inline NormHandle new_norm(const Array& weight, const MaybeArray& bias, float eps, bool centred) {
-    if (weight.ndim() != 1 && weight.ndim() != 2) throw nb::value_error("a norm's weight must be [width] or [rows, width]");
+    require(weight.ndim() == 1 || weight.ndim() == 2, "a norm's weight must be [width] or [rows, width]");
     const float* values = elements<float>(weight, "weight", "float32", weight.ndim());
     const std::size_t n_rows = weight.ndim() == 2 ? weight.shape(0) : 1, width = weight.shape(weight.ndim() - 1);
-    if (n_rows * width == 0) throw nb::value_error("a norm's weight holds nothing");
+    require(n_rows * width != 0, "a norm's weight holds nothing");
     const float* shifts = bias ? elements<float>(*bias, "bias", "float32", weight.ndim()) : nullptr;
-    if (bias && (bias->size() != weight.size() || bias->shape(0) != weight.shape(0)))
-        throw nb::value_error("a norm's weight and bias differ in shape");
+    require(!bias || (bias->size() == weight.size() && bias->shape(0) == weight.shape(0)), "a norm's weight and bias differ in shape");
     return {{values, shifts, width, n_rows, eps, centred}, weight, bias};
 }
 
@@ -157,12 +155,12 @@ inline Activation activation_of(const std::string& name, const std::vector<float
     static const char* const names[] = {"silu", "gelu", "gelu_tanh", "relu", "relu_squared", "swiglu_clamped", "xielu"};
     for (std::size_t i = 0; i < std::size(names); ++i) {
         if (name != names[i]) continue;
-        if (numbers.size() != (ActivationKind(i) == ActivationKind::xielu ? 4u : 0u)) throw nb::value_error(("other numbers than those of " + name).c_str());
+        require(numbers.size() == (ActivationKind(i) == ActivationKind::xielu ? 4u : 0u), "other numbers than those of ", name);
         Activation made{ActivationKind(i), 0, 0, 0, 0};
         if (!numbers.empty()) made.alpha_n = numbers[0], made.alpha_p = numbers[1], made.beta = numbers[2], made.eps = numbers[3];
         return made;
     }
-    throw nb::value_error(("no kernel for the activation '" + name + "'").c_str());
+    throw nb::value_error(message("no kernel for the activation '", name, "'").c_str());
 }
 
 }  // namespace slm::python

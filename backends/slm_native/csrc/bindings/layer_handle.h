@@ -16,16 +16,13 @@ namespace slm::python {
 inline Linear linear_of(const MaybeLinear& handle, std::size_t n_out, std::size_t n_in, const char* name) {
     if (!handle) return {nullptr, nullptr};
     const Matrix& m = handle->weights.matrix;
-    if (m.n_out != n_out || m.n_in != n_in)
-        throw nb::value_error((std::string(name) + " is [" + std::to_string(m.n_out) + ", " + std::to_string(m.n_in) + "], not [" +
-                               std::to_string(n_out) + ", " + std::to_string(n_in) + "]").c_str());
+    require(m.n_out == n_out && m.n_in == n_in, name, " is [", m.n_out, ", ", m.n_in, "], not [", n_out, ", ", n_in, "]");
     return handle->linear();
 }
 
 inline Norm norm_of(const MaybeNorm& handle, std::size_t width, const char* name) {
     if (!handle) return {};
-    if (handle->norm.width != width || handle->norm.n_rows != 1)
-        throw nb::value_error((std::string(name) + " has not the width " + std::to_string(width)).c_str());
+    require(handle->norm.width == width && handle->norm.n_rows == 1, name, " has not the width ", width);
     return handle->norm;
 }
 
@@ -35,15 +32,15 @@ public:
     LatentHandle(const MaybeLinear& q_down, const MaybeNorm& q_norm, const LinearHandle& q, const LinearHandle& kv_down,
                  const MaybeNorm& kv_norm, std::vector<Weights> k_up, std::vector<Weights> v_up)
         : q_down_(q_down), q_(q), kv_down_(kv_down), q_norm_(q_norm), kv_norm_(kv_norm), k_up_(std::move(k_up)), v_up_(std::move(v_up)) {
-        if (k_up_.empty() || k_up_.size() != v_up_.size()) throw nb::value_error("k_up and v_up are not one for each head");
+        require(!k_up_.empty() && k_up_.size() == v_up_.size(), "k_up and v_up are not one for each head");
         const auto alike = [](const std::vector<Weights>& all, std::size_t n_in) {
             return std::all_of(all.begin(), all.end(), [&](const Weights& w) {
                 return w.matrix.n_in == n_in && w.matrix.n_out == all[0].matrix.n_out;
             });
         };
-        if (!alike(k_up_, k_up_[0].matrix.n_in) || !alike(v_up_, rank())) throw nb::value_error("k_up or v_up are not of one shape, for one latent");
-        if (head_dim() <= rank()) throw nb::value_error("kv_down makes no more than the latent");
-        if (q_norm_ && !q_down_) throw nb::value_error("q_norm without q_down");
+        require(alike(k_up_, k_up_[0].matrix.n_in) && alike(v_up_, rank()), "k_up or v_up are not of one shape, for one latent");
+        require(head_dim() > rank(), "kv_down makes no more than the latent");
+        require(!q_norm_ || q_down_, "q_norm without q_down");
         latent();  // refuses what does not fit
     }
 
@@ -104,7 +101,7 @@ public:
     AltUpHandle(const LinearHandle& router, const NormHandle& router_norm, const LinearHandle& predict, const LinearHandle& correct,
                 const Array& scale, std::size_t active)
         : router_(router), predict_(predict), correct_(correct), router_norm_(router_norm), scale_(scale), active_(active) {
-        if (active >= n_streams()) throw nb::value_error("the active stream is none of them");
+        require(active < n_streams(), "the active stream is none of them");
     }
 
     bool is_of(const IsaKernels& kernels) const {
@@ -143,23 +140,19 @@ public:
                 float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks, float limit,
                 float residual_scale, bool parallel, std::optional<float> threshold, const LayerExtras& extras)
         : linears_(std::move(linears)), norms_(std::move(norms)), slopes_(slopes), sinks_(sinks), latent_(extras.latent), altup_(extras.altup), embedding_(extras.embedding), head_dim_(head_dim) {
-        if (linears_.size() != 9 || norms_.size() != 8) throw nb::value_error("a layer has nine linears and eight norms, or none in place");
-        if (linears_[0].has_value() == latent_.has_value() || !linears_[3] || (linears_[2] && !linears_[1]))
-            throw nb::value_error("a layer without q, output, or the k of its v");
-        if (latent_ && (linears_[1] || norms_[1] || norms_[2] || norms_[3] || limit != 0))
-            throw nb::value_error("attention to latents with keys, norms of heads or a limit");
-        if (linears_[5].has_value() != linears_[6].has_value() || (linears_[4] && !linears_[5]))
-            throw nb::value_error("a feed-forward layer without up, or down");
-        if (linears_[7].has_value() != linears_[8].has_value()) throw nb::value_error("a learned residual without left, or right");
+        require(linears_.size() == 9 && norms_.size() == 8, "a layer has nine linears and eight norms, or none in place");
+        require(linears_[0].has_value() != latent_.has_value() && linears_[3] && (!linears_[2] || linears_[1]), "a layer without q, output, or the k of its v");
+        require(!latent_ || (!linears_[1] && !norms_[1] && !norms_[2] && !norms_[3] && limit == 0), "attention to latents with keys, norms of heads or a limit");
+        require(linears_[5].has_value() == linears_[6].has_value() && (!linears_[4] || linears_[5]), "a feed-forward layer without up, or down");
+        require(linears_[7].has_value() == linears_[8].has_value(), "a learned residual without left, or right");
         const std::size_t width = latent_ ? latent_->width() : linears_[0]->weights.matrix.n_in;
         const std::size_t n_q = latent_ ? latent_->n_heads() * head_dim : linears_[0]->weights.matrix.n_out;
         const std::size_t n_kv = linears_[1] ? linears_[1]->weights.matrix.n_out : head_dim;
         const std::size_t n_ff = linears_[5] ? linears_[5]->weights.matrix.n_out : 0;
-        if (!head_dim || n_q % head_dim || n_kv % head_dim || !n_kv || n_q % n_kv)
-            throw nb::value_error("q and k are no heads of this width, or those of q no multiple of those of k");
-        if (latent_ && head_dim != latent_->head_dim()) throw nb::value_error("heads are not as wide as what kv_down makes");
-        if (activation.kind == ActivationKind::swiglu_clamped && n_ff && !linears_[4]) throw nb::value_error("swiglu_clamped without a gate");
-        if (threshold && n_ff && !linears_[4]) throw nb::value_error("a threshold without a gate");
+        require(head_dim && n_q % head_dim == 0 && n_kv % head_dim == 0 && n_kv && n_q % n_kv == 0, "q and k are no heads of this width, or those of q no multiple of those of k");
+        require(!latent_ || head_dim == latent_->head_dim(), "heads are not as wide as what kv_down makes");
+        require(activation.kind != ActivationKind::swiglu_clamped || !n_ff || linears_[4], "swiglu_clamped without a gate");
+        require(!threshold || !n_ff || linears_[4], "a threshold without a gate");
         layer_.q = linear(0, n_q, width, "q"), layer_.k = linear(1, n_kv, width, "k"), layer_.v = linear(2, n_kv, width, "v");
         layer_.output = linear(3, width, latent_ ? latent_->n_results() : n_q, "output");
         if (latent_) layer_.latent = latent_->latent();
@@ -181,18 +174,16 @@ public:
     const Layer& checked(const IsaKernels& kernels, std::size_t width, const Batch& batch, const KvLayer& cache,
                          const Angles& angles) const {
         for (const MaybeLinear& linear : linears_)
-            if (linear && linear->weights.kernels != &kernels) throw nb::value_error("the weights are another instruction set's");
+            require(!linear || linear->weights.kernels == &kernels, other_kernels);
         const auto is_of = [&](const auto& part) { return !part || part->is_of(kernels); };
-        if (!is_of(latent_) || !is_of(altup_) || !is_of(embedding_)) throw nb::value_error("the weights are another instruction set's");
-        if (const std::size_t n_in = layer_.output.matrix->n_out; width != n_in)
-            throw nb::value_error(("x has rows of " + std::to_string(width) + ", the layer takes " + std::to_string(n_in)).c_str());
+        require(is_of(latent_) && is_of(altup_) && is_of(embedding_), other_kernels);
+        const std::size_t n_in = layer_.output.matrix->n_out;
+        require(width == n_in, "x has rows of ", width, ", the layer takes ", n_in);
         const std::size_t n_kv = cache.n_kv_heads * head_dim_;
-        if (cache.head_dim != head_dim_ || (layer_.k.matrix ? n_kv != layer_.k.matrix->n_out : n_q_ % n_kv != 0) ||
-            (latent_ && cache.n_kv_heads != 1))
-            throw nb::value_error("the cache has other heads than the layer");
-        if (batch.n_pages() > cache.n_pages) throw nb::value_error("a page that the cache does not have");
-        if (angles.n_tokens != batch.n_tokens() || 2 * angles.rotation.half > head_dim_)
-            throw nb::value_error("cos and sin are not [tokens, at most half a head]");
+        const bool fits_kv = layer_.k.matrix ? n_kv == layer_.k.matrix->n_out : n_q_ % n_kv == 0;
+        require(cache.head_dim == head_dim_ && fits_kv && (!latent_ || cache.n_kv_heads == 1), "the cache has other heads than the layer");
+        require(batch.n_pages() <= cache.n_pages, "a page that the cache does not have");
+        require(angles.n_tokens == batch.n_tokens() && 2 * angles.rotation.half <= head_dim_, "cos and sin are not [tokens, at most half a head]");
         if (layer_.mixture) mixture_->checked_for(kernels);
         return layer_;
     }
@@ -205,9 +196,8 @@ private:
     void add(const LayerExtras& extras, std::size_t width, const Activation& activation) {
         mixture_ = extras.mixture;
         if (mixture_) layer_.mixture = &mixture_->mixture();
-        if (mixture_ && (linears_[5] || layer_.mixture->router.matrix->n_in != width))
-            throw nb::value_error("experts beside a feed-forward layer, or of another width");
-        if (altup_ && (!embedding_ || extras.output_scale != 1.0f)) throw nb::value_error("streams without embeddings, or scaled");
+        require(!mixture_ || (!linears_[5] && layer_.mixture->router.matrix->n_in == width), "experts beside a feed-forward layer, or of another width");
+        require(!altup_ || (embedding_ && extras.output_scale == 1.0f), "streams without embeddings, or scaled");
         if (altup_) layer_.altup = altup_->altup(width);
         if (embedding_) layer_.embedding = embedding_->embedding(width, activation);
         layer_.output_scale = extras.output_scale;
@@ -222,8 +212,7 @@ private:
         if (!norms_[i]) return {};
         const Norm& found = norms_[i]->norm;
         const bool by_head = found.width == head_dim_ && (found.n_rows == 1 || found.n_rows * head_dim_ == n);
-        if (!by_head && (found.width != n || found.n_rows != 1))
-            throw nb::value_error((std::string(name) + " covers neither a head, nor each of them, nor all as one").c_str());
+        require(by_head || (found.width == n && found.n_rows == 1), name, " covers neither a head, nor each of them, nor all as one");
         return found;
     }
 

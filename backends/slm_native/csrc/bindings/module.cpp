@@ -33,7 +33,7 @@ using namespace nb::literals;
 class Kernels {
 public:
     Kernels(const std::string& isa, int n_threads) : kernels_(kernels_of(find_isa(isa))) {
-        if (n_threads < 1) throw nb::value_error(("n_threads is " + std::to_string(n_threads)).c_str());
+        require(n_threads >= 1, "n_threads is ", n_threads);
         pool_ = Pool::shared(n_threads);
     }
 
@@ -46,22 +46,17 @@ public:
 
     Weights matrix(const Array& data, int type, std::size_t n_out, std::size_t n_in) const {
         const auto* bytes = elements<std::uint8_t>(data, "data", "uint8", 1);
-        if (n_in == 0) throw nb::value_error("rows of no weights");
+        require(n_in != 0, "rows of no weights");
         Matrix m{nullptr, nullptr, bytes, n_out, n_in, 0};
         for (std::size_t i = 0; i < kernels_.n_floats; ++i)
             if (kernels_.floats[i].type == type) m.floats = &kernels_.floats[i], m.row_bytes = n_in * m.floats->bytes;
         for (std::size_t i = 0; i < kernels_.n_formats; ++i)
             if (const FormatKernels& f = kernels_.formats[i]; f.type == type) {
-                if (n_in % std::size_t(f.block))
-                    throw nb::value_error(("rows of " + std::to_string(n_in) + " weights are no whole number of blocks of " +
-                                           std::to_string(f.block)).c_str());
+                require(n_in % std::size_t(f.block) == 0, "rows of ", n_in, " weights are no whole number of blocks of ", f.block);
                 m.format = &f, m.row_bytes = n_in / std::size_t(f.block) * f.block_bytes;
             }
-        if (!m.format && !m.floats) throw nb::value_error(("no kernel for ggml type " + std::to_string(type)).c_str());
-        if (data.shape(0) != n_out * m.row_bytes)
-            throw nb::value_error(("data has " + std::to_string(data.shape(0)) + " bytes, a matrix of " +
-                                   std::to_string(n_out) + " x " + std::to_string(n_in) + " takes " +
-                                   std::to_string(n_out * m.row_bytes)).c_str());
+        require(m.format || m.floats, "no kernel for ggml type ", type);
+        require(data.shape(0) == n_out * m.row_bytes, "data has ", data.shape(0), " bytes, a matrix of ", n_out, " x ", n_in, " takes ", n_out * m.row_bytes);
         return {m, &kernels_, data};
     }
 
@@ -71,8 +66,8 @@ public:
         const std::size_t n = ids.size();
         check(weights);
         if (const auto [least, most] = std::minmax_element(rows, rows + n); n && (*least < 0 || std::size_t(*most) >= m.n_out))
-            throw nb::index_error(("row ids span " + std::to_string(*least) + " to " + std::to_string(*most) +
-                                   ", the matrix has rows 0 to " + std::to_string(std::int64_t(m.n_out) - 1)).c_str());
+            throw nb::index_error(
+                message("row ids span ", *least, " to ", *most, ", the matrix has rows 0 to ", std::int64_t(m.n_out) - 1).c_str());
         Room y(n * m.n_in);
         {
             nb::gil_scoped_release unlocked;
@@ -86,9 +81,7 @@ public:
         const Matrix& m = weights.matrix;
         const std::size_t n_tokens = x.shape(0);
         check(weights);
-        if (x.shape(1) != m.n_in)
-            throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", the matrix takes " +
-                                   std::to_string(m.n_in)).c_str());
+        require(x.shape(1) == m.n_in, "x has rows of ", x.shape(1), ", the matrix takes ", m.n_in);
         Room y(n_tokens * m.n_out);
         {
             nb::gil_scoped_release unlocked;
@@ -101,8 +94,7 @@ public:
     FloatMatrix normalize(const Array& x, const NormHandle& norm) const {
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n = x.size(), width = norm.norm.width * norm.norm.n_rows;
-        if (x.shape(1) != width)
-            throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", the norm takes " + std::to_string(width)).c_str());
+        require(x.shape(1) == width, "x has rows of ", x.shape(1), ", the norm takes ", width);
         Room y(n);
         {
             nb::gil_scoped_release unlocked;
@@ -112,14 +104,14 @@ public:
     }
 
     nb::list project(const Array& x, const NormHandle* norm, const std::vector<const LinearHandle*>& linears) const {
-        if (linears.empty()) throw nb::value_error("no weights");
+        require(!linears.empty(), "no weights");
         const Activations a = activations(x, *linears[0], norm);
         nb::list found;
         std::vector<Linear> held;
         std::vector<float*> results;
         for (const LinearHandle* one : linears) {
             check(one->weights);
-            if (one->weights.matrix.n_in != a.width) throw nb::value_error("the matrices have rows of different widths");
+            require(one->weights.matrix.n_in == a.width, "the matrices have rows of different widths");
             Room y(a.n_tokens * one->weights.matrix.n_out);
             held.push_back(one->linear()), results.push_back(y.get());
             found.append(owned<FloatMatrix>(std::move(y), {a.n_tokens, one->weights.matrix.n_out}));
@@ -135,10 +127,9 @@ public:
                         const Activation& activation, std::optional<float> threshold) const {
         const Activations a = activations(x, up, norm);
         if (gate) check(gate->weights);
-        if (gate && (gate->weights.matrix.n_in != a.width || gate->weights.matrix.n_out != up.weights.matrix.n_out))
-            throw nb::value_error("gate and up have different shapes");
+        require(!gate || (gate->weights.matrix.n_in == a.width && gate->weights.matrix.n_out == up.weights.matrix.n_out), "gate and up have different shapes");
         check_gated(activation, gate != nullptr);
-        if (threshold && !gate) throw nb::value_error("a threshold without a gate");
+        require(!threshold || gate, "a threshold without a gate");
         const std::size_t n_out = up.weights.matrix.n_out;
         Room y(a.n_tokens * n_out);
         {
@@ -152,8 +143,7 @@ public:
     FloatMatrix activate(const Array& gate, const std::optional<Array>& up, const Activation& activation) const {
         const float* gates = elements<float>(gate, "gate", "float32", 2);
         const float* ups = up ? elements<float>(*up, "up", "float32", 2) : nullptr;
-        if (up && (up->shape(0) != gate.shape(0) || up->shape(1) != gate.shape(1)))
-            throw nb::value_error("gate and up have different shapes");
+        require(!up || (up->shape(0) == gate.shape(0) && up->shape(1) == gate.shape(1)), "gate and up have different shapes");
         check_gated(activation, ups != nullptr);
         Room y(gate.size());
         {
@@ -165,15 +155,15 @@ public:
 
     // Several at once: each of x and what the columns of shares, those of one after those of another, add of all of them.
     nb::list mixed(const std::vector<Array>& x, const Array& shares) const {
-        if (x.empty()) throw nb::value_error("nothing to mix");
+        require(!x.empty(), "nothing to mix");
         std::vector<const float*> parts;
         for (const Array& each : x) {
             parts.push_back(elements<float>(each, "x", "float32", 2));
-            if (each.shape(0) != x[0].shape(0) || each.shape(1) != x[0].shape(1)) throw nb::value_error("arrays differ in shape");
+            require(each.shape(0) == x[0].shape(0) && each.shape(1) == x[0].shape(1), "arrays differ in shape");
         }
         const float* share = elements<float>(shares, "shares", "float32", 2);
         const std::size_t n = x.size(), n_tokens = x[0].shape(0), width = x[0].shape(1);
-        if (shares.shape(0) != n_tokens || shares.shape(1) != n * n) throw nb::value_error(("shares are " + shape_of(shares)).c_str());
+        require(shares.shape(0) == n_tokens && shares.shape(1) == n * n, "shares are ", shares);
         nb::list found;
         std::vector<float*> results;
         for (std::size_t i = 0; i < n; ++i) {
@@ -191,8 +181,8 @@ public:
         const float* rows = elements<float>(made, "made", "float32", 2);
         const float* others = elements<float>(given, "given", "float32", 2);
         const std::size_t n_tokens = made.shape(0), width = norm.norm.width, n_parts = made.shape(1) / width;
-        if (given.shape(0) != n_tokens || given.shape(1) != made.shape(1)) throw nb::value_error("made and given differ in shape");
-        if (norm.norm.n_rows != 1 || n_parts * width != made.shape(1)) throw nb::value_error("rows are no parts as wide as the norm");
+        require(given.shape(0) == n_tokens && given.shape(1) == made.shape(1), "made and given differ in shape");
+        require(norm.norm.n_rows == 1 && n_parts * width == made.shape(1), "rows are no parts as wide as the norm");
         Room y(made.size());
         {
             nb::gil_scoped_release unlocked;
@@ -205,9 +195,7 @@ public:
         const Activations a = activations(x, linear, nullptr);
         const float* before = elements<float>(residual, "residual", "float32", 2);
         const std::size_t n_out = linear.weights.matrix.n_out;
-        if (residual.shape(0) != a.n_tokens || residual.shape(1) != n_out)
-            throw nb::value_error(("residual has the shape " + shape_of(residual) + ", the product [" +
-                                   std::to_string(a.n_tokens) + ", " + std::to_string(n_out) + "]").c_str());
+        require(residual.shape(0) == a.n_tokens && residual.shape(1) == n_out, "residual has the shape ", residual, ", the product [", a.n_tokens, ", ", n_out, "]");
         Room y(a.n_tokens * n_out);
         {
             nb::gil_scoped_release unlocked;
@@ -220,16 +208,12 @@ public:
                          const std::optional<Array>& sin, bool interleaved) const {
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n_tokens = x.shape(0);
-        if (width == 0 || x.shape(1) % width)
-            throw nb::value_error(("x has rows of " + std::to_string(x.shape(1)) + ", no whole number of heads of " +
-                                   std::to_string(width)).c_str());
+        require(width != 0 && x.shape(1) % width == 0, "x has rows of ", x.shape(1), ", no whole number of heads of ", width);
         Rotation rotation{nullptr, nullptr, 0, interleaved};
         if (cos && sin) {
             rotation = {elements<float>(*cos, "cos", "float32", 2), elements<float>(*sin, "sin", "float32", 2),
                         std::size_t(cos->shape(1)), interleaved};
-            if (cos->shape(0) != n_tokens || sin->shape(0) != n_tokens || sin->shape(1) != cos->shape(1) ||
-                2 * cos->shape(1) > width)
-                throw nb::value_error("cos and sin are not [tokens, at most half a head]");
+            require(cos->shape(0) == n_tokens && sin->shape(0) == n_tokens && sin->shape(1) == cos->shape(1) && 2 * cos->shape(1) <= width, "cos and sin are not [tokens, at most half a head]");
         }
         const Norm by = norm ? norm->norm : Norm{};
         check_heads(norm, width, x.shape(1));
@@ -259,10 +243,8 @@ public:
         const KvLayer& layer = cache.layer;
         const std::size_t n_heads = q.ndim() == 3 ? q.shape(1) : 0;
         const float* queries = heads(q, "q", batch.n_tokens(), n_heads, layer.head_dim);
-        if (n_heads == 0 || n_heads % layer.n_kv_heads)
-            throw nb::value_error(("q has " + std::to_string(n_heads) + " heads, which must be a multiple of " +
-                                   std::to_string(layer.n_kv_heads)).c_str());
-        if (batch.n_pages() > layer.n_pages) throw nb::value_error("a page that the cache does not have");
+        require(n_heads != 0 && n_heads % layer.n_kv_heads == 0, "q has ", n_heads, " heads, which must be a multiple of ", layer.n_kv_heads);
+        require(batch.n_pages() <= layer.n_pages, "a page that the cache does not have");
         const Scoring scoring = scoring_of(scale, softcap, window, slopes, sinks, n_heads);
         const std::size_t n = batch.n_tokens() * n_heads * layer.head_dim;
         Room out(n);
@@ -277,16 +259,15 @@ public:
                          const std::vector<const CacheLayer*>& caches, const std::vector<const Angles*>& angles,
                          const std::vector<std::optional<Array>>& own, const Array& pages, const Array& slots, const Batch& batch,
                          const std::optional<std::vector<std::int64_t>>& wanted) const {
-        if (x.empty() || layers.empty()) throw nb::value_error("no streams, or no layers");
-        if (caches.size() != layers.size() || angles.size() != layers.size() || own.size() != layers.size())
-            throw nb::value_error("layers, caches, angles and embeddings differ in number");
+        require(!x.empty() && !layers.empty(), "no streams, or no layers");
+        require(caches.size() == layers.size() && angles.size() == layers.size() && own.size() == layers.size(), "layers, caches, angles and embeddings differ in number");
         const std::size_t n_tokens = batch.n_tokens(), width = x[0].ndim() == 2 ? x[0].shape(1) : 0;
         std::vector<const float*> streams;
         for (const Array& each : x) streams.push_back(stream(each, n_tokens, width));
         std::vector<Layer> found;
         std::vector<Place> places;
         for (std::size_t i = 0; i < layers.size(); ++i) {
-            if (layers[i]->n_streams() != x.size()) throw nb::value_error("a layer takes another number of streams");
+            require(layers[i]->n_streams() == x.size(), "a layer takes another number of streams");
             found.push_back(layers[i]->checked(kernels_, width, batch, caches[i]->layer, *angles[i]));
             places.push_back({&caches[i]->layer, angles[i]->rotation, own_of(own[i], n_tokens, layers[i]->n_own())});
             check_places(caches[i]->layer, pages, slots, n_tokens);
@@ -305,14 +286,13 @@ public:
     }
 
     HeadArray by_head(const Array& x, const std::vector<const Weights*>& weights) const {
-        if (weights.empty()) throw nb::value_error("no weights");
+        require(!weights.empty(), "no weights");
         const float* values = elements<float>(x, "x", "float32", 3);
         const std::size_t n_tokens = x.shape(0), n_out = weights[0]->matrix.n_out;
         std::vector<const Matrix*> matrices;
         for (const Weights* one : weights) {
             check(*one);
-            if (one->matrix.n_in != x.shape(2) || one->matrix.n_out != n_out || x.shape(1) != weights.size())
-                throw nb::value_error(("the matrices are not one for each head of x, of one shape; that of x is " + shape_of(x)).c_str());
+            require(one->matrix.n_in == x.shape(2) && one->matrix.n_out == n_out && x.shape(1) == weights.size(), "the matrices are not one for each head of x, of one shape; that of x is ", x);
             matrices.push_back(&one->matrix);
         }
         Room y(n_tokens * weights.size() * n_out);
@@ -327,17 +307,14 @@ public:
         const Mixture& mixture = handle.checked_for(kernels_);
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n_tokens = x.shape(0), width = x.shape(1);
-        if (width != mixture.router.matrix->n_in)
-            throw nb::value_error(("x has rows of " + std::to_string(width) + ", the experts take " +
-                                   std::to_string(mixture.router.matrix->n_in)).c_str());
-        if (norm && (norm->norm.width != width || norm->norm.n_rows != 1))
-            throw nb::value_error(("norm has " + std::to_string(norm->norm.width) + " numbers, not " + std::to_string(width)).c_str());
+        require(width == mixture.router.matrix->n_in, "x has rows of ", width, ", the experts take ", mixture.router.matrix->n_in);
+        const Norm by = norm_of_rows(norm, width);
         const float* read = told ? elements<float>(*told, "told", "float32", 2) : nullptr;
-        if (told && (told->shape(0) != n_tokens || told->shape(1) != width)) throw nb::value_error("told and x differ in shape");
+        require(!told || (told->shape(0) == n_tokens && told->shape(1) == width), "told and x differ in shape");
         Room y(n_tokens * width);
         {
             nb::gil_scoped_release unlocked;
-            slm::mix(kernels_, *pool_, mixture, values, read, n_tokens, norm ? norm->norm : Norm{}, {}, y.get());
+            slm::mix(kernels_, *pool_, mixture, values, read, n_tokens, by, {}, y.get());
         }
         return owned<FloatMatrix>(std::move(y), {n_tokens, width});
     }
@@ -353,32 +330,38 @@ private:
     static void check_heads(const NormHandle* norm, std::size_t width, std::size_t n) {
         if (!norm) return;
         const bool by_head = norm->norm.width == width && (norm->norm.n_rows == 1 || norm->norm.n_rows * width == n);
-        if (!by_head && (norm->norm.width != n || norm->norm.n_rows != 1))
-            throw nb::value_error("norm covers neither a head, nor each of them, nor all as one");
+        require(by_head || (norm->norm.width == n && norm->norm.n_rows == 1), "norm covers neither a head, nor each of them, nor all as one");
+    }
+
+    // A norm of whole rows, or none.
+    static Norm norm_of_rows(const NormHandle* norm, std::size_t width) {
+        if (!norm) return {};
+        require(norm->norm.width == width && norm->norm.n_rows == 1, "norm has ", norm->norm.width, " numbers, not ", width);
+        return norm->norm;
     }
 
     static void check_gated(const Activation& activation, bool gated) {
-        if (!gated && activation.kind == ActivationKind::swiglu_clamped) throw nb::value_error("swiglu_clamped without a gate");
+        require(gated || activation.kind != ActivationKind::swiglu_clamped, "swiglu_clamped without a gate");
     }
 
     static const float* stream(const Array& x, std::size_t n_tokens, std::size_t width) {
         const float* values = elements<float>(x, "x", "float32", 2);
-        if (x.shape(0) != n_tokens || x.shape(1) != width) throw nb::value_error("tokens that x does not have, or streams that differ in shape");
+        require(x.shape(0) == n_tokens && x.shape(1) == width, "tokens that x does not have, or streams that differ in shape");
         return values;
     }
 
     static const float* own_of(const std::optional<Array>& own, std::size_t n_tokens, std::size_t width) {
-        if (own.has_value() != (width > 0)) throw nb::value_error("an embedding for a layer without, or none for one with");
+        require(own.has_value() == (width > 0), "an embedding for a layer without, or none for one with");
         if (!own) return nullptr;
         const float* values = elements<float>(*own, "own", "float32", 2);
-        if (own->shape(0) != n_tokens || own->shape(1) != width) throw nb::value_error(("embeddings are " + shape_of(*own)).c_str());
+        require(own->shape(0) == n_tokens && own->shape(1) == width, "embeddings are ", *own);
         return values;
     }
 
     static void check_wanted(const std::optional<std::vector<std::int64_t>>& wanted, std::size_t n_tokens) {
         std::int64_t least = 0;
         for (std::int64_t token : wanted.value_or(std::vector<std::int64_t>{})) {
-            if (token < least || std::uint64_t(token) >= n_tokens) throw nb::value_error("wanted tokens are none of x, or do not rise");
+            require(token >= least && std::uint64_t(token) < n_tokens, "wanted tokens are none of x, or do not rise");
             least = token + 1;
         }
     }
@@ -386,32 +369,26 @@ private:
     static void check_places(const KvLayer& layer, const Array& pages, const Array& slots, std::size_t n_tokens) {
         const auto* page = elements<std::int64_t>(pages, "pages", "int64", 1);
         const auto* slot = elements<std::int64_t>(slots, "slots", "int64", 1);
-        if (pages.shape(0) != n_tokens || slots.shape(0) != n_tokens) throw nb::value_error("pages and slots differ in length");
+        require(pages.shape(0) == n_tokens && slots.shape(0) == n_tokens, "pages and slots differ in length");
         for (std::size_t t = 0; t < n_tokens; ++t)
-            if (std::uint64_t(page[t]) >= layer.n_pages || std::uint64_t(slot[t]) >= page_tokens)
-                throw nb::value_error("a page or slot that the cache does not have");
+            require(std::uint64_t(page[t]) < layer.n_pages && std::uint64_t(slot[t]) < page_tokens, "a page or slot that the cache does not have");
     }
 
     void check(const Weights& weights) const {
-        if (weights.kernels != &kernels_) throw nb::value_error("the weights are another instruction set's");
+        require(weights.kernels == &kernels_, other_kernels);
     }
 
     Activations activations(const Array& x, const LinearHandle& linear, const NormHandle* norm) const {
         check(linear.weights);
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t width = x.shape(1), n_in = linear.weights.matrix.n_in;
-        if (width != n_in)
-            throw nb::value_error(("x has rows of " + std::to_string(width) + ", the matrix takes " + std::to_string(n_in)).c_str());
-        if (norm && (norm->norm.width != width || norm->norm.n_rows != 1))
-            throw nb::value_error(("norm has " + std::to_string(norm->norm.width) + " numbers, not " + std::to_string(width)).c_str());
-        return {values, x.shape(0), width, norm ? norm->norm : Norm{}};
+        require(width == n_in, "x has rows of ", width, ", the matrix takes ", n_in);
+        return {values, x.shape(0), width, norm_of_rows(norm, width)};
     }
 
     static const float* heads(const Array& array, const char* name, std::size_t n_tokens, std::size_t n_heads, std::size_t head_dim) {
         const float* values = elements<float>(array, name, "float32", 3);
-        if (array.shape(0) != n_tokens || array.shape(1) != n_heads || array.shape(2) != head_dim)
-            throw nb::value_error((std::string(name) + " must be [" + std::to_string(n_tokens) + ", " + std::to_string(n_heads) + ", " +
-                                   std::to_string(head_dim) + "], not " + shape_of(array)).c_str());
+        require(array.shape(0) == n_tokens && array.shape(1) == n_heads && array.shape(2) == head_dim, name, " must be [", n_tokens, ", ", n_heads, ", ", head_dim, "], not ", array);
         return values;
     }
 

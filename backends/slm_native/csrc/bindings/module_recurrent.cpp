@@ -22,8 +22,7 @@ const float* shaped(const Array& array, const char* name, std::initializer_list<
     const float* values = elements<float>(array, name, "float32", shape.size());
     std::size_t i = 0;
     for (std::size_t n : shape)
-        if (array.shape(i++) != n)
-            throw nb::value_error((std::string(name) + " does not fit the others; its shape is " + shape_of(array)).c_str());
+        require(array.shape(i++) == n, name, " does not fit the others; its shape is ", array);
     return values;
 }
 
@@ -40,11 +39,9 @@ struct Entered {
 
 Entered entered(const Array& x, const char* name) {
     const float* rows = elements<float>(x, name, "float32", 3);
-    if (x.size() == 0) throw nb::value_error((std::string(name) + " has no numbers").c_str());
+    require(x.size() != 0, name, " has no numbers");
     return {rows, {x.shape(0), x.shape(1)}, x.shape(2)};
 }
-
-constexpr const char* other_kernels = "the weights are another instruction set's";
 
 // What a block of RWKV-7 remembers: the last token that time mixing saw, its state, the last that channel mixing saw.
 using Remembered = std::tuple<Array, Array, Array>;
@@ -58,7 +55,7 @@ struct RoomsAfter {
 class StateKernels {
 public:
     StateKernels(const std::string& isa, int n_threads) : kernels_(kernels_of(find_isa(isa))) {
-        if (n_threads < 1) throw nb::value_error(("n_threads is " + std::to_string(n_threads)).c_str());
+        require(n_threads >= 1, "n_threads is ", n_threads);
         pool_ = Pool::shared(n_threads);
     }
 
@@ -70,11 +67,8 @@ public:
         scan.a = elements<float>(a, "a", "float32", 2);
         scan.before = elements<float>(state, "state", "float32", 4);
         scan.n_groups = b.ndim() == 4 ? b.shape(2) : 0, scan.n_state = state.shape(3), scan.n_rates = a.shape(1);
-        if (scan.n_heads == 0 || scan.n_groups == 0 || scan.n_heads % scan.n_groups)
-            throw nb::value_error("the heads of x must be a multiple of the groups of b, at least one");
-        if (a.shape(0) != scan.n_heads || (scan.n_rates != 1 && scan.n_rates != scan.n_state))
-            throw nb::value_error(("a must have a rate, or one for each number of the state, for each head; its shape is " +
-                                   shape_of(a)).c_str());
+        require(scan.n_heads != 0 && scan.n_groups != 0 && scan.n_heads % scan.n_groups == 0, "the heads of x must be a multiple of the groups of b, at least one");
+        require(a.shape(0) == scan.n_heads && (scan.n_rates == 1 || scan.n_rates == scan.n_state), "a must have a rate, or one for each number of the state, for each head; its shape is ", a);
         scan.steps.at = shaped(steps, "steps", {scan.n_sequences, scan.n_tokens, scan.n_heads});
         scan.b.at = shaped(b, "b", {scan.n_sequences, scan.n_tokens, scan.n_groups, scan.n_state});
         scan.c.at = shaped(c, "c", {scan.n_sequences, scan.n_tokens, scan.n_groups, scan.n_state});
@@ -94,7 +88,7 @@ public:
     nb::tuple gated_convolution(const Array& projected, const Array& window, const Array& taps) const {
         const Entered in = entered(projected, "projected");
         const std::size_t width = in.width / 3, n_taps = n_taps_of(taps);
-        if (in.width % 3) throw nb::value_error("projected must have rows of three parts of one width");
+        require(in.width % 3 == 0, "projected must have rows of three parts of one width");
         const float *values = rows_of(taps, "taps", n_taps, width), *before = shaped(window, "window", {in.batch.n_sequences, n_taps - 1, width});
         Room y(in.batch.n_rows() * width), after(window.size());
         {
@@ -106,7 +100,7 @@ public:
     }
 
     nb::tuple mamba(const Array& projected, const Array& window, const Array& state, const MambaHandle& layer) const {
-        if (!layer.is_of(kernels_)) throw nb::value_error(other_kernels);
+        require(layer.is_of(kernels_), other_kernels);
         return between(projected, window, state, layer, [&](const Entered& in, const MambaStates& states, float* y) {
             slm::mamba(kernels_, *pool_, layer.layer(), in.batch, in.rows, states, y);
         });
@@ -120,13 +114,13 @@ public:
 
     nb::tuple run_layer(const Array& x, const Array& residual, const StateLayerHandle& layer, std::size_t n_sequences, float scale,
                         const std::vector<Array>& before) const {
-        if (!layer.is_of(kernels_)) throw nb::value_error(other_kernels);
+        require(layer.is_of(kernels_), other_kernels);
         const float* rows = elements<float>(x, "x", "float32", 2);
         const std::size_t n_rows = x.shape(0);
-        if (x.shape(1) != layer.width()) throw nb::value_error("x does not fit the layer");
-        if (n_sequences == 0 || n_rows == 0 || n_rows % n_sequences) throw nb::value_error("x is no sequences of one length");
+        require(x.shape(1) == layer.width(), "x does not fit the layer");
+        require(n_sequences != 0 && n_rows != 0 && n_rows % n_sequences == 0, "x is no sequences of one length");
         const float* added = rows_of(residual, "residual", n_rows, layer.width());
-        if (before.size() != (layer.has_state() ? 2 : 1)) throw nb::value_error("a window or a state is missing, or too many");
+        require(before.size() == (layer.has_state() ? 2 : 1), "a window or a state is missing, or too many");
         const Remembers& of = layer.remembers();
         const float* window = shaped(before[0], "window", {n_sequences, of.n_taps - 1, of.n_convolved});
         const float* state = layer.has_state() ? shaped(before[1], "state", {n_sequences, of.heads, of.width, of.n_state}) : nullptr;
@@ -146,9 +140,9 @@ public:
                        const TimeMixHandle& mix) const {
         const Entered in = entered(x, "x");
         const std::size_t width = mix.width(), n_rows = in.batch.n_rows();
-        if (!mix.is_of(kernels_)) throw nb::value_error(other_kernels);
-        if (in.width != width) throw nb::value_error("x does not fit the matrices");
-        if (first_value.has_value() == mix.is_first()) throw nb::value_error("values of the first layer are missing, or too many");
+        require(mix.is_of(kernels_), other_kernels);
+        require(in.width == width, "x does not fit the matrices");
+        require(first_value.has_value() != mix.is_first(), "values of the first layer are missing, or too many");
         TimeMix layer = mix.layer();
         DeltaRule& rule = layer.rule;
         rule.n_sequences = in.batch.n_sequences, rule.n_tokens = in.batch.n_tokens;
@@ -168,8 +162,8 @@ public:
 
     HeadArray channel_mix(const Array& x, const Array& last, const ChannelMixHandle& mix) const {
         const Entered in = entered(x, "x");
-        if (!mix.is_of(kernels_)) throw nb::value_error(other_kernels);
-        if (in.width != mix.width()) throw nb::value_error("x does not fit the matrices");
+        require(mix.is_of(kernels_), other_kernels);
+        require(in.width == mix.width(), "x does not fit the matrices");
         const float* before = shaped(last, "last", {in.batch.n_sequences, 1, in.width});
         Room y(x.size());
         {
@@ -182,12 +176,12 @@ public:
     nb::tuple rwkv_blocks(const Array& x, const std::vector<const RwkvBlockHandle*>& blocks, const std::vector<Remembered>& before,
                           const MaybeArray& first_value) const {
         const Entered in = entered(x, "x");
-        if (blocks.empty() || blocks.size() != before.size()) throw nb::value_error("no blocks, or not a state for each");
-        if (first_value.has_value() == blocks[0]->is_first()) throw nb::value_error("values of the first layer are missing, or too many");
+        require(!blocks.empty() && blocks.size() == before.size(), "no blocks, or not a state for each");
+        require(first_value.has_value() != blocks[0]->is_first(), "values of the first layer are missing, or too many");
         std::vector<RwkvStates> states;
         std::vector<RoomsAfter> after;
         for (std::size_t i = 0; i < blocks.size(); ++i) {
-            if (i && blocks[i]->is_first()) throw nb::value_error("a first block behind another");
+            require(!i || !blocks[i]->is_first(), "a first block behind another");
             const auto& [last, state, channel_last] = before[i];
             states.push_back(checked(*blocks[i], in, last, state, channel_last));
             after.emplace_back(last.size(), state.size());
@@ -219,8 +213,8 @@ private:
     // What a block remembers of the sequences that enter, before the batch.
     RwkvStates checked(const RwkvBlockHandle& block, const Entered& in, const Array& last, const Array& state,
                        const Array& channel_last) const {
-        if (!block.is_of(kernels_)) throw nb::value_error(other_kernels);
-        if (in.width != block.width()) throw nb::value_error("x does not fit the matrices");
+        require(block.is_of(kernels_), other_kernels);
+        require(in.width == block.width(), "x does not fit the matrices");
         const DeltaRule& rule = block.time().rule;
         const std::size_t n = in.batch.n_sequences;
         return {shaped(last, "last", {n, 1, in.width}), shaped(state, "state", {n, rule.n_heads, rule.width, rule.width}),
@@ -233,7 +227,7 @@ private:
         const Entered in = entered(projected, "projected");
         const Remembers of = layer.remembers();
         const std::size_t n = in.batch.n_sequences;
-        if (in.width != layer.n_entered()) throw nb::value_error("projected does not fit the layer");
+        require(in.width == layer.n_entered(), "projected does not fit the layer");
         const float* window_before = shaped(window, "window", {n, of.n_taps - 1, of.n_convolved});
         const float* before = shaped(state, "state", {n, of.heads, of.width, of.n_state});
         Room y(in.batch.n_rows() * layer.n_inner()), window_after(window.size()), after(state.size());

@@ -17,16 +17,14 @@ inline Gating gating_of(const std::string& name) {
     static const char* const names[] = {"softmax", "sigmoid", "softmax_of_chosen", "sparse_mixer"};
     for (std::size_t i = 0; i < std::size(names); ++i)
         if (name == names[i]) return Gating(i);
-    throw nb::value_error(("no gating '" + name + "'").c_str());
+    throw nb::value_error(message("no gating '", name, "'").c_str());
 }
 
 // How experts are chosen, but for the bias, which has an array.
 inline Choice new_choice(const std::string& gating, std::size_t n_experts, std::size_t n_used, bool normalized,
                          float scale, std::size_t n_groups, std::size_t n_groups_used) {
-    if (!n_groups || !n_groups_used || n_groups_used > n_groups || n_experts % n_groups)
-        throw nb::value_error("groups that do not share out the experts evenly, or are none, or fewer than are used");
-    if (!n_used || n_used > n_experts / n_groups * n_groups_used)
-        throw nb::value_error("no experts used, or more than there are");
+    require(n_groups && n_groups_used && n_groups_used <= n_groups && n_experts % n_groups == 0, "groups that do not share out the experts evenly, or are none, or fewer than are used");
+    require(n_used && n_used <= n_experts / n_groups * n_groups_used, "no experts used, or more than there are");
     return {n_experts, n_used, n_groups, n_groups_used, gating_of(gating), normalized, scale, nullptr};
 }
 
@@ -40,8 +38,7 @@ public:
         : router_(router), bias_(bias), gates_(std::move(gates)), ups_(std::move(ups)), downs_(std::move(downs)),
           shared_(std::move(shared)), shared_gate_(shared_gate) {
         const std::size_t n_experts = choice.n_experts, width = router_.weights.matrix.n_in;
-        if (ups_.size() != n_experts || downs_.size() != n_experts || (!gates_.empty() && gates_.size() != n_experts))
-            throw nb::value_error("gates, ups and downs are not one for each expert");
+        require(ups_.size() == n_experts && downs_.size() == n_experts && (gates_.empty() || gates_.size() == n_experts), "gates, ups and downs are not one for each expert");
         check_gate(activation, !gates_.empty());
         const std::size_t n_ff = ups_[0].weights.matrix.n_out;
         mixture_ = {checked(router_, n_experts, width, "router"), choice, {}, activation, scales_input, {}, {}};
@@ -59,30 +56,24 @@ public:
 
     // The layer, on these kernels.
     const Mixture& checked_for(const IsaKernels& kernels) const {
-        if (router_.weights.kernels != &kernels) throw nb::value_error("the weights are another instruction set's");
+        require(router_.weights.kernels == &kernels, other_kernels);
         return mixture_;
     }
 
 private:
     static void check_gate(const Activation& activation, bool has_gate) {
-        if (activation.kind == ActivationKind::swiglu_clamped && !has_gate)
-            throw nb::value_error("swiglu_clamped without a gate");
+        require(activation.kind != ActivationKind::swiglu_clamped || has_gate, "swiglu_clamped without a gate");
     }
 
     Linear checked(const LinearHandle& linear, std::size_t n_out, std::size_t n_in, const char* name) const {
         const Matrix& m = linear.weights.matrix;
-        if (linear.weights.kernels != router_.weights.kernels)
-            throw nb::value_error("the weights are of several instruction sets");
-        if (m.n_out != n_out || m.n_in != n_in)
-            throw nb::value_error((std::string(name) + " is [" + std::to_string(m.n_out) + ", " +
-                                   std::to_string(m.n_in) + "], not [" + std::to_string(n_out) + ", " +
-                                   std::to_string(n_in) + "]").c_str());
+        require(linear.weights.kernels == router_.weights.kernels, "the weights are of several instruction sets");
+        require(m.n_out == n_out && m.n_in == n_in, name, " is [", m.n_out, ", ", m.n_in, "], not [", n_out, ", ", n_in, "]");
         return linear.linear();
     }
 
     FeedForward checked_shared(const Activation& activation, std::size_t width) const {
-        if (shared_.size() != 3 || !shared_[1] || !shared_[2])
-            throw nb::value_error("a shared expert is a gate or None, up and down");
+        require(shared_.size() == 3 && shared_[1] && shared_[2], "a shared expert is a gate or None, up and down");
         check_gate(activation, shared_[0].has_value());
         const std::size_t n_ff = shared_[1]->weights.matrix.n_out;
         const Linear gate = shared_[0] ? checked(*shared_[0], n_ff, width, "gate") : Linear{};

@@ -12,15 +12,14 @@ namespace slm::python {
 // The taps of a convolution, [W][channels].
 inline std::size_t n_taps_of(const Array& taps) {
     elements<float>(taps, "taps", "float32", 2);
-    if (taps.size() == 0) throw nb::value_error("no taps");
+    require(taps.size() != 0, "no taps");
     return taps.shape(0);
 }
 
 // Numbers of a float32 array with so many rows, of one length.
 inline const float* rows_of(const Array& array, const char* name, std::size_t n_rows, std::size_t width) {
     const float* values = elements<float>(array, name, "float32", 2);
-    if (array.shape(0) != n_rows || array.shape(1) != width)
-        throw nb::value_error((std::string(name) + " does not fit the others; its shape is " + shape_of(array)).c_str());
+    require(array.shape(0) == n_rows && array.shape(1) == width, name, " does not fit the others; its shape is ", array);
     return values;
 }
 
@@ -38,9 +37,8 @@ public:
         : select_(select), steps_(steps), arrays_{taps, conv_bias, step_norm, b_norm, c_norm, step_bias, a, d} {
         layer_.n_inner = steps.matrix.n_out, layer_.n_rank = steps.matrix.n_in, layer_.n_state = a.ndim() == 2 ? a.shape(1) : 0;
         const std::size_t inner = layer_.n_inner, n_state = layer_.n_state;
-        if (select.matrix.n_in != inner || select.matrix.n_out != layer_.n_rank + 2 * n_state)
-            throw nb::value_error("select and steps do not fit each other");
-        if (epsilons.size() != 3) throw nb::value_error("three norms have as many epsilons");
+        require(select.matrix.n_in == inner && select.matrix.n_out == layer_.n_rank + 2 * n_state, "select and steps do not fit each other");
+        require(epsilons.size() == 3, "three norms have as many epsilons");
         layer_.n_taps = n_taps_of(taps), layer_.taps = rows_of(taps, "taps", layer_.n_taps, inner);
         layer_.conv_bias = row_of(conv_bias, "conv_bias", inner), layer_.step_bias = row_of(step_bias, "step_bias", inner);
         layer_.select = &select_.matrix, layer_.steps = &steps_.matrix;
@@ -72,13 +70,12 @@ public:
                  const MaybeArray& norm, float eps, std::size_t n_groups, std::size_t n_state)
         : arrays_{taps, conv_bias, step_bias, a, d, norm} {
         layer_.n_heads = step_bias.size(), layer_.n_groups = n_groups, layer_.n_state = n_state;
-        if (layer_.n_heads == 0 || n_groups == 0 || layer_.n_heads % n_groups)
-            throw nb::value_error("heads must be a multiple of the groups, at least one");
+        require(layer_.n_heads != 0 && n_groups != 0 && layer_.n_heads % n_groups == 0, "heads must be a multiple of the groups, at least one");
         layer_.n_taps = n_taps_of(taps), layer_.taps = static_cast<const float*>(taps.data());
         const std::size_t n_convolved = taps.shape(1), n_selected = 2 * n_groups * n_state;
-        if (n_convolved <= n_selected || (n_convolved - n_selected) % layer_.n_heads) throw nb::value_error("heads do not fill the taps");
+        require(n_convolved > n_selected && (n_convolved - n_selected) % layer_.n_heads == 0, "heads do not fill the taps");
         const std::size_t inner = layer_.n_inner = n_convolved - n_selected;
-        if (inner % n_groups) throw nb::value_error("groups do not divide what heads have");
+        require(inner % n_groups == 0, "groups do not divide what heads have");
         layer_.conv_bias = row_of(conv_bias, "conv_bias", n_convolved), layer_.step_bias = row_of(step_bias, "step_bias", layer_.n_heads);
         layer_.a = rows_of(a, "a", layer_.n_heads, 1), layer_.d = rows_of(d, "d", layer_.n_heads, 1);
         layer_.norm = {norm ? rows_of(*norm, "norm", n_groups, inner / n_groups) : nullptr, nullptr, inner / n_groups, n_groups, eps, false};
@@ -132,9 +129,8 @@ public:
 private:
     void check(std::size_t n_entered, std::size_t n_inner) {
         const Matrix &project = project_.weights.matrix, &output = output_.weights.matrix;
-        if (project.n_out != n_entered || output.n_in != n_inner || output.n_out != project.n_in)
-            throw nb::value_error("project and output do not fit what lies between");
-        if (norm_ && (norm_->norm.width != width() || norm_->norm.n_rows != 1)) throw nb::value_error("the norm has not the width of the layer");
+        require(project.n_out == n_entered && output.n_in == n_inner && output.n_out == project.n_in, "project and output do not fit what lies between");
+        require(!norm_ || (norm_->norm.width == width() && norm_->norm.n_rows == 1), "the norm has not the width of the layer");
         layer_.norm = norm_ ? norm_->norm : Norm{}, layer_.project = project_.linear(), layer_.output = output_.linear();
     }
 

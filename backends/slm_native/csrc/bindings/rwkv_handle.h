@@ -12,9 +12,7 @@
 namespace slm::python {
 
 inline void check_matrix(const Matrix& m, std::size_t n_out, std::size_t n_in) {
-    if (m.n_out != n_out || m.n_in != n_in)
-        throw nb::value_error(("a matrix is [" + std::to_string(m.n_out) + ", " + std::to_string(m.n_in) + "], not [" +
-                               std::to_string(n_out) + ", " + std::to_string(n_in) + "]").c_str());
+    require(m.n_out == n_out && m.n_in == n_in, "a matrix is [", m.n_out, ", ", m.n_in, "], not [", n_out, ", ", n_in, "]");
 }
 
 inline bool are_of(const std::vector<Weights>& all, const IsaKernels& kernels) {
@@ -27,8 +25,7 @@ public:
     TimeMixHandle(const Array& shares, std::vector<Weights> matrices, std::vector<Array> rows, const Array& unit, float unit_eps,
                   float norm_eps, float slowest)
         : matrices_(std::move(matrices)), rows_(std::move(rows)), shares_(shares), unit_(unit) {
-        if ((matrices_.size() != 9 || rows_.size() != 7) && (matrices_.size() != 11 || rows_.size() != 8))
-            throw nb::value_error("matrices or rows are missing, or too many");
+        require((matrices_.size() == 9 && rows_.size() == 7) || (matrices_.size() == 11 && rows_.size() == 8), "matrices or rows are missing, or too many");
         const Matrix** to[] = {&layer_.receptance, &layer_.key, &layer_.value, &layer_.decay.down, &layer_.decay.up, &layer_.rate.down,
                                &layer_.rate.up, &layer_.gate.down, &layer_.gate.up, &layer_.first_value.down, &layer_.first_value.up};
         for (std::size_t i = 0; i < matrices_.size(); ++i) *to[i] = &matrices_[i].matrix;
@@ -37,11 +34,11 @@ public:
                                    &rule.bonus, &rule.norm_weight, &rule.norm_bias, &rule.value_base};
         for (std::size_t i = 0; i < rows_.size(); ++i) *vectors[i] = row_of(rows_[i], "rows", width());
         rule.unit = elements<float>(unit, "unit", "float32", 1), rule.width = unit.size();
-        if (rule.width == 0 || width() % rule.width) throw nb::value_error("heads of unit do not fill a row");
+        require(rule.width != 0 && width() % rule.width == 0, "heads of unit do not fill a row");
         rule.n_heads = width() / rule.width;
         rule.unit_eps = unit_eps, rule.norm_eps = norm_eps, rule.slowest = slowest;
         layer_.shares = elements<float>(shares, "shares", "float32", 2);
-        if (shares.shape(0) != 6 || shares.shape(1) != width()) throw nb::value_error(("shares do not fit; their shape is " + shape_of(shares)).c_str());
+        require(shares.shape(0) == 6 && shares.shape(1) == width(), "shares do not fit; their shape is ", shares);
         check_matrices();
     }
     TimeMixHandle(const TimeMixHandle&) = delete;
@@ -90,9 +87,9 @@ public:
                     const ChannelMixHandle& channel)
         : time_norm_(time_norm), channel_norm_(channel_norm), output_(output), time_(time), channel_(channel) {
         for (const NormHandle* norm : {&time_norm_, &channel_norm_})
-            if (norm->norm.width != width() || norm->norm.n_rows != 1) throw nb::value_error("a norm has not the width of the block");
+            require(norm->norm.width == width() && norm->norm.n_rows == 1, "a norm has not the width of the block");
         check_matrix(output_.weights.matrix, width(), width());
-        if (channel.width() != width()) throw nb::value_error("the mixings have not one width");
+        require(channel.width() == width(), "the mixings have not one width");
     }
 
     std::size_t width() const { return time_.width(); }
