@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <new>
 #include <vector>
 
@@ -9,46 +10,82 @@ namespace slm {
 
 namespace {
 
-// Rows of activations up to which weights are taken apart for each pass over them, codes and numbers.
+// Up to so many rows of activations, every pass over the activations unpacks the weights again (quantized, float).
 constexpr std::size_t few_rows = 6, few_float_rows = 32;
-constexpr std::size_t few_outputs = 16;  // of numbers: up to here they stay near by for all rows, which need not be packed
-constexpr std::size_t panel_rows = 32;  // a panel and a column of activations stay in the second-level cache
-constexpr std::size_t bf16_rows = 48;   // so do these; kernels take six at once
+constexpr std::size_t few_outputs = 16;  // up to so many rows of float weights stay in cache; activations are not packed
+constexpr std::size_t panel_rows = 32;   // a panel and a column of activations fit the second-level cache
+constexpr std::size_t bf16_rows = 48;    // so does a panel of so many rows of bf16; kernels take six rows at once
 constexpr std::size_t least_task_bytes = 1 << 14;
-constexpr std::size_t least_shared = 1 << 13;  // activations; fewer are rounded before a thread has heard of it
+constexpr std::size_t least_shared = 1 << 13;  // activations; waking a thread costs more than rounding fewer
 
-// Of each thread; inputs belong to the thread that called, what else there is to whoever computes.
+// inputs_scratch belongs to the thread that called, the others to every thread that computes.
 thread_local Scratch inputs_scratch, gather_scratch, panel_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 std::size_t padded(std::size_t n_in) { return div_up(n_in, span_weights) * span_weights; }
-std::size_t tile_of(std::size_t n_in) { return div_up(n_in, 32) * 32 * 16; }  // 16 rows of activations
+std::size_t tile_of(std::size_t n_in) { return div_up(n_in, 32) * 32 * 16; }  // bf16 of 16 rows of activations
 
-// What the kernels take activations as. Codes: few rows and many; float32: rows as they are, copies of some of them,
-// and many side by side; bf16, row by row and in tiles.
-enum class Taken { as_spans, as_packed_rows, as_they_are, as_copies, as_vectors, as_bf16, as_tiles };
+// The activations of one product or of several, in the layout that the kernels read.
+struct Input;
+struct Task;
 
-Taken taken(const IsaKernels& kernels, const Multiplication& p) {
+// How kernels read activations. A piece is what one call makes: one row, or `lanes` rows side by side.
+enum class ActivationLayout {
+    spans,        // quantized weights, few rows: int8, 256 activations of a row at a time (Span)
+    packed_rows,  // quantized weights, many rows: int8, side by side (PackedRows)
+    in_place,     // float weights: float32 rows where the caller has them
+    copied_rows,  // float weights: float32 rows that were gathered or made
+    float_lanes,  // float weights, many rows: float32, side by side [n_in][lanes]
+    bf16_rows,    // BF16 weights, many rows: bf16
+    bf16_tiles,   // many rows on a matrix unit: tiles of bf16
+};
+
+// What is done with activations in each layout.
+struct LayoutTraits {
+    bool side_by_side;  // whether a piece holds `lanes` rows
+    std::size_t (*piece_bytes)(const Multiplication& product, std::size_t lanes);
+    void (*fill)(const IsaKernels& kernels, Input& input, std::size_t piece);
+    void (*multiply)(const Task& task);
+};
+
+const LayoutTraits& traits_of(ActivationLayout layout);
+
+ActivationLayout layout_of(const IsaKernels& kernels, const Multiplication& p) {
     const bool few = p.n_rows <= few_rows;
-    const bool fits_bf16 = p.matrix->format || p.matrix->floats->rows_of_bf16;  // F16 and F32 have digits that would be lost
-    if (kernels.unit && !few && fits_bf16) return Taken::as_tiles;
-    if (p.matrix->format) return few ? Taken::as_spans : Taken::as_packed_rows;
-    if (p.matrix->floats->rows_of_bf16 && !few) return Taken::as_bf16;
-    if (p.n_rows > few_float_rows && p.matrix->n_out > few_outputs) return Taken::as_vectors;
-    return p.follow_each_other() ? Taken::as_they_are : Taken::as_copies;
+    const bool fits_bf16 = p.matrix->format || p.matrix->floats->rows_of_bf16;  // F16 and F32 would lose digits
+    if (kernels.unit && !few && fits_bf16) return ActivationLayout::bf16_tiles;
+    if (p.matrix->format) return few ? ActivationLayout::spans : ActivationLayout::packed_rows;
+    if (p.matrix->floats->rows_of_bf16 && !few) return ActivationLayout::bf16_rows;
+    if (p.n_rows > few_float_rows && p.matrix->n_out > few_outputs) return ActivationLayout::float_lanes;
+    return p.follow_each_other() ? ActivationLayout::in_place : ActivationLayout::copied_rows;
 }
 
-bool side_by_side(Taken taken) {
-    return taken == Taken::as_packed_rows || taken == Taken::as_vectors || taken == Taken::as_tiles;
-}
-
-// Activations as the kernels take them.
 struct Input {
-    const Multiplication* of;  // one of the products that take them so
-    Taken taken;
-    std::size_t n_pieces, bytes;  // rows, or vectors of them
+    const Multiplication* of;  // one of the products that read it
+    ActivationLayout layout;
+    std::size_t n_pieces, bytes;
     std::uint8_t* memory;
-    PackedRows rows;
+    PackedRows rows;  // of ActivationLayout::packed_rows
+};
+
+// Where the blocks of weights that come next lie: they are prefetched while these are multiplied.
+struct NextWeights {
+    const std::uint8_t* data;
+    std::size_t bytes;
+};
+
+// Rows of the matrix of one product.
+struct Share {
+    std::size_t product, begin, end;
+};
+
+// The product of one share.
+struct Task {
+    const IsaKernels& kernels;
+    const Multiplication& product;
+    const Input& input;
+    const Share& share;
+    NextWeights next;
 };
 
 bool same_rows(const Multiplication& a, const Multiplication& b) {
@@ -57,16 +94,16 @@ bool same_rows(const Multiplication& a, const Multiplication& b) {
     return a.which == b.which || (a.which && b.which && std::equal(a.which, a.which + a.n_rows, b.which));
 }
 
-// Whether two products take the same activations alike.
-bool alike(const IsaKernels& kernels, const Multiplication& a, const Multiplication& b) {
-    const Taken as = taken(kernels, a);
-    if (!same_rows(a, b) || as != taken(kernels, b)) return false;
+// Whether two products read the same activations in the same layout.
+bool share_input(const IsaKernels& kernels, const Multiplication& a, const Multiplication& b) {
+    const ActivationLayout layout = layout_of(kernels, a);
+    if (!same_rows(a, b) || layout != layout_of(kernels, b)) return false;
     const FormatKernels *f = a.matrix->format, *g = b.matrix->format;
-    if (as != Taken::as_spans && as != Taken::as_packed_rows) return true;
-    return f->start_zero == g->start_zero && (as == Taken::as_spans || f->groups == g->groups);
+    if (layout != ActivationLayout::spans && layout != ActivationLayout::packed_rows) return true;
+    return f->start_zero == g->start_zero && (layout == ActivationLayout::spans || f->groups == g->groups);
 }
 
-// What the parts of packed rows take.
+// Sizes of the arrays of packed rows.
 struct PackedSizes {
     std::size_t q, scales, groups;
 
@@ -78,30 +115,18 @@ struct PackedSizes {
     std::size_t bytes() const { return q + 4 * (scales + 2 * groups); }
 };
 
-std::size_t bytes_of(const Multiplication& p, Taken taken, std::size_t n_pieces, std::size_t lanes) {
-    const std::size_t n_in = p.matrix->n_in;
-    switch (taken) {
-        case Taken::as_spans: return n_pieces * div_up(n_in, span_weights) * sizeof(Span);
-        case Taken::as_packed_rows: return PackedSizes(p, n_pieces, lanes).bytes();
-        case Taken::as_copies: return n_pieces * n_in * sizeof(float);
-        case Taken::as_vectors: return n_pieces * lanes * n_in * sizeof(float);
-        case Taken::as_bf16: return n_pieces * n_in * sizeof(std::uint16_t);
-        case Taken::as_tiles: return n_pieces * tile_of(n_in) * sizeof(std::uint16_t);
-        default: return 0;
-    }
-}
-
 Input input_of(const IsaKernels& kernels, const Multiplication& p) {
-    const Taken as = taken(kernels, p);
+    const ActivationLayout layout = layout_of(kernels, p);
+    const LayoutTraits& traits = traits_of(layout);
     const auto lanes = std::size_t(kernels.lanes);
-    const std::size_t n_pieces = as == Taken::as_they_are ? 0 : side_by_side(as) ? div_up(p.n_rows, lanes) : p.n_rows;
-    return {&p, as, n_pieces, bytes_of(p, as, n_pieces, lanes), nullptr, {}};
+    const std::size_t n_pieces = !traits.fill ? 0 : traits.side_by_side ? div_up(p.n_rows, lanes) : p.n_rows;
+    return {&p, layout, n_pieces, n_pieces ? n_pieces * traits.piece_bytes(p, lanes) : 0, nullptr, {}};
 }
 
 void place(Input& input, std::uint8_t* memory, std::size_t lanes) {
     const Multiplication& p = *input.of;
     input.memory = memory;
-    if (input.taken != Taken::as_packed_rows) return;
+    if (input.layout != ActivationLayout::packed_rows) return;
     const PackedSizes sizes(p, input.n_pieces, lanes);
     input.rows = {input.n_pieces, padded(p.matrix->n_in), p.matrix->n_in, reinterpret_cast<std::int8_t*>(memory),
                   reinterpret_cast<float*>(memory + sizes.q), nullptr, nullptr};
@@ -113,7 +138,7 @@ Span* spans_of(const Input& input) { return reinterpret_cast<Span*>(input.memory
 float* floats_of(const Input& input) { return reinterpret_cast<float*>(input.memory); }
 std::uint16_t* bf16_of(const Input& input) { return reinterpret_cast<std::uint16_t*>(input.memory); }
 
-// Rows [begin, end) of the activations, side by side.
+// Rows [begin, end) of the activations, contiguous.
 const float* rows_from(const Multiplication& p, std::size_t begin, std::size_t end) {
     const std::size_t n_in = p.matrix->n_in;
     if (p.follow_each_other() || (end - begin == 1 && !p.source)) return p.row(begin);
@@ -125,66 +150,87 @@ const float* rows_from(const Multiplication& p, std::size_t begin, std::size_t e
     return to;
 }
 
-// Pack vector `i` of many.
-void pack(const IsaKernels& kernels, Input& input, std::size_t i) {
-    const Multiplication& p = *input.of;
-    const std::size_t lanes = std::size_t(kernels.lanes), begin = i * lanes, n_here = std::min(lanes, p.n_rows - begin);
-    const float *made = p.source ? rows_from(p, begin, begin + n_here) : nullptr, *rows[most_lanes];
-    for (std::size_t t = 0; t < n_here; ++t) rows[t] = made ? made + t * p.matrix->n_in : p.row(begin + t);
-    const std::size_t n_in = p.matrix->n_in;
-    if (input.taken == Taken::as_tiles) return kernels.unit->pack(rows, n_here, n_in, bf16_of(input) + i * tile_of(n_in));
-    const FormatKernels& format = *p.matrix->format;
-    kernels.pack(rows, n_here, n_in, format.start_zero, format.groups, input.rows, i);
-}
+// Pointers to the rows of one vector, wherever they lie.
+struct VectorRows {
+    const float* rows[most_lanes];
+    std::size_t n;
 
-// Round or copy row `i`, or pack vector `i`.
-void fill(const IsaKernels& kernels, Input& input, std::size_t i) {
-    const Multiplication& p = *input.of;
-    const std::size_t n_in = p.matrix->n_in, lanes = std::size_t(kernels.lanes);
-    const std::size_t step = side_by_side(input.taken) ? lanes : 1, begin = i * step, n_here = std::min(step, p.n_rows - begin);
-    if (input.taken == Taken::as_packed_rows || input.taken == Taken::as_tiles) return pack(kernels, input, i);
-    const float* x = rows_from(p, begin, begin + n_here);
-    switch (input.taken) {
-        case Taken::as_spans:
-            return kernels.quantize(x, n_in, p.matrix->format->start_zero, spans_of(input) + i * div_up(n_in, span_weights));
-        case Taken::as_copies: std::copy_n(x, n_in, floats_of(input) + i * n_in); return;
-        case Taken::as_vectors: return kernels.pack_floats(x, n_here, n_in, floats_of(input) + i * lanes * n_in);
-        case Taken::as_bf16: return kernels.round_to_bf16(x, n_in, bf16_of(input) + i * n_in);
-        default: return;  // there is nothing to make
+    VectorRows(const Multiplication& p, std::size_t vector, std::size_t lanes) {
+        const std::size_t begin = vector * lanes;
+        n = std::min(lanes, p.n_rows - begin);
+        const float* made = p.source ? rows_from(p, begin, begin + n) : nullptr;
+        for (std::size_t t = 0; t < n; ++t) rows[t] = made ? made + t * p.matrix->n_in : p.row(begin + t);
     }
+};
+
+void fill_span_row(const IsaKernels& kernels, Input& input, std::size_t i) {
+    const Matrix& m = *input.of->matrix;
+    Span* to = spans_of(input) + i * div_up(m.n_in, span_weights);
+    kernels.quantize(rows_from(*input.of, i, i + 1), m.n_in, m.format->start_zero, to);
 }
 
-// A row or a vector of an input.
+void fill_packed_vector(const IsaKernels& kernels, Input& input, std::size_t i) {
+    const FormatKernels& format = *input.of->matrix->format;
+    const VectorRows from(*input.of, i, std::size_t(kernels.lanes));
+    kernels.pack(from.rows, from.n, input.of->matrix->n_in, format.start_zero, format.groups, input.rows, i);
+}
+
+void fill_copied_row(const IsaKernels&, Input& input, std::size_t i) {
+    const std::size_t n_in = input.of->matrix->n_in;
+    std::copy_n(rows_from(*input.of, i, i + 1), n_in, floats_of(input) + i * n_in);
+}
+
+void fill_float_vector(const IsaKernels& kernels, Input& input, std::size_t i) {
+    const std::size_t n_in = input.of->matrix->n_in, lanes = std::size_t(kernels.lanes), begin = i * lanes;
+    const std::size_t n = std::min(lanes, input.of->n_rows - begin);
+    kernels.pack_floats(rows_from(*input.of, begin, begin + n), n, n_in, floats_of(input) + i * lanes * n_in);
+}
+
+void fill_bf16_row(const IsaKernels& kernels, Input& input, std::size_t i) {
+    const std::size_t n_in = input.of->matrix->n_in;
+    kernels.round_to_bf16(rows_from(*input.of, i, i + 1), n_in, bf16_of(input) + i * n_in);
+}
+
+void fill_bf16_tile(const IsaKernels& kernels, Input& input, std::size_t i) {
+    const std::size_t n_in = input.of->matrix->n_in;
+    const VectorRows from(*input.of, i, std::size_t(kernels.lanes));
+    kernels.unit->pack(from.rows, from.n, n_in, bf16_of(input) + i * tile_of(n_in));
+}
+
+// One piece of an input.
 struct Piece {
     std::size_t input, index;
 };
 
-// All inputs of some products, and which of them each product takes.
+// All inputs of some products, and which of them each product reads.
 class Inputs {
 public:
     Inputs(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products) {
         const std::size_t lanes = std::size_t(kernels.lanes);
         for (const Multiplication& p : products) {
-            // From the last: products that have activations in common follow each other.
-            const auto takes = [&](const Input& input) { return alike(kernels, *input.of, p); };
-            const auto found = std::find_if(inputs_.rbegin(), inputs_.rend(), takes);
+            // The last input first: products that share activations follow each other.
+            const auto fits = [&](const Input& input) { return share_input(kernels, *input.of, p); };
+            const auto found = std::find_if(inputs_.rbegin(), inputs_.rend(), fits);
             of_.push_back(std::size_t(inputs_.rend() - found) - 1);
             if (found != inputs_.rend()) continue;
             of_.back() = inputs_.size();
             inputs_.push_back(input_of(kernels, p));
         }
-        const auto room_of = [](const Input& input) { return div_up(input.bytes, 64) * 64; };
+        const auto aligned_bytes = [](const Input& input) { return div_up(input.bytes, 64) * 64; };
         std::size_t bytes = 0, n_values = 0;
         for (const Input& input : inputs_)
-            bytes += room_of(input), n_values += input.of->n_rows * input.of->matrix->n_in;
+            bytes += aligned_bytes(input), n_values += input.of->n_rows * input.of->matrix->n_in;
         auto* memory = inputs_scratch.room<std::uint8_t>(bytes);
         std::vector<Piece> pieces;
         for (std::size_t i = 0; i < inputs_.size(); ++i) {
             place(inputs_[i], memory, lanes);
-            memory += room_of(inputs_[i]);
+            memory += aligned_bytes(inputs_[i]);
             for (std::size_t k = 0; k < inputs_[i].n_pieces; ++k) pieces.push_back({i, k});
         }
-        const auto fill_piece = [&](std::size_t i) { fill(kernels, inputs_[pieces[i].input], pieces[i].index); };
+        const auto fill_piece = [&](std::size_t i) {
+            Input& input = inputs_[pieces[i].input];
+            traits_of(input.layout).fill(kernels, input, pieces[i].index);
+        };
         if (n_values >= least_shared) pool.run(pieces.size(), fill_piece);
         else
             for (std::size_t i = 0; i < pieces.size(); ++i) fill_piece(i);
@@ -197,17 +243,12 @@ private:
     std::vector<std::size_t> of_;  // [products]
 };
 
-// Rows of the matrix of one product.
-struct Share {
-    std::size_t product, begin, end;
-};
-
-// Whether each row of weights is read from memory to its end, and then not again.
-bool reads_lines(const IsaKernels& kernels, const Multiplication& p) {
-    return taken(kernels, p) != Taken::as_tiles && p.n_rows <= (p.matrix->format ? few_rows : few_float_rows);
+// Whether a product reads each row of weights from memory once, to its end.
+bool streams_weights(const IsaKernels& kernels, const Multiplication& p) {
+    return layout_of(kernels, p) != ActivationLayout::bf16_tiles && p.n_rows <= (p.matrix->format ? few_rows : few_float_rows);
 }
 
-// Rows of weights whose panels a thread takes apart together: many, but so that there is work for all threads to the end.
+// Rows of weights of a task on a matrix unit: several panels, but few enough that all threads have work to the end.
 std::size_t tiled_rows(const Pool& pool, std::span<const Multiplication> products) {
     std::size_t n_rows = 0;
     for (const Multiplication& p : products) n_rows += p.matrix->n_out;
@@ -215,23 +256,27 @@ std::size_t tiled_rows(const Pool& pool, std::span<const Multiplication> product
     return std::clamp<std::size_t>(n_panels, 1, most_tiled_panels) * tiled_panel;
 }
 
-// Products of many rows a panel at a time; then the matrices of the others in shares that shrink: threads get long
-// straight lines to read first, and there is little to wait for at the end.
+std::size_t panel_rows_of(ActivationLayout layout, const Pool& pool, std::span<const Multiplication> products) {
+    if (layout == ActivationLayout::bf16_tiles) return tiled_rows(pool, products);
+    return layout == ActivationLayout::bf16_rows ? bf16_rows : panel_rows;
+}
+
+// Products of many rows come first, a panel a share. The other matrices follow in shares that shrink: threads begin with
+// long contiguous reads, and wait little for each other at the end.
 std::vector<Share> shares_of(const IsaKernels& kernels, const Pool& pool, std::span<const Multiplication> products) {
     std::vector<Share> shares;
     std::size_t left = 0;
     for (std::size_t i = 0; i < products.size(); ++i) {
         const Matrix& m = *products[i].matrix;
-        const Taken as = taken(kernels, products[i]);
-        const std::size_t step = as == Taken::as_tiles ? tiled_rows(pool, products) : as == Taken::as_bf16 ? bf16_rows : panel_rows;
-        if (reads_lines(kernels, products[i])) left += m.n_out * m.row_bytes;
+        const std::size_t step = panel_rows_of(layout_of(kernels, products[i]), pool, products);
+        if (streams_weights(kernels, products[i])) left += m.n_out * m.row_bytes;
         else
             for (std::size_t begin = 0; begin < m.n_out; begin += step)
                 shares.push_back({i, begin, std::min(begin + step, m.n_out)});
     }
     for (std::size_t i = 0; i < products.size(); ++i) {
         const Matrix& m = *products[i].matrix;
-        for (std::size_t begin = 0, n; reads_lines(kernels, products[i]) && begin < m.n_out; begin += n) {
+        for (std::size_t begin = 0, n; streams_weights(kernels, products[i]) && begin < m.n_out; begin += n) {
             const std::size_t bytes = std::max(least_task_bytes, left / (2 * std::size_t(pool.n_threads())));
             n = std::clamp<std::size_t>(bytes / m.row_bytes, 1, m.n_out - begin);
             shares.push_back({i, begin, begin + n});
@@ -241,51 +286,79 @@ std::vector<Share> shares_of(const IsaKernels& kernels, const Pool& pool, std::s
     return shares;
 }
 
-void multiply_few(const Multiplication& p, const Input& input, const Share& share) {
+void multiply_spans(const Task& task) {
+    const Multiplication& p = task.product;
     const Matrix& m = *p.matrix;
-    m.format->rows(rows_of(m), share.begin, share.end, spans_of(input), div_up(m.n_in, span_weights), p.n_rows, p.y, p.to_next());
+    m.format->rows(rows_of(m), task.share.begin, task.share.end, spans_of(task.input), div_up(m.n_in, span_weights), p.n_rows,
+                   p.y, p.to_next());
 }
 
-void multiply_float_panel(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share) {
+void multiply_packed_rows(const Task& task) {
+    const Multiplication& p = task.product;
     const Matrix& m = *p.matrix;
-    const std::size_t lanes = std::size_t(kernels.lanes), n_here = share.end - share.begin;
-    float* panel = panel_scratch.room<float>(panel_rows * (m.n_in + 4 * lanes));
-    m.floats->expand(m.data + share.begin * m.row_bytes, n_here * m.n_in, panel);
-    kernels.float_tiles(panel, n_here, m.n_in, floats_of(input), input.n_pieces, p.n_rows, panel + panel_rows * m.n_in,
-                        p.y + share.begin, p.to_next());
-}
-
-void multiply_floats(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share) {
-    const Matrix& m = *p.matrix;
-    if (input.taken == Taken::as_vectors) return multiply_float_panel(kernels, p, input, share);
-    if (input.taken == Taken::as_bf16)
-        return m.floats->rows_of_bf16(m.data, m.n_in, share.begin, share.end, bf16_of(input), p.n_rows, p.y, p.to_next());
-    const float* x = input.taken == Taken::as_copies ? floats_of(input) : p.x;
-    m.floats->rows(m.data, m.n_in, share.begin, share.end, x, p.n_rows, p.y, p.to_next());
-}
-
-void multiply_tiled(const TileKernels& unit, const Multiplication& p, const Input& input, const Share& share) {
-    const Matrix& m = *p.matrix;
-    const TiledWeights weights{m.format, m.format ? rows_of(m) : Rows{m.data, m.row_bytes, 0, 0}, m.n_in};
-    auto* work = panel_scratch.room<std::uint8_t>(unit.work_bytes(m.n_in, p.n_rows));
-    unit.multiply(weights, share.begin, share.end, bf16_of(input), p.n_rows, work, p.y + share.begin, p.to_next());
-}
-
-// `next` is a share that will be taken apart later, or null.
-void multiply_many(const IsaKernels& kernels, const Multiplication& p, const Input& input, const Share& share,
-                   const Share* next, const Matrix* next_matrix) {
-    const Matrix& m = *p.matrix;
-    const std::size_t n_in = input.rows.n_in, lanes = std::size_t(kernels.lanes);
+    const std::size_t n_in = task.input.rows.n_in, lanes = std::size_t(task.kernels.lanes);
     const std::size_t n_factors = n_in / span_weights * std::size_t(m.format->groups * (m.format->has_min ? 2 : 1));
     auto* memory = panel_scratch.room<std::uint8_t>(panel_rows * (n_in + 4 * n_factors + 16 * lanes));
     auto* factors = reinterpret_cast<float*>(memory + panel_rows * n_in);
-    Panel panel{share.end - share.begin, n_in, memory, factors, nullptr, 0};
-    if (next) {
-        panel.next = next_matrix->data + next->begin * next_matrix->row_bytes;
-        panel.next_bytes = (next->end - next->begin) * next_matrix->row_bytes;
-    }
-    m.format->expand(rows_of(m), share.begin, share.end, panel);
-    m.format->tiles(panel, input.rows, p.n_rows, panel.factors + panel_rows * n_factors, p.y + share.begin, p.to_next());
+    Panel panel{task.share.end - task.share.begin, n_in, memory, factors, task.next.data, task.next.bytes};
+    m.format->expand(rows_of(m), task.share.begin, task.share.end, panel);
+    m.format->tiles(panel, task.input.rows, p.n_rows, panel.factors + panel_rows * n_factors, p.y + task.share.begin, p.to_next());
+}
+
+void multiply_float_rows(const Task& task, const float* x) {
+    const Multiplication& p = task.product;
+    const Matrix& m = *p.matrix;
+    m.floats->rows(m.data, m.n_in, task.share.begin, task.share.end, x, p.n_rows, p.y, p.to_next());
+}
+
+void multiply_in_place(const Task& task) { multiply_float_rows(task, task.product.x); }
+void multiply_copied_rows(const Task& task) { multiply_float_rows(task, floats_of(task.input)); }
+
+void multiply_float_lanes(const Task& task) {
+    const Multiplication& p = task.product;
+    const Matrix& m = *p.matrix;
+    const std::size_t lanes = std::size_t(task.kernels.lanes), n_here = task.share.end - task.share.begin;
+    float* panel = panel_scratch.room<float>(panel_rows * (m.n_in + 4 * lanes));
+    m.floats->expand(m.data + task.share.begin * m.row_bytes, n_here * m.n_in, panel);
+    task.kernels.float_tiles(panel, n_here, m.n_in, floats_of(task.input), task.input.n_pieces, p.n_rows, panel + panel_rows * m.n_in,
+                             p.y + task.share.begin, p.to_next());
+}
+
+void multiply_bf16_rows(const Task& task) {
+    const Multiplication& p = task.product;
+    const Matrix& m = *p.matrix;
+    m.floats->rows_of_bf16(m.data, m.n_in, task.share.begin, task.share.end, bf16_of(task.input), p.n_rows, p.y, p.to_next());
+}
+
+void multiply_bf16_tiles(const Task& task) {
+    const Multiplication& p = task.product;
+    const Matrix& m = *p.matrix;
+    const TileKernels& unit = *task.kernels.unit;
+    const TiledWeights weights{m.format, m.format ? rows_of(m) : Rows{m.data, m.row_bytes, 0, 0}, m.n_in};
+    auto* work = panel_scratch.room<std::uint8_t>(unit.work_bytes(m.n_in, p.n_rows));
+    unit.multiply(weights, task.share.begin, task.share.end, bf16_of(task.input), p.n_rows, work, p.y + task.share.begin, p.to_next());
+}
+
+std::size_t span_row_bytes(const Multiplication& p, std::size_t) { return div_up(p.matrix->n_in, span_weights) * sizeof(Span); }
+std::size_t packed_vector_bytes(const Multiplication& p, std::size_t lanes) { return PackedSizes(p, 1, lanes).bytes(); }
+std::size_t float_row_bytes(const Multiplication& p, std::size_t) { return p.matrix->n_in * sizeof(float); }
+std::size_t float_vector_bytes(const Multiplication& p, std::size_t lanes) { return lanes * p.matrix->n_in * sizeof(float); }
+std::size_t bf16_row_bytes(const Multiplication& p, std::size_t) { return p.matrix->n_in * sizeof(std::uint16_t); }
+std::size_t bf16_tile_bytes(const Multiplication& p, std::size_t) { return tile_of(p.matrix->n_in) * sizeof(std::uint16_t); }
+
+const LayoutTraits& traits_of(ActivationLayout layout) {
+    // In the order of ActivationLayout.
+    static constexpr LayoutTraits table[] = {
+        {false, span_row_bytes, fill_span_row, multiply_spans},
+        {true, packed_vector_bytes, fill_packed_vector, multiply_packed_rows},
+        {false, nullptr, nullptr, multiply_in_place},
+        {false, float_row_bytes, fill_copied_row, multiply_copied_rows},
+        {true, float_vector_bytes, fill_float_vector, multiply_float_lanes},
+        {false, bf16_row_bytes, fill_bf16_row, multiply_bf16_rows},
+        {true, bf16_tile_bytes, fill_bf16_tile, multiply_bf16_tiles},
+    };
+    static_assert(std::size(table) == std::size_t(ActivationLayout::bf16_tiles) + 1);
+    return table[std::size_t(layout)];
 }
 
 }  // namespace
@@ -311,16 +384,16 @@ void* Scratch::bytes(std::size_t n) {
 void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products) {
     const Inputs inputs(kernels, pool, products);
     const std::vector<Share> shares = shares_of(kernels, pool, products);
+    const auto weights_of = [&](std::size_t i) {
+        if (i >= shares.size()) return NextWeights{nullptr, 0};
+        const Matrix& m = *products[shares[i].product].matrix;
+        return NextWeights{m.data + shares[i].begin * m.row_bytes, (shares[i].end - shares[i].begin) * m.row_bytes};
+    };
     pool.run(shares.size(), [&](std::size_t i) {
         const Share& share = shares[i];
-        const Multiplication& p = products[share.product];
         const Input& input = inputs.of(share.product);
-        if (input.taken == Taken::as_tiles) return multiply_tiled(*kernels.unit, p, input, share);
-        if (p.matrix->floats) return multiply_floats(kernels, p, input, share);
-        if (input.taken == Taken::as_spans) return multiply_few(p, input, share);
-        const std::size_t later = i + std::size_t(pool.n_threads());
-        const Share* next = later < shares.size() ? &shares[later] : nullptr;
-        multiply_many(kernels, p, input, share, next, next ? products[next->product].matrix : nullptr);
+        const NextWeights next = weights_of(i + std::size_t(pool.n_threads()));  // this thread's next share, more or less
+        traits_of(input.layout).multiply({kernels, products[share.product], input, share, next});
     });
 }
 
