@@ -31,10 +31,10 @@ struct alignas(64) Span {
 // Activations of `lanes` rows side by side, as `tiles` takes them: vector v holds rows lanes * v and following.
 struct PackedRows {
     std::size_t n_vectors, n_in, n_given;  // n_in is n_given, the width of a row, up to a multiple of 256
-    std::int8_t* q;               // [n_vectors][n_in / 4][lanes][4], or as the instruction set's `pack` has it
-    float* scale;                 // [n_vectors][n_in / 32][lanes]
-    std::int32_t* start;          // [n_vectors][n_in / group][lanes]
-    float* sum;                   // [n_vectors][n_in / group][lanes]
+    std::int8_t* q;                        // [n_vectors][n_in / 4][lanes][4], or as the instruction set's `pack` has it
+    float* scale;                          // [n_vectors][n_in / 32][lanes]
+    std::int32_t* start;                   // [n_vectors][n_in / group][lanes]
+    float* sum;                            // [n_vectors][n_in / group][lanes]
 };
 
 // Rows of a matrix of quantized weights.
@@ -94,8 +94,9 @@ struct TiledWeights {
     std::size_t n_in;
 };
 
-constexpr std::size_t tiled_panel = 32;       // rows of weights that are multiplied at once
-constexpr std::size_t most_tiled_panels = 4;  // panels that are taken apart together: activations are read once for all of them
+constexpr std::size_t tiled_panel = 32;  // rows of weights that are multiplied at once
+constexpr std::size_t most_tiled_panels =
+    4;  // panels that are taken apart together: activations are read once for all of them
 
 // Products of many rows of activations on a matrix unit: weights and activations as bf16, sums in float32.
 struct TileKernels {
@@ -124,7 +125,8 @@ struct IsaKernels {
     // n activations as ceil(n / 256) spans.
     void (*quantize)(const float* x, std::size_t n, int zero, Span* to);
     // Rows of n activations, at most `lanes`, as vector v of `to`.
-    void (*pack)(const float* const* rows, std::size_t n_rows, std::size_t n, int zero, int groups, PackedRows& to, std::size_t v);
+    void (*pack)(const float* const* rows, std::size_t n_rows, std::size_t n, int zero, int groups, PackedRows& to,
+                 std::size_t v);
     void (*round_to_bf16)(const float* x, std::size_t n, std::uint16_t* to);
     // x [n_tokens][n_in] as [n_in][lanes], n_tokens at most `lanes`.
     void (*pack_floats)(const float* x, std::size_t n_tokens, std::size_t n_in, float* to);
@@ -134,7 +136,8 @@ struct IsaKernels {
     // Rows x [n_rows][norm.width], normalized; y may be x.
     void (*normalize)(const Norm& norm, const float* x, std::size_t n_rows, float* y);
     // y = base, where there is one, and the sum of shares[j] * parts[j], n values of each; y may be one of them.
-    void (*add_parts)(const float* base, const float* const* parts, const float* shares, std::size_t n_parts, std::size_t n, float* y);
+    void (*add_parts)(const float* base, const float* const* parts, const float* shares, std::size_t n_parts,
+                      std::size_t n, float* y);
     // Of each number by how much it is above the row's mean and so many of its deviations; 0 where it is not.
     void (*keep_above)(float* row, std::size_t width, float n_deviations);
     // Of each gate, times up where that is given; y may be gate.
@@ -147,22 +150,27 @@ struct IsaKernels {
     const TileKernels* unit;  // null where there is no matrix unit
 };
 
+// clang-format off: a line each
 namespace scalar { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 namespace avx2 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 namespace avx_vnni { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 namespace avx512 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
+// clang-format on
 // AVX-512 with one product more: there is no table of its own, as none may be put together before the machine is known.
 namespace avx512_bf16 {
-void rows_of_bf16(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end, const std::uint16_t* x,
-                  std::size_t n_tokens, float* y, std::size_t y_stride);
+void rows_of_bf16(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end,
+                  const std::uint16_t* x, std::size_t n_tokens, float* y, std::size_t y_stride);
 }
+// clang-format off
 namespace amx { extern const TileKernels tile_kernels; namespace attending { extern const AttentionKernels kernels; } }
 namespace amx_plain { extern const TileKernels tile_kernels; namespace attending { extern const AttentionKernels kernels; } }
 namespace neon { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
+// clang-format on
 // NEON with products of panels of its own, of a format by its type, and activations packed for them.
 namespace neon_i8mm {
 decltype(FormatKernels::tiles) tiles_of(int type);
-void pack_pairs(const float* const* rows, std::size_t n_rows, std::size_t n, int zero, int groups, PackedRows& to, std::size_t v);
-}
+void pack_pairs(const float* const* rows, std::size_t n_rows, std::size_t n, int zero, int groups, PackedRows& to,
+                std::size_t v);
+}  // namespace neon_i8mm
 
 }  // namespace slm

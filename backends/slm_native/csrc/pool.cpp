@@ -36,9 +36,9 @@ struct Pool::State {
     Call call = nullptr;
     const void* context = nullptr;
     std::size_t n = 0;
-    alignas(64) std::atomic<std::size_t> next{0};      // the first task that nobody has
-    alignas(64) std::atomic<unsigned> round{0};        // raised by each call
-    alignas(64) std::atomic<int> n_working{0};         // workers that have not finished this round
+    alignas(64) std::atomic<std::size_t> next{0};  // the first task that nobody has
+    alignas(64) std::atomic<unsigned> round{0};    // raised by each call
+    alignas(64) std::atomic<int> n_working{0};     // workers that have not finished this round
     std::atomic<int> n_asleep{0};
     std::atomic<bool> stopping{false};
     std::mutex mutex;
@@ -108,8 +108,7 @@ void Pool::run(std::size_t n, Call call, const void* context) {
 void Pool::start_after_fork() {
     try {
         start_workers();
-    } catch (const std::system_error&) {
-    }
+    } catch (const std::system_error&) {}
 }
 
 void Pool::take_tasks(State& state) {
@@ -162,7 +161,8 @@ void Pool::forget_all_workers() {
 }
 
 std::shared_ptr<Pool> Pool::shared(int n_threads) {
-    static const int prepared = pthread_atfork([] { pools().mutex.lock(); }, [] { pools().mutex.unlock(); }, forget_all_workers);
+    static const int prepared =
+        pthread_atfork([] { pools().mutex.lock(); }, [] { pools().mutex.unlock(); }, forget_all_workers);
     if (prepared != 0) throw std::bad_alloc();
     std::lock_guard lock(pools().mutex);
     std::weak_ptr<Pool>& known = pools().by_size[n_threads];

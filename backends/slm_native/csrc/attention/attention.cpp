@@ -30,7 +30,8 @@ struct Task {
 
 std::size_t pages_of(const Queries& queries) { return div_up(queries.end, page_tokens) - queries.begin / page_tokens; }
 
-Queries queries_of(const KvLayer& layer, const Run& run, const Scoring& scoring, std::size_t n_heads, const float* q, float* out) {
+Queries queries_of(const KvLayer& layer, const Run& run, const Scoring& scoring, std::size_t n_heads, const float* q,
+                   float* out) {
     Queries all{};
     all.layer = &layer, all.scoring = &scoring, all.pages = run.pages;
     all.q = q, all.out = out, all.tokens = run.tokens;
@@ -47,7 +48,8 @@ Queries some_of(const Queries& all, std::size_t first, std::size_t n_tokens) {
     Queries some = all;
     some.tokens += first, some.position += first, some.n_tokens = n_tokens;
     const std::size_t window = all.scoring->window;
-    some.begin = std::min(all.span, some.position < window ? 0 : some.position - window + 1) / page_tokens * page_tokens;
+    some.begin =
+        std::min(all.span, some.position < window ? 0 : some.position - window + 1) / page_tokens * page_tokens;
     some.end = all.span == no_span ? some.position + n_tokens : all.end;
     return some;
 }
@@ -70,8 +72,9 @@ std::vector<Task> tasks_of(const AttentionKernels& kernels, const KvLayer& layer
 }
 
 // A task for each head that has keys and values of its own and each so many queries.
-std::vector<Task> tasks_with(const AttentionKernels& kernels, const KvLayer& layer, const Run& run, const Scoring& scoring,
-                             std::size_t n_heads, const float* q, const OwnHeads& own, float* out) {
+std::vector<Task> tasks_with(const AttentionKernels& kernels, const KvLayer& layer, const Run& run,
+                             const Scoring& scoring, std::size_t n_heads, const float* q, const OwnHeads& own,
+                             float* out) {
     std::vector<Task> tasks;
     Queries all = queries_of(layer, run, scoring, n_heads, q, out);
     all.group = 1, all.value_dim = own.value_width;
@@ -101,11 +104,14 @@ std::vector<Task> cut(const std::vector<Task>& tasks) {
     return parts;
 }
 
-std::size_t widest(const Queries& queries) { return std::max({queries.layer->head_dim, queries.key_dim, queries.value_dim}); }
+std::size_t widest(const Queries& queries) {
+    return std::max({queries.layer->head_dim, queries.key_dim, queries.value_dim});
+}
 std::size_t n_rows(const Queries& queries) { return queries.n_tokens * queries.group; }
 
 // Partial softmaxes of a row, `stride` apart, to `out`.
-void merge_row(const float* partial, std::size_t n, std::size_t stride, std::size_t head_dim, const float* sink, float* out) {
+void merge_row(const float* partial, std::size_t n, std::size_t stride, std::size_t head_dim, const float* sink,
+               float* out) {
     float top = sink ? *sink : partial[0];
     for (std::size_t i = 0; i < n; ++i) top = std::max(top, partial[i * stride]);
     float total = sink ? std::exp(*sink - top) : 0.0f;
@@ -140,7 +146,9 @@ void run_tasks(const AttentionKernels& attention, Pool& pool, const KvLayer& lay
     pool.run(order.size(), [&](std::size_t i) {
         const Task& task = *order[i];
         const std::size_t rows = n_rows(task.queries);
-        if (!task.is_few) return attention.many(task.queries, work_scratch.room<float>(attention.many_work(rows, widest(task.queries))));
+        if (!task.is_few)
+            return attention.many(task.queries,
+                                  work_scratch.room<float>(attention.many_work(rows, widest(task.queries))));
         float* work = work_scratch.room<float>(attention.few_work(rows, layer.head_dim));
         attention.few(task.queries, work, partial + task.partial);
         if (task.n_parts == 1) merge(task.queries, 1, partial + task.partial);
@@ -159,8 +167,8 @@ void token_bytes(KvType type, std::size_t head_dim, std::size_t (&bytes)[most_pl
     bytes[2] = type == KvType::q5_0 ? head_dim / 32 * 4 : 0;
 }
 
-KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_bytes, KvType keys, KvType values, bool in_keys,
-                 const KvPlace& place) {
+KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_bytes, KvType keys, KvType values,
+                 bool in_keys, const KvPlace& place) {
     const auto [n_layers, layer, n_kv_heads, head_dim] = place;
     if (layer >= n_layers || n_kv_heads < 1 || head_dim < 1) throw std::invalid_argument("no such layer, or no heads");
     KvLayer made{{keys, {}, {}}, {values, {}, {}}, n_pages, page_bytes, n_kv_heads, head_dim};
@@ -187,22 +195,27 @@ KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_byte
     return made;
 }
 
-void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const std::vector<Run>& runs, const Scoring& scoring,
-            std::size_t n_heads, const float* q, float* out) {
-    run_tasks(*kernels.attention, pool, layer, cut(tasks_of(*kernels.attention, layer, runs, scoring, n_heads, q, out)));
+void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const std::vector<Run>& runs,
+            const Scoring& scoring, std::size_t n_heads, const float* q, float* out) {
+    run_tasks(*kernels.attention, pool, layer,
+              cut(tasks_of(*kernels.attention, layer, runs, scoring, n_heads, q, out)));
 }
 
 void attend_with(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const Run& run, const Scoring& scoring,
                  std::size_t n_heads, const float* q, const OwnHeads& own, float* out) {
-    run_tasks(*kernels.attention, pool, layer, tasks_with(*kernels.attention, layer, run, scoring, n_heads, q, own, out));
+    run_tasks(*kernels.attention, pool, layer,
+              tasks_with(*kernels.attention, layer, run, scoring, n_heads, q, own, out));
 }
 
-void read(const IsaKernels& kernels, const KvLayer& layer, const std::int32_t* pages, std::size_t position, std::size_t head, float* to) {
+void read(const IsaKernels& kernels, const KvLayer& layer, const std::int32_t* pages, std::size_t position,
+          std::size_t head, float* to) {
     Slice at{};
-    const std::size_t page = std::size_t(pages[position / page_tokens]) * layer.page_bytes, slot = position % page_tokens;
+    const std::size_t page = std::size_t(pages[position / page_tokens]) * layer.page_bytes,
+                      slot = position % page_tokens;
     for (std::size_t i = 0; i < most_planes; ++i)
         if (layer.keys.at[i])
-            at.at[i] = layer.keys.at[i] + page + head * layer.keys.head_bytes[i] + slot * (layer.keys.head_bytes[i] / page_tokens);
+            at.at[i] = layer.keys.at[i] + page + head * layer.keys.head_bytes[i] +
+                       slot * (layer.keys.head_bytes[i] / page_tokens);
     kernels.attention->decode(layer.keys.type, at, layer.head_dim, to);
 }
 
@@ -214,7 +227,8 @@ void write(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, std::siz
             if (planes.at[i])
                 to[i] = planes.at[i] + std::size_t(pages[token]) * layer.page_bytes + head * planes.head_bytes[i] +
                         std::size_t(slots[token]) * (planes.head_bytes[i] / page_tokens);
-        kernels.attention->encode(planes.type, x + (token * layer.n_kv_heads + head) * layer.head_dim, layer.head_dim, to);
+        kernels.attention->encode(planes.type, x + (token * layer.n_kv_heads + head) * layer.head_dim, layer.head_dim,
+                                  to);
     };
     pool.run(div_up(n_tokens, tokens_at_a_time), [&](std::size_t i) {
         const std::size_t end = std::min(n_tokens, (i + 1) * tokens_at_a_time);

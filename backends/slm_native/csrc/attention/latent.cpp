@@ -28,12 +28,11 @@ Widths widths_of(const Latent& layer) {
 }
 
 // Activations of a batch on their way.
-struct Flow {
-    float *low, *q, *kv, *queries, *keys, *found;
-};
+struct Flow { float *low, *q, *kv, *queries, *keys, *found; };
 
 Flow flow_of(const Widths& w, std::size_t n) {
-    const std::size_t sizes[] = {w.low, w.heads * w.query(), w.head(), w.heads * w.head(), w.head(), w.heads * w.head()};
+    const std::size_t sizes[] = {w.low,    w.heads * w.query(), w.head(), w.heads * w.head(),
+                                 w.head(), w.heads * w.head()};
     std::size_t total = 0;
     for (std::size_t size : sizes) total += n * size;
     float* memory = latent_scratch.room<float>(total);
@@ -48,7 +47,8 @@ enum class Way { with_latents, with_values, with_keys_and_values };
 
 // The least work. Queries with values of their heads fill lanes head by head; products of codes are four at once.
 Way way_of(const Latent& layer, const Widths& w, const std::vector<Run>& runs, std::size_t lanes) {
-    const double rank = double(w.rank), nope = double(w.nope), width = double(w.head()), result = double(layer.v_up[0]->n_out);
+    const double rank = double(w.rank), nope = double(w.nope), width = double(w.head()),
+                 result = double(layer.v_up[0]->n_out);
     double work[3] = {};
     for (const Run& run : runs) {
         const double n = double(run.n_tokens), held = double(run.n_held), seen = held - n / 2;
@@ -61,7 +61,8 @@ Way way_of(const Latent& layer, const Widths& w, const std::vector<Run>& runs, s
 }
 
 // Queries of all heads, but for what is to be turned, which lies before what meets latents; or as they are.
-void make_queries(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, std::size_t n, Way way, const Flow& flow) {
+void make_queries(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, std::size_t n, Way way,
+                  const Flow& flow) {
     if (layer.q_down.matrix) {
         const Made made{&layer.q, flow.q};
         project(kernels, pool, flow.low, n, layer.q_norm, {&made, 1});
@@ -104,14 +105,15 @@ void turn_matrices(Pool& pool, std::span<const Matrix* const> matrices, float* t
 }
 
 const FloatKernels* float32_of(const IsaKernels& kernels) {
-    return std::find_if(kernels.floats, kernels.floats + kernels.n_floats, [](const FloatKernels& one) { return one.type == 0; });
+    return std::find_if(kernels.floats, kernels.floats + kernels.n_floats,
+                        [](const FloatKernels& one) { return one.type == 0; });
 }
 
 // What some heads of one sequence have of their own, which is made of the latents that it holds.
 class HeadsOfLatents {
 public:
-    HeadsOfLatents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, const KvLayer& cache, const Run& run,
-                   bool has_keys)
+    HeadsOfLatents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, const KvLayer& cache,
+                   const Run& run, bool has_keys)
         : kernels_(kernels), pool_(pool), layer_(layer), w_(w), cache_(cache), run_(run), has_keys_(has_keys),
           n_values_(run.n_held * layer.v_up[0]->n_out), n_keys_(has_keys ? run.n_held * w.query() : 0),
           n_matrix_(has_keys ? w.nope * w.rank : 0) {
@@ -126,13 +128,15 @@ public:
         const HeldLatents latents(kernels_, cache_, run_, w_.rank);
         std::vector<Multiplication> products;
         for (std::size_t i = 0; i < n; ++i)
-            products.push_back({layer_.v_up[first + i], nullptr, run_.n_held, values_ + i * n_values_, nullptr, 0, 0, &latents});
+            products.push_back(
+                {layer_.v_up[first + i], nullptr, run_.n_held, values_ + i * n_values_, nullptr, 0, 0, &latents});
         std::vector<Matrix> turned(n);
         if (has_keys_) turn_matrices(pool_, layer_.k_up.subspan(first, n), matrices_);
         for (std::size_t i = 0; has_keys_ && i < n; ++i) {
             const auto* data = reinterpret_cast<const std::uint8_t*>(matrices_ + i * n_matrix_);
             turned[i] = {nullptr, float32_of(kernels_), data, w_.nope, w_.rank, w_.rank * sizeof(float)};
-            products.push_back({&turned[i], nullptr, run_.n_held, keys_ + i * n_keys_, nullptr, 0, w_.query(), &latents});
+            products.push_back(
+                {&turned[i], nullptr, run_.n_held, keys_ + i * n_keys_, nullptr, 0, w_.query(), &latents});
         }
         multiply_all(kernels_, pool_, products);
         if (has_keys_) put_rotated(n);
@@ -146,7 +150,8 @@ private:
             float* key = key_scratch.room<float>(w_.head());
             for (std::size_t t = begin; t < end; ++t) {
                 read(kernels_, cache_, run_.pages, t, 0, key);
-                for (std::size_t i = 0; i < n_heads; ++i) std::copy_n(key, w_.rotated, keys_ + i * n_keys_ + t * w_.query() + w_.nope);
+                for (std::size_t i = 0; i < n_heads; ++i)
+                    std::copy_n(key, w_.rotated, keys_ + i * n_keys_ + t * w_.query() + w_.nope);
             }
         });
     }
@@ -163,7 +168,8 @@ private:
 };
 
 // The rest of a token's queries, and its key, both turned. In `kv` the latent lies before what is to be turned, in keys behind it.
-void turn(const IsaKernels& kernels, const Latent& layer, const Widths& w, const Rotation& by, std::size_t t, Way way, const Flow& flow) {
+void turn(const IsaKernels& kernels, const Latent& layer, const Widths& w, const Rotation& by, std::size_t t, Way way,
+          const Flow& flow) {
     const bool as_they_are = way == Way::with_keys_and_values;
     float *own = flow.q + t * w.heads * w.query() + w.nope, *key = flow.keys + t * w.head();
     float* queries = as_they_are ? own : flow.queries + t * w.heads * w.head();
@@ -179,8 +185,9 @@ void turn(const IsaKernels& kernels, const Latent& layer, const Widths& w, const
     kernels.rotate(key, 1, w.head(), cos, sin, by.half, by.interleaved);
 }
 
-void attend_by_heads(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, const Scoring& scoring,
-                     const KvLayer& cache, const std::vector<Run>& runs, Way way, const Flow& flow, float* mixed) {
+void attend_by_heads(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w,
+                     const Scoring& scoring, const KvLayer& cache, const std::vector<Run>& runs, Way way,
+                     const Flow& flow, float* mixed) {
     const bool has_keys = way == Way::with_keys_and_values;
     for (const Run& run : runs) {
         HeadsOfLatents heads(kernels, pool, layer, w, cache, run, has_keys);
@@ -194,13 +201,14 @@ void attend_by_heads(const IsaKernels& kernels, Pool& pool, const Latent& layer,
 
 }  // namespace
 
-void attend_to_latents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Norm& norm, const Scoring& scoring,
-                       const Place& place, const Tokens& tokens, const float* x, float* mixed) {
+void attend_to_latents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Norm& norm,
+                       const Scoring& scoring, const Place& place, const Tokens& tokens, const float* x, float* mixed) {
     const std::size_t n = tokens.n_tokens;
     const Widths w = widths_of(layer);
     const Flow flow = flow_of(w, n);
     const bool compressed = layer.q_down.matrix;
-    const Made made[2] = {{compressed ? &layer.q_down : &layer.q, compressed ? flow.low : flow.q}, {&layer.kv_down, flow.kv}};
+    const Made made[2] = {{compressed ? &layer.q_down : &layer.q, compressed ? flow.low : flow.q},
+                          {&layer.kv_down, flow.kv}};
     project(kernels, pool, x, n, norm, made);
     const Way way = way_of(layer, w, *tokens.runs, std::size_t(kernels.lanes));
     make_queries(kernels, pool, layer, w, n, way, flow);
@@ -208,7 +216,8 @@ void attend_to_latents(const IsaKernels& kernels, Pool& pool, const Latent& laye
         for (std::size_t t = begin; t < end; ++t) turn(kernels, layer, w, place.rotation, t, way, flow);
     });
     write(kernels, pool, *place.cache, n, tokens.pages, tokens.slots, flow.keys, flow.keys);
-    if (way != Way::with_latents) return attend_by_heads(kernels, pool, layer, w, scoring, *place.cache, *tokens.runs, way, flow, mixed);
+    if (way != Way::with_latents)
+        return attend_by_heads(kernels, pool, layer, w, scoring, *place.cache, *tokens.runs, way, flow, mixed);
     attend(kernels, pool, *place.cache, *tokens.runs, scoring, w.heads, flow.queries, flow.found);
     multiply_by_head(kernels, pool, {flow.found + w.rotated, w.head()}, n, layer.v_up, mixed, layer.v_up[0]->n_out);
 }

@@ -24,7 +24,7 @@ struct Latent {
 // Many queries meet values, or keys, too, that are made of the latents for each head, where that is less work than to
 // score and mix latents.
 // mixed [n_tokens][H*U] of x [n_tokens][E], normalized first; latents, rotated parts before them, go into the cache.
-void attend_to_latents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Norm& norm, const Scoring& scoring,
-                       const Place& place, const Tokens& tokens, const float* x, float* mixed);
+void attend_to_latents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Norm& norm,
+                       const Scoring& scoring, const Place& place, const Tokens& tokens, const float* x, float* mixed);
 
 }  // namespace slm

@@ -32,7 +32,8 @@ template <typename T>
 const T* elements(const Array& array, const char* name, const char* type, std::size_t ndim) {
     if (array.dtype() != nb::dtype<T>()) throw nb::type_error(message(name, " must be ", type).c_str());
     const bool aligned = reinterpret_cast<std::uintptr_t>(array.data()) % alignof(T) == 0;
-    require(array.ndim() == ndim && is_contiguous(array) && aligned, name, " must be aligned and C-contiguous with ", ndim, " dimension(s); its shape is ", array);
+    require(array.ndim() == ndim && is_contiguous(array) && aligned, name, " must be aligned and C-contiguous with ",
+            ndim, " dimension(s); its shape is ", array);
     return static_cast<const T*>(array.data());
 }
 

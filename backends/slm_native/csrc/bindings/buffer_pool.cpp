@@ -8,8 +8,8 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t least = 1 << 17;         // numbers: less mostly comes from memory that the process has anyway
-constexpr std::size_t most_in_all = 1 << 24;   // 64 MiB
+constexpr std::size_t least = 1 << 17;        // numbers: less mostly comes from memory that the process has anyway
+constexpr std::size_t most_in_all = 1 << 24;  // 64 MiB
 constexpr std::size_t most_pieces = 16;
 
 struct Piece {
@@ -26,7 +26,9 @@ public:
         std::lock_guard lock(mutex_);
         std::size_t best = pieces_.size();
         for (std::size_t i = 0; i < pieces_.size(); ++i)
-            if (pieces_[i].size >= n && pieces_[i].size / 2 <= n && (best == pieces_.size() || pieces_[i].size < pieces_[best].size)) best = i;
+            if (pieces_[i].size >= n && pieces_[i].size / 2 <= n &&
+                (best == pieces_.size() || pieces_[i].size < pieces_[best].size))
+                best = i;
         return best < pieces_.size() ? remove(best) : Piece{};
     }
 

@@ -44,8 +44,9 @@ struct CacheLayer {
     Pages owner;
 };
 
-inline CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, const std::string& values, std::size_t n_layers,
-                           std::size_t layer, std::size_t n_kv_heads, std::size_t head_dim) {
+inline CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, const std::string& values,
+                                  std::size_t n_layers, std::size_t layer, std::size_t n_kv_heads,
+                                  std::size_t head_dim) {
     require(pages.ndim() == 2 && is_contiguous(Array(pages)), "pages must be C-contiguous [n_pages, page_bytes]");
     const bool in_keys = values.empty();  // keys are the values, too
     const KvType key_type = find_kv_type(keys), value_type = in_keys ? key_type : find_kv_type(values);
@@ -61,7 +62,8 @@ public:
         const auto* counts = elements<std::int32_t>(n_tokens, "n_tokens", "int32", 1);
         const auto* held = elements<std::int32_t>(n_held, "n_held", "int32", 1);
         const auto* spans = elements<std::int32_t>(both_ways, "both_ways", "int32", 1);
-        require(n_tokens.size() == n_held.size() && n_tokens.size() == both_ways.size(), "n_tokens, n_held and both_ways differ in length");
+        require(n_tokens.size() == n_held.size() && n_tokens.size() == both_ways.size(),
+                "n_tokens, n_held and both_ways differ in length");
         for (std::int32_t token : tokens_)
             require(token >= 0 && std::size_t(token) < n_batch_, "a token that the batch does not have");
         for (std::int32_t page : pages_) {
@@ -71,10 +73,12 @@ public:
         std::size_t token = 0, page = 0;
         for (std::size_t i = 0; i < n_tokens.size(); ++i) {
             require(counts[i] >= 1 && held[i] >= counts[i], "a run that holds less than it brings, or nothing");
-            runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]), std::size_t(held[i]), spans[i] != 0});
+            runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]), std::size_t(held[i]),
+                             spans[i] != 0});
             token += std::size_t(counts[i]), page += (std::size_t(held[i]) + page_tokens - 1) / page_tokens;
         }
-        require(token == n_batch_ && page == pages_.size(), "the runs do not take just the tokens and pages that there are");
+        require(token == n_batch_ && page == pages_.size(),
+                "the runs do not take just the tokens and pages that there are");
     }
     Batch(const Batch&) = delete;
     Batch& operator=(const Batch&) = delete;
@@ -102,18 +106,19 @@ struct Angles {
 };
 
 inline Angles new_angles(const Array& cos, const Array& sin, bool interleaved) {
-    const Rotation rotation{elements<float>(cos, "cos", "float32", 2), elements<float>(sin, "sin", "float32", 2), cos.shape(1),
-                            interleaved};
+    const Rotation rotation{elements<float>(cos, "cos", "float32", 2), elements<float>(sin, "sin", "float32", 2),
+                            cos.shape(1), interleaved};
     require(sin.shape(0) == cos.shape(0) && sin.shape(1) == cos.shape(1), "cos and sin differ in shape");
     return {rotation, cos.shape(0), cos, sin};
 }
 
 using MaybeArray = std::optional<Array>;
 
-inline Scoring scoring_of(float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks,
-                          std::size_t n_heads) {
+inline Scoring scoring_of(float scale, float softcap, std::int64_t window, const MaybeArray& slopes,
+                          const MaybeArray& sinks, std::size_t n_heads) {
     require(window >= 0, "window must not be negative");
-    return {scale, softcap, window ? std::size_t(window) : no_window, row_of(slopes, "slopes", n_heads), row_of(sinks, "sinks", n_heads)};
+    return {scale, softcap, window ? std::size_t(window) : no_window, row_of(slopes, "slopes", n_heads),
+            row_of(sinks, "sinks", n_heads)};
 }
 
 // A norm and the arrays that hold it.
@@ -129,7 +134,8 @@ inline NormHandle new_norm(const Array& weight, const MaybeArray& bias, float ep
     const std::size_t n_rows = weight.ndim() == 2 ? weight.shape(0) : 1, width = weight.shape(weight.ndim() - 1);
     require(n_rows * width != 0, "a norm's weight holds nothing");
     const float* shifts = bias ? elements<float>(*bias, "bias", "float32", weight.ndim()) : nullptr;
-    require(!bias || (bias->size() == weight.size() && bias->shape(0) == weight.shape(0)), "a norm's weight and bias differ in shape");
+    require(!bias || (bias->size() == weight.size() && bias->shape(0) == weight.shape(0)),
+            "a norm's weight and bias differ in shape");
     return {{values, shifts, width, n_rows, eps, centred}, weight, bias};
 }
 
@@ -155,9 +161,11 @@ inline Activation activation_of(const std::string& name, const std::vector<float
     static const char* const names[] = {"silu", "gelu", "gelu_tanh", "relu", "relu_squared", "swiglu_clamped", "xielu"};
     for (std::size_t i = 0; i < std::size(names); ++i) {
         if (name != names[i]) continue;
-        require(numbers.size() == (ActivationKind(i) == ActivationKind::xielu ? 4u : 0u), "other numbers than those of ", name);
+        require(numbers.size() == (ActivationKind(i) == ActivationKind::xielu ? 4u : 0u),
+                "other numbers than those of ", name);
         Activation made{ActivationKind(i), 0, 0, 0, 0};
-        if (!numbers.empty()) made.alpha_n = numbers[0], made.alpha_p = numbers[1], made.beta = numbers[2], made.eps = numbers[3];
+        if (!numbers.empty())
+            made.alpha_n = numbers[0], made.alpha_p = numbers[1], made.beta = numbers[2], made.eps = numbers[3];
         return made;
     }
     throw nb::value_error(message("no kernel for the activation '", name, "'").c_str());

@@ -16,7 +16,8 @@ namespace slm::python {
 inline Linear linear_of(const MaybeLinear& handle, std::size_t n_out, std::size_t n_in, const char* name) {
     if (!handle) return {nullptr, nullptr};
     const Matrix& m = handle->weights.matrix;
-    require(m.n_out == n_out && m.n_in == n_in, name, " is [", m.n_out, ", ", m.n_in, "], not [", n_out, ", ", n_in, "]");
+    require(m.n_out == n_out && m.n_in == n_in, name, " is [", m.n_out, ", ", m.n_in, "], not [", n_out, ", ", n_in,
+            "]");
     return handle->linear();
 }
 
@@ -31,14 +32,16 @@ class LatentHandle {
 public:
     LatentHandle(const MaybeLinear& q_down, const MaybeNorm& q_norm, const LinearHandle& q, const LinearHandle& kv_down,
                  const MaybeNorm& kv_norm, std::vector<Weights> k_up, std::vector<Weights> v_up)
-        : q_down_(q_down), q_(q), kv_down_(kv_down), q_norm_(q_norm), kv_norm_(kv_norm), k_up_(std::move(k_up)), v_up_(std::move(v_up)) {
+        : q_down_(q_down), q_(q), kv_down_(kv_down), q_norm_(q_norm), kv_norm_(kv_norm), k_up_(std::move(k_up)),
+          v_up_(std::move(v_up)) {
         require(!k_up_.empty() && k_up_.size() == v_up_.size(), "k_up and v_up are not one for each head");
         const auto alike = [](const std::vector<Weights>& all, std::size_t n_in) {
             return std::all_of(all.begin(), all.end(), [&](const Weights& w) {
                 return w.matrix.n_in == n_in && w.matrix.n_out == all[0].matrix.n_out;
             });
         };
-        require(alike(k_up_, k_up_[0].matrix.n_in) && alike(v_up_, rank()), "k_up or v_up are not of one shape, for one latent");
+        require(alike(k_up_, k_up_[0].matrix.n_in) && alike(v_up_, rank()),
+                "k_up or v_up are not of one shape, for one latent");
         require(head_dim() > rank(), "kv_down makes no more than the latent");
         require(!q_norm_ || q_down_, "q_norm without q_down");
         latent();  // refuses what does not fit
@@ -62,8 +65,13 @@ public:
         k_matrices_.clear(), v_matrices_.clear();
         for (const Weights& w : k_up_) k_matrices_.push_back(&w.matrix);
         for (const Weights& w : v_up_) v_matrices_.push_back(&w.matrix);
-        return {linear_of(q_down_, n_low, width(), "q_down"), norm_of(q_norm_, n_low, "q_norm"), linear_of(q_, n_q, n_low, "q"),
-                kv_down_->linear(), norm_of(kv_norm_, rank(), "kv_norm"), k_matrices_, v_matrices_};
+        return {linear_of(q_down_, n_low, width(), "q_down"),
+                norm_of(q_norm_, n_low, "q_norm"),
+                linear_of(q_, n_q, n_low, "q"),
+                kv_down_->linear(),
+                norm_of(kv_norm_, rank(), "kv_norm"),
+                k_matrices_,
+                v_matrices_};
     }
 
 private:
@@ -81,12 +89,15 @@ public:
     EmbeddingHandle(const LinearHandle& gate, const LinearHandle& project, const MaybeNorm& norm)
         : gate_(gate), project_(project), norm_(norm) {}
 
-    bool is_of(const IsaKernels& kernels) const { return gate_->weights.kernels == &kernels && project_->weights.kernels == &kernels; }
+    bool is_of(const IsaKernels& kernels) const {
+        return gate_->weights.kernels == &kernels && project_->weights.kernels == &kernels;
+    }
     std::size_t n_low() const { return gate_->weights.matrix.n_out; }
 
     // Points into this; for a layer of so many numbers a token.
     LayerEmbedding embedding(std::size_t width, const Activation& activation) const {
-        return {linear_of(gate_, n_low(), width, "the embedding's gate"), linear_of(project_, width, n_low(), "the embedding's project"),
+        return {linear_of(gate_, n_low(), width, "the embedding's gate"),
+                linear_of(project_, width, n_low(), "the embedding's project"),
                 norm_of(norm_, width, "the embedding's norm"), activation};
     }
 
@@ -98,9 +109,10 @@ private:
 // Alternating updates of a layer, with all that they point to.
 class AltUpHandle {
 public:
-    AltUpHandle(const LinearHandle& router, const NormHandle& router_norm, const LinearHandle& predict, const LinearHandle& correct,
-                const Array& scale, std::size_t active)
-        : router_(router), predict_(predict), correct_(correct), router_norm_(router_norm), scale_(scale), active_(active) {
+    AltUpHandle(const LinearHandle& router, const NormHandle& router_norm, const LinearHandle& predict,
+                const LinearHandle& correct, const Array& scale, std::size_t active)
+        : router_(router), predict_(predict), correct_(correct), router_norm_(router_norm), scale_(scale),
+          active_(active) {
         require(active < n_streams(), "the active stream is none of them");
     }
 
@@ -113,8 +125,9 @@ public:
     // Points into this; for a layer of so many numbers a token.
     AltUp altup(std::size_t width) const {
         const std::size_t n = n_streams();
-        return {linear_of(router_, n, width, "router"), linear_of(predict_, n * n, n, "predict"), linear_of(correct_, n, n, "correct"),
-                norm_of(router_norm_, width, "router_norm"), row_of(scale_, "scale", width), active_};
+        return {linear_of(router_, n, width, "router"), linear_of(predict_, n * n, n, "predict"),
+                linear_of(correct_, n, n, "correct"),   norm_of(router_norm_, width, "router_norm"),
+                row_of(scale_, "scale", width),         active_};
     }
 
 private:
@@ -136,36 +149,49 @@ struct LayerExtras {
 // A layer with all that it points to.
 class LayerHandle {
 public:
-    LayerHandle(std::vector<MaybeLinear> linears, std::vector<MaybeNorm> norms, const Activation& activation, std::size_t head_dim,
-                float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks, float limit,
-                float residual_scale, bool parallel, std::optional<float> threshold, const LayerExtras& extras)
-        : linears_(std::move(linears)), norms_(std::move(norms)), slopes_(slopes), sinks_(sinks), latent_(extras.latent), altup_(extras.altup), embedding_(extras.embedding), head_dim_(head_dim) {
-        require(linears_.size() == 9 && norms_.size() == 8, "a layer has nine linears and eight norms, or none in place");
-        require(linears_[0].has_value() != latent_.has_value() && linears_[3] && (!linears_[2] || linears_[1]), "a layer without q, output, or the k of its v");
-        require(!latent_ || (!linears_[1] && !norms_[1] && !norms_[2] && !norms_[3] && limit == 0), "attention to latents with keys, norms of heads or a limit");
-        require(linears_[5].has_value() == linears_[6].has_value() && (!linears_[4] || linears_[5]), "a feed-forward layer without up, or down");
+    LayerHandle(std::vector<MaybeLinear> linears, std::vector<MaybeNorm> norms, const Activation& activation,
+                std::size_t head_dim, float scale, float softcap, std::int64_t window, const MaybeArray& slopes,
+                const MaybeArray& sinks, float limit, float residual_scale, bool parallel,
+                std::optional<float> threshold, const LayerExtras& extras)
+        : linears_(std::move(linears)), norms_(std::move(norms)), slopes_(slopes), sinks_(sinks),
+          latent_(extras.latent), altup_(extras.altup), embedding_(extras.embedding), head_dim_(head_dim) {
+        require(linears_.size() == 9 && norms_.size() == 8,
+                "a layer has nine linears and eight norms, or none in place");
+        require(linears_[0].has_value() != latent_.has_value() && linears_[3] && (!linears_[2] || linears_[1]),
+                "a layer without q, output, or the k of its v");
+        require(!latent_ || (!linears_[1] && !norms_[1] && !norms_[2] && !norms_[3] && limit == 0),
+                "attention to latents with keys, norms of heads or a limit");
+        require(linears_[5].has_value() == linears_[6].has_value() && (!linears_[4] || linears_[5]),
+                "a feed-forward layer without up, or down");
         require(linears_[7].has_value() == linears_[8].has_value(), "a learned residual without left, or right");
         const std::size_t width = latent_ ? latent_->width() : linears_[0]->weights.matrix.n_in;
         const std::size_t n_q = latent_ ? latent_->n_heads() * head_dim : linears_[0]->weights.matrix.n_out;
         const std::size_t n_kv = linears_[1] ? linears_[1]->weights.matrix.n_out : head_dim;
         const std::size_t n_ff = linears_[5] ? linears_[5]->weights.matrix.n_out : 0;
-        require(head_dim && n_q % head_dim == 0 && n_kv % head_dim == 0 && n_kv && n_q % n_kv == 0, "q and k are no heads of this width, or those of q no multiple of those of k");
+        require(head_dim && n_q % head_dim == 0 && n_kv % head_dim == 0 && n_kv && n_q % n_kv == 0,
+                "q and k are no heads of this width, or those of q no multiple of those of k");
         require(!latent_ || head_dim == latent_->head_dim(), "heads are not as wide as what kv_down makes");
-        require(activation.kind != ActivationKind::swiglu_clamped || !n_ff || linears_[4], "swiglu_clamped without a gate");
+        require(activation.kind != ActivationKind::swiglu_clamped || !n_ff || linears_[4],
+                "swiglu_clamped without a gate");
         require(!threshold || !n_ff || linears_[4], "a threshold without a gate");
-        layer_.q = linear(0, n_q, width, "q"), layer_.k = linear(1, n_kv, width, "k"), layer_.v = linear(2, n_kv, width, "v");
+        layer_.q = linear(0, n_q, width, "q"), layer_.k = linear(1, n_kv, width, "k"),
+        layer_.v = linear(2, n_kv, width, "v");
         layer_.output = linear(3, width, latent_ ? latent_->n_results() : n_q, "output");
         if (latent_) layer_.latent = latent_->latent();
-        layer_.gating.gate = linear(4, n_ff, width, "gate"), layer_.gating.up = linear(5, n_ff, width, "up"), layer_.down = linear(6, width, n_ff, "down");
+        layer_.gating.gate = linear(4, n_ff, width, "gate"), layer_.gating.up = linear(5, n_ff, width, "up"),
+        layer_.down = linear(6, width, n_ff, "down");
         const std::size_t n_low = linears_[7] ? linears_[7]->weights.matrix.n_out : 0;
-        layer_.left = linear(7, n_low, width, "left"), layer_.right = linear(8, width, n_low, "right"), layer_.right_norm = norm(7, width, "right_norm");
+        layer_.left = linear(7, n_low, width, "left"), layer_.right = linear(8, width, n_low, "right"),
+        layer_.right_norm = norm(7, width, "right_norm");
         layer_.attn_norm = norm(0, width, "attn_norm"), layer_.attn_post_norm = norm(4, width, "attn_post_norm");
         layer_.ffn_norm = norm(5, width, "ffn_norm"), layer_.ffn_post_norm = norm(6, width, "ffn_post_norm");
-        layer_.q_norm = heads_norm(1, n_q, "q_norm"), layer_.k_norm = heads_norm(2, n_kv, "k_norm"), layer_.v_norm = heads_norm(3, n_kv, "v_norm");
+        layer_.q_norm = heads_norm(1, n_q, "q_norm"), layer_.k_norm = heads_norm(2, n_kv, "k_norm"),
+        layer_.v_norm = heads_norm(3, n_kv, "v_norm");
         n_q_ = n_q;
         add(extras, width, activation);
         layer_.scoring = scoring_of(scale, softcap, window, slopes_, sinks_, n_q / head_dim);
-        layer_.gating.activation = activation, layer_.gating.threshold = threshold, layer_.limit = limit, layer_.residual_scale = residual_scale, layer_.parallel = parallel;
+        layer_.gating.activation = activation, layer_.gating.threshold = threshold, layer_.limit = limit,
+        layer_.residual_scale = residual_scale, layer_.parallel = parallel;
     }
     LayerHandle(const LayerHandle&) = delete;
     LayerHandle& operator=(const LayerHandle&) = delete;
@@ -181,9 +207,11 @@ public:
         require(width == n_in, "x has rows of ", width, ", the layer takes ", n_in);
         const std::size_t n_kv = cache.n_kv_heads * head_dim_;
         const bool fits_kv = layer_.k.matrix ? n_kv == layer_.k.matrix->n_out : n_q_ % n_kv == 0;
-        require(cache.head_dim == head_dim_ && fits_kv && (!latent_ || cache.n_kv_heads == 1), "the cache has other heads than the layer");
+        require(cache.head_dim == head_dim_ && fits_kv && (!latent_ || cache.n_kv_heads == 1),
+                "the cache has other heads than the layer");
         require(batch.n_pages() <= cache.n_pages, "a page that the cache does not have");
-        require(angles.n_tokens == batch.n_tokens() && 2 * angles.rotation.half <= head_dim_, "cos and sin are not [tokens, at most half a head]");
+        require(angles.n_tokens == batch.n_tokens() && 2 * angles.rotation.half <= head_dim_,
+                "cos and sin are not [tokens, at most half a head]");
         if (layer_.mixture) mixture_->checked_for(kernels);
         return layer_;
     }
@@ -196,7 +224,8 @@ private:
     void add(const LayerExtras& extras, std::size_t width, const Activation& activation) {
         mixture_ = extras.mixture;
         if (mixture_) layer_.mixture = &mixture_->mixture();
-        require(!mixture_ || (!linears_[5] && layer_.mixture->router.matrix->n_in == width), "experts beside a feed-forward layer, or of another width");
+        require(!mixture_ || (!linears_[5] && layer_.mixture->router.matrix->n_in == width),
+                "experts beside a feed-forward layer, or of another width");
         require(!altup_ || (embedding_ && extras.output_scale == 1.0f), "streams without embeddings, or scaled");
         if (altup_) layer_.altup = altup_->altup(width);
         if (embedding_) layer_.embedding = embedding_->embedding(width, activation);
@@ -212,7 +241,8 @@ private:
         if (!norms_[i]) return {};
         const Norm& found = norms_[i]->norm;
         const bool by_head = found.width == head_dim_ && (found.n_rows == 1 || found.n_rows * head_dim_ == n);
-        require(by_head || (found.width == n && found.n_rows == 1), name, " covers neither a head, nor each of them, nor all as one");
+        require(by_head || (found.width == n && found.n_rows == 1), name,
+                " covers neither a head, nor each of them, nor all as one");
         return found;
     }
 

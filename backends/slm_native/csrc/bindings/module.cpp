@@ -52,11 +52,13 @@ public:
             if (kernels_.floats[i].type == type) m.floats = &kernels_.floats[i], m.row_bytes = n_in * m.floats->bytes;
         for (std::size_t i = 0; i < kernels_.n_formats; ++i)
             if (const FormatKernels& f = kernels_.formats[i]; f.type == type) {
-                require(n_in % std::size_t(f.block) == 0, "rows of ", n_in, " weights are no whole number of blocks of ", f.block);
+                require(n_in % std::size_t(f.block) == 0, "rows of ", n_in,
+                        " weights are no whole number of blocks of ", f.block);
                 m.format = &f, m.row_bytes = n_in / std::size_t(f.block) * f.block_bytes;
             }
         require(m.format || m.floats, "no kernel for ggml type ", type);
-        require(data.shape(0) == n_out * m.row_bytes, "data has ", data.shape(0), " bytes, a matrix of ", n_out, " x ", n_in, " takes ", n_out * m.row_bytes);
+        require(data.shape(0) == n_out * m.row_bytes, "data has ", data.shape(0), " bytes, a matrix of ", n_out, " x ",
+                n_in, " takes ", n_out * m.row_bytes);
         return {m, &kernels_, data};
     }
 
@@ -65,9 +67,11 @@ public:
         const Matrix& m = weights.matrix;
         const std::size_t n = ids.size();
         check(weights);
-        if (const auto [least, most] = std::minmax_element(rows, rows + n); n && (*least < 0 || std::size_t(*most) >= m.n_out))
-            throw nb::index_error(
-                message("row ids span ", *least, " to ", *most, ", the matrix has rows 0 to ", std::int64_t(m.n_out) - 1).c_str());
+        if (const auto [least, most] = std::minmax_element(rows, rows + n);
+            n && (*least < 0 || std::size_t(*most) >= m.n_out))
+            throw nb::index_error(message("row ids span ", *least, " to ", *most, ", the matrix has rows 0 to ",
+                                          std::int64_t(m.n_out) - 1)
+                                      .c_str());
         Room y(n * m.n_in);
         {
             nb::gil_scoped_release unlocked;
@@ -127,7 +131,9 @@ public:
                         const Activation& activation, std::optional<float> threshold) const {
         const Activations a = activations(x, up, norm);
         if (gate) check(gate->weights);
-        require(!gate || (gate->weights.matrix.n_in == a.width && gate->weights.matrix.n_out == up.weights.matrix.n_out), "gate and up have different shapes");
+        require(
+            !gate || (gate->weights.matrix.n_in == a.width && gate->weights.matrix.n_out == up.weights.matrix.n_out),
+            "gate and up have different shapes");
         check_gated(activation, gate != nullptr);
         require(!threshold || gate, "a threshold without a gate");
         const std::size_t n_out = up.weights.matrix.n_out;
@@ -143,7 +149,8 @@ public:
     FloatMatrix activate(const Array& gate, const std::optional<Array>& up, const Activation& activation) const {
         const float* gates = elements<float>(gate, "gate", "float32", 2);
         const float* ups = up ? elements<float>(*up, "up", "float32", 2) : nullptr;
-        require(!up || (up->shape(0) == gate.shape(0) && up->shape(1) == gate.shape(1)), "gate and up have different shapes");
+        require(!up || (up->shape(0) == gate.shape(0) && up->shape(1) == gate.shape(1)),
+                "gate and up have different shapes");
         check_gated(activation, ups != nullptr);
         Room y(gate.size());
         {
@@ -177,7 +184,8 @@ public:
         return found;
     }
 
-    HeadArray part_embeddings(const Array& made, const Array& given, const NormHandle& norm, float made_share, float given_share) const {
+    HeadArray part_embeddings(const Array& made, const Array& given, const NormHandle& norm, float made_share,
+                              float given_share) const {
         const float* rows = elements<float>(made, "made", "float32", 2);
         const float* others = elements<float>(given, "given", "float32", 2);
         const std::size_t n_tokens = made.shape(0), width = norm.norm.width, n_parts = made.shape(1) / width;
@@ -186,7 +194,8 @@ public:
         Room y(made.size());
         {
             nb::gil_scoped_release unlocked;
-            slm::part_embeddings(kernels_, *pool_, rows, others, norm.norm, {made_share, given_share}, n_tokens, n_parts, y.get());
+            slm::part_embeddings(kernels_, *pool_, rows, others, norm.norm, {made_share, given_share}, n_tokens,
+                                 n_parts, y.get());
         }
         return owned<HeadArray>(std::move(y), {n_parts, n_tokens, width});
     }
@@ -195,7 +204,8 @@ public:
         const Activations a = activations(x, linear, nullptr);
         const float* before = elements<float>(residual, "residual", "float32", 2);
         const std::size_t n_out = linear.weights.matrix.n_out;
-        require(residual.shape(0) == a.n_tokens && residual.shape(1) == n_out, "residual has the shape ", residual, ", the product [", a.n_tokens, ", ", n_out, "]");
+        require(residual.shape(0) == a.n_tokens && residual.shape(1) == n_out, "residual has the shape ", residual,
+                ", the product [", a.n_tokens, ", ", n_out, "]");
         Room y(a.n_tokens * n_out);
         {
             nb::gil_scoped_release unlocked;
@@ -208,12 +218,15 @@ public:
                          const std::optional<Array>& sin, bool interleaved) const {
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n_tokens = x.shape(0);
-        require(width != 0 && x.shape(1) % width == 0, "x has rows of ", x.shape(1), ", no whole number of heads of ", width);
+        require(width != 0 && x.shape(1) % width == 0, "x has rows of ", x.shape(1), ", no whole number of heads of ",
+                width);
         Rotation rotation{nullptr, nullptr, 0, interleaved};
         if (cos && sin) {
             rotation = {elements<float>(*cos, "cos", "float32", 2), elements<float>(*sin, "sin", "float32", 2),
                         std::size_t(cos->shape(1)), interleaved};
-            require(cos->shape(0) == n_tokens && sin->shape(0) == n_tokens && sin->shape(1) == cos->shape(1) && 2 * cos->shape(1) <= width, "cos and sin are not [tokens, at most half a head]");
+            require(cos->shape(0) == n_tokens && sin->shape(0) == n_tokens && sin->shape(1) == cos->shape(1) &&
+                        2 * cos->shape(1) <= width,
+                    "cos and sin are not [tokens, at most half a head]");
         }
         const Norm by = norm ? norm->norm : Norm{};
         check_heads(norm, width, x.shape(1));
@@ -238,12 +251,13 @@ public:
         slm::write(kernels_, *pool_, layer, n_tokens, page, slot, keys, values);
     }
 
-    HeadArray attend(const Array& q, const CacheLayer& cache, const Batch& batch, float scale, float softcap, std::int64_t window,
-                 const std::optional<Array>& slopes, const std::optional<Array>& sinks) const {
+    HeadArray attend(const Array& q, const CacheLayer& cache, const Batch& batch, float scale, float softcap,
+                     std::int64_t window, const std::optional<Array>& slopes, const std::optional<Array>& sinks) const {
         const KvLayer& layer = cache.layer;
         const std::size_t n_heads = q.ndim() == 3 ? q.shape(1) : 0;
         const float* queries = heads(q, "q", batch.n_tokens(), n_heads, layer.head_dim);
-        require(n_heads != 0 && n_heads % layer.n_kv_heads == 0, "q has ", n_heads, " heads, which must be a multiple of ", layer.n_kv_heads);
+        require(n_heads != 0 && n_heads % layer.n_kv_heads == 0, "q has ", n_heads,
+                " heads, which must be a multiple of ", layer.n_kv_heads);
         require(batch.n_pages() <= layer.n_pages, "a page that the cache does not have");
         const Scoring scoring = scoring_of(scale, softcap, window, slopes, sinks, n_heads);
         const std::size_t n = batch.n_tokens() * n_heads * layer.head_dim;
@@ -257,10 +271,11 @@ public:
 
     HeadArray run_layers(const std::vector<Array>& x, const std::vector<const LayerHandle*>& layers,
                          const std::vector<const CacheLayer*>& caches, const std::vector<const Angles*>& angles,
-                         const std::vector<std::optional<Array>>& own, const Array& pages, const Array& slots, const Batch& batch,
-                         const std::optional<std::vector<std::int64_t>>& wanted) const {
+                         const std::vector<std::optional<Array>>& own, const Array& pages, const Array& slots,
+                         const Batch& batch, const std::optional<std::vector<std::int64_t>>& wanted) const {
         require(!x.empty() && !layers.empty(), "no streams, or no layers");
-        require(caches.size() == layers.size() && angles.size() == layers.size() && own.size() == layers.size(), "layers, caches, angles and embeddings differ in number");
+        require(caches.size() == layers.size() && angles.size() == layers.size() && own.size() == layers.size(),
+                "layers, caches, angles and embeddings differ in number");
         const std::size_t n_tokens = batch.n_tokens(), width = x[0].ndim() == 2 ? x[0].shape(1) : 0;
         std::vector<const float*> streams;
         for (const Array& each : x) streams.push_back(stream(each, n_tokens, width));
@@ -278,8 +293,8 @@ public:
             std::copy_n(streams[i], n_tokens * width, y.get() + i * n_tokens * width);
         {
             nb::gil_scoped_release unlocked;
-            const Tokens tokens{n_tokens, static_cast<const std::int64_t*>(pages.data()), static_cast<const std::int64_t*>(slots.data()),
-                                &batch.runs()};
+            const Tokens tokens{n_tokens, static_cast<const std::int64_t*>(pages.data()),
+                                static_cast<const std::int64_t*>(slots.data()), &batch.runs()};
             slm::run_layers(kernels_, *pool_, found, places, tokens, wanted ? &*wanted : nullptr, x.size(), y.get());
         }
         return owned<HeadArray>(std::move(y), {x.size(), wanted ? wanted->size() : n_tokens, width});
@@ -292,7 +307,8 @@ public:
         std::vector<const Matrix*> matrices;
         for (const Weights* one : weights) {
             check(*one);
-            require(one->matrix.n_in == x.shape(2) && one->matrix.n_out == n_out && x.shape(1) == weights.size(), "the matrices are not one for each head of x, of one shape; that of x is ", x);
+            require(one->matrix.n_in == x.shape(2) && one->matrix.n_out == n_out && x.shape(1) == weights.size(),
+                    "the matrices are not one for each head of x, of one shape; that of x is ", x);
             matrices.push_back(&one->matrix);
         }
         Room y(n_tokens * weights.size() * n_out);
@@ -303,11 +319,13 @@ public:
         return owned<HeadArray>(std::move(y), {n_tokens, weights.size(), n_out});
     }
 
-    FloatMatrix mix(const Array& x, const NormHandle* norm, const std::optional<Array>& told, const MixtureHandle& handle) const {
+    FloatMatrix mix(const Array& x, const NormHandle* norm, const std::optional<Array>& told,
+                    const MixtureHandle& handle) const {
         const Mixture& mixture = handle.checked_for(kernels_);
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n_tokens = x.shape(0), width = x.shape(1);
-        require(width == mixture.router.matrix->n_in, "x has rows of ", width, ", the experts take ", mixture.router.matrix->n_in);
+        require(width == mixture.router.matrix->n_in, "x has rows of ", width, ", the experts take ",
+                mixture.router.matrix->n_in);
         const Norm by = norm_of_rows(norm, width);
         const float* read = told ? elements<float>(*told, "told", "float32", 2) : nullptr;
         require(!told || (told->shape(0) == n_tokens && told->shape(1) == width), "told and x differ in shape");
@@ -330,13 +348,15 @@ private:
     static void check_heads(const NormHandle* norm, std::size_t width, std::size_t n) {
         if (!norm) return;
         const bool by_head = norm->norm.width == width && (norm->norm.n_rows == 1 || norm->norm.n_rows * width == n);
-        require(by_head || (norm->norm.width == n && norm->norm.n_rows == 1), "norm covers neither a head, nor each of them, nor all as one");
+        require(by_head || (norm->norm.width == n && norm->norm.n_rows == 1),
+                "norm covers neither a head, nor each of them, nor all as one");
     }
 
     // A norm of whole rows, or none.
     static Norm norm_of_rows(const NormHandle* norm, std::size_t width) {
         if (!norm) return {};
-        require(norm->norm.width == width && norm->norm.n_rows == 1, "norm has ", norm->norm.width, " numbers, not ", width);
+        require(norm->norm.width == width && norm->norm.n_rows == 1, "norm has ", norm->norm.width, " numbers, not ",
+                width);
         return norm->norm;
     }
 
@@ -346,7 +366,8 @@ private:
 
     static const float* stream(const Array& x, std::size_t n_tokens, std::size_t width) {
         const float* values = elements<float>(x, "x", "float32", 2);
-        require(x.shape(0) == n_tokens && x.shape(1) == width, "tokens that x does not have, or streams that differ in shape");
+        require(x.shape(0) == n_tokens && x.shape(1) == width,
+                "tokens that x does not have, or streams that differ in shape");
         return values;
     }
 
@@ -371,12 +392,11 @@ private:
         const auto* slot = elements<std::int64_t>(slots, "slots", "int64", 1);
         require(pages.shape(0) == n_tokens && slots.shape(0) == n_tokens, "pages and slots differ in length");
         for (std::size_t t = 0; t < n_tokens; ++t)
-            require(std::uint64_t(page[t]) < layer.n_pages && std::uint64_t(slot[t]) < page_tokens, "a page or slot that the cache does not have");
+            require(std::uint64_t(page[t]) < layer.n_pages && std::uint64_t(slot[t]) < page_tokens,
+                    "a page or slot that the cache does not have");
     }
 
-    void check(const Weights& weights) const {
-        require(weights.kernels == &kernels_, other_kernels);
-    }
+    void check(const Weights& weights) const { require(weights.kernels == &kernels_, other_kernels); }
 
     Activations activations(const Array& x, const LinearHandle& linear, const NormHandle* norm) const {
         check(linear.weights);
@@ -386,9 +406,11 @@ private:
         return {values, x.shape(0), width, norm_of_rows(norm, width)};
     }
 
-    static const float* heads(const Array& array, const char* name, std::size_t n_tokens, std::size_t n_heads, std::size_t head_dim) {
+    static const float* heads(const Array& array, const char* name, std::size_t n_tokens, std::size_t n_heads,
+                              std::size_t head_dim) {
         const float* values = elements<float>(array, name, "float32", 3);
-        require(array.shape(0) == n_tokens && array.shape(1) == n_heads && array.shape(2) == head_dim, name, " must be [", n_tokens, ", ", n_heads, ", ", head_dim, "], not ", array);
+        require(array.shape(0) == n_tokens && array.shape(1) == n_heads && array.shape(2) == head_dim, name,
+                " must be [", n_tokens, ", ", n_heads, ", ", head_dim, "], not ", array);
         return values;
     }
 
@@ -454,24 +476,31 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, or weights of another instruction set.")
-        .def("normalize", &Kernels::normalize, "x"_a, "norm"_a, "x, rows of which are as wide as the norm's weights, normalized.")
-        .def("project", &Kernels::project, "x"_a, "norm"_a.none(), "linears"_a,
-             "What each of several linears makes of x [T, n_in], normalized first where there is a norm: float32 [T, n_out].")
-        .def("gate_up", &Kernels::gate_up, "x"_a, "norm"_a.none(), "gate"_a.none(), "up"_a, "activation"_a,
-             "threshold"_a.none(),
-             "activation(gate(x)) * up(x), without a gate activation(up(x)), x normalized as in project: float32 [T, n_out].\n"
-             "Of gates [T, n_out], what is so many deviations above a row's mean is taken, where there is a threshold.")
+        .def("normalize", &Kernels::normalize, "x"_a, "norm"_a,
+             "x, rows of which are as wide as the norm's weights, normalized.")
+        .def(
+            "project", &Kernels::project, "x"_a, "norm"_a.none(), "linears"_a,
+            "What each of several linears makes of x [T, n_in], normalized first where there is a norm: float32 [T, n_out].")
+        .def(
+            "gate_up", &Kernels::gate_up, "x"_a, "norm"_a.none(), "gate"_a.none(), "up"_a, "activation"_a,
+            "threshold"_a.none(),
+            "activation(gate(x)) * up(x), without a gate activation(up(x)), x normalized as in project: float32 [T, n_out].\n"
+            "Of gates [T, n_out], what is so many deviations above a row's mean is taken, where there is a threshold.")
         .def("activate", &Kernels::activate, "gate"_a, "up"_a.none(), "activation"_a,
              "activation(gate) * up, without up activation(gate): float32, of their shape.")
-        .def("part_embeddings", &Kernels::part_embeddings, "made"_a, "given"_a, "norm"_a, "made_share"_a, "given_share"_a,
-             "Rows made, float32 [T, L*P], each part of P numbers normalized, times its share, and those given times theirs: [L, T, P].")
+        .def(
+            "part_embeddings", &Kernels::part_embeddings, "made"_a, "given"_a, "norm"_a, "made_share"_a,
+            "given_share"_a,
+            "Rows made, float32 [T, L*P], each part of P numbers normalized, times its share, and those given times theirs: [L, T, P].")
         .def("mixed", &Kernels::mixed, "x"_a, "shares"_a,
              "x[i] + the sum of x[j] * shares[:, i * n + j], for each of n arrays [T, width]; shares are [T, n * n].")
         .def("add_product", &Kernels::add_product, "residual"_a, "x"_a, "linear"_a,
              "residual + linear(x): float32 [T, n_out].")
-        .def("turn_heads", &Kernels::turn_heads, "x"_a, "width"_a, "norm"_a.none(), "cos"_a.none(), "sin"_a.none(), "interleaved"_a,
-             "Heads of x [T, heads * width], normalized by a norm of [width], [heads, width] or [heads * width], and rotated by\n"
-             "angles of cos and sin [T, R/2], where those are given: float32 [T, heads, width].")
+        .def(
+            "turn_heads", &Kernels::turn_heads, "x"_a, "width"_a, "norm"_a.none(), "cos"_a.none(), "sin"_a.none(),
+            "interleaved"_a,
+            "Heads of x [T, heads * width], normalized by a norm of [width], [heads, width] or [heads * width], and rotated by\n"
+            "angles of cos and sin [T, R/2], where those are given: float32 [T, heads, width].")
         .def("write", &Kernels::write, "layer"_a, "pages"_a, "slots"_a, "k"_a, "v"_a,
              "Store keys and values [T, K, D], without the GIL.\n\n"
              "Args:\n"
@@ -483,8 +512,9 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, a page or slot that there is not.")
-        .def("by_head", &Kernels::by_head, "x"_a, "weights"_a,
-             "matmul of each head's rows of x [T, H, n_in] with its own weights, all of one shape: float32 [T, H, n_out].")
+        .def(
+            "by_head", &Kernels::by_head, "x"_a, "weights"_a,
+            "matmul of each head's rows of x [T, H, n_in] with its own weights, all of one shape: float32 [T, H, n_out].")
         .def("mix", &Kernels::mix, "x"_a, "norm"_a.none(), "told"_a.none(), "mixture"_a,
              "The weighted sum of what each token's experts make of x [T, E], normalized first, without the GIL:\n"
              "float32 [T, E]. The router reads told [T, E], or what the experts read. Routing, and the experts of all\n"
@@ -492,24 +522,25 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, weights of another instruction set.")
-        .def("run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "own"_a, "pages"_a, "slots"_a, "batch"_a,
-             "wanted"_a.none(),
-             "Streams x [T, E] through one layer after another, without the GIL: float32 [N, T, E], or of the tokens wanted.\n\n"
-             "Args:\n"
-             "    x: float32 [T, E] each, C-contiguous; one, where layers have no AltUp.\n"
-             "    layers: in order.\n"
-             "    caches: where each layer keeps keys and values.\n"
-             "    angles: of each layer.\n"
-             "    own: of each layer its own embedding of the tokens, float32 [T, P], or None.\n"
-             "    pages: int64, the page of each token [T].\n"
-             "    slots: int64, its place on that page [T].\n"
-             "    batch: which sequence a token belongs to.\n"
-             "    wanted: which tokens are wanted of the last, in rising order; None for all.\n\n"
-             "Raises:\n"
-             "    TypeError: a wrong dtype, or no CPU array.\n"
-             "    ValueError: what does not fit each other, weights of another instruction set.")
-        .def("attend", &Kernels::attend, "q"_a, "layer"_a, "batch"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(),
-             "sinks"_a.none(),
+        .def(
+            "run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "own"_a, "pages"_a,
+            "slots"_a, "batch"_a, "wanted"_a.none(),
+            "Streams x [T, E] through one layer after another, without the GIL: float32 [N, T, E], or of the tokens wanted.\n\n"
+            "Args:\n"
+            "    x: float32 [T, E] each, C-contiguous; one, where layers have no AltUp.\n"
+            "    layers: in order.\n"
+            "    caches: where each layer keeps keys and values.\n"
+            "    angles: of each layer.\n"
+            "    own: of each layer its own embedding of the tokens, float32 [T, P], or None.\n"
+            "    pages: int64, the page of each token [T].\n"
+            "    slots: int64, its place on that page [T].\n"
+            "    batch: which sequence a token belongs to.\n"
+            "    wanted: which tokens are wanted of the last, in rising order; None for all.\n\n"
+            "Raises:\n"
+            "    TypeError: a wrong dtype, or no CPU array.\n"
+            "    ValueError: what does not fit each other, weights of another instruction set.")
+        .def("attend", &Kernels::attend, "q"_a, "layer"_a, "batch"_a, "scale"_a, "softcap"_a, "window"_a,
+             "slopes"_a.none(), "sinks"_a.none(),
              "Causal attention of each token over the pages of its sequence, without the GIL: float32 [T, H, D].\n\n"
              "Args:\n"
              "    q: float32 [T, H, D], C-contiguous; H is a multiple of K.\n"

@@ -19,21 +19,21 @@ namespace {
 
 using namespace nb::literals;
 
-void new_layer(LayerHandle* self, std::vector<MaybeLinear> linears, std::vector<MaybeNorm> norms, const Activation& activation,
-               std::size_t head_dim, float scale, float softcap, std::int64_t window, const MaybeArray& slopes, const MaybeArray& sinks,
-               float limit, float residual_scale, bool parallel, std::optional<float> threshold, std::optional<LatentHandle> latent,
-               const MixtureHandle* mixture, std::optional<AltUpHandle> altup, std::optional<EmbeddingHandle> embedding,
-               float output_scale) {
-    new (self) LayerHandle(std::move(linears), std::move(norms), activation, head_dim, scale, softcap, window, slopes, sinks, limit,
-                           residual_scale, parallel, threshold,
+void new_layer(LayerHandle* self, std::vector<MaybeLinear> linears, std::vector<MaybeNorm> norms,
+               const Activation& activation, std::size_t head_dim, float scale, float softcap, std::int64_t window,
+               const MaybeArray& slopes, const MaybeArray& sinks, float limit, float residual_scale, bool parallel,
+               std::optional<float> threshold, std::optional<LatentHandle> latent, const MixtureHandle* mixture,
+               std::optional<AltUpHandle> altup, std::optional<EmbeddingHandle> embedding, float output_scale) {
+    new (self) LayerHandle(std::move(linears), std::move(norms), activation, head_dim, scale, softcap, window, slopes,
+                           sinks, limit, residual_scale, parallel, threshold,
                            {std::move(latent), mixture, std::move(altup), std::move(embedding), output_scale});
 }
 
 void bind_places(nb::module_& module) {
     nb::class_<Weights>(module, "Weights", "A matrix of weights as it lies in a file; keeps the array that holds it.");
     nb::class_<CacheLayer>(module, "CacheLayer", "Keys and values of one layer; keeps the array that holds the pages.")
-        .def_static("of", &new_cache_layer, "pages"_a.noconvert(), "keys"_a, "values"_a, "n_layers"_a, "layer"_a, "n_kv_heads"_a,
-                    "head_dim"_a,
+        .def_static("of", &new_cache_layer, "pages"_a.noconvert(), "keys"_a, "values"_a, "n_layers"_a, "layer"_a,
+                    "n_kv_heads"_a, "head_dim"_a,
                     "A layer of pages as slm_native.kv.PageLayout lays them out; copies nothing.\n\n"
                     "Args:\n"
                     "    pages: uint8 [n_pages, page_bytes], writable.\n"
@@ -56,8 +56,8 @@ void bind_places(nb::module_& module) {
                       "Raises:\n"
                       "    TypeError: a wrong dtype, or no CPU array.\n"
                       "    ValueError: numbers that do not fit each other.")
-        .def(nb::init<const Array&, const Array&, const Array&, const Array&, const Array&>(), "tokens"_a, "pages"_a, "n_tokens"_a,
-             "n_held"_a, "both_ways"_a);
+        .def(nb::init<const Array&, const Array&, const Array&, const Array&, const Array&>(), "tokens"_a, "pages"_a,
+             "n_tokens"_a, "n_held"_a, "both_ways"_a);
     nb::class_<Angles>(module, "Angles", "By which angles the heads of a batch are turned; keeps their arrays.")
         .def_static("of", &new_angles, "cos"_a, "sin"_a, "interleaved"_a,
                     "Angles of float32 [T, R/2]; of no angles, heads stay.\n\n"
@@ -95,35 +95,39 @@ void bind_layers(nb::module_& module) {
         .def(nb::init<const MaybeLinear&, const MaybeNorm&, const LinearHandle&, const LinearHandle&, const MaybeNorm&,
                       std::vector<Weights>, std::vector<Weights>>(),
              "q_down"_a.none(), "q_norm"_a.none(), "q"_a, "kv_down"_a, "kv_norm"_a.none(), "k_up"_a, "v_up"_a);
-    nb::class_<AltUpHandle>(module, "AltUp", "How a block's streams are predicted and corrected, as slm_native.kernels.AltUp has it.")
-        .def(nb::init<const LinearHandle&, const NormHandle&, const LinearHandle&, const LinearHandle&, const Array&, std::size_t>(),
+    nb::class_<AltUpHandle>(module, "AltUp",
+                            "How a block's streams are predicted and corrected, as slm_native.kernels.AltUp has it.")
+        .def(nb::init<const LinearHandle&, const NormHandle&, const LinearHandle&, const LinearHandle&, const Array&,
+                      std::size_t>(),
              "router"_a, "router_norm"_a, "predict"_a, "correct"_a, "scale"_a, "active"_a);
     nb::class_<EmbeddingHandle>(module, "LayerEmbedding", "How a block lets its own embedding of a token in.")
-        .def(nb::init<const LinearHandle&, const LinearHandle&, const MaybeNorm&>(), "gate"_a, "project"_a, "norm"_a.none());
-    nb::class_<LayerHandle>(module, "Layer",
-                            "A transformer block as slm_native.kernels.PlainBlock has it; keeps its weights.\n\n"
-                            "Args:\n"
-                            "    linears: q, k, v, output, gate, up, down, left, right, or None in the place of one.\n"
-                            "    norms: attn_norm, q_norm, k_norm, v_norm, attn_post_norm, ffn_norm, ffn_post_norm, right_norm, likewise.\n"
-                            "    activation: of the feed-forward layer.\n"
-                            "    head_dim: the width of a head.\n"
-                            "    scale, softcap, window, slopes, sinks: as attend takes them.\n"
-                            "    limit: of q, k and v, either way; 0 for none.\n"
-                            "    residual_scale: of what is added to x.\n"
-                            "    parallel: whether the feed-forward layer reads what the attention reads.\n"
-                            "    threshold: as gate_up takes it.\n"
-                            "    latent: of attention to latents, in the place of q, k and v.\n"
-                            "    mixture: experts in the place of a feed-forward layer.\n"
-                            "    altup: where there are several streams.\n"
-                            "    embedding: how the layer lets its own embedding of a token in.\n"
-                            "    output_scale: of what leaves the layer.\n\n"
-                            "Raises:\n"
-                            "    TypeError: a wrong dtype, or no CPU array.\n"
-                            "    ValueError: shapes that do not fit each other.")
-        .def("__init__", &new_layer, nb::keep_alive<1, 16>(),
-             "linears"_a, "norms"_a, "activation"_a, "head_dim"_a, "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(),
-             "sinks"_a.none(), "limit"_a, "residual_scale"_a, "parallel"_a, "threshold"_a.none(), "latent"_a.none(), "mixture"_a.none(),
-             "altup"_a.none(), "embedding"_a.none(), "output_scale"_a);
+        .def(nb::init<const LinearHandle&, const LinearHandle&, const MaybeNorm&>(), "gate"_a, "project"_a,
+             "norm"_a.none());
+    nb::class_<LayerHandle>(
+        module, "Layer",
+        "A transformer block as slm_native.kernels.PlainBlock has it; keeps its weights.\n\n"
+        "Args:\n"
+        "    linears: q, k, v, output, gate, up, down, left, right, or None in the place of one.\n"
+        "    norms: attn_norm, q_norm, k_norm, v_norm, attn_post_norm, ffn_norm, ffn_post_norm, right_norm, likewise.\n"
+        "    activation: of the feed-forward layer.\n"
+        "    head_dim: the width of a head.\n"
+        "    scale, softcap, window, slopes, sinks: as attend takes them.\n"
+        "    limit: of q, k and v, either way; 0 for none.\n"
+        "    residual_scale: of what is added to x.\n"
+        "    parallel: whether the feed-forward layer reads what the attention reads.\n"
+        "    threshold: as gate_up takes it.\n"
+        "    latent: of attention to latents, in the place of q, k and v.\n"
+        "    mixture: experts in the place of a feed-forward layer.\n"
+        "    altup: where there are several streams.\n"
+        "    embedding: how the layer lets its own embedding of a token in.\n"
+        "    output_scale: of what leaves the layer.\n\n"
+        "Raises:\n"
+        "    TypeError: a wrong dtype, or no CPU array.\n"
+        "    ValueError: shapes that do not fit each other.")
+        .def("__init__", &new_layer, nb::keep_alive<1, 16>(), "linears"_a, "norms"_a, "activation"_a, "head_dim"_a,
+             "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(), "sinks"_a.none(), "limit"_a, "residual_scale"_a,
+             "parallel"_a, "threshold"_a.none(), "latent"_a.none(), "mixture"_a.none(), "altup"_a.none(),
+             "embedding"_a.none(), "output_scale"_a);
 }
 
 void bind_mixtures(nb::module_& module) {
@@ -132,18 +136,20 @@ void bind_mixtures(nb::module_& module) {
                     "n_groups_used"_a,
                     "Raises:\n"
                     "    ValueError: an unknown gating, or numbers that do not fit each other.");
-    nb::class_<MixtureHandle>(module, "Mixture",
-                              "A layer of experts as slm_native.kernels.Experts has it; keeps its weights.\n\n"
-                              "Args: the router and the selection bias, float32 [X] or None; how experts are chosen; gates, none where\n"
-                              "experts have none, ups and downs, one for each expert; the activation; whether weights go before the\n"
-                              "experts; gate or None, up and down of the shared expert, or nothing; and its gate to one number.\n\n"
-                              "Raises:\n"
-                              "    TypeError: a wrong dtype, or no CPU array.\n"
-                              "    ValueError: shapes that do not fit each other.")
-        .def(nb::init<const LinearHandle&, const MaybeArray&, const slm::Choice&, std::vector<LinearHandle>, std::vector<LinearHandle>,
-                      std::vector<LinearHandle>, const slm::Activation&, bool, std::vector<MaybeLinear>, const MaybeLinear&>(),
-             "router"_a, "selection_bias"_a.none(), "choice"_a, "gates"_a, "ups"_a, "downs"_a, "activation"_a, "scales_input"_a,
-             "shared"_a, "shared_gate"_a.none());
+    nb::class_<MixtureHandle>(
+        module, "Mixture",
+        "A layer of experts as slm_native.kernels.Experts has it; keeps its weights.\n\n"
+        "Args: the router and the selection bias, float32 [X] or None; how experts are chosen; gates, none where\n"
+        "experts have none, ups and downs, one for each expert; the activation; whether weights go before the\n"
+        "experts; gate or None, up and down of the shared expert, or nothing; and its gate to one number.\n\n"
+        "Raises:\n"
+        "    TypeError: a wrong dtype, or no CPU array.\n"
+        "    ValueError: shapes that do not fit each other.")
+        .def(nb::init<const LinearHandle&, const MaybeArray&, const slm::Choice&, std::vector<LinearHandle>,
+                      std::vector<LinearHandle>, std::vector<LinearHandle>, const slm::Activation&, bool,
+                      std::vector<MaybeLinear>, const MaybeLinear&>(),
+             "router"_a, "selection_bias"_a.none(), "choice"_a, "gates"_a, "ups"_a, "downs"_a, "activation"_a,
+             "scales_input"_a, "shared"_a, "shared_gate"_a.none());
 }
 
 }  // namespace

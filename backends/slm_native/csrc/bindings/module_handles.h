@@ -3,8 +3,4 @@
 
 #include "bindings/handles.h"
 
-namespace slm::python {
-
-void bind_handles(nb::module_& module);
-
-}  // namespace slm::python
+namespace slm::python { void bind_handles(nb::module_& module); }  // namespace slm::python

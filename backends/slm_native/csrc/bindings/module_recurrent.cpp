@@ -21,8 +21,7 @@ using namespace nb::literals;
 const float* shaped(const Array& array, const char* name, std::initializer_list<std::size_t> shape) {
     const float* values = elements<float>(array, name, "float32", shape.size());
     std::size_t i = 0;
-    for (std::size_t n : shape)
-        require(array.shape(i++) == n, name, " does not fit the others; its shape is ", array);
+    for (std::size_t n : shape) require(array.shape(i++) == n, name, " does not fit the others; its shape is ", array);
     return values;
 }
 
@@ -67,8 +66,10 @@ public:
         scan.a = elements<float>(a, "a", "float32", 2);
         scan.before = elements<float>(state, "state", "float32", 4);
         scan.n_groups = b.ndim() == 4 ? b.shape(2) : 0, scan.n_state = state.shape(3), scan.n_rates = a.shape(1);
-        require(scan.n_heads != 0 && scan.n_groups != 0 && scan.n_heads % scan.n_groups == 0, "the heads of x must be a multiple of the groups of b, at least one");
-        require(a.shape(0) == scan.n_heads && (scan.n_rates == 1 || scan.n_rates == scan.n_state), "a must have a rate, or one for each number of the state, for each head; its shape is ", a);
+        require(scan.n_heads != 0 && scan.n_groups != 0 && scan.n_heads % scan.n_groups == 0,
+                "the heads of x must be a multiple of the groups of b, at least one");
+        require(a.shape(0) == scan.n_heads && (scan.n_rates == 1 || scan.n_rates == scan.n_state),
+                "a must have a rate, or one for each number of the state, for each head; its shape is ", a);
         scan.steps.at = shaped(steps, "steps", {scan.n_sequences, scan.n_tokens, scan.n_heads});
         scan.b.at = shaped(b, "b", {scan.n_sequences, scan.n_tokens, scan.n_groups, scan.n_state});
         scan.c.at = shaped(c, "c", {scan.n_sequences, scan.n_tokens, scan.n_groups, scan.n_state});
@@ -81,19 +82,22 @@ public:
             nb::gil_scoped_release unlocked;
             slm::selective_scan(kernels_, *pool_, scan);
         }
-        return nb::make_tuple(owned<StateArray>(std::move(y), {scan.n_sequences, scan.n_tokens, scan.n_heads, scan.width}),
-                              owned<StateArray>(std::move(after), {scan.n_sequences, scan.n_heads, scan.width, scan.n_state}));
+        return nb::make_tuple(
+            owned<StateArray>(std::move(y), {scan.n_sequences, scan.n_tokens, scan.n_heads, scan.width}),
+            owned<StateArray>(std::move(after), {scan.n_sequences, scan.n_heads, scan.width, scan.n_state}));
     }
 
     nb::tuple gated_convolution(const Array& projected, const Array& window, const Array& taps) const {
         const Entered in = entered(projected, "projected");
         const std::size_t width = in.width / 3, n_taps = n_taps_of(taps);
         require(in.width % 3 == 0, "projected must have rows of three parts of one width");
-        const float *values = rows_of(taps, "taps", n_taps, width), *before = shaped(window, "window", {in.batch.n_sequences, n_taps - 1, width});
+        const float *values = rows_of(taps, "taps", n_taps, width),
+                    *before = shaped(window, "window", {in.batch.n_sequences, n_taps - 1, width});
         Room y(in.batch.n_rows() * width), after(window.size());
         {
             nb::gil_scoped_release unlocked;
-            slm::gated_convolution(kernels_, *pool_, values, n_taps, width, in.batch, in.rows, {before, nullptr, after.get(), nullptr}, y.get());
+            slm::gated_convolution(kernels_, *pool_, values, n_taps, width, in.batch, in.rows,
+                                   {before, nullptr, after.get(), nullptr}, y.get());
         }
         return nb::make_tuple(owned<HeadArray>(std::move(y), {in.batch.n_sequences, in.batch.n_tokens, width}),
                               owned<HeadArray>(std::move(after), {in.batch.n_sequences, n_taps - 1, width}));
@@ -112,8 +116,8 @@ public:
         });
     }
 
-    nb::tuple run_layer(const Array& x, const Array& residual, const StateLayerHandle& layer, std::size_t n_sequences, float scale,
-                        const std::vector<Array>& before) const {
+    nb::tuple run_layer(const Array& x, const Array& residual, const StateLayerHandle& layer, std::size_t n_sequences,
+                        float scale, const std::vector<Array>& before) const {
         require(layer.is_of(kernels_), other_kernels);
         const float* rows = elements<float>(x, "x", "float32", 2);
         const std::size_t n_rows = x.shape(0);
@@ -123,16 +127,19 @@ public:
         require(before.size() == (layer.has_state() ? 2 : 1), "a window or a state is missing, or too many");
         const Remembers& of = layer.remembers();
         const float* window = shaped(before[0], "window", {n_sequences, of.n_taps - 1, of.n_convolved});
-        const float* state = layer.has_state() ? shaped(before[1], "state", {n_sequences, of.heads, of.width, of.n_state}) : nullptr;
+        const float* state =
+            layer.has_state() ? shaped(before[1], "state", {n_sequences, of.heads, of.width, of.n_state}) : nullptr;
         Room y(x.size()), window_after(before[0].size()), state_after(state ? before[1].size() : 0);
         {
             nb::gil_scoped_release unlocked;
             const Sequences batch{n_sequences, n_rows / n_sequences};
-            slm::run_layer(kernels_, *pool_, layer.layer(), batch, {window, state, window_after.get(), state_after.get()}, scale, rows, added, y.get());
+            slm::run_layer(kernels_, *pool_, layer.layer(), batch,
+                           {window, state, window_after.get(), state_after.get()}, scale, rows, added, y.get());
         }
         nb::list after;
         after.append(owned<HeadArray>(std::move(window_after), {n_sequences, of.n_taps - 1, of.n_convolved}));
-        if (state) after.append(owned<StateArray>(std::move(state_after), {n_sequences, of.heads, of.width, of.n_state}));
+        if (state)
+            after.append(owned<StateArray>(std::move(state_after), {n_sequences, of.heads, of.width, of.n_state}));
         return nb::make_tuple(owned<FloatMatrix>(std::move(y), {n_rows, layer.width()}), nb::tuple(after));
     }
 
@@ -155,9 +162,10 @@ public:
             nb::gil_scoped_release unlocked;
             slm::time_mix(kernels_, *pool_, layer, in.batch, in.rows, before, value.get());
         }
-        return nb::make_tuple(owned<HeadArray>(std::move(y), {rule.n_sequences, rule.n_tokens, width}),
-                              owned<FloatMatrix>(std::move(value), {n_rows, width}),
-                              owned<StateArray>(std::move(after), {rule.n_sequences, rule.n_heads, rule.width, rule.width}));
+        return nb::make_tuple(
+            owned<HeadArray>(std::move(y), {rule.n_sequences, rule.n_tokens, width}),
+            owned<FloatMatrix>(std::move(value), {n_rows, width}),
+            owned<StateArray>(std::move(after), {rule.n_sequences, rule.n_heads, rule.width, rule.width}));
     }
 
     HeadArray channel_mix(const Array& x, const Array& last, const ChannelMixHandle& mix) const {
@@ -173,8 +181,8 @@ public:
         return owned<HeadArray>(std::move(y), {in.batch.n_sequences, in.batch.n_tokens, in.width});
     }
 
-    nb::tuple rwkv_blocks(const Array& x, const std::vector<const RwkvBlockHandle*>& blocks, const std::vector<Remembered>& before,
-                          const MaybeArray& first_value) const {
+    nb::tuple rwkv_blocks(const Array& x, const std::vector<const RwkvBlockHandle*>& blocks,
+                          const std::vector<Remembered>& before, const MaybeArray& first_value) const {
         const Entered in = entered(x, "x");
         require(!blocks.empty() && blocks.size() == before.size(), "no blocks, or not a state for each");
         require(first_value.has_value() != blocks[0]->is_first(), "values of the first layer are missing, or too many");
@@ -217,13 +225,18 @@ private:
         require(in.width == block.width(), "x does not fit the matrices");
         const DeltaRule& rule = block.time().rule;
         const std::size_t n = in.batch.n_sequences;
-        return {shaped(last, "last", {n, 1, in.width}), shaped(state, "state", {n, rule.n_heads, rule.width, rule.width}),
-                shaped(channel_last, "channel_last", {n, 1, in.width}), nullptr, nullptr, nullptr};
+        return {shaped(last, "last", {n, 1, in.width}),
+                shaped(state, "state", {n, rule.n_heads, rule.width, rule.width}),
+                shaped(channel_last, "channel_last", {n, 1, in.width}),
+                nullptr,
+                nullptr,
+                nullptr};
     }
 
     // y, the window and the state after the batch, of what lies between the two products of a layer.
     template <class Layer, class Compute>
-    static nb::tuple between(const Array& projected, const Array& window, const Array& state, const Layer& layer, const Compute& compute) {
+    static nb::tuple between(const Array& projected, const Array& window, const Array& state, const Layer& layer,
+                             const Compute& compute) {
         const Entered in = entered(projected, "projected");
         const Remembers of = layer.remembers();
         const std::size_t n = in.batch.n_sequences;
@@ -258,10 +271,11 @@ void bind_layers_with_states(nb::module_& module) {
                             "Raises:\n"
                             "    TypeError: a wrong dtype, or no CPU array.\n"
                             "    ValueError: shapes that do not fit each other.")
-        .def(nb::init<const Array&, const MaybeArray&, const Weights&, const MaybeArray&, const MaybeArray&, const MaybeArray&,
-                      const std::vector<float>&, const Weights&, const MaybeArray&, const Array&, const Array&>(),
-             "taps"_a, "conv_bias"_a.none(), "select"_a, "step_norm"_a.none(), "b_norm"_a.none(), "c_norm"_a.none(), "epsilons"_a,
-             "steps"_a, "step_bias"_a.none(), "a"_a, "d"_a);
+        .def(nb::init<const Array&, const MaybeArray&, const Weights&, const MaybeArray&, const MaybeArray&,
+                      const MaybeArray&, const std::vector<float>&, const Weights&, const MaybeArray&, const Array&,
+                      const Array&>(),
+             "taps"_a, "conv_bias"_a.none(), "select"_a, "step_norm"_a.none(), "b_norm"_a.none(), "c_norm"_a.none(),
+             "epsilons"_a, "steps"_a, "step_bias"_a.none(), "a"_a, "d"_a);
     nb::class_<Mamba2Handle>(module, "Mamba2",
                              "Likewise of Mamba 2; raises as Mamba.\n\n"
                              "Args:\n"
@@ -272,51 +286,59 @@ void bind_layers_with_states(nb::module_& module) {
                              "    norm: [G, D / G], with its epsilon.\n"
                              "    n_groups: G.\n"
                              "    n_state: N.")
-        .def(nb::init<const Array&, const MaybeArray&, const Array&, const Array&, const Array&, const MaybeArray&, float, std::size_t,
-                      std::size_t>(),
-             "taps"_a, "conv_bias"_a.none(), "step_bias"_a, "a"_a, "d"_a, "norm"_a.none(), "eps"_a, "n_groups"_a, "n_state"_a);
-    nb::class_<StateLayerHandle>(module, "StateLayer",
-                                 "A layer from its norm, or none, to its output matrix; between its products lies Mamba, Mamba2, or a\n"
-                                 "gated convolution with taps [W, E]. Raises as Mamba.")
-        .def(nb::init<const MaybeNorm&, const LinearHandle&, const MambaHandle&, const LinearHandle&>(), nb::keep_alive<1, 4>(),
-             "norm"_a.none(), "project"_a, "between"_a, "output"_a)
-        .def(nb::init<const MaybeNorm&, const LinearHandle&, const Mamba2Handle&, const LinearHandle&>(), nb::keep_alive<1, 4>(),
-             "norm"_a.none(), "project"_a, "between"_a, "output"_a)
-        .def(nb::init<const MaybeNorm&, const LinearHandle&, const Array&, const LinearHandle&>(), "norm"_a.none(), "project"_a,
-             "between"_a, "output"_a);
+        .def(nb::init<const Array&, const MaybeArray&, const Array&, const Array&, const Array&, const MaybeArray&,
+                      float, std::size_t, std::size_t>(),
+             "taps"_a, "conv_bias"_a.none(), "step_bias"_a, "a"_a, "d"_a, "norm"_a.none(), "eps"_a, "n_groups"_a,
+             "n_state"_a);
+    nb::class_<StateLayerHandle>(
+        module, "StateLayer",
+        "A layer from its norm, or none, to its output matrix; between its products lies Mamba, Mamba2, or a\n"
+        "gated convolution with taps [W, E]. Raises as Mamba.")
+        .def(nb::init<const MaybeNorm&, const LinearHandle&, const MambaHandle&, const LinearHandle&>(),
+             nb::keep_alive<1, 4>(), "norm"_a.none(), "project"_a, "between"_a, "output"_a)
+        .def(nb::init<const MaybeNorm&, const LinearHandle&, const Mamba2Handle&, const LinearHandle&>(),
+             nb::keep_alive<1, 4>(), "norm"_a.none(), "project"_a, "between"_a, "output"_a)
+        .def(nb::init<const MaybeNorm&, const LinearHandle&, const Array&, const LinearHandle&>(), "norm"_a.none(),
+             "project"_a, "between"_a, "output"_a);
 }
 
 void bind_rwkv(nb::module_& module) {
-    nb::class_<TimeMixHandle>(module, "TimeMix",
-                              "The weights of RWKV-7's time mixing; keeps them.\n\n"
-                              "Args:\n"
-                              "    shares: [6, E], of the token before, for receptance, decay, key, value, rate and gate.\n"
-                              "    matrices: receptance, key, value; then down and up of decay, rate, gate, and but for the\n"
-                              "        model's first layer, of the share of that one's values.\n"
-                              "    rows: [E] each: what is added to decay and rate, key_removed, key_rate, bonus, the weight and\n"
-                              "        the bias of the norm of heads, and but for the first layer, what is added to that share.\n"
-                              "    unit: [P], the weight of the norm of what is taken out of the state, with its epsilon.\n"
-                              "    norm_eps: of the norm of heads.\n"
-                              "    slowest: what the logarithm of a decay is a share of.\n\n"
-                              "Raises:\n"
-                              "    TypeError: a wrong dtype, or no CPU array.\n"
-                              "    ValueError: shapes that do not fit each other.")
-        .def(nb::init<const Array&, std::vector<Weights>, std::vector<Array>, const Array&, float, float, float>(), "shares"_a,
-             "matrices"_a, "rows"_a, "unit"_a, "unit_eps"_a, "norm_eps"_a, "slowest"_a);
-    nb::class_<ChannelMixHandle>(module, "ChannelMix",
-                                 "The weights of RWKV-7's channel mixing, share [E], up (F, E) and down (E, F); raises as TimeMix.")
+    nb::class_<TimeMixHandle>(
+        module, "TimeMix",
+        "The weights of RWKV-7's time mixing; keeps them.\n\n"
+        "Args:\n"
+        "    shares: [6, E], of the token before, for receptance, decay, key, value, rate and gate.\n"
+        "    matrices: receptance, key, value; then down and up of decay, rate, gate, and but for the\n"
+        "        model's first layer, of the share of that one's values.\n"
+        "    rows: [E] each: what is added to decay and rate, key_removed, key_rate, bonus, the weight and\n"
+        "        the bias of the norm of heads, and but for the first layer, what is added to that share.\n"
+        "    unit: [P], the weight of the norm of what is taken out of the state, with its epsilon.\n"
+        "    norm_eps: of the norm of heads.\n"
+        "    slowest: what the logarithm of a decay is a share of.\n\n"
+        "Raises:\n"
+        "    TypeError: a wrong dtype, or no CPU array.\n"
+        "    ValueError: shapes that do not fit each other.")
+        .def(nb::init<const Array&, std::vector<Weights>, std::vector<Array>, const Array&, float, float, float>(),
+             "shares"_a, "matrices"_a, "rows"_a, "unit"_a, "unit_eps"_a, "norm_eps"_a, "slowest"_a);
+    nb::class_<ChannelMixHandle>(
+        module, "ChannelMix",
+        "The weights of RWKV-7's channel mixing, share [E], up (F, E) and down (E, F); raises as TimeMix.")
         .def(nb::init<const Array&, const Weights&, const Weights&>(), "share"_a, "up"_a, "down"_a);
-    nb::class_<RwkvBlockHandle>(module, "RwkvBlock", "A block of RWKV-7: both mixings, each behind its norm; raises as TimeMix.")
-        .def(nb::init<const NormHandle&, const TimeMixHandle&, const LinearHandle&, const NormHandle&, const ChannelMixHandle&>(),
-             nb::keep_alive<1, 3>(), nb::keep_alive<1, 6>(), "time_norm"_a, "time"_a, "output"_a, "channel_norm"_a, "channel"_a);
+    nb::class_<RwkvBlockHandle>(module, "RwkvBlock",
+                                "A block of RWKV-7: both mixings, each behind its norm; raises as TimeMix.")
+        .def(nb::init<const NormHandle&, const TimeMixHandle&, const LinearHandle&, const NormHandle&,
+                      const ChannelMixHandle&>(),
+             nb::keep_alive<1, 3>(), nb::keep_alive<1, 6>(), "time_norm"_a, "time"_a, "output"_a, "channel_norm"_a,
+             "channel"_a);
 }
 
 void bind_kernels(nb::module_& module) {
-    nb::class_<StateKernels>(module, "StateKernels",
-                             "Layers with a state, on the kernels of one instruction set and some threads; see Kernels.\n\n"
-                             "All arrays are float32 and C-contiguous, of B sequences with T tokens each, at least one; no call holds\n"
-                             "the GIL while it computes, or changes what it is given. All raise TypeError for a wrong dtype or no CPU\n"
-                             "array, ValueError for a wrong shape or layout and for weights of another instruction set.")
+    nb::class_<StateKernels>(
+        module, "StateKernels",
+        "Layers with a state, on the kernels of one instruction set and some threads; see Kernels.\n\n"
+        "All arrays are float32 and C-contiguous, of B sequences with T tokens each, at least one; no call holds\n"
+        "the GIL while it computes, or changes what it is given. All raise TypeError for a wrong dtype or no CPU\n"
+        "array, ValueError for a wrong shape or layout and for weights of another instruction set.")
         .def(nb::init<const std::string&, int>(), "isa"_a, "n_threads"_a)
         .def("selective_scan", &StateKernels::selective_scan, "x"_a, "steps"_a, "a"_a, "b"_a, "c"_a, "state"_a,
              "A selective state space, token by token: y and the state after the last token.\n\n"
@@ -327,50 +349,57 @@ void bind_kernels(nb::module_& module) {
              "    b: [B, T, G, N], H a multiple of G.\n"
              "    c: likewise.\n"
              "    state: before the first token [B, H, P, N].")
-        .def("gated_convolution", &StateKernels::gated_convolution, "projected"_a, "window"_a, "taps"_a,
-             "Of projected [B, T, b | c | x] c times the convolution of b * x with taps [W, E]: that [B, T, E], and the\n"
-             "window [B, W - 1, E] after the last token.")
-        .def("mamba", &StateKernels::mamba, "projected"_a, "window"_a, "state"_a, "layer"_a,
-             "Mamba between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
-             "Args:\n"
-             "    projected: [B, T, 2D], what the convolution takes and then the gate.\n"
-             "    window: before the first token [B, W - 1, D].\n"
-             "    state: likewise [B, D, 1, N].\n"
-             "    layer: the weights.")
-        .def("mamba2", &StateKernels::mamba2, "projected"_a, "window"_a, "state"_a, "layer"_a,
-             "Mamba 2 between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
-             "Args:\n"
-             "    projected: [B, T, D + C + H], the gate, the C = D + 2GN channels of the convolution, and step sizes.\n"
-             "    window: before the first token [B, W - 1, C].\n"
-             "    state: likewise [B, H, D / H, N].\n"
-             "    layer: the weights.")
-        .def("run_layer", &StateKernels::run_layer, "x"_a, "residual"_a, "layer"_a, "n_sequences"_a, "scale"_a, "before"_a,
-             "residual + scale * what a layer makes of x, both [B * T, E], and the window and the state after the last token.\n\n"
-             "Args:\n"
-             "    x: sequence by sequence.\n"
-             "    residual: likewise.\n"
-             "    layer: the weights.\n"
-             "    n_sequences: B.\n"
-             "    scale: factor on what is added.\n"
-             "    before: the window, and but for a gated convolution the state, before the first token.")
-        .def("time_mix", &StateKernels::time_mix, "x"_a, "last"_a, "state"_a, "first_value"_a.none(), "mix"_a,
-             "RWKV-7's time mixing up to its output matrix: y [B, T, E], values [B * T, E], the state after the last token.\n\n"
-             "Args:\n"
-             "    x: [B, T, E].\n"
-             "    last: the token before [B, 1, E].\n"
-             "    state: before the first token [B, H, P, P].\n"
-             "    first_value: values of the model's first layer [B * T, E]; None in that.\n"
-             "    mix: the weights.")
+        .def(
+            "gated_convolution", &StateKernels::gated_convolution, "projected"_a, "window"_a, "taps"_a,
+            "Of projected [B, T, b | c | x] c times the convolution of b * x with taps [W, E]: that [B, T, E], and the\n"
+            "window [B, W - 1, E] after the last token.")
+        .def(
+            "mamba", &StateKernels::mamba, "projected"_a, "window"_a, "state"_a, "layer"_a,
+            "Mamba between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
+            "Args:\n"
+            "    projected: [B, T, 2D], what the convolution takes and then the gate.\n"
+            "    window: before the first token [B, W - 1, D].\n"
+            "    state: likewise [B, D, 1, N].\n"
+            "    layer: the weights.")
+        .def(
+            "mamba2", &StateKernels::mamba2, "projected"_a, "window"_a, "state"_a, "layer"_a,
+            "Mamba 2 between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
+            "Args:\n"
+            "    projected: [B, T, D + C + H], the gate, the C = D + 2GN channels of the convolution, and step sizes.\n"
+            "    window: before the first token [B, W - 1, C].\n"
+            "    state: likewise [B, H, D / H, N].\n"
+            "    layer: the weights.")
+        .def(
+            "run_layer", &StateKernels::run_layer, "x"_a, "residual"_a, "layer"_a, "n_sequences"_a, "scale"_a,
+            "before"_a,
+            "residual + scale * what a layer makes of x, both [B * T, E], and the window and the state after the last token.\n\n"
+            "Args:\n"
+            "    x: sequence by sequence.\n"
+            "    residual: likewise.\n"
+            "    layer: the weights.\n"
+            "    n_sequences: B.\n"
+            "    scale: factor on what is added.\n"
+            "    before: the window, and but for a gated convolution the state, before the first token.")
+        .def(
+            "time_mix", &StateKernels::time_mix, "x"_a, "last"_a, "state"_a, "first_value"_a.none(), "mix"_a,
+            "RWKV-7's time mixing up to its output matrix: y [B, T, E], values [B * T, E], the state after the last token.\n\n"
+            "Args:\n"
+            "    x: [B, T, E].\n"
+            "    last: the token before [B, 1, E].\n"
+            "    state: before the first token [B, H, P, P].\n"
+            "    first_value: values of the model's first layer [B * T, E]; None in that.\n"
+            "    mix: the weights.")
         .def("channel_mix", &StateKernels::channel_mix, "x"_a, "last"_a, "mix"_a,
              "RWKV-7's channel mixing of x [B, T, E] and the tokens before, last [B, 1, E]: [B, T, E].")
-        .def("rwkv_blocks", &StateKernels::rwkv_blocks, "x"_a, "blocks"_a, "before"_a, "first_value"_a.none(),
-             "RWKV-7's blocks one after another: y [B, T, E], the first block's values [B * T, E], and what each remembers.\n\n"
-             "Args:\n"
-             "    x: what enters the first of them [B, T, E].\n"
-             "    blocks: at least one; only the first may be the model's first.\n"
-             "    before: of each the last token that time mixing saw [B, 1, E], its state [B, H, P, P], and the last that\n"
-             "        channel mixing saw [B, 1, E]; what comes out is the same.\n"
-             "    first_value: values of the model's first block [B * T, E]; None where it is among these.");
+        .def(
+            "rwkv_blocks", &StateKernels::rwkv_blocks, "x"_a, "blocks"_a, "before"_a, "first_value"_a.none(),
+            "RWKV-7's blocks one after another: y [B, T, E], the first block's values [B * T, E], and what each remembers.\n\n"
+            "Args:\n"
+            "    x: what enters the first of them [B, T, E].\n"
+            "    blocks: at least one; only the first may be the model's first.\n"
+            "    before: of each the last token that time mixing saw [B, 1, E], its state [B, H, P, P], and the last that\n"
+            "        channel mixing saw [B, 1, E]; what comes out is the same.\n"
+            "    first_value: values of the model's first block [B * T, E]; None where it is among these.");
 }
 
 }  // namespace

@@ -23,7 +23,8 @@ inline Gating gating_of(const std::string& name) {
 // How experts are chosen, but for the bias, which has an array.
 inline Choice new_choice(const std::string& gating, std::size_t n_experts, std::size_t n_used, bool normalized,
                          float scale, std::size_t n_groups, std::size_t n_groups_used) {
-    require(n_groups && n_groups_used && n_groups_used <= n_groups && n_experts % n_groups == 0, "groups that do not share out the experts evenly, or are none, or fewer than are used");
+    require(n_groups && n_groups_used && n_groups_used <= n_groups && n_experts % n_groups == 0,
+            "groups that do not share out the experts evenly, or are none, or fewer than are used");
     require(n_used && n_used <= n_experts / n_groups * n_groups_used, "no experts used, or more than there are");
     return {n_experts, n_used, n_groups, n_groups_used, gating_of(gating), normalized, scale, nullptr};
 }
@@ -38,7 +39,9 @@ public:
         : router_(router), bias_(bias), gates_(std::move(gates)), ups_(std::move(ups)), downs_(std::move(downs)),
           shared_(std::move(shared)), shared_gate_(shared_gate) {
         const std::size_t n_experts = choice.n_experts, width = router_.weights.matrix.n_in;
-        require(ups_.size() == n_experts && downs_.size() == n_experts && (gates_.empty() || gates_.size() == n_experts), "gates, ups and downs are not one for each expert");
+        require(
+            ups_.size() == n_experts && downs_.size() == n_experts && (gates_.empty() || gates_.size() == n_experts),
+            "gates, ups and downs are not one for each expert");
         check_gate(activation, !gates_.empty());
         const std::size_t n_ff = ups_[0].weights.matrix.n_out;
         mixture_ = {checked(router_, n_experts, width, "router"), choice, {}, activation, scales_input, {}, {}};
@@ -68,7 +71,8 @@ private:
     Linear checked(const LinearHandle& linear, std::size_t n_out, std::size_t n_in, const char* name) const {
         const Matrix& m = linear.weights.matrix;
         require(linear.weights.kernels == router_.weights.kernels, "the weights are of several instruction sets");
-        require(m.n_out == n_out && m.n_in == n_in, name, " is [", m.n_out, ", ", m.n_in, "], not [", n_out, ", ", n_in, "]");
+        require(m.n_out == n_out && m.n_in == n_in, name, " is [", m.n_out, ", ", m.n_in, "], not [", n_out, ", ", n_in,
+                "]");
         return linear.linear();
     }
 

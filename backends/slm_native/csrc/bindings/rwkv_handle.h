@@ -12,7 +12,8 @@
 namespace slm::python {
 
 inline void check_matrix(const Matrix& m, std::size_t n_out, std::size_t n_in) {
-    require(m.n_out == n_out && m.n_in == n_in, "a matrix is [", m.n_out, ", ", m.n_in, "], not [", n_out, ", ", n_in, "]");
+    require(m.n_out == n_out && m.n_in == n_in, "a matrix is [", m.n_out, ", ", m.n_in, "], not [", n_out, ", ", n_in,
+            "]");
 }
 
 inline bool are_of(const std::vector<Weights>& all, const IsaKernels& kernels) {
@@ -22,16 +23,19 @@ inline bool are_of(const std::vector<Weights>& all, const IsaKernels& kernels) {
 // Time mixing with all that it points to.
 class TimeMixHandle {
 public:
-    TimeMixHandle(const Array& shares, std::vector<Weights> matrices, std::vector<Array> rows, const Array& unit, float unit_eps,
-                  float norm_eps, float slowest)
+    TimeMixHandle(const Array& shares, std::vector<Weights> matrices, std::vector<Array> rows, const Array& unit,
+                  float unit_eps, float norm_eps, float slowest)
         : matrices_(std::move(matrices)), rows_(std::move(rows)), shares_(shares), unit_(unit) {
-        require((matrices_.size() == 9 && rows_.size() == 7) || (matrices_.size() == 11 && rows_.size() == 8), "matrices or rows are missing, or too many");
-        const Matrix** to[] = {&layer_.receptance, &layer_.key, &layer_.value, &layer_.decay.down, &layer_.decay.up, &layer_.rate.down,
-                               &layer_.rate.up, &layer_.gate.down, &layer_.gate.up, &layer_.first_value.down, &layer_.first_value.up};
+        require((matrices_.size() == 9 && rows_.size() == 7) || (matrices_.size() == 11 && rows_.size() == 8),
+                "matrices or rows are missing, or too many");
+        const Matrix** to[] = {&layer_.receptance,       &layer_.key,           &layer_.value,
+                               &layer_.decay.down,       &layer_.decay.up,      &layer_.rate.down,
+                               &layer_.rate.up,          &layer_.gate.down,     &layer_.gate.up,
+                               &layer_.first_value.down, &layer_.first_value.up};
         for (std::size_t i = 0; i < matrices_.size(); ++i) *to[i] = &matrices_[i].matrix;
         DeltaRule& rule = layer_.rule;
-        const float** vectors[] = {&rule.decay_base, &rule.rate_base, &rule.key_removed, &rule.key_rate,
-                                   &rule.bonus, &rule.norm_weight, &rule.norm_bias, &rule.value_base};
+        const float** vectors[] = {&rule.decay_base, &rule.rate_base,   &rule.key_removed, &rule.key_rate,
+                                   &rule.bonus,      &rule.norm_weight, &rule.norm_bias,   &rule.value_base};
         for (std::size_t i = 0; i < rows_.size(); ++i) *vectors[i] = row_of(rows_[i], "rows", width());
         rule.unit = elements<float>(unit, "unit", "float32", 1), rule.width = unit.size();
         require(rule.width != 0 && width() % rule.width == 0, "heads of unit do not fill a row");
@@ -83,8 +87,8 @@ private:
 // A whole block; somebody keeps both mixings.
 class RwkvBlockHandle {
 public:
-    RwkvBlockHandle(const NormHandle& time_norm, const TimeMixHandle& time, const LinearHandle& output, const NormHandle& channel_norm,
-                    const ChannelMixHandle& channel)
+    RwkvBlockHandle(const NormHandle& time_norm, const TimeMixHandle& time, const LinearHandle& output,
+                    const NormHandle& channel_norm, const ChannelMixHandle& channel)
         : time_norm_(time_norm), channel_norm_(channel_norm), output_(output), time_(time), channel_(channel) {
         for (const NormHandle* norm : {&time_norm_, &channel_norm_})
             require(norm->norm.width == width() && norm->norm.n_rows == 1, "a norm has not the width of the block");
@@ -99,7 +103,9 @@ public:
         return time_.is_of(kernels) && channel_.is_of(kernels) && output_.weights.kernels == &kernels;
     }
     // Points into this.
-    RwkvBlock block() const { return {time_norm_.norm, time_.layer(), output_.linear(), channel_norm_.norm, channel_.layer()}; }
+    RwkvBlock block() const {
+        return {time_norm_.norm, time_.layer(), output_.linear(), channel_norm_.norm, channel_.layer()};
+    }
 
 private:
     NormHandle time_norm_, channel_norm_;

@@ -15,9 +15,11 @@
 #include "formats/q8_0.h"
 #include "formats/low_bits.h"
 
+// clang-format off
 #define SLM_FORMATS(X) \
     X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(MXFP4) \
     X(NVFP4) X(TQ1_0) X(TQ2_0) X(Q1_0)
+// clang-format on
 
 namespace SLM_NAMESPACE {
 

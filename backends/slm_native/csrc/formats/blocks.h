@@ -35,6 +35,7 @@ static inline float as_float(std::uint32_t bits) {
     return value;
 }
 
+// clang-format off: a line each
 #pragma pack(push, 1)
 struct BlockQ4_0 { std::uint16_t d; std::uint8_t qs[16]; };
 struct BlockQ4_1 { std::uint16_t d, m; std::uint8_t qs[16]; };
@@ -54,6 +55,7 @@ struct BlockTQ1_0 { std::uint8_t qs[48], qh[4]; std::uint16_t d; };
 struct BlockTQ2_0 { std::uint8_t qs[64]; std::uint16_t d; };
 struct BlockQ1_0 { std::uint16_t d; std::uint8_t qs[16]; };
 #pragma pack(pop)
+// clang-format on
 
 static_assert(sizeof(BlockQ4_0) == 18 && alignof(BlockQ4_0) == 1);
 static_assert(sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24);

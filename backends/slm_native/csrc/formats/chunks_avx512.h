@@ -3,7 +3,9 @@
 
 namespace SLM_NAMESPACE {
 
-inline __m512i twice(const void* p) { return _mm512_broadcast_i64x4(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
+inline __m512i twice(const void* p) {
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
 
 // Fields of each byte, moved down by `lower` bits in the lower half and by `upper` in the upper one.
 template <int lower, int upper>
@@ -68,13 +70,16 @@ inline Chunk chunk<Q4_K>(const std::uint8_t* span, int c) {
 template <>
 inline Chunk chunk<Q5_K>(const std::uint8_t* span, int c) {
     const __m512i high = twice(span + offsetof(BlockQ5_K, qh));
-    const __m512i fifth = c == 0 ? fields<-4, -3>(high, 16) : c == 1 ? fields<-2, -1>(high, 16)
-                        : c == 2 ? fields<0, 1>(high, 16) : fields<2, 3>(high, 16);
+    const __m512i fifth = c == 0   ? fields<-4, -3>(high, 16)
+                          : c == 1 ? fields<-2, -1>(high, 16)
+                          : c == 2 ? fields<0, 1>(high, 16)
+                                   : fields<2, 3>(high, 16);
     return _mm512_or_si512(fields<0, 4>(twice(span + offsetof(BlockQ5_K, qs) + 32 * c), 15), fifth);
 }
 template <>
 inline Chunk chunk<Q6_K>(const std::uint8_t* span, int c) {
-    const __m512i four = _mm512_loadu_si512(span + 64 * (c / 2)), high = twice(span + offsetof(BlockQ6_K, qh) + 32 * (c / 2));
+    const __m512i four = _mm512_loadu_si512(span + 64 * (c / 2)),
+                  high = twice(span + offsetof(BlockQ6_K, qh) + 32 * (c / 2));
     const __m512i low = _mm512_and_si512(c % 2 ? _mm512_srli_epi16(four, 4) : four, _mm512_set1_epi8(15));
     return _mm512_or_si512(low, c % 2 ? fields<0, 2>(high, 0x30) : fields<-4, -2>(high, 0x30));
 }

@@ -34,7 +34,8 @@ struct NVFP4 {
     }
     static Scales factors(const std::uint8_t* span) {
         constexpr std::size_t next = sizeof(Block);
-        return halved_e4m3(sixteen(read32(span), read32(span + next), read32(span + 2 * next), read32(span + 3 * next)));
+        return halved_e4m3(
+            sixteen(read32(span), read32(span + next), read32(span + 2 * next), read32(span + 3 * next)));
     }
 };
 

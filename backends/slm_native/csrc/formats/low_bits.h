@@ -27,7 +27,8 @@ struct TQ1_0 {
         if (g < 5) return thirds(shifted(load(span), g));
         const Sixteen rest = load_16(span + 32);
         if (g < 7) return thirds(joined(shifted(rest, 2 * (g - 5)), shifted(rest, 2 * (g - 5) + 1)));
-        const std::uint32_t first = read32(span + offsetof(Block, qh)), second = tripled(first), third = tripled(second);
+        const std::uint32_t first = read32(span + offsetof(Block, qh)), second = tripled(first),
+                            third = tripled(second);
         return thirds(joined(shifted(rest, 4), sixteen(first, second, third, tripled(third))));
     }
     static Scales factors(const std::uint8_t* span) {

@@ -16,8 +16,9 @@ struct Q3_K {
         const std::uint8_t* packed = span + offsetof(Block, scales);
         const std::uint32_t a = read32(packed), b = read32(packed + 4), high = read32(packed + 8);
         const std::uint32_t low4 = 0x0f0f0f0f, low2 = 0x03030303;
-        const Sixteen sub = sixteen((a & low4) | (high & low2) << 4, (b & low4) | (high >> 2 & low2) << 4,
-                                    (a >> 4 & low4) | (high >> 4 & low2) << 4, (b >> 4 & low4) | (high >> 6 & low2) << 4);
+        const Sixteen sub =
+            sixteen((a & low4) | (high & low2) << 4, (b & low4) | (high >> 2 & low2) << 4,
+                    (a >> 4 & low4) | (high >> 4 & low2) << 4, (b >> 4 & low4) | (high >> 6 & low2) << 4);
         return scaled_signed(minus_32(sub), half(read16(span + offsetof(Block, d))));
     }
 };

@@ -8,7 +8,9 @@ struct Q4_0 {
     static constexpr int type = 2, block = 32, groups = 8, zero = 8, bits = 4;
     static constexpr bool has_min = false;
 
-    static Codes codes(const std::uint8_t* span, int g) { return nibbles(span + g * sizeof(Block) + offsetof(Block, qs)); }
+    static Codes codes(const std::uint8_t* span, int g) {
+        return nibbles(span + g * sizeof(Block) + offsetof(Block, qs));
+    }
     static Scales factors(const std::uint8_t* span) { return halves<sizeof(Block)>(span); }
 };
 

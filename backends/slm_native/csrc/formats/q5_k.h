@@ -13,7 +13,8 @@ struct Q5_K {
         return either(low, field(load(span + offsetof(Block, qh)), g - 4, 16));
     }
     static Scales factors(const std::uint8_t* span) {
-        return six_bit_factors(span + offsetof(Block, scales), half(read16(span)), half(read16(span + offsetof(Block, dmin))));
+        return six_bit_factors(span + offsetof(Block, scales), half(read16(span)),
+                               half(read16(span + offsetof(Block, dmin))));
     }
 };
 

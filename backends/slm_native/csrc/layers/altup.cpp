@@ -25,8 +25,10 @@ const float* shares_of(const IsaKernels& kernels, Pool& pool, const AltUp& altup
 }
 
 // What a layer's own embedding [T][P] adds to what its gate takes, but for its norm: [T][E]; in added_scratch.
-float* added_by(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own, Multiplication gate) {
-    const std::size_t n_low = embedding.gate.matrix->n_out, width = embedding.project.matrix->n_out, n_tokens = gate.n_rows;
+float* added_by(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own,
+                Multiplication gate) {
+    const std::size_t n_low = embedding.gate.matrix->n_out, width = embedding.project.matrix->n_out,
+                      n_tokens = gate.n_rows;
     float *low = low_scratch.room<float>(n_tokens * n_low), *added = added_scratch.room<float>(n_tokens * width);
     const Made made{&embedding.project, added};
     gate.y = low;
@@ -45,7 +47,8 @@ void add(const IsaKernels& kernels, const float* added, std::size_t width, float
 void settle_token(const IsaKernels& kernels, const Streams& streams, std::size_t t) {
     float* added = streams.waiting + t * streams.width;
     if (streams.waiting_norm.weight) kernels.normalize(streams.waiting_norm, added, 1, added);
-    for (std::size_t i = 1; i < streams.n; ++i) add(kernels, added, streams.width, 1.0f, streams[i] + t * streams.width);
+    for (std::size_t i = 1; i < streams.n; ++i)
+        add(kernels, added, streams.width, 1.0f, streams[i] + t * streams.width);
 }
 
 // Rows of x, number by number times a scale.
@@ -89,8 +92,8 @@ void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, Streams&
     streams.waiting = nullptr;
 }
 
-void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const LayerEmbedding& embedding, const float* own,
-             const float* made, Streams& streams) {
+void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const LayerEmbedding& embedding,
+             const float* own, const float* made, Streams& streams) {
     const std::size_t n = streams.n, n_tokens = streams.n_tokens, width = streams.width;
     const float* shares = shares_of(kernels, pool, altup, altup.correct, made, n_tokens);
     by_rows(pool, n_tokens, n * width, [&](std::size_t begin, std::size_t end) {
@@ -98,16 +101,18 @@ void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const La
         for (std::size_t t = begin; t < end; ++t) {
             const float* expected = streams[altup.active] + t * width;
             for (std::size_t e = 0; e < width; ++e) news[e] = made[t * width + e] - expected[e];
-            for (std::size_t i = 0; i < n; ++i) add(kernels, news, width, shares[t * n + i] + 1.0f, streams[i] + t * width);
+            for (std::size_t i = 0; i < n; ++i)
+                add(kernels, news, width, shares[t * n + i] + 1.0f, streams[i] + t * width);
         }
     });
     const ScaledRows read(streams[altup.active], altup.scale, width);
-    streams.waiting = added_by(kernels, pool, embedding, own, {embedding.gate.matrix, nullptr, n_tokens, nullptr, nullptr, 0, 0, &read});
+    streams.waiting = added_by(kernels, pool, embedding, own,
+                               {embedding.gate.matrix, nullptr, n_tokens, nullptr, nullptr, 0, 0, &read});
     streams.waiting_norm = embedding.norm;
 }
 
-void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given, const Norm& norm, const float (&shares)[2],
-                     std::size_t n_tokens, std::size_t n_parts, float* y) {
+void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given, const Norm& norm,
+                     const float (&shares)[2], std::size_t n_tokens, std::size_t n_parts, float* y) {
     by_rows(pool, n_tokens, n_parts * norm.width, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin * n_parts; i < end * n_parts; ++i) {
             float* to = y + (i % n_parts * n_tokens + i / n_parts) * norm.width;
@@ -118,7 +123,8 @@ void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, c
     });
 }
 
-void let_in(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own, std::size_t n_tokens, float* x) {
+void let_in(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own,
+            std::size_t n_tokens, float* x) {
     float* added = added_by(kernels, pool, embedding, own, {embedding.gate.matrix, x, n_tokens, nullptr});
     const std::size_t width = embedding.project.matrix->n_out;
     by_rows(pool, n_tokens, width, [&](std::size_t begin, std::size_t end) {

@@ -38,17 +38,18 @@ void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, Streams&
 
 // The streams behind the layer: corrected by what it made [T][E] beyond what was expected, and its own embedding [T][P]
 // of the tokens let into all but the first, when they are settled or predicted.
-void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const LayerEmbedding& embedding, const float* own,
-             const float* made, Streams& streams);
+void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const LayerEmbedding& embedding,
+             const float* own, const float* made, Streams& streams);
 
 // What waits is added.
 void settle(const IsaKernels& kernels, Pool& pool, Streams& streams);
 
 // y [n_parts][T][P] = shares[0] * (rows `made` [T][n_parts][P], normalized) + shares[1] * (rows `given`, likewise).
-void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given, const Norm& norm, const float (&shares)[2],
-                     std::size_t n_tokens, std::size_t n_parts, float* y);
+void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given, const Norm& norm,
+                     const float (&shares)[2], std::size_t n_tokens, std::size_t n_parts, float* y);
 
 // x [T][E] += what the layer lets in of its own embedding [T][P].
-void let_in(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own, std::size_t n_tokens, float* x);
+void let_in(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own,
+            std::size_t n_tokens, float* x);
 
 }  // namespace slm

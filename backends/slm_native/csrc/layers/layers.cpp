@@ -13,9 +13,7 @@ thread_local Scratch flow_scratch;
 
 // Activations of a batch between the steps of a layer; `read` is what its attention reads and `low` is made of that, both for
 // a residual that is learned.
-struct Flow {
-    float *q, *k, *v, *mixed, *inner, *after, *made, *read, *low;
-};
+struct Flow { float *q, *k, *v, *mixed, *inner, *after, *made, *read, *low; };
 
 template <class Width>
 std::size_t widest(std::span<const Layer> layers, const Width& width) {
@@ -29,7 +27,8 @@ std::size_t n_out_of(const Linear& linear) { return linear.matrix ? linear.matri
 Flow flow_of(std::span<const Layer> layers, std::size_t n_tokens) {
     const std::size_t n_q = widest(layers, [](const Layer& l) { return n_out_of(l.q); });
     const std::size_t n_kv = widest(layers, [](const Layer& l) { return n_out_of(l.k); });
-    const std::size_t n_ff = widest(layers, [](const Layer& l) { return std::max(n_out_of(l.gating.up), n_out_of(l.embedding.gate)); });
+    const std::size_t n_ff =
+        widest(layers, [](const Layer& l) { return std::max(n_out_of(l.gating.up), n_out_of(l.embedding.gate)); });
     const std::size_t n_low = widest(layers, [](const Layer& l) { return n_out_of(l.left); });
     const std::size_t width = n_out_of(layers[0].output);
     const std::size_t n_mixed = std::max(width, widest(layers, [](const Layer& l) { return l.output.matrix->n_in; }));
@@ -40,7 +39,8 @@ Flow flow_of(std::span<const Layer> layers, std::size_t n_tokens) {
         memory += n_tokens * n;
         return taken;
     };
-    return {take(n_q), take(n_kv), take(n_kv), take(n_mixed), take(n_ff), take(width), take(width), take(n_read), take(n_low)};
+    return {take(n_q),   take(n_kv),  take(n_kv),   take(n_mixed), take(n_ff),
+            take(width), take(width), take(n_read), take(n_low)};
 }
 
 void limit(float* y, std::size_t n, float most) {
@@ -54,7 +54,8 @@ void project_heads(const IsaKernels& kernels, Pool& pool, const Layer& layer, co
     const std::size_t n = tokens.n_tokens, n_kv = n * n_out_of(layer.k);
     Made made[4];
     std::size_t n_made = 0;
-    for (const Made& one : {Made{&layer.q, flow.q}, Made{&layer.k, flow.k}, Made{&layer.v, flow.v}, Made{&layer.left, flow.low}})
+    for (const Made& one :
+         {Made{&layer.q, flow.q}, Made{&layer.k, flow.k}, Made{&layer.v, flow.v}, Made{&layer.left, flow.low}})
         if (one.linear->matrix) made[n_made++] = one;
     const bool is_kept = layer.left.matrix && layer.attn_norm.weight;
     if (is_kept) normalize(kernels, pool, x, n * layer.attn_norm.width, layer.attn_norm, flow.read);
@@ -66,16 +67,20 @@ void project_heads(const IsaKernels& kernels, Pool& pool, const Layer& layer, co
     }
     if (!layer.k.matrix) return;
     turn_heads(kernels, pool, flow.k, n, cache.n_kv_heads, cache.head_dim, layer.k_norm, place.rotation, flow.k);
-    if (layer.v_norm.weight) turn_heads(kernels, pool, flow.v, n, cache.n_kv_heads, cache.head_dim, layer.v_norm, {}, flow.v);
+    if (layer.v_norm.weight)
+        turn_heads(kernels, pool, flow.v, n, cache.n_kv_heads, cache.head_dim, layer.v_norm, {}, flow.v);
     write(kernels, pool, cache, n, tokens.pages, tokens.slots, flow.k, flow.v);
 }
 
-void attend_in(const IsaKernels& kernels, Pool& pool, const Layer& layer, const Place& place, const Tokens& tokens, const float* x,
-               const Flow& flow) {
-    if (!layer.q.matrix) return attend_to_latents(kernels, pool, layer.latent, layer.attn_norm, layer.scoring, place, tokens, x, flow.mixed);
+void attend_in(const IsaKernels& kernels, Pool& pool, const Layer& layer, const Place& place, const Tokens& tokens,
+               const float* x, const Flow& flow) {
+    if (!layer.q.matrix)
+        return attend_to_latents(kernels, pool, layer.latent, layer.attn_norm, layer.scoring, place, tokens, x,
+                                 flow.mixed);
     const std::size_t n_heads = n_out_of(layer.q) / place.cache->head_dim;
     project_heads(kernels, pool, layer, place, tokens, x, flow);
-    turn_heads(kernels, pool, flow.q, tokens.n_tokens, n_heads, place.cache->head_dim, layer.q_norm, place.rotation, flow.q);
+    turn_heads(kernels, pool, flow.q, tokens.n_tokens, n_heads, place.cache->head_dim, layer.q_norm, place.rotation,
+               flow.q);
     attend(kernels, pool, *place.cache, *tokens.runs, layer.scoring, n_heads, flow.q, flow.mixed);
 }
 
@@ -87,7 +92,8 @@ void add_branch(const IsaKernels& kernels, Pool& pool, const float* x, std::size
 }
 
 // after = (after + what attention has read + what is made of it) / sqrt(2).
-void add_learned(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* read, const Flow& flow) {
+void add_learned(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* read,
+                 const Flow& flow) {
     const std::size_t width = layer.right.matrix->n_out;
     const Made made{&layer.right, flow.made};
     project(kernels, pool, flow.low, n_tokens, {}, {&made, 1});
@@ -112,27 +118,31 @@ void scale(const IsaKernels& kernels, Pool& pool, float by, std::size_t n_tokens
 
 void keep_rows(float* x, std::size_t width, const std::vector<std::int64_t>& wanted) {
     for (std::size_t i = 0; i < wanted.size(); ++i)
-        if (const std::size_t from = std::size_t(wanted[i]); from != i) std::copy_n(x + from * width, width, x + i * width);
+        if (const std::size_t from = std::size_t(wanted[i]); from != i)
+            std::copy_n(x + from * width, width, x + i * width);
 }
 
 // to = after and what the feed-forward layer makes of it, or of x.
-void feed_forward(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x, const Flow& flow,
-                  float* to) {
+void feed_forward(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x,
+                  const Flow& flow, float* to) {
     const float* read = layer.parallel ? x : flow.after;
     if (layer.gating.up.matrix) {
         gate_up(kernels, pool, read, n_tokens, layer.ffn_norm, layer.gating, flow.inner);
-        add_branch(kernels, pool, flow.inner, n_tokens, layer.down, layer.ffn_post_norm, layer.residual_scale, flow.after, to);
+        add_branch(kernels, pool, flow.inner, n_tokens, layer.down, layer.ffn_post_norm, layer.residual_scale,
+                   flow.after, to);
     } else if (layer.mixture) {
-        mix(kernels, pool, *layer.mixture, read, nullptr, n_tokens, layer.ffn_norm, {layer.ffn_post_norm, layer.residual_scale, flow.after}, to);
+        mix(kernels, pool, *layer.mixture, read, nullptr, n_tokens, layer.ffn_norm,
+            {layer.ffn_post_norm, layer.residual_scale, flow.after}, to);
     } else {
         std::copy_n(flow.after, n_tokens * n_out_of(layer.output), to);
     }
 }
 
 // What follows the attention of a layer that x [n_tokens][E] has entered, but for what lies around it; `to` may be x.
-void leave_attention(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x, const Flow& flow,
-                     float* to) {
-    add_branch(kernels, pool, flow.mixed, n_tokens, layer.output, layer.attn_post_norm, layer.residual_scale, x, flow.after);
+void leave_attention(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x,
+                     const Flow& flow, float* to) {
+    add_branch(kernels, pool, flow.mixed, n_tokens, layer.output, layer.attn_post_norm, layer.residual_scale, x,
+               flow.after);
     if (layer.left.matrix) add_learned(kernels, pool, layer, n_tokens, layer.attn_norm.weight ? flow.read : x, flow);
     feed_forward(kernels, pool, layer, n_tokens, x, flow, to);
 }

@@ -97,8 +97,8 @@ private:
 };
 
 // What all pairs read, times their weights.
-void scale_rows(const IsaKernels& kernels, Pool& pool, const Routes& routes, const Pairs& pairs, std::size_t n_used, std::size_t width,
-                const float* x, float* to) {
+void scale_rows(const IsaKernels& kernels, Pool& pool, const Routes& routes, const Pairs& pairs, std::size_t n_used,
+                std::size_t width, const float* x, float* to) {
     by_rows(pool, pairs.places.size(), width, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) {
             const float* row = x + i / n_used * width;
@@ -108,8 +108,8 @@ void scale_rows(const IsaKernels& kernels, Pool& pool, const Routes& routes, con
 }
 
 // The experts that a token of the batch uses, and the shared one behind them.
-std::vector<Group> groups_of(const IsaKernels& kernels, Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pairs, const float* x,
-                             std::size_t n_tokens) {
+std::vector<Group> groups_of(const IsaKernels& kernels, Pool& pool, const Mixture& m, const Routes& routes,
+                             const Pairs& pairs, const float* x, std::size_t n_tokens) {
     const std::size_t width = m.router.matrix->n_in, n_pairs = pairs.tokens.size();
     GroupRoom room(m, n_pairs, n_tokens, m.scales_input ? n_pairs * width : 0);
     if (m.scales_input) scale_rows(kernels, pool, routes, pairs, m.choice.n_used, width, x, room.scaled());
@@ -180,25 +180,25 @@ private:
 };
 
 // What the experts have made of the pairs, and of all tokens the shared one, or null.
-struct Results {
-    const float *made, *shared;
-};
+struct Results { const float *made, *shared; };
 
 // The rows that make up token t, times `scale`.
-void gather(const Mixture& m, const Routes& routes, const Pairs& pairs, const Results& results, std::size_t t, float scale, Parts& to) {
+void gather(const Mixture& m, const Routes& routes, const Pairs& pairs, const Results& results, std::size_t t,
+            float scale, Parts& to) {
     const std::size_t n_used = m.choice.n_used, width = m.experts[0].down.matrix->n_out;
     to.clear();
     for (std::size_t i = t * n_used; i < (t + 1) * n_used; ++i) {
         const Chosen& one = routes.chosen[i];
-        to.add(results.made + pairs.places[i] * width, m.experts[one.expert].down, m.scales_input ? scale : scale * one.weight);
+        to.add(results.made + pairs.places[i] * width, m.experts[one.expert].down,
+               m.scales_input ? scale : scale * one.weight);
     }
     const float weight = routes.shared_weight.empty() ? scale : scale * routes.shared_weight[t];
     if (results.shared) to.add(results.shared + t * width, m.shared.down, weight);
 }
 
 // The weighted sum of what the experts of each token have made, and what becomes of it.
-void put_together(const IsaKernels& kernels, Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pairs, const Results& results,
-                  std::size_t n_tokens, const Branch& branch, float* y) {
+void put_together(const IsaKernels& kernels, Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pairs,
+                  const Results& results, std::size_t n_tokens, const Branch& branch, float* y) {
     const std::size_t width = m.experts[0].down.matrix->n_out;
     by_rows(pool, n_tokens, width * m.choice.n_used, [&](std::size_t begin, std::size_t end) {
         Parts parts;

@@ -10,9 +10,7 @@
 namespace slm {
 
 // down(activation(gate(x)) * up(x)); activation(up(x)) where `gate` has no matrix.
-struct FeedForward {
-    Linear gate, up, down;
-};
+struct FeedForward { Linear gate, up, down; };
 
 // See Experts in slm_native/kernels/parameters.py.
 struct Mixture {

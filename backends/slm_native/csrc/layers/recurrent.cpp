@@ -9,8 +9,9 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t state_floats = 4096;   // of the heads that one task advances: they stay in the nearest cache
-constexpr std::size_t task_values = 1 << 13; // of a step without products: fewer are done before a thread has heard of it
+constexpr std::size_t state_floats = 4096;  // of the heads that one task advances: they stay in the nearest cache
+constexpr std::size_t task_values =
+    1 << 13;  // of a step without products: fewer are done before a thread has heard of it
 
 // Of the thread that calls, and of whoever computes.
 thread_local Scratch block_scratch, flow_scratch, work_scratch;
@@ -31,7 +32,8 @@ private:
     float* memory_;
 };
 
-void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_rows, const Matrix& matrix, float* y) {
+void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_rows, const Matrix& matrix,
+              float* y) {
     const Product product{&matrix, y};
     multiply(kernels, pool, x, n_rows, {&product, 1});
 }
@@ -65,15 +67,18 @@ void selective_scan(const IsaKernels& kernels, Pool& pool, const Scan& scan) {
     const std::size_t n_blocks = div_up(scan.n_heads, step);
     pool.run(scan.n_sequences * n_blocks, [&](std::size_t i) {
         const std::size_t begin = i % n_blocks * step;
-        kernels.scan->heads(scan, i / n_blocks, begin, std::min(scan.n_heads, begin + step), work_scratch.room<float>(scan_room(scan, step)));
+        kernels.scan->heads(scan, i / n_blocks, begin, std::min(scan.n_heads, begin + step),
+                            work_scratch.room<float>(scan_room(scan, step)));
     });
 }
 
 void convolve(const IsaKernels& kernels, Pool& pool, const Convolution& c) {
-    const std::size_t step = in_vectors(std::max<std::size_t>(1, task_values / (c.n_tokens + c.n_taps))), n_blocks = div_up(c.width, step);
+    const std::size_t step = in_vectors(std::max<std::size_t>(1, task_values / (c.n_tokens + c.n_taps))),
+                      n_blocks = div_up(c.width, step);
     pool.run(c.n_sequences * n_blocks, [&](std::size_t i) {
         const std::size_t begin = i % n_blocks * step;
-        kernels.scan->convolve(c, i / n_blocks, begin, std::min(c.width, begin + step), work_scratch.room<TappedRow>(c.n_taps));
+        kernels.scan->convolve(c, i / n_blocks, begin, std::min(c.width, begin + step),
+                               work_scratch.room<TappedRow>(c.n_taps));
     });
 }
 
@@ -81,10 +86,23 @@ void mamba(const IsaKernels& kernels, Pool& pool, const Mamba& layer, Sequences 
            const MambaStates& states, float* y) {
     const std::size_t n = batch.n_rows(), inner = layer.n_inner, rank = layer.n_rank, n_state = layer.n_state;
     const std::size_t n_selected = rank + 2 * n_state;
-    Taking take(flow_scratch.room<float>(in_vectors(n * inner) * 2 + in_vectors(n * n_selected) + in_vectors(n * rank)));
+    Taking take(
+        flow_scratch.room<float>(in_vectors(n * inner) * 2 + in_vectors(n * n_selected) + in_vectors(n * rank)));
     float *x = take(n * inner), *steps = take(n * inner), *selected = take(n * n_selected), *ranks = take(n * rank);
-    convolve(kernels, pool, {batch.n_sequences, batch.n_tokens, inner, layer.n_taps, {projected, 2 * inner}, {}, {}, layer.taps,
-                             layer.conv_bias, states.window, true, states.window_after, x});
+    convolve(kernels, pool,
+             {batch.n_sequences,
+              batch.n_tokens,
+              inner,
+              layer.n_taps,
+              {projected, 2 * inner},
+              {},
+              {},
+              layer.taps,
+              layer.conv_bias,
+              states.window,
+              true,
+              states.window_after,
+              x});
     multiply(kernels, pool, x, n, *layer.select, selected);
     for (std::size_t t = 0; t < n; ++t) {
         float* row = selected + t * n_selected;
@@ -109,8 +127,20 @@ void mamba2(const IsaKernels& kernels, Pool& pool, const Mamba2& layer, Sequence
     const std::size_t n = batch.n_rows(), inner = layer.n_inner, n_selected = layer.n_groups * layer.n_state;
     const std::size_t convolved = inner + 2 * n_selected, entered = inner + convolved + layer.n_heads;
     float* x = flow_scratch.room<float>(n * convolved);
-    convolve(kernels, pool, {batch.n_sequences, batch.n_tokens, convolved, layer.n_taps, {projected + inner, entered}, {}, {}, layer.taps,
-                             layer.conv_bias, states.window, true, states.window_after, x});
+    convolve(kernels, pool,
+             {batch.n_sequences,
+              batch.n_tokens,
+              convolved,
+              layer.n_taps,
+              {projected + inner, entered},
+              {},
+              {},
+              layer.taps,
+              layer.conv_bias,
+              states.window,
+              true,
+              states.window_after,
+              x});
     Scan scan{};
     scan.n_sequences = batch.n_sequences, scan.n_tokens = batch.n_tokens, scan.n_heads = layer.n_heads;
     scan.width = inner / layer.n_heads, scan.n_groups = layer.n_groups, scan.n_state = layer.n_state, scan.n_rates = 1;
@@ -122,17 +152,18 @@ void mamba2(const IsaKernels& kernels, Pool& pool, const Mamba2& layer, Sequence
     if (layer.norm.weight) slm::normalize(kernels, pool, y, n * inner, layer.norm, y);
 }
 
-void gated_convolution(const IsaKernels& kernels, Pool& pool, const float* taps, std::size_t n_taps, std::size_t width, Sequences batch,
-                       const float* projected, const MambaStates& states, float* y) {
+void gated_convolution(const IsaKernels& kernels, Pool& pool, const float* taps, std::size_t n_taps, std::size_t width,
+                       Sequences batch, const float* projected, const MambaStates& states, float* y) {
     Convolution c{};
     c.n_sequences = batch.n_sequences, c.n_tokens = batch.n_tokens, c.width = width, c.n_taps = n_taps, c.taps = taps;
-    c.x_gate = {projected, 3 * width}, c.y_gate = {projected + width, 3 * width}, c.x = {projected + 2 * width, 3 * width};
+    c.x_gate = {projected, 3 * width}, c.y_gate = {projected + width, 3 * width},
+    c.x = {projected + 2 * width, 3 * width};
     c.before = states.window, c.after = states.window_after, c.y = y;
     convolve(kernels, pool, c);
 }
 
-void run_layer(const IsaKernels& kernels, Pool& pool, const StateLayer& layer, Sequences batch, const MambaStates& states, float scale,
-               const float* x, const float* residual, float* y) {
+void run_layer(const IsaKernels& kernels, Pool& pool, const StateLayer& layer, Sequences batch,
+               const MambaStates& states, float scale, const float* x, const float* residual, float* y) {
     const std::size_t n = batch.n_rows(), inner = layer.output.matrix->n_in;
     Taking take(block_scratch.room<float>(in_vectors(n * layer.project.matrix->n_out) + in_vectors(n * inner)));
     float *projected = take(n * layer.project.matrix->n_out), *made = take(n * inner);
@@ -184,16 +215,20 @@ std::size_t room_of(const TimeMix& layer, std::size_t n_rows, std::size_t width)
 
 }  // namespace
 
-void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Sequences batch, const float* x, const float* last,
-              float* value) {
+void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Sequences batch, const float* x,
+              const float* last, float* value) {
     DeltaRule rule = layer.rule;
     const std::size_t n = batch.n_rows(), width = rule.n_heads * rule.width, size = n * width;
     Taking take(flow_scratch.room<float>(room_of(layer, n, width)));
     float *r = take(size), *k = take(size);
-    const auto given = [&](std::size_t share) { return ShiftedRows(kernels, {batch.n_tokens, width, x, last, layer.shares + share * width}); };
-    const ShiftedRows given_r = given(0), given_decay = given(1), given_k = given(2), given_v = given(3), given_rate = given(4), given_gate = given(5);
+    const auto given = [&](std::size_t share) {
+        return ShiftedRows(kernels, {batch.n_tokens, width, x, last, layer.shares + share * width});
+    };
+    const ShiftedRows given_r = given(0), given_decay = given(1), given_k = given(2), given_v = given(3),
+                      given_rate = given(4), given_gate = given(5);
     Pairs pairs(n, take);
-    pairs.add(*layer.receptance, given_r, r), pairs.add(*layer.key, given_k, k), pairs.add(*layer.value, given_v, value);
+    pairs.add(*layer.receptance, given_r, r), pairs.add(*layer.key, given_k, k),
+        pairs.add(*layer.value, given_v, value);
     if (layer.first_value.down) pairs.add(layer.first_value, given_v, rule.value_share);
     float* decay = pairs.add(layer.decay, given_decay, rule.decay);
     pairs.add(layer.rate, given_rate, rule.rate);
@@ -208,8 +243,8 @@ void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Seque
     });
 }
 
-void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer, Sequences batch, const float* x, const float* last,
-                 const float* residual, float* y) {
+void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer, Sequences batch, const float* x,
+                 const float* last, const float* residual, float* y) {
     const std::size_t n = batch.n_rows(), width = layer.up->n_in, inner = layer.up->n_out;
     float* between = flow_scratch.room<float>(n * inner);
     const ShiftedRows given(kernels, {batch.n_tokens, width, x, last, layer.share});
@@ -231,8 +266,8 @@ void keep_last(Sequences batch, std::size_t width, const float* rows, float* las
 
 }  // namespace
 
-void rwkv_block(const IsaKernels& kernels, Pool& pool, const RwkvBlock& block, Sequences batch, const RwkvStates& states, float* values,
-                float* x) {
+void rwkv_block(const IsaKernels& kernels, Pool& pool, const RwkvBlock& block, Sequences batch,
+                const RwkvStates& states, float* values, float* x) {
     const std::size_t n = batch.n_rows(), width = block.channel.up->n_in;
     Taking take(block_scratch.room<float>(4 * in_vectors(n * width)));
     float *rows = take(n * width), *mixed = take(n * width), *after = take(n * width), *own_values = take(n * width);

@@ -15,25 +15,23 @@ struct TokenRows {
 // See KernelSet.selective_scan in slm_native/kernels/kernelset.py; then y = (y + d * x) * silu(z), where those are given.
 struct Scan {
     std::size_t n_sequences, n_tokens, n_heads, width, n_groups, n_state, n_rates;
-    TokenRows x, steps, b, c, z;          // z.at may be null
-    const float *step_bias, *a, *d;       // [H] or null, [H][n_rates], [H] or null
-    const float* before;                  // [B][H][P][N]
-    float *after, *y;                     // [B][H][P][N], [B * T][H * P]
+    TokenRows x, steps, b, c, z;     // z.at may be null
+    const float *step_bias, *a, *d;  // [H] or null, [H][n_rates], [H] or null
+    const float* before;             // [B][H][P][N]
+    float *after, *y;                // [B][H][P][N], [B * T][H * P]
 };
 
 // Each channel's weighted sum of its last values: of x, or of x * x_gate; then silu of it, or times y_gate.
 struct Convolution {
     std::size_t n_sequences, n_tokens, width, n_taps;
-    TokenRows x, x_gate, y_gate;          // the gates may be null
-    const float *taps, *bias, *before;    // [n_taps][width], [width] or null, [B][n_taps - 1][width]
+    TokenRows x, x_gate, y_gate;        // the gates may be null
+    const float *taps, *bias, *before;  // [n_taps][width], [width] or null, [B][n_taps - 1][width]
     bool silu;
-    float *after, *y;                     // as `before`; [B * T][width]
+    float *after, *y;  // as `before`; [B * T][width]
 };
 
 // A row of x, or what came before it, and of x_gate.
-struct TappedRow {
-    const float *x, *gate;
-};
+struct TappedRow { const float *x, *gate; };
 
 // Of each token and the one before it a mixture: x + (before - x) * share.
 struct Shift {
@@ -44,13 +42,13 @@ struct Shift {
 // RWKV-7's time mixing from its products on: see `time_mix` in slm_native/kernels/rwkv.py.
 struct DeltaRule {
     std::size_t n_sequences, n_tokens, n_heads, width;
-    const float *r, *k, *v, *decay, *rate, *gate;     // [B * T][H * P]
-    const float *value_share, *first_value;           // the same, or null: the first layer mixes no other's values in
-    const float *decay_base, *rate_base, *value_base; // [H * P]
+    const float *r, *k, *v, *decay, *rate, *gate;      // [B * T][H * P]
+    const float *value_share, *first_value;            // the same, or null: the first layer mixes no other's values in
+    const float *decay_base, *rate_base, *value_base;  // [H * P]
     const float *key_removed, *key_rate, *bonus, *norm_weight, *norm_bias;
-    const float* unit;                                // [P], the weights of the norm of what is taken out of the state
+    const float* unit;  // [P], the weights of the norm of what is taken out of the state
     float slowest, unit_eps, norm_eps;
-    const float* before;                              // [B][H][P][P]
+    const float* before;  // [B][H][P][P]
     float *after, *y;
 };
 
@@ -60,7 +58,8 @@ struct ScanKernels {
     // Heads from begin to end of a sequence, all of its tokens; `work` holds `scan_room`.
     void (*heads)(const Scan& scan, std::size_t sequence, std::size_t begin, std::size_t end, float* work);
     // Channels from begin to end of a sequence, all of its tokens; `rows` holds n_taps.
-    void (*convolve)(const Convolution& convolution, std::size_t sequence, std::size_t begin, std::size_t end, TappedRow* rows);
+    void (*convolve)(const Convolution& convolution, std::size_t sequence, std::size_t begin, std::size_t end,
+                     TappedRow* rows);
     // Token t of the batch, to a row [width].
     void (*shift)(const Shift& shift, std::size_t t, float* to);
     // One head of a sequence, all of its tokens; `work` holds `delta_room`.

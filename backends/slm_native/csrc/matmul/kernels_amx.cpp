@@ -53,7 +53,7 @@ struct Work {
     std::uint16_t* panels;  // [panels][steps of a part][32 rows][32]
     std::uint8_t* codes;    // of one panel, taken apart
     float* factors;
-    float* sums;            // [panels][pairs of tiles of tokens][2][2][16 rows][16 tokens]
+    float* sums;  // [panels][pairs of tiles of tokens][2][2][16 rows][16 tokens]
 
     static constexpr std::size_t panel = tiled_panel * part;
     static constexpr std::size_t most_factors = tiled_panel * (part / span_weights) * 32;
@@ -108,7 +108,8 @@ void tile_quantized(const TiledWeights& weights, std::size_t row, std::size_t n_
     if (format.groups == 16 && format.has_min) tile_codes<16, true>(panel, format.start_zero, to);
 }
 
-void tile_bf16(const TiledWeights& weights, std::size_t row, std::size_t n_rows, std::size_t first, std::size_t n, std::uint16_t* to) {
+void tile_bf16(const TiledWeights& weights, std::size_t row, std::size_t n_rows, std::size_t first, std::size_t n,
+               std::uint16_t* to) {
     for (std::size_t r = 0; r < n_rows; ++r) {
         const std::uint8_t* from = weights.rows.data + (row + r) * weights.rows.row_bytes + 2 * first;
         for (std::size_t i = 0; i < n; i += step, from += 2 * step) {
@@ -145,7 +146,8 @@ struct Results {
         for (std::size_t i = 0; i < 4; ++i) {
             const std::size_t row = i % 2 * unit_rows, token = i / 2 * unit_rows;
             if (row >= n_rows || token >= n_tokens) continue;
-            put_tile(sums + i * tile_values, least(16, n_rows - row), n_tokens - token, y + token * y_stride + row, y_stride);
+            put_tile(sums + i * tile_values, least(16, n_rows - row), n_tokens - token, y + token * y_stride + row,
+                     y_stride);
         }
     }
 };
@@ -153,8 +155,8 @@ struct Results {
 // A panel times one or two tiles of activations, `n_steps` products deep, added to sums or put there first. x_stride
 // is from tile to tile of activations.
 template <int n_tiles>
-inline void multiply_panel(const std::uint16_t* panel, const std::uint16_t* x, std::size_t x_stride, std::size_t n_steps,
-                           bool is_first, float* sums, const Results& results) {
+inline void multiply_panel(const std::uint16_t* panel, const std::uint16_t* x, std::size_t x_stride,
+                           std::size_t n_steps, bool is_first, float* sums, const Results& results) {
     if (is_first) {
         zero_tile<0>(), zero_tile<1>();
         if constexpr (n_tiles == 2) zero_tile<2>(), zero_tile<3>();
@@ -184,11 +186,12 @@ inline void multiply_panel(const std::uint16_t* panel, const std::uint16_t* x, s
     }
 }
 
-void multiply(const TiledWeights& weights, std::size_t begin, std::size_t end, const std::uint16_t* x, std::size_t n_tokens,
-              std::uint8_t* memory, float* y, std::size_t y_stride) {
+void multiply(const TiledWeights& weights, std::size_t begin, std::size_t end, const std::uint16_t* x,
+              std::size_t n_tokens, std::uint8_t* memory, float* y, std::size_t y_stride) {
     constexpr std::size_t tokens_together = 256;  // of a part, they stay in the second-level cache
     const Work work(memory);
-    const std::size_t n_in = weights.n_in, n_panels = div_up(end - begin, tiled_panel), n_pairs = Work::pairs_of(n_tokens);
+    const std::size_t n_in = weights.n_in, n_panels = div_up(end - begin, tiled_panel),
+                      n_pairs = Work::pairs_of(n_tokens);
     const std::size_t x_stride = div_up(n_in, step) * operand;
     const auto rows_of = [&](std::size_t panel) { return least(tiled_panel, end - begin - panel * tiled_panel); };
     configure_tiles();
@@ -206,8 +209,10 @@ void multiply(const TiledWeights& weights, std::size_t begin, std::size_t end, c
             for (std::size_t p = 0; p < n_panels; ++p)
                 for (std::size_t token = t; token < least(t + tokens_together, n_tokens); token += 2 * unit_rows) {
                     const std::size_t here = least(2 * unit_rows, n_tokens - token);
-                    const Results results{y + token * y_stride + p * tiled_panel, y_stride, rows_of(p), is_last ? here : 0};
-                    float* sums = work.sums + (n_in > part ? (p * n_pairs + token / (2 * unit_rows)) * 4 * tile_values : 0);
+                    const Results results{y + token * y_stride + p * tiled_panel, y_stride, rows_of(p),
+                                          is_last ? here : 0};
+                    float* sums =
+                        work.sums + (n_in > part ? (p * n_pairs + token / (2 * unit_rows)) * 4 * tile_values : 0);
                     const std::uint16_t* panel = work.panels + p * Work::panel;
                     const std::uint16_t* from = x + token / unit_rows * x_stride + first / step * operand;
                     if (here > unit_rows) multiply_panel<2>(panel, from, x_stride, n_steps, first == 0, sums, results);

@@ -25,8 +25,8 @@ struct Bf16Pairs {
 
 }  // namespace
 
-void rows_of_bf16(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end, const std::uint16_t* x,
-                  std::size_t n_tokens, float* y, std::size_t y_stride) {
+void rows_of_bf16(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end,
+                  const std::uint16_t* x, std::size_t n_tokens, float* y, std::size_t y_stride) {
     float_rows_of_several<Bf16Pairs>(weights, n_in, begin, end, x, n_tokens, y, y_stride);
 }
 

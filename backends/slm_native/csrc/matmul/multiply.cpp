@@ -12,9 +12,10 @@ namespace {
 
 // Up to so many rows of activations, every pass over the activations unpacks the weights again (quantized, float).
 constexpr std::size_t few_rows = 6, few_float_rows = 32;
-constexpr std::size_t few_outputs = 16;  // up to so many rows of float weights stay in cache; activations are not packed
-constexpr std::size_t panel_rows = 32;   // a panel and a column of activations fit the second-level cache
-constexpr std::size_t bf16_rows = 48;    // so does a panel of so many rows of bf16; kernels take six rows at once
+constexpr std::size_t few_outputs =
+    16;                                 // up to so many rows of float weights stay in cache; activations are not packed
+constexpr std::size_t panel_rows = 32;  // a panel and a column of activations fit the second-level cache
+constexpr std::size_t bf16_rows = 48;   // so does a panel of so many rows of bf16; kernels take six rows at once
 constexpr std::size_t least_task_bytes = 1 << 14;
 constexpr std::size_t least_shared = 1 << 13;  // activations; waking a thread costs more than rounding fewer
 
@@ -75,9 +76,7 @@ struct NextWeights {
 };
 
 // Rows of the matrix of one product.
-struct Share {
-    std::size_t product, begin, end;
-};
+struct Share { std::size_t product, begin, end; };
 
 // The product of one share.
 struct Task {
@@ -128,8 +127,13 @@ void place(Input& input, std::uint8_t* memory, std::size_t lanes) {
     input.memory = memory;
     if (input.layout != ActivationLayout::packed_rows) return;
     const PackedSizes sizes(p, input.n_pieces, lanes);
-    input.rows = {input.n_pieces, padded(p.matrix->n_in), p.matrix->n_in, reinterpret_cast<std::int8_t*>(memory),
-                  reinterpret_cast<float*>(memory + sizes.q), nullptr, nullptr};
+    input.rows = {input.n_pieces,
+                  padded(p.matrix->n_in),
+                  p.matrix->n_in,
+                  reinterpret_cast<std::int8_t*>(memory),
+                  reinterpret_cast<float*>(memory + sizes.q),
+                  nullptr,
+                  nullptr};
     input.rows.start = reinterpret_cast<std::int32_t*>(input.rows.scale + sizes.scales);
     input.rows.sum = reinterpret_cast<float*>(input.rows.start + sizes.groups);
 }
@@ -198,9 +202,7 @@ void fill_bf16_tile(const IsaKernels& kernels, Input& input, std::size_t i) {
 }
 
 // One piece of an input.
-struct Piece {
-    std::size_t input, index;
-};
+struct Piece { std::size_t input, index; };
 
 // All inputs of some products, and which of them each product reads.
 class Inputs {
@@ -245,7 +247,8 @@ private:
 
 // Whether a product reads each row of weights from memory once, to its end.
 bool streams_weights(const IsaKernels& kernels, const Multiplication& p) {
-    return layout_of(kernels, p) != ActivationLayout::bf16_tiles && p.n_rows <= (p.matrix->format ? few_rows : few_float_rows);
+    return layout_of(kernels, p) != ActivationLayout::bf16_tiles &&
+           p.n_rows <= (p.matrix->format ? few_rows : few_float_rows);
 }
 
 // Rows of weights of a task on a matrix unit: several panels, but few enough that all threads have work to the end.
@@ -289,8 +292,8 @@ std::vector<Share> shares_of(const IsaKernels& kernels, const Pool& pool, std::s
 void multiply_spans(const Task& task) {
     const Multiplication& p = task.product;
     const Matrix& m = *p.matrix;
-    m.format->rows(rows_of(m), task.share.begin, task.share.end, spans_of(task.input), div_up(m.n_in, span_weights), p.n_rows,
-                   p.y, p.to_next());
+    m.format->rows(rows_of(m), task.share.begin, task.share.end, spans_of(task.input), div_up(m.n_in, span_weights),
+                   p.n_rows, p.y, p.to_next());
 }
 
 void multiply_packed_rows(const Task& task) {
@@ -302,7 +305,8 @@ void multiply_packed_rows(const Task& task) {
     auto* factors = reinterpret_cast<float*>(memory + panel_rows * n_in);
     Panel panel{task.share.end - task.share.begin, n_in, memory, factors, task.next.data, task.next.bytes};
     m.format->expand(rows_of(m), task.share.begin, task.share.end, panel);
-    m.format->tiles(panel, task.input.rows, p.n_rows, panel.factors + panel_rows * n_factors, p.y + task.share.begin, p.to_next());
+    m.format->tiles(panel, task.input.rows, p.n_rows, panel.factors + panel_rows * n_factors, p.y + task.share.begin,
+                    p.to_next());
 }
 
 void multiply_float_rows(const Task& task, const float* x) {
@@ -320,14 +324,15 @@ void multiply_float_lanes(const Task& task) {
     const std::size_t lanes = std::size_t(task.kernels.lanes), n_here = task.share.end - task.share.begin;
     float* panel = panel_scratch.room<float>(panel_rows * (m.n_in + 4 * lanes));
     m.floats->expand(m.data + task.share.begin * m.row_bytes, n_here * m.n_in, panel);
-    task.kernels.float_tiles(panel, n_here, m.n_in, floats_of(task.input), task.input.n_pieces, p.n_rows, panel + panel_rows * m.n_in,
-                             p.y + task.share.begin, p.to_next());
+    task.kernels.float_tiles(panel, n_here, m.n_in, floats_of(task.input), task.input.n_pieces, p.n_rows,
+                             panel + panel_rows * m.n_in, p.y + task.share.begin, p.to_next());
 }
 
 void multiply_bf16_rows(const Task& task) {
     const Multiplication& p = task.product;
     const Matrix& m = *p.matrix;
-    m.floats->rows_of_bf16(m.data, m.n_in, task.share.begin, task.share.end, bf16_of(task.input), p.n_rows, p.y, p.to_next());
+    m.floats->rows_of_bf16(m.data, m.n_in, task.share.begin, task.share.end, bf16_of(task.input), p.n_rows, p.y,
+                           p.to_next());
 }
 
 void multiply_bf16_tiles(const Task& task) {
@@ -336,15 +341,22 @@ void multiply_bf16_tiles(const Task& task) {
     const TileKernels& unit = *task.kernels.unit;
     const TiledWeights weights{m.format, m.format ? rows_of(m) : Rows{m.data, m.row_bytes, 0, 0}, m.n_in};
     auto* work = panel_scratch.room<std::uint8_t>(unit.work_bytes(m.n_in, p.n_rows));
-    unit.multiply(weights, task.share.begin, task.share.end, bf16_of(task.input), p.n_rows, work, p.y + task.share.begin, p.to_next());
+    unit.multiply(weights, task.share.begin, task.share.end, bf16_of(task.input), p.n_rows, work,
+                  p.y + task.share.begin, p.to_next());
 }
 
-std::size_t span_row_bytes(const Multiplication& p, std::size_t) { return div_up(p.matrix->n_in, span_weights) * sizeof(Span); }
+std::size_t span_row_bytes(const Multiplication& p, std::size_t) {
+    return div_up(p.matrix->n_in, span_weights) * sizeof(Span);
+}
 std::size_t packed_vector_bytes(const Multiplication& p, std::size_t lanes) { return PackedSizes(p, 1, lanes).bytes(); }
 std::size_t float_row_bytes(const Multiplication& p, std::size_t) { return p.matrix->n_in * sizeof(float); }
-std::size_t float_vector_bytes(const Multiplication& p, std::size_t lanes) { return lanes * p.matrix->n_in * sizeof(float); }
+std::size_t float_vector_bytes(const Multiplication& p, std::size_t lanes) {
+    return lanes * p.matrix->n_in * sizeof(float);
+}
 std::size_t bf16_row_bytes(const Multiplication& p, std::size_t) { return p.matrix->n_in * sizeof(std::uint16_t); }
-std::size_t bf16_tile_bytes(const Multiplication& p, std::size_t) { return tile_of(p.matrix->n_in) * sizeof(std::uint16_t); }
+std::size_t bf16_tile_bytes(const Multiplication& p, std::size_t) {
+    return tile_of(p.matrix->n_in) * sizeof(std::uint16_t);
+}
 
 const LayoutTraits& traits_of(ActivationLayout layout) {
     // In the order of ActivationLayout.
@@ -392,7 +404,8 @@ void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multipl
     pool.run(shares.size(), [&](std::size_t i) {
         const Share& share = shares[i];
         const Input& input = inputs.of(share.product);
-        const NextWeights next = weights_of(i + std::size_t(pool.n_threads()));  // this thread's next share, more or less
+        const NextWeights next =
+            weights_of(i + std::size_t(pool.n_threads()));  // this thread's next share, more or less
         traits_of(input.layout).multiply({kernels, products[share.product], input, share, next});
     });
 }
@@ -402,7 +415,8 @@ void multiply_by_head(const IsaKernels& kernels, Pool& pool, const HeadRows& x, 
     const std::size_t n = matrices.size();
     std::vector<Multiplication> products;
     for (std::size_t i = 0; i < n; ++i)
-        products.push_back({matrices[i], x.at + i * x.stride, n_tokens, y + i * y_stride, nullptr, n * x.stride, n * y_stride});
+        products.push_back(
+            {matrices[i], x.at + i * x.stride, n_tokens, y + i * y_stride, nullptr, n * x.stride, n * y_stride});
     multiply_all(kernels, pool, products);
 }
 

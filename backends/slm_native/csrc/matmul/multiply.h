@@ -54,8 +54,8 @@ struct Multiplication {
     const Matrix* matrix;
     const float* x;  // [n_rows][n_in]; or [any number][n_in] of which `which` are read
     std::size_t n_rows;
-    float* y;                              // [n_rows][n_out]
-    const std::uint32_t* which = nullptr;  // [n_rows]
+    float* y;                                // [n_rows][n_out]
+    const std::uint32_t* which = nullptr;    // [n_rows]
     std::size_t x_stride = 0, y_stride = 0;  // from row to row, where rows do not follow each other
     const RowSource* source = nullptr;       // of the rows, in the place of x and which
 

@@ -124,7 +124,8 @@ const IsaKernels& kernels_of(Isa isa) {
     return scalar::kernels;
 }
 
-void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::span<const Product> products) {
+void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens,
+              std::span<const Product> products) {
     if (n_tokens == 0 || products.empty()) return;
     std::vector<Multiplication> all;
     for (const Product& p : products) all.push_back({p.matrix, x, n_tokens, p.y});
@@ -159,8 +160,8 @@ void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t 
         if (!is_plain(*one.linear)) finish_parts(pool, *one.linear, n_tokens, one.y, [](std::size_t, std::size_t) {});
 }
 
-void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm, const GateUp& gating,
-             float* y) {
+void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm,
+             const GateUp& gating, float* y) {
     const std::size_t width = gating.up.matrix->n_out, n = n_tokens * width;
     if (n == 0) return;
     const bool has_gate = gating.gate.matrix;
@@ -176,15 +177,15 @@ void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t 
     });
 }
 
-void activate(const IsaKernels& kernels, Pool& pool, const float* gate, const float* up, std::size_t n, const Activation& activation,
-              float* y) {
+void activate(const IsaKernels& kernels, Pool& pool, const float* gate, const float* up, std::size_t n,
+              const Activation& activation, float* y) {
     in_parts(pool, n, 1, [&](std::size_t begin, std::size_t end) {
         kernels.activate(activation, gate + begin, up ? up + begin : nullptr, end - begin, y + begin);
     });
 }
 
-void add_shares(const IsaKernels& kernels, Pool& pool, const float* x, std::span<const float* const> parts, const float* shares, std::size_t stride,
-                std::size_t n_tokens, std::size_t width, float* y) {
+void add_shares(const IsaKernels& kernels, Pool& pool, const float* x, std::span<const float* const> parts,
+                const float* shares, std::size_t stride, std::size_t n_tokens, std::size_t width, float* y) {
     in_parts(pool, n_tokens * width, width, [&](std::size_t begin, std::size_t end) {
         std::vector<const float*> rows(parts.size());
         for (std::size_t at = begin; at < end; at += width) {
@@ -203,8 +204,8 @@ void add_product(const IsaKernels& kernels, Pool& pool, const float* x, std::siz
     });
 }
 
-void add_normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear, const Norm& norm,
-                float scale, const float* residual, float* y) {
+void add_normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,
+                const Norm& norm, float scale, const float* residual, float* y) {
     const std::size_t width = linear.matrix->n_out;
     if (n_tokens * width == 0) return;
     make(kernels, pool, x, n_tokens, linear, y);
@@ -223,8 +224,8 @@ void turn_heads(const IsaKernels& kernels, Pool& pool, const float* x, std::size
         else if (y != x) std::memcpy(y + begin, x + begin, (end - begin) * sizeof(float));
         if (rotation.half == 0) return;
         for (std::size_t t = begin / per_token; t < end / per_token; ++t)
-            kernels.rotate(y + t * per_token, n_heads, width, rotation.cos + t * rotation.half, rotation.sin + t * rotation.half,
-                           rotation.half, rotation.interleaved);
+            kernels.rotate(y + t * per_token, n_heads, width, rotation.cos + t * rotation.half,
+                           rotation.sin + t * rotation.half, rotation.half, rotation.interleaved);
     });
 }
 

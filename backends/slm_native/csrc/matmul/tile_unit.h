@@ -16,9 +16,7 @@ inline void publish_stores() { asm volatile("" ::: "memory"); }
 
 #if defined(SLM_PLAIN_TILES)
 // The same without the unit (Isa::amx_plain), for tests: what surrounds tiles is tested, and their numbers.
-struct PlainTiles {
-    alignas(64) std::uint8_t at[8][unit_bytes];
-};
+struct PlainTiles { alignas(64) std::uint8_t at[8][unit_bytes]; };
 inline thread_local PlainTiles plain_tiles;
 
 inline void configure_tiles() {}
@@ -47,8 +45,10 @@ inline float bf16_at(int tile, int row, int i) {
 template <bool odd>
 inline __m512 half_of_bf16(const void* row) {
     const __m512i pairs = _mm512_load_si512(row);
-    const __m512i bits = odd ? _mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000))) : _mm512_slli_epi32(pairs, 16);
-    return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(_mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x7f800000)), bits));
+    const __m512i bits =
+        odd ? _mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000))) : _mm512_slli_epi32(pairs, 16);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_mov_epi32(_mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x7f800000)), bits));
 }
 template <int sums, int left, int right>
 inline void multiply_tiles() {

@@ -12,7 +12,8 @@ constexpr bool side_by_side = false;  // Zen 3 asks memory for one line of addre
 // are centred first: with magnitudes up to 128 and int8 values from -127 to 127 nothing saturates either.
 template <bool wide>
 inline __m256i pairs(__m256i codes, __m256i x) {
-    return wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes)) : _mm256_maddubs_epi16(codes, x);
+    return wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
+                : _mm256_maddubs_epi16(codes, x);
 }
 inline Ints add_pairs(Ints sums, __m256i pairs) {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -30,7 +31,9 @@ inline Ints dot(Ints sums, Chunk codes, const std::int8_t* x) {
 
 // Narrow codes leave room in the 16 bits for more: 2 * 127 * 2 ** bits * 2 ** (7 - bits) < 2 ** 15.
 template <int bits>
-constexpr int together = bits >= 7 ? 1 : bits <= 4 ? 8 : 1 << (7 - bits);
+constexpr int together = bits >= 7   ? 1
+                         : bits <= 4 ? 8
+                                     : 1 << (7 - bits);
 using Partial = __m256i;
 inline Partial partial_from(Ints) { return _mm256_setzero_si256(); }
 inline Ints with_partial(Ints sums, Partial partial) { return add_pairs(sums, partial); }

@@ -45,9 +45,7 @@ inline Floats load_bf16(const void* p) {
 }
 inline float half(std::uint16_t bits) { return _cvtsh_ss(bits); }
 
-struct WordIndex {
-    alignas(64) std::uint16_t at[32];
-};
+struct WordIndex { alignas(64) std::uint16_t at[32]; };
 // Where eight halves lie, counted in halves.
 template <int stride>
 constexpr WordIndex halves_at() {
@@ -98,7 +96,9 @@ inline Scales scaled_halves(Sixteen bytes, float first, float second) {
 }
 
 inline Scales halved_powers(Sixteen bytes) { return _mm512_zextps256_ps512(eight_halved_powers(bytes)); }
-inline Scales halved_e4m3(Sixteen bytes) { return _mm512_mul_ps(_mm512_cvtph_ps(e4m3_as_halves(bytes)), _mm512_set1_ps(128)); }
+inline Scales halved_e4m3(Sixteen bytes) {
+    return _mm512_mul_ps(_mm512_cvtph_ps(e4m3_as_halves(bytes)), _mm512_set1_ps(128));
+}
 
 // VNNI multiplies unsigned by signed bytes without saturation: codes of any width will do.
 template <bool wide>
@@ -152,7 +152,8 @@ inline void store_rounded(std::int8_t* to, Floats a) {
 inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
     const __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
     const __m512i cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
-    const __m512i from = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // of each 128 bits four of each
+    const __m512i from =
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // of each 128 bits four of each
     return _mm512_castsi512_ps(_mm512_permutexvar_epi32(from, _mm512_packs_epi16(ab, cd)));
 }
 
@@ -184,7 +185,8 @@ inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
     }
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
-        const Floats even = _mm512_shuffle_f32x4(rows[k], rows[4 + k], 0x88), odd = _mm512_shuffle_f32x4(rows[k], rows[4 + k], 0xdd);
+        const Floats even = _mm512_shuffle_f32x4(rows[k], rows[4 + k], 0x88),
+                     odd = _mm512_shuffle_f32x4(rows[k], rows[4 + k], 0xdd);
         const Floats even2 = _mm512_shuffle_f32x4(rows[8 + k], rows[12 + k], 0x88);
         const Floats odd2 = _mm512_shuffle_f32x4(rows[8 + k], rows[12 + k], 0xdd);
         rows[k] = _mm512_shuffle_f32x4(even, even2, 0x88), rows[8 + k] = _mm512_shuffle_f32x4(even, even2, 0xdd);
@@ -219,9 +221,11 @@ inline void store_f16(void* p, Floats a) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
 inline void store_bf16(void* p, Floats a) {
-    const __m512i bits = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i bits = _mm512_castps_si512(a),
+                  odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    const __m512i kept = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), up, _mm512_set1_epi32(0x7fc00000));
+    const __m512i kept =
+        _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), up, _mm512_set1_epi32(0x7fc00000));
     _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
 }
 

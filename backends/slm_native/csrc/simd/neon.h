@@ -100,20 +100,21 @@ inline Floats from_halves(uint16x8_t bits) {
     const float16x8_t values = vreinterpretq_f16_u16(bits);
     return {vcvt_f32_f16(vget_low_f16(values)), vcvt_high_f32_f16(values)};
 }
-inline uint16x8_t eight_words(const void* p) { return vreinterpretq_u16_u8(vld1q_u8(static_cast<const std::uint8_t*>(p))); }
+inline uint16x8_t eight_words(const void* p) {
+    return vreinterpretq_u16_u8(vld1q_u8(static_cast<const std::uint8_t*>(p)));
+}
 inline Floats load_f16(const void* p) { return from_halves(eight_words(p)); }
 inline Floats load_bf16(const void* p) {
     const uint16x8_t bits = eight_words(p);
-    return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(bits), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(bits, 16))};
+    return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(bits), 16)),
+            vreinterpretq_f32_u32(vshll_high_n_u16(bits, 16))};
 }
 inline float half(std::uint16_t bits) {
     return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(bits))), 0);
 }
 
 // Sixteen factors, or eight and what goes with them; in memory, from where one is spread as fast as any.
-struct Scales {
-    alignas(16) float at[16];
-};
+struct Scales { alignas(16) float at[16]; };
 
 inline Scales as_scales(Floats lower, Floats upper) {
     Scales scales;
@@ -139,7 +140,9 @@ inline Scales halves_and_minus(const std::uint8_t* p, const std::uint8_t* q) {
 inline Scales same_scales(float first, float second) {
     return as_scales({vdupq_n_f32(first), vdupq_n_f32(second)}, no_floats());
 }
-inline void store_scales(float* to, const Scales& a, int n) { __builtin_memcpy(to, a.at, std::size_t(n) * sizeof(float)); }
+inline void store_scales(float* to, const Scales& a, int n) {
+    __builtin_memcpy(to, a.at, std::size_t(n) * sizeof(float));
+}
 
 using Sixteen = uint8x16_t;
 inline Sixteen load_16(const void* p) { return vld1q_u8(static_cast<const std::uint8_t*>(p)); }
@@ -271,7 +274,8 @@ inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
 inline void turn_four(float32x4_t& a, float32x4_t& b, float32x4_t& c, float32x4_t& d) {
     const auto wide = [](float32x4_t x) { return vreinterpretq_f64_f32(x); };
     const auto narrow = [](float64x2_t x) { return vreinterpretq_f32_f64(x); };
-    const float32x4_t even = vtrn1q_f32(a, b), odd = vtrn2q_f32(a, b), even2 = vtrn1q_f32(c, d), odd2 = vtrn2q_f32(c, d);
+    const float32x4_t even = vtrn1q_f32(a, b), odd = vtrn2q_f32(a, b), even2 = vtrn1q_f32(c, d),
+                      odd2 = vtrn2q_f32(c, d);
     a = narrow(vzip1q_f64(wide(even), wide(even2))), b = narrow(vzip1q_f64(wide(odd), wide(odd2)));
     c = narrow(vzip2q_f64(wide(even), wide(even2))), d = narrow(vzip2q_f64(wide(odd), wide(odd2)));
 }

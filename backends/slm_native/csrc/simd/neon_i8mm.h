@@ -9,7 +9,9 @@ namespace SLM_NAMESPACE {
 struct Pairs { int8x16_t at[4]; };
 struct Squares { int32x4_t at[4]; };
 
-inline Pairs load_pairs(const std::int8_t* p) { return {vld1q_s8(p), vld1q_s8(p + 16), vld1q_s8(p + 32), vld1q_s8(p + 48)}; }
+inline Pairs load_pairs(const std::int8_t* p) {
+    return {vld1q_s8(p), vld1q_s8(p + 16), vld1q_s8(p + 32), vld1q_s8(p + 48)};
+}
 
 // Four activations of each of eight rows, and the four that follow them.
 inline void store_pairs(std::int8_t* to, Bytes first, Bytes second) {

@@ -33,21 +33,29 @@ inline Codes nibbles(const void* p) {
 inline Codes field(Codes a, int shift, int mask) {
     return each<Codes>([&](int i) { return std::uint8_t((shift >= 0 ? a.at[i] >> shift : a.at[i] << -shift) & mask); });
 }
-inline Codes either(Codes a, Codes b) { return each<Codes>([&](int i) { return std::uint8_t(a.at[i] | b.at[i]); }); }
+inline Codes either(Codes a, Codes b) {
+    return each<Codes>([&](int i) { return std::uint8_t(a.at[i] | b.at[i]); });
+}
 inline Codes middle_swapped(Codes a) {
     return each<Codes>([&](int i) { return a.at[i / 8 == 1 ? i + 8 : i / 8 == 2 ? i - 8 : i]; });
 }
-inline Codes flipped(Codes a) { return each<Codes>([&](int i) { return std::uint8_t(a.at[i] ^ 0x80); }); }
+inline Codes flipped(Codes a) {
+    return each<Codes>([&](int i) { return std::uint8_t(a.at[i] ^ 0x80); });
+}
 template <int value>
 inline Codes flags(std::uint32_t word) {
     return each<Codes>([&](int i) { return std::uint8_t(word >> i & 1 ? value : 0); });
 }
-inline Codes lookup(const std::uint8_t* table, Codes a) { return each<Codes>([&](int i) { return table[a.at[i]]; }); }
+inline Codes lookup(const std::uint8_t* table, Codes a) {
+    return each<Codes>([&](int i) { return table[a.at[i]]; });
+}
 template <class Vector>
 inline Vector times_three(Vector a) {
     return each<Vector>([&](int i) { return std::uint8_t(a.at[i] * 3); });
 }
-inline Codes thirds(Codes a) { return each<Codes>([&](int i) { return std::uint8_t(a.at[i] * 3 >> 8); }); }
+inline Codes thirds(Codes a) {
+    return each<Codes>([&](int i) { return std::uint8_t(a.at[i] * 3 >> 8); });
+}
 inline void store(std::uint8_t* to, Codes a) { __builtin_memcpy(to, &a, sizeof a); }
 
 template <class Format>
@@ -56,7 +64,9 @@ inline Chunk chunk(const std::uint8_t* span, int c) {
 }
 
 inline Ints no_ints() { return Ints{}; }
-inline Ints load_ints(const std::int32_t* p) { return each<Ints>([&](int i) { return p[i]; }); }
+inline Ints load_ints(const std::int32_t* p) {
+    return each<Ints>([&](int i) { return p[i]; });
+}
 inline Floats no_floats() { return Floats{}; }
 // At any address, like the loads of the others.
 inline Floats load_floats(const void* p) {
@@ -65,11 +75,21 @@ inline Floats load_floats(const void* p) {
     return a;
 }
 inline void store_floats(float* p, Floats a) { __builtin_memcpy(p, &a, sizeof a); }
-inline Floats all(float a) { return each<Floats>([&](int) { return a; }); }
-inline Floats to_floats(Ints a) { return each<Floats>([&](int i) { return float(a.at[i]); }); }
-inline Floats mul(Floats a, Floats b) { return each<Floats>([&](int i) { return a.at[i] * b.at[i]; }); }
-inline Floats add(Floats a, Floats b) { return each<Floats>([&](int i) { return a.at[i] + b.at[i]; }); }
-inline Floats fma(Floats a, Floats b, Floats c) { return each<Floats>([&](int i) { return a.at[i] * b.at[i] + c.at[i]; }); }
+inline Floats all(float a) {
+    return each<Floats>([&](int) { return a; });
+}
+inline Floats to_floats(Ints a) {
+    return each<Floats>([&](int i) { return float(a.at[i]); });
+}
+inline Floats mul(Floats a, Floats b) {
+    return each<Floats>([&](int i) { return a.at[i] * b.at[i]; });
+}
+inline Floats add(Floats a, Floats b) {
+    return each<Floats>([&](int i) { return a.at[i] + b.at[i]; });
+}
+inline Floats fma(Floats a, Floats b, Floats c) {
+    return each<Floats>([&](int i) { return a.at[i] * b.at[i] + c.at[i]; });
+}
 inline Floats minus_product(Floats a, Floats b, Floats c) {
     return each<Floats>([&](int i) { return c.at[i] - a.at[i] * b.at[i]; });
 }
@@ -91,9 +111,8 @@ inline Floats load_f16(const void* p) {
     return each<Floats>([&](int i) { return half(read16(static_cast<const std::uint8_t*>(p) + 2 * i)); });
 }
 inline Floats load_bf16(const void* p) {
-    return each<Floats>([&](int i) {
-        return as_float(std::uint32_t(read16(static_cast<const std::uint8_t*>(p) + 2 * i)) << 16);
-    });
+    return each<Floats>(
+        [&](int i) { return as_float(std::uint32_t(read16(static_cast<const std::uint8_t*>(p) + 2 * i)) << 16); });
 }
 
 // Sixteen factors, or eight and what goes with them.
@@ -105,7 +124,8 @@ inline Scales halves(const std::uint8_t* p) {
 }
 template <int stride>
 inline Scales halves_and_minus(const std::uint8_t* p, const std::uint8_t* q) {
-    return each<Scales>([&](int i) { return i < 8 ? half(read16(p + i * stride)) : -half(read16(q + (i - 8) * stride)); });
+    return each<Scales>(
+        [&](int i) { return i < 8 ? half(read16(p + i * stride)) : -half(read16(q + (i - 8) * stride)); });
 }
 inline Scales same_scales(float first, float second) {
     return each<Scales>([&](int i) { return i < 4 ? first : second; });
@@ -124,10 +144,18 @@ inline Sixteen sixteen(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::u
     const std::uint32_t words[4] = {a, b, c, d};
     return load_16(words);
 }
-inline Codes joined(Sixteen a, Sixteen b) { return each<Codes>([&](int i) { return i < 16 ? a.at[i] : b.at[i - 16]; }); }
-inline Sixteen low_four(Sixteen a) { return each<Sixteen>([&](int i) { return std::uint8_t(a.at[i] & 15); }); }
-inline Sixteen high_four(Sixteen a) { return each<Sixteen>([&](int i) { return std::uint8_t(a.at[i] >> 4); }); }
-inline Sixteen minus_32(Sixteen a) { return each<Sixteen>([&](int i) { return std::uint8_t(a.at[i] - 32); }); }
+inline Codes joined(Sixteen a, Sixteen b) {
+    return each<Codes>([&](int i) { return i < 16 ? a.at[i] : b.at[i - 16]; });
+}
+inline Sixteen low_four(Sixteen a) {
+    return each<Sixteen>([&](int i) { return std::uint8_t(a.at[i] & 15); });
+}
+inline Sixteen high_four(Sixteen a) {
+    return each<Sixteen>([&](int i) { return std::uint8_t(a.at[i] >> 4); });
+}
+inline Sixteen minus_32(Sixteen a) {
+    return each<Sixteen>([&](int i) { return std::uint8_t(a.at[i] - 32); });
+}
 inline Scales scaled_halves(Sixteen bytes, float first, float second) {
     return each<Scales>([&](int i) { return float(bytes.at[i]) * (i < 8 ? first : second); });
 }
@@ -161,7 +189,9 @@ inline Ints dot(Ints sums, Chunk codes, const std::int8_t* x) {
     return sums;
 }
 
-inline Scales times(Scales a, const float* b) { return each<Scales>([&](int i) { return a.at[i] * b[i]; }); }
+inline Scales times(Scales a, const float* b) {
+    return each<Scales>([&](int i) { return a.at[i] * b[i]; });
+}
 
 template <int group>
 inline Floats spread(const Scales& scales, int c) {
@@ -182,7 +212,9 @@ inline Same same_codes(const std::uint8_t* four) {
     return each<Same>([&](int i) { return std::int32_t(std::int8_t(four[i])); });
 }
 struct Bytes { std::int8_t at[32]; };
-inline Bytes load_bytes(const std::int8_t* p) { return each<Bytes>([&](int i) { return p[i]; }); }
+inline Bytes load_bytes(const std::int8_t* p) {
+    return each<Bytes>([&](int i) { return p[i]; });
+}
 template <bool wide>
 inline Ints dot_same(Ints sums, Same codes, Bytes x) {
     for (int i = 0; i < 32; ++i) sums.at[i / 4] += codes.at[i % 4] * x.at[i];
@@ -193,8 +225,12 @@ inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_first(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1); }
 
-inline Floats largest(Floats a, Floats b) { return each<Floats>([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; }); }
-inline Floats magnitude(Floats a) { return each<Floats>([&](int i) { return __builtin_fabsf(a.at[i]); }); }
+inline Floats largest(Floats a, Floats b) {
+    return each<Floats>([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; });
+}
+inline Floats magnitude(Floats a) {
+    return each<Floats>([&](int i) { return __builtin_fabsf(a.at[i]); });
+}
 inline float largest_lane(Floats a) {
     float top = a.at[0];
     for (float value : a.at) top = value > top ? value : top;
@@ -208,22 +244,34 @@ inline void store_rounded(std::int8_t* to, Floats a) {
 // Four vectors of floats likewise, as the bits of one.
 inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
     std::int8_t codes[4 * lanes];
-    store_rounded(codes, a), store_rounded(codes + lanes, b), store_rounded(codes + 2 * lanes, c), store_rounded(codes + 3 * lanes, d);
+    store_rounded(codes, a), store_rounded(codes + lanes, b), store_rounded(codes + 2 * lanes, c),
+        store_rounded(codes + 3 * lanes, d);
     return load_floats(codes);
 }
 
-inline Floats divide(Floats a, Floats b) { return each<Floats>([&](int i) { return a.at[i] / b.at[i]; }); }
+inline Floats divide(Floats a, Floats b) {
+    return each<Floats>([&](int i) { return a.at[i] / b.at[i]; });
+}
 // Where one is no number, that is what comes out.
-inline Floats at_least(float limit, Floats a) { return each<Floats>([&](int i) { return limit > a.at[i] ? limit : a.at[i]; }); }
-inline Floats at_most(float limit, Floats a) { return each<Floats>([&](int i) { return limit < a.at[i] ? limit : a.at[i]; }); }
-inline Floats rounded(Floats a) { return each<Floats>([&](int i) { return __builtin_rintf(a.at[i]); }); }
+inline Floats at_least(float limit, Floats a) {
+    return each<Floats>([&](int i) { return limit > a.at[i] ? limit : a.at[i]; });
+}
+inline Floats at_most(float limit, Floats a) {
+    return each<Floats>([&](int i) { return limit < a.at[i] ? limit : a.at[i]; });
+}
+inline Floats rounded(Floats a) {
+    return each<Floats>([&](int i) { return __builtin_rintf(a.at[i]); });
+}
 // a * 2 ** whole, the power between 2 ** -126 and 2 ** 127.
 inline Floats times_power(Floats a, Floats whole) {
     return each<Floats>([&](int i) {
-        return whole.at[i] == whole.at[i] ? a.at[i] * as_float(std::uint32_t(int(whole.at[i]) + 127) << 23) : whole.at[i];
+        return whole.at[i] == whole.at[i] ? a.at[i] * as_float(std::uint32_t(int(whole.at[i]) + 127) << 23)
+                                          : whole.at[i];
     });
 }
-inline Floats sub(Floats a, Floats b) { return each<Floats>([&](int i) { return a.at[i] - b.at[i]; }); }
+inline Floats sub(Floats a, Floats b) {
+    return each<Floats>([&](int i) { return a.at[i] - b.at[i]; });
+}
 inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
     return each<Floats>([&](int i) { return a.at[i] < b.at[i] ? yes.at[i] : no.at[i]; });
 }
@@ -243,7 +291,9 @@ inline Chunk chunk_of(const Of& of, int c) {
     return of(c);
 }
 inline Floats spread_blocks(const float* p) { return all(*p); }
-inline Codes lowered(Codes a, int by) { return each<Codes>([&](int i) { return std::uint8_t(a.at[i] - by); }); }
+inline Codes lowered(Codes a, int by) {
+    return each<Codes>([&](int i) { return std::uint8_t(a.at[i] - by); });
+}
 inline Floats bytes_as_floats(const void* p) {
     return each<Floats>([&](int i) { return float(static_cast<const std::int8_t*>(p)[i]); });
 }

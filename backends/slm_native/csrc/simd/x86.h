@@ -30,7 +30,9 @@ inline Codes lookup(const std::uint8_t* table, Codes a) {
 
 inline Codes times_three(Codes a) { return _mm256_add_epi8(a, _mm256_add_epi8(a, a)); }
 inline Codes thirds(Codes a) {
-    const auto from = [a](int least) { return _mm256_cmpeq_epi8(_mm256_max_epu8(a, _mm256_set1_epi8(char(least))), a); };
+    const auto from = [a](int least) {
+        return _mm256_cmpeq_epi8(_mm256_max_epu8(a, _mm256_set1_epi8(char(least))), a);
+    };
     return _mm256_sub_epi8(_mm256_sub_epi8(_mm256_setzero_si256(), from(86)), from(171));
 }
 
@@ -49,7 +51,8 @@ inline Sixteen times_three(Sixteen a) { return _mm_add_epi8(a, _mm_add_epi8(a, a
 inline Codes joined(Sixteen a, Sixteen b) { return _mm256_set_m128i(b, a); }
 inline __m256 eight_halved_powers(Sixteen bytes) {
     const __m256i one = _mm256_set1_epi32(1), e = _mm256_cvtepu8_epi32(bytes);
-    const __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(1 << 21), _mm256_min_epi32(e, one));  // subnormal, of 0 and 1
+    const __m256i tiny =
+        _mm256_sllv_epi32(_mm256_set1_epi32(1 << 21), _mm256_min_epi32(e, one));  // subnormal, of 0 and 1
     return _mm256_castsi256_ps(_mm256_max_epi32(tiny, _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23)));
 }
 // E4M3 without a sign as halves, 2 ** -8 times as large; 0 where it is no number.

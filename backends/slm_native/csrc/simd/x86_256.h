@@ -51,9 +51,7 @@ inline Floats load_bf16(const void* p) {
 inline float half(std::uint16_t bits) { return _cvtsh_ss(bits); }
 
 // Sixteen factors, or eight and what goes with them; in memory, from where one is spread as fast as any.
-struct Scales {
-    alignas(32) float at[16];
-};
+struct Scales { alignas(32) float at[16]; };
 
 inline Scales as_scales(__m256 lower, __m256 upper) {
     Scales scales;
@@ -83,8 +81,9 @@ inline void store_scales(float* to, const Scales& a, int n) {
 }
 
 inline Scales scaled_halves(Sixteen bytes, float first, float second) {
-    return as_scales(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), _mm256_set1_ps(first)),
-                     _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_bsrli_si128(bytes, 8))), _mm256_set1_ps(second)));
+    return as_scales(
+        _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), _mm256_set1_ps(first)),
+        _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_bsrli_si128(bytes, 8))), _mm256_set1_ps(second)));
 }
 inline Scales scaled(Sixteen bytes, float factor) { return scaled_halves(bytes, factor, factor); }
 inline Scales scaled_signed(Sixteen bytes, float factor) {
@@ -102,7 +101,8 @@ inline Scales halved_e4m3(Sixteen bytes) {
 }
 
 inline Scales times(const Scales& a, const float* b) {
-    return as_scales(_mm256_mul_ps(_mm256_load_ps(a.at), _mm256_load_ps(b)), _mm256_mul_ps(_mm256_load_ps(a.at + 8), _mm256_load_ps(b + 8)));
+    return as_scales(_mm256_mul_ps(_mm256_load_ps(a.at), _mm256_load_ps(b)),
+                     _mm256_mul_ps(_mm256_load_ps(a.at + 8), _mm256_load_ps(b + 8)));
 }
 
 template <int group>
@@ -169,14 +169,16 @@ inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
     }
 #pragma GCC unroll 2
     for (int i = 0; i < lanes; i += 4) {  // rows i .. i + 3 of column 4 L + k in the part L of 128 bits of vector i + k
-        rows[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44), rows[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+        rows[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44),
+        rows[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
         rows[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
         rows[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
     }
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
         const Floats first = rows[k], second = rows[4 + k];
-        rows[k] = _mm256_permute2f128_ps(first, second, 0x20), rows[4 + k] = _mm256_permute2f128_ps(first, second, 0x31);
+        rows[k] = _mm256_permute2f128_ps(first, second, 0x20),
+        rows[4 + k] = _mm256_permute2f128_ps(first, second, 0x31);
     }
 }
 inline void store_sums(float* to, Floats a, Floats b, Floats c, Floats d) {
@@ -205,7 +207,8 @@ inline void store_f16(void* p, Floats a) {
     _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
 inline void store_bf16(void* p, Floats a) {
-    const __m256i bits = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i bits = _mm256_castps_si256(a),
+                  odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256 up = _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))));
     const __m256 none = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
     const __m256i kept = _mm256_castps_si256(_mm256_blendv_ps(up, none, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)));

@@ -32,7 +32,8 @@ Caches caches_of(const Model& model, KvType type) {
     std::size_t bytes[most_planes], page_bytes = 0;
     const std::size_t n_layers = model.layers.size();
     token_bytes(type, model.head_dim, bytes);
-    for (std::size_t plane : bytes) page_bytes += (model.is_latent ? 1 : 2) * n_layers * model.n_kv_heads * page_tokens * plane;
+    for (std::size_t plane : bytes)
+        page_bytes += (model.is_latent ? 1 : 2) * n_layers * model.n_kv_heads * page_tokens * plane;
     Caches caches{std::unique_ptr<std::uint8_t[]>(new std::uint8_t[n_pages * page_bytes]()), {}};
     for (std::size_t i = 0; i < n_layers; ++i)
         caches.layers.push_back(layer_of(caches.memory.get(), n_pages, page_bytes, type, type, model.is_latent,
@@ -49,13 +50,14 @@ std::vector<std::int64_t> some_of(std::size_t n) {
 }
 
 // Rows of one batch, from token `start`: all n or those wanted, of each stream, go to where they belong in x.
-void run_batch(const Model& model, const IsaKernels& kernels, Pool& pool, const Caches& caches, std::size_t start, std::size_t n,
-               const std::vector<std::int64_t>* wanted, std::vector<float>& x) {
+void run_batch(const Model& model, const IsaKernels& kernels, Pool& pool, const Caches& caches, std::size_t start,
+               std::size_t n, const std::vector<std::int64_t>* wanted, std::vector<float>& x) {
     std::vector<std::int32_t> tokens(n);
     std::iota(tokens.begin(), tokens.end(), 0);
     std::vector<std::int64_t> page(n), slot(n), rows(n);
     std::iota(rows.begin(), rows.end(), 0);
-    for (std::size_t t = 0; t < n; ++t) page[t] = pages[(start + t) / page_tokens], slot[t] = std::int64_t((start + t) % page_tokens);
+    for (std::size_t t = 0; t < n; ++t)
+        page[t] = pages[(start + t) / page_tokens], slot[t] = std::int64_t((start + t) % page_tokens);
     const std::vector<Run> runs{{tokens.data(), pages, n, start + n}};
     const std::size_t half = model.n_rotated / 2, width = model.width;
     std::vector<Place> places;
@@ -67,10 +69,12 @@ void run_batch(const Model& model, const IsaKernels& kernels, Pool& pool, const 
     std::vector<float> streams;
     for (std::size_t k = 0; k < model.n_streams; ++k)
         streams.insert(streams.end(), &x[(k * n_all + start) * width], &x[(k * n_all + start) * width] + n * width);
-    run_layers(kernels, pool, model.layers, places, {n, page.data(), slot.data(), &runs}, wanted, model.n_streams, streams.data());
+    run_layers(kernels, pool, model.layers, places, {n, page.data(), slot.data(), &runs}, wanted, model.n_streams,
+               streams.data());
     const std::vector<std::int64_t>& made = wanted ? *wanted : rows;
     for (std::size_t i = 0; i < model.n_streams * made.size(); ++i)
-        std::copy_n(&streams[i * width], width, &x[(i / made.size() * n_all + start + std::size_t(made[i % made.size()])) * width]);
+        std::copy_n(&streams[i * width], width,
+                    &x[(i / made.size() * n_all + start + std::size_t(made[i % made.size()])) * width]);
 }
 
 // The largest error of what batches make of x, as a share of the largest result; of some tokens, or of all.
@@ -87,7 +91,8 @@ double worst_of(const Model& model, const IsaKernels& kernels, Pool& pool, KvTyp
             for (std::size_t t = 0; t < n; ++t) {
                 if (some && !std::binary_search(wanted.begin(), wanted.end(), std::int64_t(t))) continue;
                 for (std::size_t i = (k * n_all + start + t) * model.width, end = i + model.width; i < end; ++i)
-                    if (const double off = std::abs(double(x[i]) - expected[i]); !(off <= worst)) worst = off;  // no numbers are kept, too
+                    if (const double off = std::abs(double(x[i]) - expected[i]); !(off <= worst))
+                        worst = off;  // no numbers are kept, too
             }
         start += n;
     }
@@ -108,8 +113,8 @@ bool check_layers(Isa isa, int n_threads) {
                 const double worst = worst_of(*model, kernels, *pool, KvType(type), some, x, expected);
                 if (worst <= tolerance[type]) continue;
                 all_right = false;
-                std::printf("%s, %d threads: layers of %s, KV type %zu, %s tokens: off by %g of the largest\n", name_of(isa),
-                            n_threads, name, type, some ? "some" : "all", worst);
+                std::printf("%s, %d threads: layers of %s, KV type %zu, %s tokens: off by %g of the largest\n",
+                            name_of(isa), n_threads, name, type, some ? "some" : "all", worst);
             }
     }
     return all_right;

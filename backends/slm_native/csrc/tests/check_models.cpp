@@ -7,7 +7,8 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t width = 40, n_ff = 56, n_low = 12;  // of the model, of feed-forward layers, of embeddings of layers
+constexpr std::size_t width = 40, n_ff = 56,
+                      n_low = 12;  // of the model, of feed-forward layers, of embeddings of layers
 constexpr float eps = 1e-3f;
 
 // Adds layers to a model, and what they point to.
@@ -17,20 +18,26 @@ public:
         while (floats_->type != 0) ++floats_;  // F32
     }
 
-    const float* vector(std::size_t n, float scale = 1) { return model_.vectors.emplace_back(random_floats(n, seed(), scale)).data(); }
+    const float* vector(std::size_t n, float scale = 1) {
+        return model_.vectors.emplace_back(random_floats(n, seed(), scale)).data();
+    }
 
     const Matrix* matrix(std::size_t n_out, std::size_t n_in) {
         const auto& w = model_.vectors.emplace_back(random_floats(n_out * n_in, seed(), 1 / std::sqrt(float(n_in))));
-        return &model_.matrices.emplace_back(
-            Matrix{nullptr, floats_, reinterpret_cast<const std::uint8_t*>(w.data()), n_out, n_in, n_in * sizeof(float)});
+        return &model_.matrices.emplace_back(Matrix{nullptr, floats_, reinterpret_cast<const std::uint8_t*>(w.data()),
+                                                    n_out, n_in, n_in * sizeof(float)});
     }
 
     Linear linear(std::size_t n_out, std::size_t n_in, bool biased = false) {
         return {matrix(n_out, n_in), biased ? vector(n_out) : nullptr};
     }
-    Norm rms(std::size_t row, bool there = true) { return {there ? vector(row) : nullptr, nullptr, row, 1, eps, false}; }
+    Norm rms(std::size_t row, bool there = true) {
+        return {there ? vector(row) : nullptr, nullptr, row, 1, eps, false};
+    }
     Norm layer_norm() { return {vector(width), vector(width), width, 1, eps, true}; }
-    FeedForward feed_forward(std::size_t n) { return {linear(n, width), linear(n, width, true), linear(width, n, true)}; }
+    FeedForward feed_forward(std::size_t n) {
+        return {linear(n, width), linear(n, width, true), linear(width, n, true)};
+    }
 
     // What every layer has, but for where its queries, keys and values come from.
     Layer layer(std::size_t n_mixed) {
@@ -58,7 +65,8 @@ public:
     }
 
     void give_embedding(Layer& layer) {
-        layer.embedding = {linear(n_low, width), linear(width, n_low), rms(width), {ActivationKind::gelu_tanh, 0, 0, 0, 0}};
+        layer.embedding = {
+            linear(n_low, width), linear(width, n_low), rms(width), {ActivationKind::gelu_tanh, 0, 0, 0, 0}};
         model_.own.push_back(random_floats(n_all * n_low, seed(), 1));
     }
 
@@ -71,8 +79,8 @@ private:
     Model& model_;
 };
 
-std::unique_ptr<Model> model_of(std::size_t n_streams, std::size_t n_heads, std::size_t n_kv_heads, std::size_t head_dim,
-                                std::size_t n_rotated, bool is_latent) {
+std::unique_ptr<Model> model_of(std::size_t n_streams, std::size_t n_heads, std::size_t n_kv_heads,
+                                std::size_t head_dim, std::size_t n_rotated, bool is_latent) {
     auto model = std::make_unique<Model>();
     model->width = width, model->n_streams = n_streams, model->n_heads = n_heads, model->n_kv_heads = n_kv_heads;
     model->head_dim = head_dim, model->n_rotated = n_rotated, model->is_latent = is_latent;
@@ -121,9 +129,13 @@ std::unique_ptr<Model> of_latents(const IsaKernels& kernels) {
         auto &k_up = model->up.emplace_back(), &v_up = model->up.emplace_back();
         for (std::size_t head = 0; head < n_heads; ++head)
             k_up.push_back(make.matrix(rank, nope)), v_up.push_back(make.matrix(n_result, rank));
-        layer.latent = {compressed ? make.linear(n_low_q, width) : Linear{}, make.rms(n_low_q, compressed),
-                        make.linear(n_q, compressed ? n_low_q : width), make.linear(rank + rotated, width, true),
-                        make.rms(rank, compressed), k_up, v_up};
+        layer.latent = {compressed ? make.linear(n_low_q, width) : Linear{},
+                        make.rms(n_low_q, compressed),
+                        make.linear(n_q, compressed ? n_low_q : width),
+                        make.linear(rank + rotated, width, true),
+                        make.rms(rank, compressed),
+                        k_up,
+                        v_up};
         make.add(layer, i);
     }
     return model;
@@ -136,13 +148,15 @@ std::unique_ptr<Model> of_streams(const IsaKernels& kernels) {
     Maker make(kernels, *model);
     for (std::size_t i = 0; i < 3; ++i) {
         Layer layer = make.heads_layer(false);
-        layer.k_norm = make.rms(32), layer.v_norm = {make.vector(64), nullptr, 32, 2, eps, false}, layer.attn_post_norm = make.rms(width);
+        layer.k_norm = make.rms(32), layer.v_norm = {make.vector(64), nullptr, 32, 2, eps, false},
+        layer.attn_post_norm = make.rms(width);
         layer.left = make.linear(16, width), layer.right = make.linear(width, 16), layer.right_norm = make.rms(width);
         layer.gating.activation.kind = ActivationKind::gelu_tanh, layer.ffn_post_norm = make.rms(width);
         if (i == 1) layer.gating.threshold = 0.5f;
         if (i == 2) layer.k = layer.v = {};
         const Norm router_norm{make.vector(width, 1 / float(width)), nullptr, width, 1, eps, false};
-        layer.altup = {make.linear(n, width), make.linear(n * n, n), make.linear(n, n), router_norm, make.vector(width), 1};
+        layer.altup = {make.linear(n, width), make.linear(n * n, n), make.linear(n, n),
+                       router_norm,           make.vector(width),    1};
         make.give_embedding(layer), make.add(layer, i == 2 ? 1 : i);
     }
     return model;

@@ -107,7 +107,8 @@ double worst_of_rows(const Case& c, const slm::IsaKernels& kernels, slm::Pool& p
     double worst = 0;
     for (std::size_t i = 0; i < c.exact.values.size(); ++i) {
         const float *x = &c.x[i / matrix.n_out * matrix.n_in], *row = &weights[i % matrix.n_out * matrix.n_in];
-        const double share = std::abs(std::inner_product(x, x + matrix.n_in, row, 0.0) - c.exact.values[i]) / c.exact.bound[i];
+        const double share =
+            std::abs(std::inner_product(x, x + matrix.n_in, row, 0.0) - c.exact.values[i]) / c.exact.bound[i];
         if (!(share <= worst)) worst = share;
     }
     return worst;
@@ -119,8 +120,8 @@ bool check(const std::vector<Case>& cases, slm::Isa isa, int n_threads) {
     for (const Case& c : cases) {
         if (const double worst = worst_of_rows(c, slm::kernels_of(isa), *pool); !(worst <= 1)) {
             all_right = false;
-            std::printf("%s, %d threads: type %d, %d x %d: rows off by %g times the bound\n", slm::name_of(isa), n_threads, c.type,
-                        c.n_out, c.n_in, worst);
+            std::printf("%s, %d threads: type %d, %d x %d: rows off by %g times the bound\n", slm::name_of(isa),
+                        n_threads, c.type, c.n_out, c.n_in, worst);
         }
         for (std::size_t n : token_counts) {
             if (n > std::size_t(c.n_tokens)) continue;

@@ -23,7 +23,8 @@ void keep_above(double threshold, std::size_t width, Wide& x) {
 
 // The shares of all experts before any is chosen.
 Wide shares_of(const Choice& choice, Wide scores) {
-    for (double& score : scores) score = choice.gating == Gating::sigmoid ? 1 / (1 + std::exp(-score)) : std::exp(score);
+    for (double& score : scores)
+        score = choice.gating == Gating::sigmoid ? 1 / (1 + std::exp(-score)) : std::exp(score);
     const double total = choice.gating == Gating::sigmoid ? 1 : std::accumulate(scores.begin(), scores.end(), 0.0);
     for (double& score : scores) score /= total;
     return scores;
@@ -66,7 +67,8 @@ Wide normed(const Wide& x, const Norm& norm) {
         const double factor = 1 / std::sqrt(squares / double(norm.width) + double(norm.eps));
         const std::size_t weights = row % norm.n_rows * norm.width;
         for (std::size_t i = 0; i < norm.width; ++i)
-            y[at + i] = (x[at + i] - mean) * factor * double(norm.weight[weights + i]) + (norm.bias ? double(norm.bias[weights + i]) : 0);
+            y[at + i] = (x[at + i] - mean) * factor * double(norm.weight[weights + i]) +
+                        (norm.bias ? double(norm.bias[weights + i]) : 0);
     }
     return y;
 }
@@ -120,8 +122,10 @@ Wide mixed_by_experts(const Mixture& mixture, const Wide& x) {
         double total = 0;
         for (std::size_t expert : chosen) total += shares[expert];
         for (std::size_t expert : chosen) {
-            const double weight = shares[expert] / (mixture.choice.normalized ? total : 1) * double(mixture.choice.scale);
-            add(mixture.experts[expert], at, token, mixture.scales_input ? weight : 1, mixture.scales_input ? 1 : weight);
+            const double weight =
+                shares[expert] / (mixture.choice.normalized ? total : 1) * double(mixture.choice.scale);
+            add(mixture.experts[expert], at, token, mixture.scales_input ? weight : 1,
+                mixture.scales_input ? 1 : weight);
         }
         if (!mixture.shared.up.matrix) continue;
         const double share = mixture.shared_gate.matrix ? 1 / (1 + std::exp(-times(token, mixture.shared_gate)[0])) : 1;

@@ -10,9 +10,7 @@ namespace slm {
 
 namespace {
 
-struct Heads {
-    std::size_t n, n_kv;
-};
+struct Heads { std::size_t n, n_kv; };
 
 Wide limited(Wide x, float limit) {
     for (double& value : x)
@@ -39,7 +37,8 @@ Wide attended(const Scoring& scoring, Heads heads, const Wide& q, const Wide& k,
     Wide mixed(n_all * heads.n * n_v);
     for (std::size_t t = 0; t < n_all; ++t)
         for (std::size_t head = 0; head < heads.n; ++head) {
-            const std::size_t kv = head / (heads.n / heads.n_kv), first = t + 1 < scoring.window ? 0 : t + 1 - scoring.window;
+            const std::size_t kv = head / (heads.n / heads.n_kv),
+                              first = t + 1 < scoring.window ? 0 : t + 1 - scoring.window;
             double total = scoring.sinks ? std::exp(double(scoring.sinks[head])) : 0;
             double* out = &mixed[(t * heads.n + head) * n_v];
             for (std::size_t s = first; s <= t; ++s) {
@@ -62,11 +61,13 @@ Wide attended_by_heads(const Model& model, std::size_t i, const Wide& in, Held& 
     if (layer.k.matrix) {
         const Wide keys = limited(times(in, layer.k), layer.limit);
         const Wide values = layer.v.matrix ? limited(times(in, layer.v), layer.limit) : keys;
-        held[i] = {turned(model, normed(keys, layer.k_norm), model.n_kv_heads, model.interleaved(i)), normed(values, layer.v_norm)};
+        held[i] = {turned(model, normed(keys, layer.k_norm), model.n_kv_heads, model.interleaved(i)),
+                   normed(values, layer.v_norm)};
     }
     const Wide queries = normed(limited(times(in, layer.q), layer.limit), layer.q_norm);
     const auto& [k, v] = held[model.caches[i]];
-    return attended(layer.scoring, {model.n_heads, model.n_kv_heads}, turned(model, queries, model.n_heads, model.interleaved(i)), k, v);
+    return attended(layer.scoring, {model.n_heads, model.n_kv_heads},
+                    turned(model, queries, model.n_heads, model.interleaved(i)), k, v);
 }
 
 // Latents [n_all][C] times a matrix for each head, (C, N) read the other way round or (U, C): [n_all][H][N] or [n_all][H][U].
@@ -76,7 +77,8 @@ Wide by_head(const Wide& latents, std::span<const Matrix* const> matrices, bool 
     for (std::size_t at = 0; at < y.size(); ++at) {
         const std::size_t t = at / n_out / matrices.size(), r = at % n_out;
         const auto* w = reinterpret_cast<const float*>(matrices[at / n_out % matrices.size()]->data);
-        for (std::size_t c = 0; c < n_in; ++c) y[at] += latents[t * n_in + c] * double(w[transposed ? c * n_out + r : r * n_in + c]);
+        for (std::size_t c = 0; c < n_in; ++c)
+            y[at] += latents[t * n_in + c] * double(w[transposed ? c * n_out + r : r * n_in + c]);
     }
     return y;
 }
@@ -102,7 +104,8 @@ Wide attended_by_latents(const Model& model, std::size_t i, const Wide& in) {
         std::copy_n(&q[at * row + nope], n_rotated, query), std::copy_n(&q[at * row], nope, query + n_rotated);
         std::copy_n(&rotated[at / n * n_rotated], n_rotated, key), std::copy_n(&made[at * nope], nope, key + n_rotated);
     }
-    return attended(layer.scoring, {n, n}, turned(model, queries, n, model.interleaved(i)), keys, by_head(latents, latent.v_up, false));
+    return attended(layer.scoring, {n, n}, turned(model, queries, n, model.interleaved(i)), keys,
+                    by_head(latents, latent.v_up, false));
 }
 
 // What the feed-forward layer makes.
@@ -134,7 +137,8 @@ Wide through_layer(const Model& model, std::size_t i, const Wide& x, Held& held)
     const Wide mixed = model.is_latent ? attended_by_latents(model, i, in) : attended_by_heads(model, i, in, held);
     Wide after = sum_of(x, normed(times(mixed, layer.output), layer.attn_post_norm), share);
     if (layer.left.matrix)
-        after = scaled(sum_of(after, sum_of(in, normed(times(times(in, layer.left), layer.right), layer.right_norm))), std::sqrt(0.5));
+        after = scaled(sum_of(after, sum_of(in, normed(times(times(in, layer.left), layer.right), layer.right_norm))),
+                       std::sqrt(0.5));
     return sum_of(after, fed_forward(layer, layer.parallel ? x : after), share);
 }
 
@@ -165,7 +169,8 @@ void through_streams(const Model& model, std::size_t i, std::vector<Wide>& strea
     const Wide mixing = shares_of(altup, altup.predict, streams[altup.active]);
     std::vector<Wide> guessed(streams);
     for (std::size_t k = 0; k < n * n; ++k) add_share(guessed[k / n], streams[k % n], &mixing[k], n * n);
-    const Wide made = through_layer(model, i, guessed[altup.active], held), news = sum_of(made, guessed[altup.active], -1);
+    const Wide made = through_layer(model, i, guessed[altup.active], held),
+               news = sum_of(made, guessed[altup.active], -1);
     const Wide correction = shares_of(altup, altup.correct, made);
     for (std::size_t k = 0; k < n; ++k) add_share(guessed[k], news, &correction[k], n, 1);
     Wide read(guessed[altup.active]);
