@@ -35,12 +35,13 @@ test-bounds: $(BOUNDS)/oldest/installed $(BOUNDS)/newest/installed $(VENV)/insta
 		$(OTHER_ORACLES:%=--ignore %)
 	$(BOUNDS)/newest/bin/pytest -n $(JOBS) tests/conformance/test_onnx.py
 
-check: $(VENV)/installed-dev ## check style, types, layers and the links in the documentation
+check: $(VENV)/installed-dev ## check style, types, layers, the links in the documentation, and the C++
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=.:backends:formatters:conformance $(BIN)/lint-imports
 	$(BIN)/python tools/check_links.py
+	$(BIN)/python tools/check_cpp.py
 
 # The extension is built by pip; mutants are of the sources, which need it beside them.
 mutants: $(VENV)/installed-dev ## make slips in the code, and count those that the tests notice (MUTANTS="--help" lists the options)

@@ -75,7 +75,8 @@ void Pool::stop_workers() {
 void Pool::forget_workers() {
     for (std::thread& worker : workers_) worker.detach();
     workers_.clear();
-    static_cast<void>(state_.release());  // a mutex that nobody will unlock must not be destroyed either
+    // The state is leaked: a mutex that nobody will unlock must not be destroyed.
+    [[maybe_unused]] const State* leaked = state_.release();
     state_.reset(new State);
 }
 
@@ -108,7 +109,8 @@ void Pool::run(std::size_t n, Call call, const void* context) {
 void Pool::start_after_fork() {
     try {
         start_workers();
-    } catch (const std::system_error&) {}
+    } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
+    }
 }
 
 void Pool::take_tasks(State& state) {

@@ -141,6 +141,7 @@ void run_tasks(const AttentionKernels& attention, Pool& pool, const KvLayer& lay
         if (task.is_few) task.partial = n_partial, n_partial += n_rows(task.queries) * (layer.head_dim + partial_extra);
     float* partial = partial_scratch.room<float>(n_partial);
     std::vector<const Task*> order;
+    order.reserve(tasks.size());
     for (const Task& task : tasks) order.push_back(&task);
     std::stable_sort(order.begin(), order.end(), [](const Task* a, const Task* b) { return a->cost() > b->cost(); });
     pool.run(order.size(), [&](std::size_t i) {

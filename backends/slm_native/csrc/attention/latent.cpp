@@ -52,7 +52,8 @@ Way way_of(const Latent& layer, const Widths& w, const std::vector<Run>& runs, s
     double work[3] = {};
     for (const Run& run : runs) {
         const double n = double(run.n_tokens), held = double(run.n_held), seen = held - n / 2;
-        const double rows = double((run.n_tokens + lanes - 1) / lanes * lanes);
+        const std::size_t padded = (run.n_tokens + lanes - 1) / lanes * lanes;
+        const double rows = double(padded);
         work[0] += n * (2 * width * seen + rank * (nope + result) / 4);
         work[1] += rows * (width + result) * seen + n * rank * nope / 4 + held * rank * result / 4;
         work[2] += rows * (double(w.query()) + result) * seen + held * (rank * nope + rank * result / 4);
@@ -127,6 +128,7 @@ public:
         const std::size_t n = std::min(n_heads_, w_.heads - first), width = layer_.v_up[0]->n_out;
         const HeldLatents latents(kernels_, cache_, run_, w_.rank);
         std::vector<Multiplication> products;
+        products.reserve(2 * n);
         for (std::size_t i = 0; i < n; ++i)
             products.push_back(
                 {layer_.v_up[first + i], nullptr, run_.n_held, values_ + i * n_values_, nullptr, 0, 0, &latents});

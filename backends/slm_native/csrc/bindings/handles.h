@@ -17,7 +17,7 @@ namespace slm::python {
 inline Isa find_isa(const std::string& name) {
     for (Isa isa : all_isas)
         if (name_of(isa) == name && is_available(isa)) return isa;
-    throw nb::value_error(message("instruction set '", name, "' is not available here").c_str());
+    fail("instruction set '", name, "' is not available here");
 }
 
 inline constexpr const char* other_kernels = "the weights are another instruction set's";
@@ -33,7 +33,7 @@ inline KvType find_kv_type(const std::string& name) {
     static const char* const names[n_kv_types] = {"f32", "f16", "bf16", "q8_0", "q5_0", "q4_0"};
     for (std::size_t i = 0; i < n_kv_types; ++i)
         if (name == names[i]) return KvType(i);
-    throw nb::value_error(message("no kernel for KV type '", name, "'").c_str());
+    fail("no kernel for KV type '", name, "'");
 }
 
 using Pages = nb::ndarray<std::uint8_t, nb::device::cpu>;
@@ -168,7 +168,7 @@ inline Activation activation_of(const std::string& name, const std::vector<float
             made.alpha_n = numbers[0], made.alpha_p = numbers[1], made.beta = numbers[2], made.eps = numbers[3];
         return made;
     }
-    throw nb::value_error(message("no kernel for the activation '", name, "'").c_str());
+    fail("no kernel for the activation '", name, "'");
 }
 
 }  // namespace slm::python

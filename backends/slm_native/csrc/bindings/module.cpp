@@ -39,6 +39,7 @@ public:
 
     std::vector<int> types() const {
         std::vector<int> found;
+        found.reserve(kernels_.n_floats + kernels_.n_formats);
         for (std::size_t i = 0; i < kernels_.n_floats; ++i) found.push_back(kernels_.floats[i].type);
         for (std::size_t i = 0; i < kernels_.n_formats; ++i) found.push_back(kernels_.formats[i].type);
         return found;
@@ -121,6 +122,7 @@ public:
             found.append(owned<FloatMatrix>(std::move(y), {a.n_tokens, one->weights.matrix.n_out}));
         }
         std::vector<Made> made;
+        made.reserve(held.size());
         for (std::size_t i = 0; i < held.size(); ++i) made.push_back({&held[i], results[i]});
         nb::gil_scoped_release unlocked;
         slm::project(kernels_, *pool_, a.values, a.n_tokens, a.norm, made);
@@ -278,6 +280,7 @@ public:
                 "layers, caches, angles and embeddings differ in number");
         const std::size_t n_tokens = batch.n_tokens(), width = x[0].ndim() == 2 ? x[0].shape(1) : 0;
         std::vector<const float*> streams;
+        streams.reserve(x.size());
         for (const Array& each : x) streams.push_back(stream(each, n_tokens, width));
         std::vector<Layer> found;
         std::vector<Place> places;

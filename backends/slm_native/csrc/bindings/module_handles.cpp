@@ -30,6 +30,7 @@ void new_layer(LayerHandle* self, std::vector<MaybeLinear> linears, std::vector<
 }
 
 void bind_places(nb::module_& module) {
+    // NOLINTNEXTLINE(bugprone-unused-raii): to make it is to bind the class.
     nb::class_<Weights>(module, "Weights", "A matrix of weights as it lies in a file; keeps the array that holds it.");
     nb::class_<CacheLayer>(module, "CacheLayer", "Keys and values of one layer; keeps the array that holds the pages.")
         .def_static("of", &new_cache_layer, "pages"_a.noconvert(), "keys"_a, "values"_a, "n_layers"_a, "layer"_a,

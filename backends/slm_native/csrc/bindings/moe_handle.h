@@ -17,7 +17,7 @@ inline Gating gating_of(const std::string& name) {
     static const char* const names[] = {"softmax", "sigmoid", "softmax_of_chosen", "sparse_mixer"};
     for (std::size_t i = 0; i < std::size(names); ++i)
         if (name == names[i]) return Gating(i);
-    throw nb::value_error(message("no gating '", name, "'").c_str());
+    fail("no gating '", name, "'");
 }
 
 // How experts are chosen, but for the bias, which has an array.

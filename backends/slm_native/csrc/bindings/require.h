@@ -32,10 +32,16 @@ std::string message(const Parts&... parts) {
     return (text_of(parts) + ...);
 }
 
-// Raises ValueError with a message of these parts, which are put together only then, unless `condition` holds.
+// Raises ValueError with a message of these parts.
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+    throw nb::value_error(message(parts...).c_str());
+}
+
+// Fails with these parts unless `condition` holds. The message is built only then.
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
-    if (!condition) throw nb::value_error(message(parts...).c_str());
+    if (!condition) fail(parts...);
 }
 
 }  // namespace slm::python

@@ -158,6 +158,7 @@ void go_up(const IsaKernels& kernels, Pool& pool, const Mixture& m, const std::v
 
 void go_down(const IsaKernels& kernels, Pool& pool, const std::vector<Group>& groups) {
     std::vector<Multiplication> products;
+    products.reserve(groups.size());
     for (const Group& g : groups) products.push_back({g.expert->down.matrix, g.gate, g.n_rows, g.made});
     multiply_all(kernels, pool, products);
 }

@@ -94,6 +94,7 @@ void choose(const Choice& choice, const float* scores, Chosen* to) {
     if (choice.n_groups > 1) keep_best_groups(choice, ranked);
     const std::vector<std::size_t> chosen = best_of(ranked, choice.n_used);
     std::vector<float> weights;
+    weights.reserve(chosen.size());
     for (std::size_t expert : chosen) weights.push_back(shares[expert]);
     if (choice.gating == Gating::sparse_mixer) weights = mixed_sparsely(scores, choice.n_experts, chosen);
     if (choice.gating == Gating::softmax_of_chosen) softmax(weights);

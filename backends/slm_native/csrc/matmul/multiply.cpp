@@ -414,6 +414,7 @@ void multiply_by_head(const IsaKernels& kernels, Pool& pool, const HeadRows& x, 
                       std::span<const Matrix* const> matrices, float* y, std::size_t y_stride) {
     const std::size_t n = matrices.size();
     std::vector<Multiplication> products;
+    products.reserve(n);
     for (std::size_t i = 0; i < n; ++i)
         products.push_back(
             {matrices[i], x.at + i * x.stride, n_tokens, y + i * y_stride, nullptr, n * x.stride, n * y_stride});

@@ -184,6 +184,7 @@ void through_streams(const Model& model, std::size_t i, std::vector<Wide>& strea
 Wide plain_layers(const Model& model, const std::vector<float>& x) {
     const std::size_t n = n_all * model.width;
     std::vector<Wide> streams;
+    streams.reserve(model.n_streams);
     for (std::size_t k = 0; k < model.n_streams; ++k) streams.emplace_back(&x[k * n], &x[k * n] + n);
     Held held(model.layers.size());
     for (std::size_t i = 0; i < model.layers.size(); ++i) {
