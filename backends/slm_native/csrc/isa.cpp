@@ -48,8 +48,8 @@ bool has_avx512() {
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
 #if defined(__linux__)
-// The unit's registers are large, so Linux gives them to processes that ask for them. Those whose threads have small stacks
-// for signals are refused.
+// The registers of the unit are large, so a process has to request them from Linux. Linux refuses if threads have small
+// signal stacks.
 bool may_use_tiles() {
     constexpr int ask_for_registers = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
     static const bool may = syscall(SYS_arch_prctl, ask_for_registers, tile_data) == 0;

@@ -1,9 +1,9 @@
-// What the kernels of an instruction set offer. Plain data and declarations only: included by all of them.
+// The table of kernels of an instruction set. Plain data and declarations only: all instruction sets include this.
 //
-// A product of quantized weights rounds activations to int8, a scale for each 32, and multiplies integers; scales
-// are applied to sums over a group of weights, minimums to sums of activations. Few rows of activations go through
-// `rows`, which reads each weight once and keeps nothing; many go through `expand` and `tiles`, which take a panel of
-// rows of weights apart once and multiply it out of cache.
+// A product with quantized weights rounds activations to int8, with one scale per 32, and multiplies integers. It
+// applies scales to the sums of a group of weights, and minimums to sums of activations. `rows` multiplies few rows of
+// activations: it reads each weight once and stores nothing. `expand` and `tiles` multiply many rows: they unpack a
+// panel of rows of weights once and multiply it out of cache.
 #pragma once
 
 #include <cstddef>
@@ -17,38 +17,38 @@ namespace slm {
 
 constexpr int span_weights = 256;
 
-// 256 activations of one row, as `rows` takes them. Those that are left at the end of a row stand at the end of the last
-// span, zeros before them: they meet the last 256 weights of the row, where it has as many. Else zeros are behind them.
+// 256 activations of one row, the input of `rows`. If the width is no multiple of 256, the last span holds zeros and
+// then the rest of the row, to be multiplied with the last 256 weights; rows below 256 are followed by zeros.
 struct alignas(64) Span {
     std::int8_t q[256];
-    std::int32_t start[64];  // -zero times the sum of four adjacent q: where integer sums begin
-    float scale8[16];        // of each 32; then eight ones, for the minimums of a format
-    float scale16[16];       // of each 32, twice
-    float sum32[16];         // eight zeros; then scale times the sum of q, for each 32
-    float sum16[16];         // the same for each 16
+    std::int32_t start[64];  // -zero times the sum of four adjacent q: the initial value of integer sums
+    float scale8[16];        // one per 32; then eight ones, for the minimums of a format
+    float scale16[16];       // one per 32, each twice
+    float sum32[16];         // eight zeros; then scale times the sum of q, one per 32
+    float sum16[16];         // the same, one per 16
 };
 
-// Activations of `lanes` rows side by side, as `tiles` takes them: vector v holds rows lanes * v and following.
+// Activations of `lanes` rows side by side, the input of `tiles`: vector v holds rows lanes * v and following.
 struct PackedRows {
-    std::size_t n_vectors, n_in, n_given;  // n_in is n_given, the width of a row, up to a multiple of 256
-    std::int8_t* q;                        // [n_vectors][n_in / 4][lanes][4], or as the instruction set's `pack` has it
-    float* scale;                          // [n_vectors][n_in / 32][lanes]
-    std::int32_t* start;                   // [n_vectors][n_in / group][lanes]
-    float* sum;                            // [n_vectors][n_in / group][lanes]
+    std::size_t n_vectors, n_in, n_given;  // n_given is the width of a row; n_in is padded to a multiple of 256
+    std::int8_t* q;       // [n_vectors][n_in / 4][lanes][4], or in the layout of the instruction set's `pack`
+    float* scale;         // [n_vectors][n_in / 32][lanes]
+    std::int32_t* start;  // [n_vectors][n_in / group][lanes]
+    float* sum;           // [n_vectors][n_in / group][lanes]
 };
 
 // Rows of a matrix of quantized weights.
 struct Rows {
     const std::uint8_t* data;
-    std::size_t row_bytes, n_spans, tail_bytes;  // a row is so many whole spans and then so many bytes
+    std::size_t row_bytes, n_spans, tail_bytes;  // a row has n_spans whole spans and then tail_bytes
 };
 
-// A panel of rows taken apart.
+// A panel of unpacked rows.
 struct Panel {
     std::size_t n_rows, n_in;  // n_in is a multiple of 256
     std::uint8_t* codes;       // [n_rows][n_in]
-    float* factors;            // [n_rows][n_in / 256][groups, or 2 * groups where there are minimums]
-    const std::uint8_t* next;  // rows that will be taken apart after these, asked for while these are multiplied
+    float* factors;            // [n_rows][n_in / 256][groups, or 2 * groups with minimums]
+    const std::uint8_t* next;  // the rows to unpack next: `tiles` prefetches them
     std::size_t next_bytes;
 };
 
@@ -73,37 +73,37 @@ struct FloatKernels {
     // y[t * y_stride + r] = row r times x[t] in float32, r from begin to end; x is [n_tokens][n_in].
     void (*rows)(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end, const float* x,
                  std::size_t n_tokens, float* y, std::size_t y_stride);
-    // The same of activations in bf16, products of which are added in float32. Null where that gains nothing.
+    // The same with activations in bf16; products are added in float32. Null if that gains nothing.
     void (*rows_of_bf16)(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end,
                          const std::uint16_t* x, std::size_t n_tokens, float* y, std::size_t y_stride);
     void (*expand)(const std::uint8_t* weights, std::size_t n, float* to);
 };
 
-// A root mean square norm, or a layer norm where `centred`; none where `weight` is null.
+// An RMS norm, or a layer norm if `centred`; none if `weight` is null.
 struct Norm {
-    const float *weight, *bias;  // [n_rows][width], for one row after another, in turn; bias may be null
+    const float *weight, *bias;  // [n_rows][width], applied to the rows of x cyclically; bias may be null
     std::size_t width, n_rows;
     float eps;
     bool centred;
 };
 
-// Rows of weights that a matrix unit takes: quantized, or bf16 where `format` is null.
+// Rows of weights for a matrix unit: quantized, or bf16 if `format` is null.
 struct TiledWeights {
     const FormatKernels* format;
     Rows rows;
     std::size_t n_in;
 };
 
-constexpr std::size_t tiled_panel = 32;  // rows of weights that are multiplied at once
-constexpr std::size_t most_tiled_panels =
-    4;  // panels that are taken apart together: activations are read once for all of them
+constexpr std::size_t tiled_panel = 32;       // rows of weights that are multiplied at once
+constexpr std::size_t most_tiled_panels = 4;  // panels unpacked together: activations are read once for all
 
 // Products of many rows of activations on a matrix unit: weights and activations as bf16, sums in float32.
 struct TileKernels {
-    // Rows of n activations, at most 16, as [ceil(n / 32)][16 pairs][16 rows][2]; zeros where there are none.
+    // Packs at most 16 rows of n activations to [ceil(n / 32)][16 pairs][16 rows][2], padded with zeros.
     void (*pack)(const float* const* rows, std::size_t n_rows, std::size_t n, std::uint16_t* to);
     std::size_t (*work_bytes)(std::size_t n_in, std::size_t n_tokens);
-    // y[t * y_stride + r - begin] = row r times x[t], r from begin to end, which are at most most_tiled_panels * tiled_panel.
+    // y[t * y_stride + r - begin] = row r times x[t], r from begin to end: at most most_tiled_panels * tiled_panel
+    // rows.
     void (*multiply)(const TiledWeights& weights, std::size_t begin, std::size_t end, const std::uint16_t* x,
                      std::size_t n_tokens, std::uint8_t* work, float* y, std::size_t y_stride);
 };
@@ -122,32 +122,33 @@ struct IsaKernels {
     std::size_t n_formats;
     const FloatKernels* floats;
     std::size_t n_floats;
-    // n activations as ceil(n / 256) spans.
+    // Rounds n activations to ceil(n / 256) spans.
     void (*quantize)(const float* x, std::size_t n, int zero, Span* to);
-    // Rows of n activations, at most `lanes`, as vector v of `to`.
+    // Rounds and packs at most `lanes` rows of n activations to vector v of `to`.
     void (*pack)(const float* const* rows, std::size_t n_rows, std::size_t n, int zero, int groups, PackedRows& to,
                  std::size_t v);
     void (*round_to_bf16)(const float* x, std::size_t n, std::uint16_t* to);
-    // x [n_tokens][n_in] as [n_in][lanes], n_tokens at most `lanes`.
+    // Transposes x [n_tokens][n_in] to [n_in][lanes]; n_tokens is at most `lanes`.
     void (*pack_floats)(const float* x, std::size_t n_tokens, std::size_t n_in, float* to);
     // y[t * y_stride + r] = row r of a panel [n_rows][n_in] times x[t], x [n_vectors][n_in][lanes].
     void (*float_tiles)(const float* panel, std::size_t n_rows, std::size_t n_in, const float* x, std::size_t n_vectors,
                         std::size_t n_tokens, float* work, float* y, std::size_t y_stride);
-    // Rows x [n_rows][norm.width], normalized; y may be x.
+    // y = normalize(x), rows [n_rows][norm.width]; y may be x.
     void (*normalize)(const Norm& norm, const float* x, std::size_t n_rows, float* y);
-    // y = base, where there is one, and the sum of shares[j] * parts[j], n values of each; y may be one of them.
+    // y = base (or 0 if null) + the sum of shares[j] * parts[j], n values each; y may be one of them.
     void (*add_parts)(const float* base, const float* const* parts, const float* shares, std::size_t n_parts,
                       std::size_t n, float* y);
-    // Of each number by how much it is above the row's mean and so many of its deviations; 0 where it is not.
-    void (*keep_above)(float* row, std::size_t width, float n_deviations);
-    // Of each gate, times up where that is given; y may be gate.
+    // row = max(0, row - (mean + n_deviations * standard deviation)), in place.
+    void (*gaussian_topk)(float* row, std::size_t width, float n_deviations);
+    // y = activation(gate), times `up` unless it is null; y may be gate.
     void (*activate)(const Activation& activation, const float* gate, const float* up, std::size_t n, float* y);
-    // Turn heads x [n_heads][width] of one token in place: values 2 i and 2 i + 1, or i and half + i, by angle i.
+    // Rotates heads x [n_heads][width] of one token in place (RoPE): values 2 i and 2 i + 1, or i and half + i, by
+    // angle i.
     void (*rotate)(float* x, std::size_t n_heads, std::size_t width, const float* cos, const float* sin,
                    std::size_t half, bool interleaved);
     const AttentionKernels* attention;
     const ScanKernels* scan;
-    const TileKernels* unit;  // null where there is no matrix unit
+    const TileKernels* unit;  // null without a matrix unit
 };
 
 // clang-format off: a line each
@@ -156,7 +157,7 @@ namespace avx2 { extern const IsaKernels kernels; namespace attending { extern c
 namespace avx_vnni { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 namespace avx512 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 // clang-format on
-// AVX-512 with one product more: there is no table of its own, as none may be put together before the machine is known.
+// AVX-512 with one product more. It has no static table: one would be initialized before CPU detection.
 namespace avx512_bf16 {
 void rows_of_bf16(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end,
                   const std::uint16_t* x, std::size_t n_tokens, float* y, std::size_t y_stride);
@@ -166,7 +167,7 @@ namespace amx { extern const TileKernels tile_kernels; namespace attending { ext
 namespace amx_plain { extern const TileKernels tile_kernels; namespace attending { extern const AttentionKernels kernels; } }
 namespace neon { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 // clang-format on
-// NEON with products of panels of its own, of a format by its type, and activations packed for them.
+// NEON with other products of panels (by ggml type), and activations packed for them.
 namespace neon_i8mm {
 decltype(FormatKernels::tiles) tiles_of(int type);
 void pack_pairs(const float* const* rows, std::size_t n_rows, std::size_t n, int zero, int groups, PackedRows& to,

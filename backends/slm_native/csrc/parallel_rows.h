@@ -1,4 +1,4 @@
-// Steps between products, shared among threads.
+// Loops over rows, shared among threads.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 
 namespace slm {
 
-constexpr std::size_t least_part = 1 << 13;  // values; less is done before a thread has heard of it
+constexpr std::size_t least_part = 1 << 13;  // values; waking a thread costs more than less
 
-// task(begin, end) for parts of `n` rows, of each of which so many values are read. Parts are long: the processor finds rows
-// that follow each other.
+// Runs task(begin, end) for parts of `n` rows that read `width` values each. Parts are long, so that the processor
+// prefetches consecutive rows.
 template <class Task>
 void by_rows(Pool& pool, std::size_t n, std::size_t width, const Task& task) {
     const std::size_t n_parts = std::clamp<std::size_t>(n * width / least_part, 1, 4 * std::size_t(pool.n_threads()));

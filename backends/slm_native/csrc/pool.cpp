@@ -18,7 +18,7 @@ namespace slm {
 namespace {
 
 constexpr auto spin_time = std::chrono::microseconds(100);
-constexpr int looks_a_clock = 64;  // looks at the flag between two looks at the clock
+constexpr int looks_a_clock = 64;  // polls of the flag for each read of the clock
 
 void relax() {
 #if defined(__x86_64__)
@@ -32,18 +32,18 @@ void relax() {
 
 struct Pool::State {
     std::atomic<bool> taken{false};
-    // The call that is running; written before `round` is raised, read after.
+    // The running call: written before `round` is incremented, read after.
     Call call = nullptr;
     const void* context = nullptr;
     std::size_t n = 0;
-    alignas(64) std::atomic<std::size_t> next{0};  // the first task that nobody has
-    alignas(64) std::atomic<unsigned> round{0};    // raised by each call
+    alignas(64) std::atomic<std::size_t> next{0};  // the next task to take
+    alignas(64) std::atomic<unsigned> round{0};    // incremented by each call
     alignas(64) std::atomic<int> n_working{0};     // workers that have not finished this round
     std::atomic<int> n_asleep{0};
     std::atomic<bool> stopping{false};
     std::mutex mutex;
     std::condition_variable wake;
-    std::exception_ptr error;  // the first that a task of this call threw, under `mutex`
+    std::exception_ptr error;  // the first exception of a task of this call; guarded by `mutex`
 };
 
 Pool::Pool(int n_threads) : n_threads_(n_threads), state_(new State) {
@@ -98,14 +98,14 @@ void Pool::run(std::size_t n, Call call, const void* context) {
     take_tasks(state);
     for (int looks = 0; state.n_working.load(std::memory_order_acquire) > 0; ++looks) {
         relax();
-        if (looks > 1 << 14) std::this_thread::yield();  // a worker that has no core must be let on one
+        if (looks > 1 << 14) std::this_thread::yield();  // let a worker without a core run
     }
     const std::exception_ptr error = std::exchange(state.error, nullptr);
     state.taken.store(false, std::memory_order_release);
     if (error) std::rethrow_exception(error);
 }
 
-// A child to which the system gives fewer threads computes with those.
+// If the system refuses to create threads, the child computes with fewer.
 void Pool::start_after_fork() {
     try {
         start_workers();
@@ -116,7 +116,7 @@ void Pool::start_after_fork() {
 void Pool::take_tasks(State& state) {
     for (std::size_t i; (i = state.next.fetch_add(1, std::memory_order_relaxed)) < state.n;) try {
             state.call(state.context, i);
-        } catch (...) {  // memory is short: out of a worker's own function it would end the process
+        } catch (...) {  // such as bad_alloc: leaving the worker's function would terminate the process
             std::lock_guard lock(state.mutex);
             if (!state.error) state.error = std::current_exception();
         }
@@ -155,7 +155,8 @@ Pools& pools() {
 
 }  // namespace
 
-// A forked child has this thread alone. It comes out of the fork with the lock on all pools and fresh states in them.
+// A forked child has one thread. It leaves the fork handlers holding the lock on all pools, which get fresh states
+// here.
 void Pool::forget_all_workers() {
     for (auto& [size, known] : pools().by_size)
         if (const std::shared_ptr<Pool> pool = known.lock()) pool->forget_workers();

@@ -1,4 +1,4 @@
-// A pool of threads that share the tasks of one call.
+// A thread pool that shares the tasks of one call.
 #pragma once
 
 #include <atomic>
@@ -11,9 +11,9 @@
 
 namespace slm {
 
-// Runs tasks 0 .. n - 1 on the calling thread and the pool's own. One call has the pool at a time; a call that finds
-// it taken runs its tasks alone, so that two callers neither wait for each other nor crowd the cores. Workers spin for
-// a while after each call, as the next step of a model follows within microseconds, and then sleep.
+// Runs tasks 0 .. n - 1 on the calling thread and on workers. One call owns the pool at a time; a call that finds it
+// busy runs its tasks alone, so that callers neither wait for each other nor oversubscribe the cores. Workers spin for
+// a while after each call, because the next step of a model follows within microseconds, and then sleep.
 class Pool {
 public:
     ~Pool();
@@ -22,15 +22,15 @@ public:
 
     int n_threads() const { return n_threads_; }
 
-    // `task(i)` for each i in 0 .. n - 1, in any order, several at once; returns when all are done, or throws
-    // what one of them threw.
+    // Runs task(i) for each i in 0 .. n - 1, in any order and in parallel. Returns when all are done. Rethrows the
+    // exception of a task.
     template <class Task>
     void run(std::size_t n, const Task& task) {
         run(n, [](const void* context, std::size_t i) { (*static_cast<const Task*>(context))(i); }, &task);
     }
 
-    // The pool that everybody in this process shares who computes with so many threads. A forked child's has threads of
-    // its own from its first call on. Throws std::system_error where the system gives no more threads.
+    // The pool of n_threads threads, which all callers in this process share. After a fork, the child starts workers of
+    // its own in its first call. Throws std::system_error if the system refuses to create threads.
     static std::shared_ptr<Pool> shared(int n_threads);
 
 private:
@@ -45,12 +45,12 @@ private:
     void start_after_fork();
     void forget_workers();
     static void forget_all_workers();
-    static void work(State& state, unsigned seen);  // `seen` rounds are over
+    static void work(State& state, unsigned seen);  // `seen`: rounds that are over
     static void take_tasks(State& state);
 
     int n_threads_;
     std::unique_ptr<State> state_;
-    std::vector<std::thread> workers_;  // of whoever has taken the pool
+    std::vector<std::thread> workers_;  // guarded by State::taken
 };
 
 }  // namespace slm

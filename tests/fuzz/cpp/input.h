@@ -18,7 +18,8 @@ public:
     // A number from 0 to n - 1; 0 at the end of the input.
     std::size_t below(std::size_t n) { return size_ ? (--size_, *data_++) % n : 0; }
 
-    // n bytes in memory of exactly that size, so that reading past them is found: the rest of the input, again and again.
+    // n bytes in memory of exactly that size, so that reading past them is found: the rest of the input, again and
+    // again.
     std::unique_ptr<std::uint8_t[]> bytes(std::size_t n) {
         std::unique_ptr<std::uint8_t[]> found(new std::uint8_t[n]);
         for (std::size_t i = 0; i < n; ++i) found[i] = size_ ? data_[i % size_] : std::uint8_t(i * 37);

@@ -11,7 +11,7 @@ namespace slm {
 
 namespace {
 
-// What one task of a few queries reads. However many threads there are, so that they change no bit of a result.
+// Pages that one task of few queries reads. The number does not depend on threads, so that results do not either.
 constexpr std::size_t pages_at_a_time = 16;
 constexpr std::size_t tokens_at_a_time = 16;
 
@@ -19,11 +19,11 @@ thread_local Scratch work_scratch, partial_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
-// Some queries of a run and one head of keys and values.
+// Some queries of a run with one KV head.
 struct Task {
     Queries queries;
     bool is_few;
-    std::size_t n_parts;  // that the positions are shared among; this is one of them
+    std::size_t n_parts;  // tasks that share the positions; this is one of them
     std::size_t partial;  // where its partial softmaxes begin
     std::size_t cost() const { return queries.n_tokens * (queries.end - queries.begin); }
 };
@@ -38,23 +38,23 @@ Queries queries_of(const KvLayer& layer, const Run& run, const Scoring& scoring,
     all.n_tokens = run.n_tokens, all.position = run.n_held - run.n_tokens;
     all.n_heads = n_heads, all.group = n_heads / layer.n_kv_heads;
     all.key_dim = all.value_dim = layer.head_dim;
-    all.span = run.both_ways ? all.position : no_span;
+    all.block_begin = run.bidirectional ? all.position : no_block;
     all.end = run.n_held;
     return all;
 }
 
-// Pages that the window of the first query has left behind are not looked at, but for its span.
+// Skips pages before the window of the first query, but not pages of its bidirectional block.
 Queries some_of(const Queries& all, std::size_t first, std::size_t n_tokens) {
     Queries some = all;
     some.tokens += first, some.position += first, some.n_tokens = n_tokens;
     const std::size_t window = all.scoring->window;
     some.begin =
-        std::min(all.span, some.position < window ? 0 : some.position - window + 1) / page_tokens * page_tokens;
-    some.end = all.span == no_span ? some.position + n_tokens : all.end;
+        std::min(all.block_begin, some.position < window ? 0 : some.position - window + 1) / page_tokens * page_tokens;
+    some.end = all.block_begin == no_block ? some.position + n_tokens : all.end;
     return some;
 }
 
-// A task for each head and each so many queries.
+// A task for each KV head and each block of queries.
 std::vector<Task> tasks_of(const AttentionKernels& kernels, const KvLayer& layer, const std::vector<Run>& runs,
                            const Scoring& scoring, std::size_t n_heads, const float* q, float* out) {
     std::vector<Task> tasks;
@@ -71,10 +71,10 @@ std::vector<Task> tasks_of(const AttentionKernels& kernels, const KvLayer& layer
     return tasks;
 }
 
-// A task for each head that has keys and values of its own and each so many queries.
-std::vector<Task> tasks_with(const AttentionKernels& kernels, const KvLayer& layer, const Run& run,
-                             const Scoring& scoring, std::size_t n_heads, const float* q, const OwnHeads& own,
-                             float* out) {
+// A task for each head with expanded keys or values and each block of queries.
+std::vector<Task> tasks_expanded(const AttentionKernels& kernels, const KvLayer& layer, const Run& run,
+                                 const Scoring& scoring, std::size_t n_heads, const float* q, const ExpandedHeads& own,
+                                 float* out) {
     std::vector<Task> tasks;
     Queries all = queries_of(layer, run, scoring, n_heads, q, out);
     all.group = 1, all.value_dim = own.value_width;
@@ -88,7 +88,7 @@ std::vector<Task> tasks_with(const AttentionKernels& kernels, const KvLayer& lay
     return tasks;
 }
 
-// Cuts tasks of few queries by positions. Those of one head stay side by side.
+// Cuts tasks of few queries by positions. Tasks of one head stay adjacent.
 std::vector<Task> cut(const std::vector<Task>& tasks) {
     std::vector<Task> parts;
     for (const Task& task : tasks) {
@@ -109,7 +109,7 @@ std::size_t widest(const Queries& queries) {
 }
 std::size_t n_rows(const Queries& queries) { return queries.n_tokens * queries.group; }
 
-// Partial softmaxes of a row, `stride` apart, to `out`.
+// Merges the partial softmaxes of a row, `stride` apart, to `out`.
 void merge_row(const float* partial, std::size_t n, std::size_t stride, std::size_t head_dim, const float* sink,
                float* out) {
     float top = sink ? *sink : partial[0];
@@ -139,7 +139,7 @@ void run_tasks(const AttentionKernels& attention, Pool& pool, const KvLayer& lay
     std::size_t n_partial = 0;
     for (Task& task : tasks)
         if (task.is_few) task.partial = n_partial, n_partial += n_rows(task.queries) * (layer.head_dim + partial_extra);
-    float* partial = partial_scratch.room<float>(n_partial);
+    float* partial = partial_scratch.buffer<float>(n_partial);
     std::vector<const Task*> order;
     order.reserve(tasks.size());
     for (const Task& task : tasks) order.push_back(&task);
@@ -149,8 +149,8 @@ void run_tasks(const AttentionKernels& attention, Pool& pool, const KvLayer& lay
         const std::size_t rows = n_rows(task.queries);
         if (!task.is_few)
             return attention.many(task.queries,
-                                  work_scratch.room<float>(attention.many_work(rows, widest(task.queries))));
-        float* work = work_scratch.room<float>(attention.few_work(rows, layer.head_dim));
+                                  work_scratch.buffer<float>(attention.many_work(rows, widest(task.queries))));
+        float* work = work_scratch.buffer<float>(attention.few_work(rows, layer.head_dim));
         attention.few(task.queries, work, partial + task.partial);
         if (task.n_parts == 1) merge(task.queries, 1, partial + task.partial);
     });
@@ -169,7 +169,7 @@ void token_bytes(KvType type, std::size_t head_dim, std::size_t (&bytes)[most_pl
 }
 
 KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_bytes, KvType keys, KvType values,
-                 bool in_keys, const KvPlace& place) {
+                 bool in_keys, const KvLayout& place) {
     const auto [n_layers, layer, n_kv_heads, head_dim] = place;
     if (layer >= n_layers || n_kv_heads < 1 || head_dim < 1) throw std::invalid_argument("no such layer, or no heads");
     KvLayer made{{keys, {}, {}}, {values, {}, {}}, n_pages, page_bytes, n_kv_heads, head_dim};
@@ -202,10 +202,11 @@ void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const s
               cut(tasks_of(*kernels.attention, layer, runs, scoring, n_heads, q, out)));
 }
 
-void attend_with(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const Run& run, const Scoring& scoring,
-                 std::size_t n_heads, const float* q, const OwnHeads& own, float* out) {
+void attend_expanded(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const Run& run,
+                     const Scoring& scoring, std::size_t n_heads, const float* q, const ExpandedHeads& own,
+                     float* out) {
     run_tasks(*kernels.attention, pool, layer,
-              tasks_with(*kernels.attention, layer, run, scoring, n_heads, q, own, out));
+              tasks_expanded(*kernels.attention, layer, run, scoring, n_heads, q, own, out));
 }
 
 void read(const IsaKernels& kernels, const KvLayer& layer, const std::int32_t* pages, std::size_t position,

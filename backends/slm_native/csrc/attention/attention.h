@@ -10,39 +10,41 @@
 
 namespace slm {
 
-// Bytes of a token of one head in each plane, 0 where there is no such plane.
+// Bytes of one head of one token in each plane; 0 for planes that the type does not have.
 void token_bytes(KvType type, std::size_t head_dim, std::size_t (&bytes)[most_planes]);
 
-// Which of the layers that share a page, and its sizes.
-struct KvPlace { std::size_t n_layers, layer, n_kv_heads, head_dim; };
+// The index and sizes of a layer that shares its pages with others.
+struct KvLayout { std::size_t n_layers, layer, n_kv_heads, head_dim; };
 
-// A layer of pages [n_pages][page_bytes] as slm_native/kv/store.py lays them out; where `in_keys`, keys are the values, too.
-// Throws std::invalid_argument where the sizes do not make a page.
+// A layer of pages [n_pages][page_bytes], in the layout of slm_native/kv/store.py. With `in_keys`, the values are the
+// keys. Throws std::invalid_argument if the sizes do not add up to a page.
 KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_bytes, KvType keys, KvType values,
-                 bool in_keys, const KvPlace& place);
+                 bool in_keys, const KvLayout& place);
 
 // The queries of one sequence; see Run in slm_native/kv/cache.py.
 struct Run {
     const std::int32_t *tokens, *pages;
     std::size_t n_tokens, n_held;
-    bool both_ways = false;
+    bool bidirectional = false;
 };
 
-// out[t] = attention of q[t], both [T][H][D]; H is a multiple of the layer's heads.
+// out[t] = attention of q[t], both [T][H][D]; H is a multiple of the layer's KV heads.
 void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const std::vector<Run>& runs,
             const Scoring& scoring, std::size_t n_heads, const float* q, float* out);
 
-// What some query heads of one sequence have of their own: values, and keys or null, [n_heads][held tokens][width].
-struct OwnHeads {
+// Values, and keys or null, that were expanded from latents for some query heads of one sequence:
+// [n_heads][held tokens][width].
+struct ExpandedHeads {
     const float *keys, *values;
     std::size_t first_head, n_heads, key_width, value_width;
 };
 
-// The same for one sequence with these heads' own: their rows of out [T][H][value_width], of q [T][H][D or key_width].
-void attend_with(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const Run& run, const Scoring& scoring,
-                 std::size_t n_heads, const float* q, const OwnHeads& own, float* out);
+// Attention of these heads of one sequence with expanded keys or values: q is [T][H][D or key_width], out
+// [T][H][value_width].
+void attend_expanded(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const Run& run,
+                     const Scoring& scoring, std::size_t n_heads, const float* q, const ExpandedHeads& own, float* out);
 
-// The key [D] at a position of a sequence, of one of the layer's heads.
+// Reads the key [D] of one KV head at a position of a sequence.
 void read(const IsaKernels& kernels, const KvLayer& layer, const std::int32_t* pages, std::size_t position,
           std::size_t head, float* to);
 

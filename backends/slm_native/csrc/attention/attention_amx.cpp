@@ -1,4 +1,4 @@
-// Attention of AVX-512, that of many rows on a matrix unit.
+// Attention for AVX-512 with a matrix unit, which computes many rows.
 #include "kernels.h"
 
 #if defined(SLM_PLAIN_TILES)
@@ -22,7 +22,7 @@ namespace SLM_NAMESPACE {
 
 namespace {
 
-// Who keeps keys or values in float32 wants its digits.
+// Keys or values in float32 keep their precision: they are multiplied on vectors.
 void many_on_either(const Queries& queries, float* work) {
     const KvLayer& layer = *queries.layer;
     const bool is_exact = layer.keys.type == KvType::f32 || layer.values.type == KvType::f32;

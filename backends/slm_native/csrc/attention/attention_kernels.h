@@ -1,5 +1,5 @@
-// Attention over pages of the KV cache: what crosses between sharing it among threads and computing it. Plain data and
-// declarations only: included by all instruction sets.
+// The interface between attention.cpp, which shares work among threads, and the attention kernels of an instruction
+// set. Plain data and declarations only: all instruction sets include this.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,12 @@ namespace slm {
 
 constexpr std::size_t page_tokens = 64;
 
-// How keys or values are stored: slm_native/kv/codecs.py, which says what the planes are. From q8_0 on, in blocks of 32.
+// How keys or values are stored; slm_native/kv/codecs.py defines the planes. From q8_0 on, values come in blocks of 32.
 enum class KvType { f32, f16, bf16, q8_0, q5_0, q4_0 };
 
 constexpr std::size_t n_kv_types = 6, most_planes = 3;
 
-// Keys or values of one layer. A plane is [n_pages][K][64][...], of each page's part `page_bytes` apart.
+// Keys or values of one layer. A plane is [n_pages][K][64][...]; its parts in two pages are `page_bytes` apart.
 struct KvPlanes {
     KvType type;
     std::uint8_t* at[most_planes];        // numbers or codes; scales; fifth bits
@@ -29,10 +29,11 @@ struct KvLayer {
 // Planes of one head of one page, or of a token in it.
 struct Slice { const std::uint8_t* at[most_planes]; };
 
-constexpr std::size_t no_span = std::size_t(1) << 32;    // more than there are positions, too
-constexpr std::size_t no_window = std::size_t(1) << 32;  // more than there are positions
+constexpr std::size_t no_block = std::size_t(1) << 32;   // more than the number of positions
+constexpr std::size_t no_window = std::size_t(1) << 32;  // more than the number of positions
 
-// What is done with scores; see Scoring in slm_native/kernels/kernelset.py. Positions are exact as float32, up to 2 ** 24.
+// How scores are scaled and masked; see Scoring in slm_native/kernels/kernelset.py. Positions up to 2 ** 24 are exact
+// in float32.
 struct Scoring {
     float scale;
     float softcap;        // 0: none
@@ -41,38 +42,38 @@ struct Scoring {
     const float* sinks;   // [H] or null
 };
 
-// Queries of one sequence, at adjacent positions, which share a head of keys and values; a row is a query and a query
-// head, those of one token side by side. `many` takes keys and values from elsewhere, too, of one query head then.
+// Queries of one sequence, at adjacent positions, that share a KV head. A row is one query head of one query; the rows
+// of one token are adjacent. `many` also takes expanded keys and values, of one query head.
 struct Queries {
     const KvLayer* layer;
     const Scoring* scoring;
     const std::int32_t* pages;   // of the sequence
     const float* q;              // [T][H][key_dim]
     float* out;                  // [T][H][value_dim]
-    const std::int32_t* tokens;  // which of the T they are
+    const std::int32_t* tokens;  // their indices in the batch
     std::size_t n_tokens, position, n_heads, kv_head, group;
     std::size_t first_head;      // of the query heads
-    const float *keys, *values;  // [positions][key_dim] and [value_dim] in the place of those in pages; or null
-    std::size_t key_dim;         // and of a row of `q`; D where keys are in pages
-    std::size_t value_dim;       // and of a row of `out`, likewise
-    std::size_t span;  // the first position of tokens that all see each other; no_span where each sees those up to it
-    std::size_t begin, end;  // positions looked at; whole pages but for the last
+    const float *keys, *values;  // expanded [positions][key_dim] and [value_dim], which replace pages; or null
+    std::size_t key_dim;         // also of a row of `q`; D if keys are in pages
+    std::size_t value_dim;       // also of a row of `out`; D if values are in pages
+    std::size_t block_begin;     // where a bidirectional block begins; no_block if attention is causal
+    std::size_t begin, end;      // positions to attend to; whole pages but for the last
 };
 
-// Softmaxes over some of the positions: for each row its largest score, its sum of weights, and D sums of values.
+// A partial softmax of a row has its largest score, the sum of its weights, and D weighted sums of values.
 constexpr std::size_t partial_extra = 2;
 
 struct AttentionKernels {
     std::size_t most_rows_few, most_rows_many;
     std::size_t (*few_work)(std::size_t n_rows, std::size_t head_dim);  // floats that `few` needs
     std::size_t (*many_work)(std::size_t n_rows, std::size_t widest);   // of head_dim, key_dim and value_dim
-    // A few rows: keys and values are read as they are stored. Writes partial softmaxes [n_rows][D + 2].
+    // Few rows: reads keys and values in their stored form. Writes partial softmaxes [n_rows][D + 2].
     void (*few)(const Queries& queries, float* work, float* partial);
-    // Many rows: pages are expanded to float32 and multiplied out of cache. Writes `out`.
+    // Many rows: expands pages to float32 and multiplies out of cache. Writes `out`.
     void (*many)(const Queries& queries, float* work);
-    // D numbers as they are stored.
+    // Stores D numbers in this type.
     void (*encode)(KvType type, const float* x, std::size_t head_dim, std::uint8_t* const* to);
-    // D numbers that are stored, planes at one token's.
+    // Loads D stored numbers of one token.
     void (*decode)(KvType type, const Slice& from, std::size_t head_dim, float* to);
 };
 

@@ -1,4 +1,4 @@
-// Attention and state spaces of one instruction set, in a namespace beside that of its other kernels: see simd/README.md.
+// Attention and recurrent kernels of one instruction set, in a namespace of their own; see simd/README.md.
 #include "kernels.h"
 
 #define SLM_NAMESPACE slm::neon::attending

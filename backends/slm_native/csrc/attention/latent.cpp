@@ -10,10 +10,10 @@ namespace slm {
 
 namespace {
 
-// Of the thread that calls, and of whoever computes.
+// latent_scratch and values_scratch belong to the thread that calls, key_scratch to every thread that computes.
 thread_local Scratch latent_scratch, values_scratch, key_scratch;
 
-constexpr std::size_t most_values = std::size_t(1) << 21;  // at once, but for those of one head: 8 MiB
+constexpr std::size_t most_values = std::size_t(1) << 21;  // expanded at once, but at least one head: 8 MiB
 
 struct Widths {
     std::size_t heads, nope, rotated, rank, low;
@@ -27,7 +27,7 @@ Widths widths_of(const Latent& layer) {
             layer.q_down.matrix ? layer.q_down.matrix->n_out : 0};
 }
 
-// Activations of a batch on their way.
+// Activations of a batch between the steps.
 struct Flow { float *low, *q, *kv, *queries, *keys, *found; };
 
 Flow flow_of(const Widths& w, std::size_t n) {
@@ -35,50 +35,50 @@ Flow flow_of(const Widths& w, std::size_t n) {
                                  w.head(), w.heads * w.head()};
     std::size_t total = 0;
     for (std::size_t size : sizes) total += n * size;
-    float* memory = latent_scratch.room<float>(total);
+    float* memory = latent_scratch.buffer<float>(total);
     float* at[std::size(sizes)];
     for (std::size_t i = 0; i < std::size(sizes); memory += n * sizes[i], ++i) at[i] = memory;
     return {at[0], at[1], at[2], at[3], at[4], at[5]};
 }
 
-// What queries meet and what is mixed: latents, which take nothing that is not there but are wide; or what is made of
-// them for each head.
-enum class Way { with_latents, with_values, with_keys_and_values };
+// What queries attend to: latents, which are wide and need no expansion, or values (and keys) expanded for each head.
+enum class LatentPath { latents, expand_values, expand_keys_and_values };
 
-// The least work. Queries with values of their heads fill lanes head by head; products of codes are four at once.
-Way way_of(const Latent& layer, const Widths& w, const std::vector<Run>& runs, std::size_t lanes) {
+// The path with the least work. Expanded heads fill lanes head by head; int8 products count a quarter.
+LatentPath cheapest_path(const Latent& layer, const Widths& w, const std::vector<Run>& runs, std::size_t lanes) {
     const double rank = double(w.rank), nope = double(w.nope), width = double(w.head()),
                  result = double(layer.v_up[0]->n_out);
     double work[3] = {};
     for (const Run& run : runs) {
-        const double n = double(run.n_tokens), held = double(run.n_held), seen = held - n / 2;
+        const double n = double(run.n_tokens), held = double(run.n_held), visible = held - n / 2;
         const std::size_t padded = (run.n_tokens + lanes - 1) / lanes * lanes;
         const double rows = double(padded);
-        work[0] += n * (2 * width * seen + rank * (nope + result) / 4);
-        work[1] += rows * (width + result) * seen + n * rank * nope / 4 + held * rank * result / 4;
-        work[2] += rows * (double(w.query()) + result) * seen + held * (rank * nope + rank * result / 4);
+        work[0] += n * (2 * width * visible + rank * (nope + result) / 4);
+        work[1] += rows * (width + result) * visible + n * rank * nope / 4 + held * rank * result / 4;
+        work[2] += rows * (double(w.query()) + result) * visible + held * (rank * nope + rank * result / 4);
     }
-    return Way(std::min_element(work, work + 3) - work);
+    return LatentPath(std::min_element(work, work + 3) - work);
 }
 
-// Queries of all heads, but for what is to be turned, which lies before what meets latents; or as they are.
-void make_queries(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, std::size_t n, Way way,
-                  const Flow& flow) {
+// Computes the queries of all heads. On the latent path, k_up maps them to latents; the rotated part follows in
+// rotate_token.
+void make_queries(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, std::size_t n,
+                  LatentPath path, const Flow& flow) {
     if (layer.q_down.matrix) {
-        const Made made{&layer.q, flow.q};
+        const Projection made{&layer.q, flow.q};
         project(kernels, pool, flow.low, n, layer.q_norm, {&made, 1});
     }
-    if (way == Way::with_keys_and_values) return;
-    multiply_by_head(kernels, pool, {flow.q, w.query()}, n, layer.k_up, flow.queries + w.rotated, w.head());
+    if (path == LatentPath::expand_keys_and_values) return;
+    multiply_per_head(kernels, pool, {flow.q, w.query()}, n, layer.k_up, flow.queries + w.rotated, w.head());
 }
 
-// Latents of the tokens that a sequence holds, as they are stored.
-class HeldLatents final : public RowSource {
+// Latents of the tokens that a sequence holds, decoded from the cache.
+class StoredLatents final : public RowSource {
 public:
-    HeldLatents(const IsaKernels& kernels, const KvLayer& cache, const Run& run, std::size_t rank)
+    StoredLatents(const IsaKernels& kernels, const KvLayer& cache, const Run& run, std::size_t rank)
         : kernels_(kernels), cache_(cache), run_(run), rank_(rank) {}
     void make(std::size_t i, float* to) const override {
-        float* key = key_scratch.room<float>(cache_.head_dim);
+        float* key = key_scratch.buffer<float>(cache_.head_dim);
         read(kernels_, cache_, run_.pages, i, 0, key);
         std::copy_n(key + cache_.head_dim - rank_, rank_, to);
     }
@@ -90,17 +90,17 @@ private:
     std::size_t rank_;
 };
 
-// The matrices of some heads the other way round, [heads][N][C].
-void turn_matrices(Pool& pool, std::span<const Matrix* const> matrices, float* to) {
-    constexpr std::size_t at_once = 16;  // rows, which are a line of each column
+// Transposes the matrices of some heads to [heads][N][C].
+void transpose_matrices(Pool& pool, std::span<const Matrix* const> matrices, float* to) {
+    constexpr std::size_t at_once = 16;  // rows: a cache line of each column
     pool.run(matrices.size(), [&](std::size_t i) {
         const Matrix& m = *matrices[i];
-        float *rows = key_scratch.room<float>(at_once * m.n_in), *turned = to + i * m.n_out * m.n_in;
+        float *rows = key_scratch.buffer<float>(at_once * m.n_in), *transposed = to + i * m.n_out * m.n_in;
         for (std::size_t first = 0; first < m.n_out; first += at_once) {
             const std::size_t n = std::min(at_once, m.n_out - first);
             for (std::size_t k = 0; k < n; ++k) embed_row(m, first + k, rows + k * m.n_in);
             for (std::size_t j = 0; j < m.n_in; ++j)
-                for (std::size_t k = 0; k < n; ++k) turned[j * m.n_out + first + k] = rows[k * m.n_in + j];
+                for (std::size_t k = 0; k < n; ++k) transposed[j * m.n_out + first + k] = rows[k * m.n_in + j];
         }
     });
 }
@@ -110,35 +110,35 @@ const FloatKernels* float32_of(const IsaKernels& kernels) {
                         [](const FloatKernels& one) { return one.type == 0; });
 }
 
-// What some heads of one sequence have of their own, which is made of the latents that it holds.
-class HeadsOfLatents {
+// Expands the latents that a sequence holds to values, and keys, of some heads.
+class LatentExpansion {
 public:
-    HeadsOfLatents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, const KvLayer& cache,
-                   const Run& run, bool has_keys)
+    LatentExpansion(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, const KvLayer& cache,
+                    const Run& run, bool has_keys)
         : kernels_(kernels), pool_(pool), layer_(layer), w_(w), cache_(cache), run_(run), has_keys_(has_keys),
           n_values_(run.n_held * layer.v_up[0]->n_out), n_keys_(has_keys ? run.n_held * w.query() : 0),
           n_matrix_(has_keys ? w.nope * w.rank : 0) {
         n_heads_ = std::clamp<std::size_t>(most_values / (n_values_ + n_keys_), 1, w.heads);
-        values_ = values_scratch.room<float>(n_heads_ * (n_values_ + n_keys_ + n_matrix_));
+        values_ = values_scratch.buffer<float>(n_heads_ * (n_values_ + n_keys_ + n_matrix_));
         keys_ = values_ + n_heads_ * n_values_, matrices_ = keys_ + n_heads_ * n_keys_;
     }
 
-    // From this head on, as many as there is room for.
-    OwnHeads make(std::size_t first) {
+    // The heads from `first` on, as many as fit the buffer.
+    ExpandedHeads make(std::size_t first) {
         const std::size_t n = std::min(n_heads_, w_.heads - first), width = layer_.v_up[0]->n_out;
-        const HeldLatents latents(kernels_, cache_, run_, w_.rank);
+        const StoredLatents latents(kernels_, cache_, run_, w_.rank);
         std::vector<Multiplication> products;
         products.reserve(2 * n);
         for (std::size_t i = 0; i < n; ++i)
             products.push_back(
                 {layer_.v_up[first + i], nullptr, run_.n_held, values_ + i * n_values_, nullptr, 0, 0, &latents});
-        std::vector<Matrix> turned(n);
-        if (has_keys_) turn_matrices(pool_, layer_.k_up.subspan(first, n), matrices_);
+        std::vector<Matrix> transposed(n);
+        if (has_keys_) transpose_matrices(pool_, layer_.k_up.subspan(first, n), matrices_);
         for (std::size_t i = 0; has_keys_ && i < n; ++i) {
             const auto* data = reinterpret_cast<const std::uint8_t*>(matrices_ + i * n_matrix_);
-            turned[i] = {nullptr, float32_of(kernels_), data, w_.nope, w_.rank, w_.rank * sizeof(float)};
+            transposed[i] = {nullptr, float32_of(kernels_), data, w_.nope, w_.rank, w_.rank * sizeof(float)};
             products.push_back(
-                {&turned[i], nullptr, run_.n_held, keys_ + i * n_keys_, nullptr, 0, w_.query(), &latents});
+                {&transposed[i], nullptr, run_.n_held, keys_ + i * n_keys_, nullptr, 0, w_.query(), &latents});
         }
         multiply_all(kernels_, pool_, products);
         if (has_keys_) put_rotated(n);
@@ -146,10 +146,10 @@ public:
     }
 
 private:
-    // What is turned of a key is the same for all heads, and lies behind the rest.
+    // All heads share the rotated part of a key, which lies behind the rest.
     void put_rotated(std::size_t n_heads) {
         by_rows(pool_, run_.n_held, w_.head() + n_heads * w_.rotated, [&](std::size_t begin, std::size_t end) {
-            float* key = key_scratch.room<float>(w_.head());
+            float* key = key_scratch.buffer<float>(w_.head());
             for (std::size_t t = begin; t < end; ++t) {
                 read(kernels_, cache_, run_.pages, t, 0, key);
                 for (std::size_t i = 0; i < n_heads; ++i)
@@ -165,14 +165,15 @@ private:
     const KvLayer& cache_;
     const Run& run_;
     bool has_keys_;
-    std::size_t n_values_, n_keys_, n_matrix_, n_heads_;  // numbers of a head; heads at once
+    std::size_t n_values_, n_keys_, n_matrix_, n_heads_;  // numbers of a head; heads expanded at once
     float *values_, *keys_, *matrices_;
 };
 
-// The rest of a token's queries, and its key, both turned. In `kv` the latent lies before what is to be turned, in keys behind it.
-void turn(const IsaKernels& kernels, const Latent& layer, const Widths& w, const Rotation& by, std::size_t t, Way way,
-          const Flow& flow) {
-    const bool as_they_are = way == Way::with_keys_and_values;
+// Rotates the rotary part of a token's queries and key. The rotary part lies behind the latent in `kv`, and before it
+// in keys.
+void rotate_token(const IsaKernels& kernels, const Latent& layer, const Widths& w, const Rotation& by, std::size_t t,
+                  LatentPath path, const Flow& flow) {
+    const bool as_they_are = path == LatentPath::expand_keys_and_values;
     float *own = flow.q + t * w.heads * w.query() + w.nope, *key = flow.keys + t * w.head();
     float* queries = as_they_are ? own : flow.queries + t * w.heads * w.head();
     for (std::size_t head = 0; !as_they_are && head < w.heads; ++head)
@@ -187,15 +188,15 @@ void turn(const IsaKernels& kernels, const Latent& layer, const Widths& w, const
     kernels.rotate(key, 1, w.head(), cos, sin, by.half, by.interleaved);
 }
 
-void attend_by_heads(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w,
-                     const Scoring& scoring, const KvLayer& cache, const std::vector<Run>& runs, Way way,
-                     const Flow& flow, float* mixed) {
-    const bool has_keys = way == Way::with_keys_and_values;
+void attend_expanded_latents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w,
+                             const Scoring& scoring, const KvLayer& cache, const std::vector<Run>& runs,
+                             LatentPath path, const Flow& flow, float* mixed) {
+    const bool has_keys = path == LatentPath::expand_keys_and_values;
     for (const Run& run : runs) {
-        HeadsOfLatents heads(kernels, pool, layer, w, cache, run, has_keys);
+        LatentExpansion heads(kernels, pool, layer, w, cache, run, has_keys);
         for (std::size_t first = 0; first < w.heads;) {
-            const OwnHeads own = heads.make(first);
-            attend_with(kernels, pool, cache, run, scoring, w.heads, has_keys ? flow.q : flow.queries, own, mixed);
+            const ExpandedHeads own = heads.make(first);
+            attend_expanded(kernels, pool, cache, run, scoring, w.heads, has_keys ? flow.q : flow.queries, own, mixed);
             first += own.n_heads;
         }
     }
@@ -204,24 +205,25 @@ void attend_by_heads(const IsaKernels& kernels, Pool& pool, const Latent& layer,
 }  // namespace
 
 void attend_to_latents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Norm& norm,
-                       const Scoring& scoring, const Place& place, const Tokens& tokens, const float* x, float* mixed) {
+                       const Scoring& scoring, const LayerInputs& place, const Tokens& tokens, const float* x,
+                       float* mixed) {
     const std::size_t n = tokens.n_tokens;
     const Widths w = widths_of(layer);
     const Flow flow = flow_of(w, n);
     const bool compressed = layer.q_down.matrix;
-    const Made made[2] = {{compressed ? &layer.q_down : &layer.q, compressed ? flow.low : flow.q},
-                          {&layer.kv_down, flow.kv}};
+    const Projection made[2] = {{compressed ? &layer.q_down : &layer.q, compressed ? flow.low : flow.q},
+                                {&layer.kv_down, flow.kv}};
     project(kernels, pool, x, n, norm, made);
-    const Way way = way_of(layer, w, *tokens.runs, std::size_t(kernels.lanes));
-    make_queries(kernels, pool, layer, w, n, way, flow);
+    const LatentPath path = cheapest_path(layer, w, *tokens.runs, std::size_t(kernels.lanes));
+    make_queries(kernels, pool, layer, w, n, path, flow);
     by_rows(pool, n, w.heads * w.rotated + w.head(), [&](std::size_t begin, std::size_t end) {
-        for (std::size_t t = begin; t < end; ++t) turn(kernels, layer, w, place.rotation, t, way, flow);
+        for (std::size_t t = begin; t < end; ++t) rotate_token(kernels, layer, w, place.rotation, t, path, flow);
     });
     write(kernels, pool, *place.cache, n, tokens.pages, tokens.slots, flow.keys, flow.keys);
-    if (way != Way::with_latents)
-        return attend_by_heads(kernels, pool, layer, w, scoring, *place.cache, *tokens.runs, way, flow, mixed);
+    if (path != LatentPath::latents)
+        return attend_expanded_latents(kernels, pool, layer, w, scoring, *place.cache, *tokens.runs, path, flow, mixed);
     attend(kernels, pool, *place.cache, *tokens.runs, scoring, w.heads, flow.queries, flow.found);
-    multiply_by_head(kernels, pool, {flow.found + w.rotated, w.head()}, n, layer.v_up, mixed, layer.v_up[0]->n_out);
+    multiply_per_head(kernels, pool, {flow.found + w.rotated, w.head()}, n, layer.v_up, mixed, layer.v_up[0]->n_out);
 }
 
 }  // namespace slm

@@ -1,7 +1,7 @@
-// Attention to a latent of each token, which all heads have in common; see slm_native/latent.py.
+// Multi-head latent attention (MLA): all heads share one latent of each token; see slm_native/latent.py.
 //
-// Shapes: H heads, R rotated values of a query, N values that are not, C width of the latent, U of a head's result, Q of
-// compressed queries.
+// Shapes: H heads, R rotated values of a query, N values without rotation, C width of the latent, U of a head's result,
+// Q of compressed queries.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace slm {
 
-// What has no matrix or no weights is not there.
+// A null matrix or null weights: the layer lacks this part.
 struct Latent {
     Linear q_down;                              // (Q, E)
     Norm q_norm;                                // [Q]
@@ -21,10 +21,11 @@ struct Latent {
     std::span<const Matrix* const> k_up, v_up;  // [H] of (C, N), and of (U, C)
 };
 
-// Many queries meet values, or keys, too, that are made of the latents for each head, where that is less work than to
-// score and mix latents.
-// mixed [n_tokens][H*U] of x [n_tokens][E], normalized first; latents, rotated parts before them, go into the cache.
+// mixed [n_tokens][H*U] = attention of x [n_tokens][E], which is normalized first. Stores the latents, behind their
+// rotated parts, in the cache. Expands values, or keys and values, from latents for each head if that costs less than
+// attending to latents.
 void attend_to_latents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Norm& norm,
-                       const Scoring& scoring, const Place& place, const Tokens& tokens, const float* x, float* mixed);
+                       const Scoring& scoring, const LayerInputs& place, const Tokens& tokens, const float* x,
+                       float* mixed);
 
 }  // namespace slm

@@ -1,4 +1,4 @@
-// What a batch brings to layers that attend to a cache.
+// The inputs of layers with a KV cache.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace slm {
 
-// To one layer.
-struct Place {
+// Inputs of one layer.
+struct LayerInputs {
     const KvLayer* cache;
     Rotation rotation;
-    const float* own = nullptr;  // the layer's own embedding of the tokens [n_tokens][P]; null where it has none
+    const float* embedding = nullptr;  // the per-layer embedding of the tokens [n_tokens][P]; null for layers without
 };
 
-// Where the tokens of a batch are stored, and which of them see which.
+// The KV slots of the tokens of a batch, and the sequences that they belong to.
 struct Tokens {
     std::size_t n_tokens;
     const std::int64_t *pages, *slots;  // [n_tokens]

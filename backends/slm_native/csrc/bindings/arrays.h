@@ -1,4 +1,4 @@
-// Arrays that come from Python and go there.
+// Arrays from and to Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -37,15 +37,15 @@ const T* elements(const Array& array, const char* name, const char* type, std::s
     return static_cast<const T*>(array.data());
 }
 
-// Memory of `values` as an array that owns it.
+// An array that owns the buffer `values`.
 template <class Owned>
-Owned owned(Room values, std::initializer_list<std::size_t> shape) {
+Owned owned(Buffer values, std::initializer_list<std::size_t> shape) {
     float* data = values.get();
-    nb::capsule owner(new Room(std::move(values)), [](void* p) noexcept { delete static_cast<Room*>(p); });
+    nb::capsule owner(new Buffer(std::move(values)), [](void* p) noexcept { delete static_cast<Buffer*>(p); });
     return Owned(data, shape, owner);
 }
 
-// One number for each of `n`, or null where there is no array.
+// The n values of a float32 array; null without an array.
 inline const float* row_of(const std::optional<Array>& array, const char* name, std::size_t n) {
     if (!array) return nullptr;
     const float* values = elements<float>(*array, name, "float32", 1);

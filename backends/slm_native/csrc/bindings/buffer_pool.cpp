@@ -8,7 +8,8 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t least = 1 << 17;        // numbers: less mostly comes from memory that the process has anyway
+constexpr std::size_t least =
+    1 << 17;  // floats; malloc serves smaller buffers from memory that the process already has
 constexpr std::size_t most_in_all = 1 << 24;  // 64 MiB
 constexpr std::size_t most_pieces = 16;
 
@@ -17,11 +18,11 @@ struct Piece {
     std::size_t size = 0;
 };
 
-class Kept {
+class BufferPool {
 public:
-    Kept() { pieces_.reserve(most_pieces + 1); }  // giving takes no memory
+    BufferPool() { pieces_.reserve(most_pieces + 1); }  // give() must not allocate
 
-    // The smallest piece that n numbers fill at least half.
+    // The smallest piece that n floats fill at least by half; an empty one if there is none.
     Piece take(std::size_t n) {
         std::lock_guard lock(mutex_);
         std::size_t best = pieces_.size();
@@ -36,7 +37,7 @@ public:
         std::lock_guard lock(mutex_);
         in_all_ += piece.size;
         pieces_.push_back(std::move(piece));
-        while (in_all_ > most_in_all || pieces_.size() > most_pieces) remove(0);  // the oldest
+        while (in_all_ > most_in_all || pieces_.size() > most_pieces) remove(0);  // drops the oldest
     }
 
 private:
@@ -53,14 +54,14 @@ private:
 };
 
 // Never destroyed: the last array may go after the end of main.
-Kept& kept() {
-    static Kept& all = *new Kept;
+BufferPool& kept() {
+    static BufferPool& all = *new BufferPool;
     return all;
 }
 
 }  // namespace
 
-Room::Room(std::size_t n) : size_(n) {
+Buffer::Buffer(std::size_t n) : size_(n) {
     if (n >= least) {
         Piece piece = kept().take(n);
         if (piece.memory) memory_ = std::move(piece.memory), size_ = piece.size;
@@ -68,7 +69,7 @@ Room::Room(std::size_t n) : size_(n) {
     if (!memory_) memory_.reset(new float[n]);
 }
 
-Room::~Room() {
+Buffer::~Buffer() {
     if (memory_ && size_ >= least) kept().give({std::move(memory_), size_});
 }
 

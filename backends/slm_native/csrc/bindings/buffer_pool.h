@@ -1,4 +1,4 @@
-// Memory of arrays that Python lets go of, for those that come next.
+// Reuses the memory of arrays that Python has released.
 #pragma once
 
 #include <cstddef>
@@ -6,15 +6,15 @@
 
 namespace slm {
 
-// Room for n numbers, which hold anything. What is large is kept when it is let go of and taken again, some of it: the
-// system clears memory page by page before it hands it out, which takes as long as a step of a layer.
-class Room {
+// An uninitialized buffer of n floats. Large buffers return to a pool: fresh memory is zeroed page by page by the
+// system, which takes as long as a step of a layer.
+class Buffer {
 public:
-    explicit Room(std::size_t n);
-    ~Room();
-    Room(Room&&) noexcept = default;
-    Room(const Room&) = delete;
-    Room& operator=(const Room&) = delete;
+    explicit Buffer(std::size_t n);
+    ~Buffer();
+    Buffer(Buffer&&) noexcept = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
 
     float* get() const { return memory_.get(); }
 

@@ -1,4 +1,4 @@
-// What Python holds of the kernels' arguments: each keeps the arrays that it points into.
+// Handles that Python holds; each keeps the arrays that it points into alive.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ inline Isa find_isa(const std::string& name) {
 
 inline constexpr const char* other_kernels = "the weights are another instruction set's";
 
-// A matrix of weights and the array that holds it.
+// A weight matrix and the array that holds it.
 struct Weights {
     Matrix matrix;
     const IsaKernels* kernels;
@@ -48,21 +48,22 @@ inline CacheLayer new_cache_layer(const Pages& pages, const std::string& keys, c
                                   std::size_t n_layers, std::size_t layer, std::size_t n_kv_heads,
                                   std::size_t head_dim) {
     require(pages.ndim() == 2 && is_contiguous(Array(pages)), "pages must be C-contiguous [n_pages, page_bytes]");
-    const bool in_keys = values.empty();  // keys are the values, too
+    const bool in_keys = values.empty();  // the values are the keys
     const KvType key_type = find_kv_type(keys), value_type = in_keys ? key_type : find_kv_type(values);
-    const KvPlace place{n_layers, layer, n_kv_heads, head_dim};
+    const KvLayout place{n_layers, layer, n_kv_heads, head_dim};
     return {layer_of(pages.data(), pages.shape(0), pages.shape(1), key_type, value_type, in_keys, place), pages};
 }
 
-// Which tokens of a batch belong to which sequence, and which pages those hold.
+// The sequences of a batch: their tokens and their pages.
 class Batch {
 public:
-    Batch(const Array& tokens, const Array& pages, const Array& n_tokens, const Array& n_held, const Array& both_ways)
+    Batch(const Array& tokens, const Array& pages, const Array& n_tokens, const Array& n_held,
+          const Array& bidirectional)
         : tokens_(copy(tokens, "tokens")), pages_(copy(pages, "pages")), n_batch_(tokens_.size()) {
         const auto* counts = elements<std::int32_t>(n_tokens, "n_tokens", "int32", 1);
         const auto* held = elements<std::int32_t>(n_held, "n_held", "int32", 1);
-        const auto* spans = elements<std::int32_t>(both_ways, "both_ways", "int32", 1);
-        require(n_tokens.size() == n_held.size() && n_tokens.size() == both_ways.size(),
+        const auto* spans = elements<std::int32_t>(bidirectional, "both_ways", "int32", 1);
+        require(n_tokens.size() == n_held.size() && n_tokens.size() == bidirectional.size(),
                 "n_tokens, n_held and both_ways differ in length");
         for (std::int32_t token : tokens_)
             require(token >= 0 && std::size_t(token) < n_batch_, "a token that the batch does not have");
@@ -98,7 +99,7 @@ private:
     std::vector<Run> runs_;
 };
 
-// Angles by which the heads of a batch are turned.
+// Rotation angles of a batch (RoPE).
 struct Angles {
     Rotation rotation;
     std::size_t n_tokens;
@@ -139,7 +140,7 @@ inline NormHandle new_norm(const Array& weight, const MaybeArray& bias, float ep
     return {{values, shifts, width, n_rows, eps, centred}, weight, bias};
 }
 
-// A matrix, what its product is multiplied with and shifted by, and the arrays that hold it.
+// A Linear and the arrays that hold it.
 struct LinearHandle {
     LinearHandle(const Weights& given, float scale, const MaybeArray& given_bias) : weights(given), bias(given_bias) {
         shift = row_of(bias, "bias", weights.matrix.n_out), factor = scale;

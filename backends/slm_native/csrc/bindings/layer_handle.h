@@ -1,4 +1,4 @@
-// What Python holds of a transformer's layer.
+// Handles of transformer layers and their parts.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline Norm norm_of(const MaybeNorm& handle, std::size_t width, const char* name
     return handle->norm;
 }
 
-// What makes queries and latents, and results of them, with all that it points to.
+// The matrices of MLA and the arrays that hold them.
 class LatentHandle {
 public:
     LatentHandle(const MaybeLinear& q_down, const MaybeNorm& q_norm, const LinearHandle& q, const LinearHandle& kv_down,
@@ -44,7 +44,7 @@ public:
                 "k_up or v_up are not of one shape, for one latent");
         require(head_dim() > rank(), "kv_down makes no more than the latent");
         require(!q_norm_ || q_down_, "q_norm without q_down");
-        latent();  // refuses what does not fit
+        latent();  // raises if shapes do not fit
     }
 
     std::size_t width() const { return kv_down_->weights.matrix.n_in; }
@@ -83,7 +83,7 @@ private:
     std::vector<const Matrix*> k_matrices_, v_matrices_;
 };
 
-// How a layer lets its own embedding of a token in, with all that it points to.
+// How a layer adds its per-layer embedding, and the arrays that hold the weights.
 class EmbeddingHandle {
 public:
     EmbeddingHandle(const LinearHandle& gate, const LinearHandle& project, const MaybeNorm& norm)
@@ -94,7 +94,7 @@ public:
     }
     std::size_t n_low() const { return gate_->weights.matrix.n_out; }
 
-    // Points into this; for a layer of so many numbers a token.
+    // Points into this. `width` is the width of the layer.
     LayerEmbedding embedding(std::size_t width, const Activation& activation) const {
         return {linear_of(gate_, n_low(), width, "the embedding's gate"),
                 linear_of(project_, width, n_low(), "the embedding's project"),
@@ -106,7 +106,7 @@ private:
     MaybeNorm norm_;
 };
 
-// Alternating updates of a layer, with all that they point to.
+// AltUp of a layer, and the arrays that hold the weights.
 class AltUpHandle {
 public:
     AltUpHandle(const LinearHandle& router, const NormHandle& router_norm, const LinearHandle& predict,
@@ -122,7 +122,7 @@ public:
     }
     std::size_t n_streams() const { return router_->weights.matrix.n_out; }
 
-    // Points into this; for a layer of so many numbers a token.
+    // Points into this. `width` is the width of the layer.
     AltUp altup(std::size_t width) const {
         const std::size_t n = n_streams();
         return {linear_of(router_, n, width, "router"), linear_of(predict_, n * n, n, "predict"),
@@ -137,16 +137,16 @@ private:
     std::size_t active_;
 };
 
-// What is not always in a layer, or around it.
+// Optional parts of a layer.
 struct LayerExtras {
     std::optional<LatentHandle> latent;
-    const MixtureHandle* mixture = nullptr;  // somebody keeps it
+    const MoeHandle* moe = nullptr;  // the caller keeps it alive
     std::optional<AltUpHandle> altup;
     std::optional<EmbeddingHandle> embedding;
     float output_scale = 1.0f;
 };
 
-// A layer with all that it points to.
+// A layer and the arrays that hold its weights.
 class LayerHandle {
 public:
     LayerHandle(std::vector<MaybeLinear> linears, std::vector<MaybeNorm> norms, const Activation& activation,
@@ -196,7 +196,7 @@ public:
     LayerHandle(const LayerHandle&) = delete;
     LayerHandle& operator=(const LayerHandle&) = delete;
 
-    // The layer, for a batch on these kernels, this cache and these angles.
+    // The layer, after checking that it fits the kernels, the batch, the cache and the angles.
     const Layer& checked(const IsaKernels& kernels, std::size_t width, const Batch& batch, const KvLayer& cache,
                          const Angles& angles) const {
         for (const MaybeLinear& linear : linears_)
@@ -212,19 +212,19 @@ public:
         require(batch.n_pages() <= cache.n_pages, "a page that the cache does not have");
         require(angles.n_tokens == batch.n_tokens() && 2 * angles.rotation.half <= head_dim_,
                 "cos and sin are not [tokens, at most half a head]");
-        if (layer_.mixture) mixture_->checked_for(kernels);
+        if (layer_.moe) moe_->checked_for(kernels);
         return layer_;
     }
 
-    // Streams that it takes, and numbers of its own embedding of a token.
+    // The number of residual streams, and the width of the per-layer embedding (0 without).
     std::size_t n_streams() const { return altup_ ? altup_->n_streams() : 1; }
-    std::size_t n_own() const { return embedding_ ? embedding_->n_low() : 0; }
+    std::size_t n_embedding() const { return embedding_ ? embedding_->n_low() : 0; }
 
 private:
     void add(const LayerExtras& extras, std::size_t width, const Activation& activation) {
-        mixture_ = extras.mixture;
-        if (mixture_) layer_.mixture = &mixture_->mixture();
-        require(!mixture_ || (!linears_[5] && layer_.mixture->router.matrix->n_in == width),
+        moe_ = extras.moe;
+        if (moe_) layer_.moe = &moe_->moe();
+        require(!moe_ || (!linears_[5] && layer_.moe->router.matrix->n_in == width),
                 "experts beside a feed-forward layer, or of another width");
         require(!altup_ || (embedding_ && extras.output_scale == 1.0f), "streams without embeddings, or scaled");
         if (altup_) layer_.altup = altup_->altup(width);
@@ -240,8 +240,8 @@ private:
     Norm heads_norm(std::size_t i, std::size_t n, const char* name) const {
         if (!norms_[i]) return {};
         const Norm& found = norms_[i]->norm;
-        const bool by_head = found.width == head_dim_ && (found.n_rows == 1 || found.n_rows * head_dim_ == n);
-        require(by_head || (found.width == n && found.n_rows == 1), name,
+        const bool per_head = found.width == head_dim_ && (found.n_rows == 1 || found.n_rows * head_dim_ == n);
+        require(per_head || (found.width == n && found.n_rows == 1), name,
                 " covers neither a head, nor each of them, nor all as one");
         return found;
     }
@@ -252,7 +252,7 @@ private:
     std::optional<LatentHandle> latent_;
     std::optional<AltUpHandle> altup_;
     std::optional<EmbeddingHandle> embedding_;
-    const MixtureHandle* mixture_ = nullptr;
+    const MoeHandle* moe_ = nullptr;
     Layer layer_{};
     std::size_t head_dim_, n_q_;
 };

@@ -73,7 +73,7 @@ public:
             throw nb::index_error(message("row ids span ", *least, " to ", *most, ", the matrix has rows 0 to ",
                                           std::int64_t(m.n_out) - 1)
                                       .c_str());
-        Room y(n * m.n_in);
+        Buffer y(n * m.n_in);
         {
             nb::gil_scoped_release unlocked;
             slm::embed(*pool_, m, {rows, n}, y.get());
@@ -87,7 +87,7 @@ public:
         const std::size_t n_tokens = x.shape(0);
         check(weights);
         require(x.shape(1) == m.n_in, "x has rows of ", x.shape(1), ", the matrix takes ", m.n_in);
-        Room y(n_tokens * m.n_out);
+        Buffer y(n_tokens * m.n_out);
         {
             nb::gil_scoped_release unlocked;
             const Product product{&m, y.get()};
@@ -100,7 +100,7 @@ public:
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n = x.size(), width = norm.norm.width * norm.norm.n_rows;
         require(x.shape(1) == width, "x has rows of ", x.shape(1), ", the norm takes ", width);
-        Room y(n);
+        Buffer y(n);
         {
             nb::gil_scoped_release unlocked;
             slm::normalize(kernels_, *pool_, values, n, norm.norm, y.get());
@@ -117,11 +117,11 @@ public:
         for (const LinearHandle* one : linears) {
             check(one->weights);
             require(one->weights.matrix.n_in == a.width, "the matrices have rows of different widths");
-            Room y(a.n_tokens * one->weights.matrix.n_out);
+            Buffer y(a.n_tokens * one->weights.matrix.n_out);
             held.push_back(one->linear()), results.push_back(y.get());
             found.append(owned<FloatMatrix>(std::move(y), {a.n_tokens, one->weights.matrix.n_out}));
         }
-        std::vector<Made> made;
+        std::vector<Projection> made;
         made.reserve(held.size());
         for (std::size_t i = 0; i < held.size(); ++i) made.push_back({&held[i], results[i]});
         nb::gil_scoped_release unlocked;
@@ -139,7 +139,7 @@ public:
         check_gated(activation, gate != nullptr);
         require(!threshold || gate, "a threshold without a gate");
         const std::size_t n_out = up.weights.matrix.n_out;
-        Room y(a.n_tokens * n_out);
+        Buffer y(a.n_tokens * n_out);
         {
             nb::gil_scoped_release unlocked;
             const GateUp gating{gate ? gate->linear() : Linear{}, up.linear(), activation, threshold};
@@ -154,7 +154,7 @@ public:
         require(!up || (up->shape(0) == gate.shape(0) && up->shape(1) == gate.shape(1)),
                 "gate and up have different shapes");
         check_gated(activation, ups != nullptr);
-        Room y(gate.size());
+        Buffer y(gate.size());
         {
             nb::gil_scoped_release unlocked;
             slm::activate(kernels_, *pool_, gates, ups, gate.size(), activation, y.get());
@@ -162,7 +162,7 @@ public:
         return owned<FloatMatrix>(std::move(y), {gate.shape(0), gate.shape(1)});
     }
 
-    // Several at once: each of x and what the columns of shares, those of one after those of another, add of all of them.
+    // x[i] + the sum of x[j] * shares[:, i * n + j], for each i.
     nb::list mixed(const std::vector<Array>& x, const Array& shares) const {
         require(!x.empty(), "nothing to mix");
         std::vector<const float*> parts;
@@ -176,7 +176,7 @@ public:
         nb::list found;
         std::vector<float*> results;
         for (std::size_t i = 0; i < n; ++i) {
-            Room y(n_tokens * width);
+            Buffer y(n_tokens * width);
             results.push_back(y.get());
             found.append(owned<FloatMatrix>(std::move(y), {n_tokens, width}));
         }
@@ -186,18 +186,18 @@ public:
         return found;
     }
 
-    HeadArray part_embeddings(const Array& made, const Array& given, const NormHandle& norm, float made_share,
-                              float given_share) const {
+    HeadArray split_layer_embeddings(const Array& made, const Array& given, const NormHandle& norm, float made_share,
+                                     float given_share) const {
         const float* rows = elements<float>(made, "made", "float32", 2);
         const float* others = elements<float>(given, "given", "float32", 2);
         const std::size_t n_tokens = made.shape(0), width = norm.norm.width, n_parts = made.shape(1) / width;
         require(given.shape(0) == n_tokens && given.shape(1) == made.shape(1), "made and given differ in shape");
         require(norm.norm.n_rows == 1 && n_parts * width == made.shape(1), "rows are no parts as wide as the norm");
-        Room y(made.size());
+        Buffer y(made.size());
         {
             nb::gil_scoped_release unlocked;
-            slm::part_embeddings(kernels_, *pool_, rows, others, norm.norm, {made_share, given_share}, n_tokens,
-                                 n_parts, y.get());
+            slm::split_layer_embeddings(kernels_, *pool_, rows, others, norm.norm, {made_share, given_share}, n_tokens,
+                                        n_parts, y.get());
         }
         return owned<HeadArray>(std::move(y), {n_parts, n_tokens, width});
     }
@@ -208,7 +208,7 @@ public:
         const std::size_t n_out = linear.weights.matrix.n_out;
         require(residual.shape(0) == a.n_tokens && residual.shape(1) == n_out, "residual has the shape ", residual,
                 ", the product [", a.n_tokens, ", ", n_out, "]");
-        Room y(a.n_tokens * n_out);
+        Buffer y(a.n_tokens * n_out);
         {
             nb::gil_scoped_release unlocked;
             slm::add_product(kernels_, *pool_, a.values, a.n_tokens, linear.linear(), before, y.get());
@@ -216,8 +216,8 @@ public:
         return owned<FloatMatrix>(std::move(y), {a.n_tokens, n_out});
     }
 
-    HeadArray turn_heads(const Array& x, std::size_t width, const NormHandle* norm, const std::optional<Array>& cos,
-                         const std::optional<Array>& sin, bool interleaved) const {
+    HeadArray rotate_heads(const Array& x, std::size_t width, const NormHandle* norm, const std::optional<Array>& cos,
+                           const std::optional<Array>& sin, bool interleaved) const {
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n_tokens = x.shape(0);
         require(width != 0 && x.shape(1) % width == 0, "x has rows of ", x.shape(1), ", no whole number of heads of ",
@@ -233,10 +233,10 @@ public:
         const Norm by = norm ? norm->norm : Norm{};
         check_heads(norm, width, x.shape(1));
         const std::size_t n_heads = x.shape(1) / width;
-        Room y(n_tokens * n_heads * width);
+        Buffer y(n_tokens * n_heads * width);
         {
             nb::gil_scoped_release unlocked;
-            slm::turn_heads(kernels_, *pool_, values, n_tokens, n_heads, width, by, rotation, y.get());
+            slm::rotate_heads(kernels_, *pool_, values, n_tokens, n_heads, width, by, rotation, y.get());
         }
         return owned<HeadArray>(std::move(y), {n_tokens, n_heads, width});
     }
@@ -263,7 +263,7 @@ public:
         require(batch.n_pages() <= layer.n_pages, "a page that the cache does not have");
         const Scoring scoring = scoring_of(scale, softcap, window, slopes, sinks, n_heads);
         const std::size_t n = batch.n_tokens() * n_heads * layer.head_dim;
-        Room out(n);
+        Buffer out(n);
         {
             nb::gil_scoped_release unlocked;
             slm::attend(kernels_, *pool_, layer, batch.runs(), scoring, n_heads, queries, out.get());
@@ -274,7 +274,7 @@ public:
     HeadArray run_layers(const std::vector<Array>& x, const std::vector<const LayerHandle*>& layers,
                          const std::vector<const CacheLayer*>& caches, const std::vector<const Angles*>& angles,
                          const std::vector<std::optional<Array>>& own, const Array& pages, const Array& slots,
-                         const Batch& batch, const std::optional<std::vector<std::int64_t>>& wanted) const {
+                         const Batch& batch, const std::optional<std::vector<std::int64_t>>& output_tokens) const {
         require(!x.empty() && !layers.empty(), "no streams, or no layers");
         require(caches.size() == layers.size() && angles.size() == layers.size() && own.size() == layers.size(),
                 "layers, caches, angles and embeddings differ in number");
@@ -283,27 +283,29 @@ public:
         streams.reserve(x.size());
         for (const Array& each : x) streams.push_back(stream(each, n_tokens, width));
         std::vector<Layer> found;
-        std::vector<Place> places;
+        std::vector<LayerInputs> inputs;
         for (std::size_t i = 0; i < layers.size(); ++i) {
             require(layers[i]->n_streams() == x.size(), "a layer takes another number of streams");
             found.push_back(layers[i]->checked(kernels_, width, batch, caches[i]->layer, *angles[i]));
-            places.push_back({&caches[i]->layer, angles[i]->rotation, own_of(own[i], n_tokens, layers[i]->n_own())});
+            inputs.push_back(
+                {&caches[i]->layer, angles[i]->rotation, embedding_of(own[i], n_tokens, layers[i]->n_embedding())});
             check_places(caches[i]->layer, pages, slots, n_tokens);
         }
-        check_wanted(wanted, n_tokens);
-        Room y(x.size() * n_tokens * width);
+        check_output_tokens(output_tokens, n_tokens);
+        Buffer y(x.size() * n_tokens * width);
         for (std::size_t i = 0; i < x.size(); ++i)
             std::copy_n(streams[i], n_tokens * width, y.get() + i * n_tokens * width);
         {
             nb::gil_scoped_release unlocked;
             const Tokens tokens{n_tokens, static_cast<const std::int64_t*>(pages.data()),
                                 static_cast<const std::int64_t*>(slots.data()), &batch.runs()};
-            slm::run_layers(kernels_, *pool_, found, places, tokens, wanted ? &*wanted : nullptr, x.size(), y.get());
+            slm::run_layers(kernels_, *pool_, found, inputs, tokens, output_tokens ? &*output_tokens : nullptr,
+                            x.size(), y.get());
         }
-        return owned<HeadArray>(std::move(y), {x.size(), wanted ? wanted->size() : n_tokens, width});
+        return owned<HeadArray>(std::move(y), {x.size(), output_tokens ? output_tokens->size() : n_tokens, width});
     }
 
-    HeadArray by_head(const Array& x, const std::vector<const Weights*>& weights) const {
+    HeadArray per_head(const Array& x, const std::vector<const Weights*>& weights) const {
         require(!weights.empty(), "no weights");
         const float* values = elements<float>(x, "x", "float32", 3);
         const std::size_t n_tokens = x.shape(0), n_out = weights[0]->matrix.n_out;
@@ -314,34 +316,35 @@ public:
                     "the matrices are not one for each head of x, of one shape; that of x is ", x);
             matrices.push_back(&one->matrix);
         }
-        Room y(n_tokens * weights.size() * n_out);
+        Buffer y(n_tokens * weights.size() * n_out);
         if (n_tokens) {
             nb::gil_scoped_release unlocked;
-            slm::multiply_by_head(kernels_, *pool_, {values, x.shape(2)}, n_tokens, matrices, y.get(), n_out);
+            slm::multiply_per_head(kernels_, *pool_, {values, x.shape(2)}, n_tokens, matrices, y.get(), n_out);
         }
         return owned<HeadArray>(std::move(y), {n_tokens, weights.size(), n_out});
     }
 
-    FloatMatrix mix(const Array& x, const NormHandle* norm, const std::optional<Array>& told,
-                    const MixtureHandle& handle) const {
-        const Mixture& mixture = handle.checked_for(kernels_);
+    FloatMatrix mix(const Array& x, const NormHandle* norm, const std::optional<Array>& router_input,
+                    const MoeHandle& handle) const {
+        const MoeLayer& moe = handle.checked_for(kernels_);
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n_tokens = x.shape(0), width = x.shape(1);
-        require(width == mixture.router.matrix->n_in, "x has rows of ", width, ", the experts take ",
-                mixture.router.matrix->n_in);
+        require(width == moe.router.matrix->n_in, "x has rows of ", width, ", the experts take ",
+                moe.router.matrix->n_in);
         const Norm by = norm_of_rows(norm, width);
-        const float* read = told ? elements<float>(*told, "told", "float32", 2) : nullptr;
-        require(!told || (told->shape(0) == n_tokens && told->shape(1) == width), "told and x differ in shape");
-        Room y(n_tokens * width);
+        const float* read = router_input ? elements<float>(*router_input, "told", "float32", 2) : nullptr;
+        require(!router_input || (router_input->shape(0) == n_tokens && router_input->shape(1) == width),
+                "told and x differ in shape");
+        Buffer y(n_tokens * width);
         {
             nb::gil_scoped_release unlocked;
-            slm::mix(kernels_, *pool_, mixture, values, read, n_tokens, by, {}, y.get());
+            slm::run_moe(kernels_, *pool_, moe, values, read, n_tokens, by, {}, y.get());
         }
         return owned<FloatMatrix>(std::move(y), {n_tokens, width});
     }
 
 private:
-    // Rows of activations that fit a matrix.
+    // Checked rows of activations.
     struct Activations {
         const float* values;
         std::size_t n_tokens, width;
@@ -350,8 +353,8 @@ private:
 
     static void check_heads(const NormHandle* norm, std::size_t width, std::size_t n) {
         if (!norm) return;
-        const bool by_head = norm->norm.width == width && (norm->norm.n_rows == 1 || norm->norm.n_rows * width == n);
-        require(by_head || (norm->norm.width == n && norm->norm.n_rows == 1),
+        const bool per_head = norm->norm.width == width && (norm->norm.n_rows == 1 || norm->norm.n_rows * width == n);
+        require(per_head || (norm->norm.width == n && norm->norm.n_rows == 1),
                 "norm covers neither a head, nor each of them, nor all as one");
     }
 
@@ -374,7 +377,7 @@ private:
         return values;
     }
 
-    static const float* own_of(const std::optional<Array>& own, std::size_t n_tokens, std::size_t width) {
+    static const float* embedding_of(const std::optional<Array>& own, std::size_t n_tokens, std::size_t width) {
         require(own.has_value() == (width > 0), "an embedding for a layer without, or none for one with");
         if (!own) return nullptr;
         const float* values = elements<float>(*own, "own", "float32", 2);
@@ -382,9 +385,10 @@ private:
         return values;
     }
 
-    static void check_wanted(const std::optional<std::vector<std::int64_t>>& wanted, std::size_t n_tokens) {
+    static void check_output_tokens(const std::optional<std::vector<std::int64_t>>& output_tokens,
+                                    std::size_t n_tokens) {
         std::int64_t least = 0;
-        for (std::int64_t token : wanted.value_or(std::vector<std::int64_t>{})) {
+        for (std::int64_t token : output_tokens.value_or(std::vector<std::int64_t>{})) {
             require(token >= least && std::uint64_t(token) < n_tokens, "wanted tokens are none of x, or do not rise");
             least = token + 1;
         }
@@ -492,7 +496,7 @@ NB_MODULE(_native, module) {
         .def("activate", &Kernels::activate, "gate"_a, "up"_a.none(), "activation"_a,
              "activation(gate) * up, without up activation(gate): float32, of their shape.")
         .def(
-            "part_embeddings", &Kernels::part_embeddings, "made"_a, "given"_a, "norm"_a, "made_share"_a,
+            "part_embeddings", &Kernels::split_layer_embeddings, "made"_a, "given"_a, "norm"_a, "made_share"_a,
             "given_share"_a,
             "Rows made, float32 [T, L*P], each part of P numbers normalized, times its share, and those given times theirs: [L, T, P].")
         .def("mixed", &Kernels::mixed, "x"_a, "shares"_a,
@@ -500,7 +504,7 @@ NB_MODULE(_native, module) {
         .def("add_product", &Kernels::add_product, "residual"_a, "x"_a, "linear"_a,
              "residual + linear(x): float32 [T, n_out].")
         .def(
-            "turn_heads", &Kernels::turn_heads, "x"_a, "width"_a, "norm"_a.none(), "cos"_a.none(), "sin"_a.none(),
+            "turn_heads", &Kernels::rotate_heads, "x"_a, "width"_a, "norm"_a.none(), "cos"_a.none(), "sin"_a.none(),
             "interleaved"_a,
             "Heads of x [T, heads * width], normalized by a norm of [width], [heads, width] or [heads * width], and rotated by\n"
             "angles of cos and sin [T, R/2], where those are given: float32 [T, heads, width].")
@@ -516,7 +520,7 @@ NB_MODULE(_native, module) {
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, a page or slot that there is not.")
         .def(
-            "by_head", &Kernels::by_head, "x"_a, "weights"_a,
+            "by_head", &Kernels::per_head, "x"_a, "weights"_a,
             "matmul of each head's rows of x [T, H, n_in] with its own weights, all of one shape: float32 [T, H, n_out].")
         .def("mix", &Kernels::mix, "x"_a, "norm"_a.none(), "told"_a.none(), "mixture"_a,
              "The weighted sum of what each token's experts make of x [T, E], normalized first, without the GIL:\n"
@@ -557,5 +561,5 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, a page that there is not.");
-    bind_states(module);
+    bind_recurrent(module);
 }

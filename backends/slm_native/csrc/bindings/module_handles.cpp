@@ -1,4 +1,4 @@
-// Python bindings of what kernels take: weights, places in a cache, norms, layers and their parts.
+// Python bindings of handles: weights, cache layers, norms, layers and their parts.
 #include "bindings/module_handles.h"
 
 #include <nanobind/stl/optional.h>
@@ -22,11 +22,11 @@ using namespace nb::literals;
 void new_layer(LayerHandle* self, std::vector<MaybeLinear> linears, std::vector<MaybeNorm> norms,
                const Activation& activation, std::size_t head_dim, float scale, float softcap, std::int64_t window,
                const MaybeArray& slopes, const MaybeArray& sinks, float limit, float residual_scale, bool parallel,
-               std::optional<float> threshold, std::optional<LatentHandle> latent, const MixtureHandle* mixture,
+               std::optional<float> threshold, std::optional<LatentHandle> latent, const MoeHandle* moe,
                std::optional<AltUpHandle> altup, std::optional<EmbeddingHandle> embedding, float output_scale) {
     new (self) LayerHandle(std::move(linears), std::move(norms), activation, head_dim, scale, softcap, window, slopes,
                            sinks, limit, residual_scale, parallel, threshold,
-                           {std::move(latent), mixture, std::move(altup), std::move(embedding), output_scale});
+                           {std::move(latent), moe, std::move(altup), std::move(embedding), output_scale});
 }
 
 void bind_places(nb::module_& module) {
@@ -131,13 +131,13 @@ void bind_layers(nb::module_& module) {
              "embedding"_a.none(), "output_scale"_a);
 }
 
-void bind_mixtures(nb::module_& module) {
-    nb::class_<slm::Choice>(module, "Choice", "How experts are chosen; see slm_core.architectures.ExpertsSpec.")
-        .def_static("of", &new_choice, "gating"_a, "n_experts"_a, "n_used"_a, "normalized"_a, "scale"_a, "n_groups"_a,
+void bind_moe(nb::module_& module) {
+    nb::class_<slm::RoutingOptions>(module, "Choice", "How experts are chosen; see slm_core.architectures.ExpertsSpec.")
+        .def_static("of", &new_routing, "gating"_a, "n_experts"_a, "n_used"_a, "normalized"_a, "scale"_a, "n_groups"_a,
                     "n_groups_used"_a,
                     "Raises:\n"
                     "    ValueError: an unknown gating, or numbers that do not fit each other.");
-    nb::class_<MixtureHandle>(
+    nb::class_<MoeHandle>(
         module, "Mixture",
         "A layer of experts as slm_native.kernels.Experts has it; keeps its weights.\n\n"
         "Args: the router and the selection bias, float32 [X] or None; how experts are chosen; gates, none where\n"
@@ -146,7 +146,7 @@ void bind_mixtures(nb::module_& module) {
         "Raises:\n"
         "    TypeError: a wrong dtype, or no CPU array.\n"
         "    ValueError: shapes that do not fit each other.")
-        .def(nb::init<const LinearHandle&, const MaybeArray&, const slm::Choice&, std::vector<LinearHandle>,
+        .def(nb::init<const LinearHandle&, const MaybeArray&, const slm::RoutingOptions&, std::vector<LinearHandle>,
                       std::vector<LinearHandle>, std::vector<LinearHandle>, const slm::Activation&, bool,
                       std::vector<MaybeLinear>, const MaybeLinear&>(),
              "router"_a, "selection_bias"_a.none(), "choice"_a, "gates"_a, "ups"_a, "downs"_a, "activation"_a,
@@ -158,7 +158,7 @@ void bind_mixtures(nb::module_& module) {
 void bind_handles(nb::module_& module) {
     bind_places(module);
     bind_parts(module);
-    bind_mixtures(module);
+    bind_moe(module);
     bind_layers(module);
 }
 

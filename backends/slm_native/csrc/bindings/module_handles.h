@@ -1,4 +1,4 @@
-// Python bindings of what kernels take.
+// Python bindings of handles.
 #pragma once
 
 #include "bindings/handles.h"

@@ -1,4 +1,4 @@
-// Python bindings of layers with a state: checks of arguments, and nothing else.
+// Python bindings of recurrent layers: checks of arguments, and nothing else.
 #include "bindings/module_recurrent.h"
 
 #include <nanobind/stl/optional.h>
@@ -17,7 +17,7 @@ namespace {
 
 using namespace nb::literals;
 
-// Numbers of a float32 array of this shape.
+// The values of a float32 array of this shape.
 const float* shaped(const Array& array, const char* name, std::initializer_list<std::size_t> shape) {
     const float* values = elements<float>(array, name, "float32", shape.size());
     std::size_t i = 0;
@@ -29,7 +29,7 @@ const float* shaped(const MaybeArray& array, const char* name, std::initializer_
     return array ? shaped(*array, name, shape) : nullptr;
 }
 
-// B sequences of T tokens, and the width of their rows.
+// Input rows of B sequences of T tokens.
 struct Entered {
     const float* rows;
     Sequences batch;
@@ -42,18 +42,18 @@ Entered entered(const Array& x, const char* name) {
     return {rows, {x.shape(0), x.shape(1)}, x.shape(2)};
 }
 
-// What a block of RWKV-7 remembers: the last token that time mixing saw, its state, the last that channel mixing saw.
-using Remembered = std::tuple<Array, Array, Array>;
+// The state of an RWKV-7 block: the last token that time mixing saw, its state, the last token that channel mixing saw.
+using RwkvState = std::tuple<Array, Array, Array>;
 
-// Likewise after a batch.
-struct RoomsAfter {
-    RoomsAfter(std::size_t n_last, std::size_t n_state) : last(n_last), state(n_state), channel_last(n_last) {}
-    Room last, state, channel_last;
+// Buffers for the state after a batch.
+struct BuffersAfter {
+    BuffersAfter(std::size_t n_last, std::size_t n_state) : last(n_last), state(n_state), channel_last(n_last) {}
+    Buffer last, state, channel_last;
 };
 
-class StateKernels {
+class RecurrentKernels {
 public:
-    StateKernels(const std::string& isa, int n_threads) : kernels_(kernels_of(find_isa(isa))) {
+    RecurrentKernels(const std::string& isa, int n_threads) : kernels_(kernels_of(find_isa(isa))) {
         require(n_threads >= 1, "n_threads is ", n_threads);
         pool_ = Pool::shared(n_threads);
     }
@@ -76,7 +76,7 @@ public:
         shaped(state, "state", {scan.n_sequences, scan.n_heads, scan.width, scan.n_state});
         scan.x.stride = scan.n_heads * scan.width, scan.steps.stride = scan.n_heads;
         scan.b.stride = scan.c.stride = scan.n_groups * scan.n_state;
-        Room y(x.size()), after(state.size());
+        Buffer y(x.size()), after(state.size());
         scan.y = y.get(), scan.after = after.get();
         {
             nb::gil_scoped_release unlocked;
@@ -93,7 +93,7 @@ public:
         require(in.width % 3 == 0, "projected must have rows of three parts of one width");
         const float *values = rows_of(taps, "taps", n_taps, width),
                     *before = shaped(window, "window", {in.batch.n_sequences, n_taps - 1, width});
-        Room y(in.batch.n_rows() * width), after(window.size());
+        Buffer y(in.batch.n_rows() * width), after(window.size());
         {
             nb::gil_scoped_release unlocked;
             slm::gated_convolution(kernels_, *pool_, values, n_taps, width, in.batch, in.rows,
@@ -116,8 +116,8 @@ public:
         });
     }
 
-    nb::tuple run_layer(const Array& x, const Array& residual, const StateLayerHandle& layer, std::size_t n_sequences,
-                        float scale, const std::vector<Array>& before) const {
+    nb::tuple run_layer(const Array& x, const Array& residual, const RecurrentLayerHandle& layer,
+                        std::size_t n_sequences, float scale, const std::vector<Array>& before) const {
         require(layer.is_of(kernels_), other_kernels);
         const float* rows = elements<float>(x, "x", "float32", 2);
         const std::size_t n_rows = x.shape(0);
@@ -125,11 +125,11 @@ public:
         require(n_sequences != 0 && n_rows != 0 && n_rows % n_sequences == 0, "x is no sequences of one length");
         const float* added = rows_of(residual, "residual", n_rows, layer.width());
         require(before.size() == (layer.has_state() ? 2 : 1), "a window or a state is missing, or too many");
-        const Remembers& of = layer.remembers();
+        const StateShape& of = layer.state_shape();
         const float* window = shaped(before[0], "window", {n_sequences, of.n_taps - 1, of.n_convolved});
         const float* state =
             layer.has_state() ? shaped(before[1], "state", {n_sequences, of.heads, of.width, of.n_state}) : nullptr;
-        Room y(x.size()), window_after(before[0].size()), state_after(state ? before[1].size() : 0);
+        Buffer y(x.size()), window_after(before[0].size()), state_after(state ? before[1].size() : 0);
         {
             nb::gil_scoped_release unlocked;
             const Sequences batch{n_sequences, n_rows / n_sequences};
@@ -156,7 +156,7 @@ public:
         rule.before = shaped(state, "state", {rule.n_sequences, rule.n_heads, rule.width, rule.width});
         rule.first_value = shaped(first_value, "first_value", {n_rows, width});
         const float* before = shaped(last, "last", {rule.n_sequences, 1, width});
-        Room y(x.size()), value(x.size()), after(state.size());
+        Buffer y(x.size()), value(x.size()), after(state.size());
         rule.y = y.get(), rule.after = after.get();
         {
             nb::gil_scoped_release unlocked;
@@ -173,7 +173,7 @@ public:
         require(mix.is_of(kernels_), other_kernels);
         require(in.width == mix.width(), "x does not fit the matrices");
         const float* before = shaped(last, "last", {in.batch.n_sequences, 1, in.width});
-        Room y(x.size());
+        Buffer y(x.size());
         {
             nb::gil_scoped_release unlocked;
             slm::channel_mix(kernels_, *pool_, mix.layer(), in.batch, in.rows, before, nullptr, y.get());
@@ -182,12 +182,12 @@ public:
     }
 
     nb::tuple rwkv_blocks(const Array& x, const std::vector<const RwkvBlockHandle*>& blocks,
-                          const std::vector<Remembered>& before, const MaybeArray& first_value) const {
+                          const std::vector<RwkvState>& before, const MaybeArray& first_value) const {
         const Entered in = entered(x, "x");
         require(!blocks.empty() && blocks.size() == before.size(), "no blocks, or not a state for each");
         require(first_value.has_value() != blocks[0]->is_first(), "values of the first layer are missing, or too many");
         std::vector<RwkvStates> states;
-        std::vector<RoomsAfter> after;
+        std::vector<BuffersAfter> after;
         for (std::size_t i = 0; i < blocks.size(); ++i) {
             require(!i || !blocks[i]->is_first(), "a first block behind another");
             const auto& [last, state, channel_last] = before[i];
@@ -197,7 +197,7 @@ public:
             states.back().channel_last_after = after.back().channel_last.get();
         }
         const float* given = shaped(first_value, "first_value", {in.batch.n_rows(), in.width});
-        Room y(x.size()), values(x.size());
+        Buffer y(x.size()), values(x.size());
         {
             nb::gil_scoped_release unlocked;
             std::memcpy(y.get(), in.rows, x.size() * sizeof(float));
@@ -218,7 +218,7 @@ public:
     }
 
 private:
-    // What a block remembers of the sequences that enter, before the batch.
+    // The state of a block before the batch.
     RwkvStates checked(const RwkvBlockHandle& block, const Entered& in, const Array& last, const Array& state,
                        const Array& channel_last) const {
         require(block.is_of(kernels_), other_kernels);
@@ -233,17 +233,17 @@ private:
                 nullptr};
     }
 
-    // y, the window and the state after the batch, of what lies between the two products of a layer.
+    // Computes the part between the projections of a layer: y, and the window and state after the batch.
     template <class Layer, class Compute>
     static nb::tuple between(const Array& projected, const Array& window, const Array& state, const Layer& layer,
                              const Compute& compute) {
         const Entered in = entered(projected, "projected");
-        const Remembers of = layer.remembers();
+        const StateShape of = layer.state_shape();
         const std::size_t n = in.batch.n_sequences;
         require(in.width == layer.n_entered(), "projected does not fit the layer");
         const float* window_before = shaped(window, "window", {n, of.n_taps - 1, of.n_convolved});
         const float* before = shaped(state, "state", {n, of.heads, of.width, of.n_state});
-        Room y(in.batch.n_rows() * layer.n_inner()), window_after(window.size()), after(state.size());
+        Buffer y(in.batch.n_rows() * layer.n_inner()), window_after(window.size()), after(state.size());
         {
             nb::gil_scoped_release unlocked;
             compute(in, {window_before, before, window_after.get(), after.get()}, y.get());
@@ -257,7 +257,7 @@ private:
     std::shared_ptr<Pool> pool_;
 };
 
-void bind_layers_with_states(nb::module_& module) {
+void bind_layers(nb::module_& module) {
     nb::class_<MambaHandle>(module, "Mamba",
                             "The weights of Mamba between its input and its output matrix; keeps them.\n\n"
                             "Args:\n"
@@ -290,7 +290,7 @@ void bind_layers_with_states(nb::module_& module) {
                       float, std::size_t, std::size_t>(),
              "taps"_a, "conv_bias"_a.none(), "step_bias"_a, "a"_a, "d"_a, "norm"_a.none(), "eps"_a, "n_groups"_a,
              "n_state"_a);
-    nb::class_<StateLayerHandle>(
+    nb::class_<RecurrentLayerHandle>(
         module, "StateLayer",
         "A layer from its norm, or none, to its output matrix; between its products lies Mamba, Mamba2, or a\n"
         "gated convolution with taps [W, E]. Raises as Mamba.")
@@ -333,14 +333,14 @@ void bind_rwkv(nb::module_& module) {
 }
 
 void bind_kernels(nb::module_& module) {
-    nb::class_<StateKernels>(
+    nb::class_<RecurrentKernels>(
         module, "StateKernels",
         "Layers with a state, on the kernels of one instruction set and some threads; see Kernels.\n\n"
         "All arrays are float32 and C-contiguous, of B sequences with T tokens each, at least one; no call holds\n"
         "the GIL while it computes, or changes what it is given. All raise TypeError for a wrong dtype or no CPU\n"
         "array, ValueError for a wrong shape or layout and for weights of another instruction set.")
         .def(nb::init<const std::string&, int>(), "isa"_a, "n_threads"_a)
-        .def("selective_scan", &StateKernels::selective_scan, "x"_a, "steps"_a, "a"_a, "b"_a, "c"_a, "state"_a,
+        .def("selective_scan", &RecurrentKernels::selective_scan, "x"_a, "steps"_a, "a"_a, "b"_a, "c"_a, "state"_a,
              "A selective state space, token by token: y and the state after the last token.\n\n"
              "Args:\n"
              "    x: [B, T, H, P].\n"
@@ -350,11 +350,11 @@ void bind_kernels(nb::module_& module) {
              "    c: likewise.\n"
              "    state: before the first token [B, H, P, N].")
         .def(
-            "gated_convolution", &StateKernels::gated_convolution, "projected"_a, "window"_a, "taps"_a,
+            "gated_convolution", &RecurrentKernels::gated_convolution, "projected"_a, "window"_a, "taps"_a,
             "Of projected [B, T, b | c | x] c times the convolution of b * x with taps [W, E]: that [B, T, E], and the\n"
             "window [B, W - 1, E] after the last token.")
         .def(
-            "mamba", &StateKernels::mamba, "projected"_a, "window"_a, "state"_a, "layer"_a,
+            "mamba", &RecurrentKernels::mamba, "projected"_a, "window"_a, "state"_a, "layer"_a,
             "Mamba between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
             "Args:\n"
             "    projected: [B, T, 2D], what the convolution takes and then the gate.\n"
@@ -362,7 +362,7 @@ void bind_kernels(nb::module_& module) {
             "    state: likewise [B, D, 1, N].\n"
             "    layer: the weights.")
         .def(
-            "mamba2", &StateKernels::mamba2, "projected"_a, "window"_a, "state"_a, "layer"_a,
+            "mamba2", &RecurrentKernels::mamba2, "projected"_a, "window"_a, "state"_a, "layer"_a,
             "Mamba 2 between its input and its output matrix: y [B, T, D], the window and the state after the last token.\n\n"
             "Args:\n"
             "    projected: [B, T, D + C + H], the gate, the C = D + 2GN channels of the convolution, and step sizes.\n"
@@ -370,7 +370,7 @@ void bind_kernels(nb::module_& module) {
             "    state: likewise [B, H, D / H, N].\n"
             "    layer: the weights.")
         .def(
-            "run_layer", &StateKernels::run_layer, "x"_a, "residual"_a, "layer"_a, "n_sequences"_a, "scale"_a,
+            "run_layer", &RecurrentKernels::run_layer, "x"_a, "residual"_a, "layer"_a, "n_sequences"_a, "scale"_a,
             "before"_a,
             "residual + scale * what a layer makes of x, both [B * T, E], and the window and the state after the last token.\n\n"
             "Args:\n"
@@ -381,7 +381,7 @@ void bind_kernels(nb::module_& module) {
             "    scale: factor on what is added.\n"
             "    before: the window, and but for a gated convolution the state, before the first token.")
         .def(
-            "time_mix", &StateKernels::time_mix, "x"_a, "last"_a, "state"_a, "first_value"_a.none(), "mix"_a,
+            "time_mix", &RecurrentKernels::time_mix, "x"_a, "last"_a, "state"_a, "first_value"_a.none(), "mix"_a,
             "RWKV-7's time mixing up to its output matrix: y [B, T, E], values [B * T, E], the state after the last token.\n\n"
             "Args:\n"
             "    x: [B, T, E].\n"
@@ -389,10 +389,10 @@ void bind_kernels(nb::module_& module) {
             "    state: before the first token [B, H, P, P].\n"
             "    first_value: values of the model's first layer [B * T, E]; None in that.\n"
             "    mix: the weights.")
-        .def("channel_mix", &StateKernels::channel_mix, "x"_a, "last"_a, "mix"_a,
+        .def("channel_mix", &RecurrentKernels::channel_mix, "x"_a, "last"_a, "mix"_a,
              "RWKV-7's channel mixing of x [B, T, E] and the tokens before, last [B, 1, E]: [B, T, E].")
         .def(
-            "rwkv_blocks", &StateKernels::rwkv_blocks, "x"_a, "blocks"_a, "before"_a, "first_value"_a.none(),
+            "rwkv_blocks", &RecurrentKernels::rwkv_blocks, "x"_a, "blocks"_a, "before"_a, "first_value"_a.none(),
             "RWKV-7's blocks one after another: y [B, T, E], the first block's values [B * T, E], and what each remembers.\n\n"
             "Args:\n"
             "    x: what enters the first of them [B, T, E].\n"
@@ -404,8 +404,8 @@ void bind_kernels(nb::module_& module) {
 
 }  // namespace
 
-void bind_states(nb::module_& module) {
-    bind_layers_with_states(module);
+void bind_recurrent(nb::module_& module) {
+    bind_layers(module);
     bind_rwkv(module);
     bind_kernels(module);
 }

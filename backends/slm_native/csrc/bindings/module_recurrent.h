@@ -1,6 +1,6 @@
-// Python bindings of layers with a state.
+// Python bindings of recurrent layers.
 #pragma once
 
 #include "bindings/handles.h"
 
-namespace slm::python { void bind_states(nb::module_& module); }  // namespace slm::python
+namespace slm::python { void bind_recurrent(nb::module_& module); }  // namespace slm::python

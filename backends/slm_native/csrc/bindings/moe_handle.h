@@ -1,4 +1,4 @@
-// What Python holds of a layer of experts; it keeps the arrays that it points into.
+// The handle of a MoE layer; it keeps the arrays that it points into alive.
 #pragma once
 
 #include <cstdint>
@@ -20,47 +20,47 @@ inline Gating gating_of(const std::string& name) {
     fail("no gating '", name, "'");
 }
 
-// How experts are chosen, but for the bias, which has an array.
-inline Choice new_choice(const std::string& gating, std::size_t n_experts, std::size_t n_used, bool normalized,
-                         float scale, std::size_t n_groups, std::size_t n_groups_used) {
+// Routing options; MoeHandle adds the bias, whose array it keeps.
+inline RoutingOptions new_routing(const std::string& gating, std::size_t n_experts, std::size_t n_used, bool normalized,
+                                  float scale, std::size_t n_groups, std::size_t n_groups_used) {
     require(n_groups && n_groups_used && n_groups_used <= n_groups && n_experts % n_groups == 0,
             "groups that do not share out the experts evenly, or are none, or fewer than are used");
     require(n_used && n_used <= n_experts / n_groups * n_groups_used, "no experts used, or more than there are");
     return {n_experts, n_used, n_groups, n_groups_used, gating_of(gating), normalized, scale, nullptr};
 }
 
-// A layer of experts with all that it points to.
-class MixtureHandle {
+// A MoE layer and the arrays that hold its weights.
+class MoeHandle {
 public:
-    MixtureHandle(const LinearHandle& router, const MaybeArray& bias, const Choice& choice,
-                  std::vector<LinearHandle> gates, std::vector<LinearHandle> ups, std::vector<LinearHandle> downs,
-                  const Activation& activation, bool scales_input, std::vector<MaybeLinear> shared,
-                  const MaybeLinear& shared_gate)
+    MoeHandle(const LinearHandle& router, const MaybeArray& bias, const RoutingOptions& routing,
+              std::vector<LinearHandle> gates, std::vector<LinearHandle> ups, std::vector<LinearHandle> downs,
+              const Activation& activation, bool scales_input, std::vector<MaybeLinear> shared,
+              const MaybeLinear& shared_gate)
         : router_(router), bias_(bias), gates_(std::move(gates)), ups_(std::move(ups)), downs_(std::move(downs)),
           shared_(std::move(shared)), shared_gate_(shared_gate) {
-        const std::size_t n_experts = choice.n_experts, width = router_.weights.matrix.n_in;
+        const std::size_t n_experts = routing.n_experts, width = router_.weights.matrix.n_in;
         require(
             ups_.size() == n_experts && downs_.size() == n_experts && (gates_.empty() || gates_.size() == n_experts),
             "gates, ups and downs are not one for each expert");
         check_gate(activation, !gates_.empty());
         const std::size_t n_ff = ups_[0].weights.matrix.n_out;
-        mixture_ = {checked(router_, n_experts, width, "router"), choice, {}, activation, scales_input, {}, {}};
-        mixture_.choice.bias = row_of(bias_, "selection_bias", n_experts);
+        moe_ = {checked(router_, n_experts, width, "router"), routing, {}, activation, scales_input, {}, {}};
+        moe_.routing.bias = row_of(bias_, "selection_bias", n_experts);
         for (std::size_t i = 0; i < n_experts; ++i)
-            mixture_.experts.push_back({gates_.empty() ? Linear{} : checked(gates_[i], n_ff, width, "gate"),
-                                        checked(ups_[i], n_ff, width, "up"), checked(downs_[i], width, n_ff, "down")});
-        if (!shared_.empty()) mixture_.shared = checked_shared(activation, width);
-        if (shared_gate_) mixture_.shared_gate = checked(*shared_gate_, 1, width, "shared_gate");
+            moe_.experts.push_back({gates_.empty() ? Linear{} : checked(gates_[i], n_ff, width, "gate"),
+                                    checked(ups_[i], n_ff, width, "up"), checked(downs_[i], width, n_ff, "down")});
+        if (!shared_.empty()) moe_.shared = checked_shared(activation, width);
+        if (shared_gate_) moe_.shared_gate = checked(*shared_gate_, 1, width, "shared_gate");
     }
-    MixtureHandle(const MixtureHandle&) = delete;
-    MixtureHandle& operator=(const MixtureHandle&) = delete;
+    MoeHandle(const MoeHandle&) = delete;
+    MoeHandle& operator=(const MoeHandle&) = delete;
 
-    const Mixture& mixture() const { return mixture_; }
+    const MoeLayer& moe() const { return moe_; }
 
-    // The layer, on these kernels.
-    const Mixture& checked_for(const IsaKernels& kernels) const {
+    // The layer, after checking its instruction set.
+    const MoeLayer& checked_for(const IsaKernels& kernels) const {
         require(router_.weights.kernels == &kernels, other_kernels);
-        return mixture_;
+        return moe_;
     }
 
 private:
@@ -89,7 +89,7 @@ private:
     std::vector<LinearHandle> gates_, ups_, downs_;
     std::vector<MaybeLinear> shared_;
     MaybeLinear shared_gate_;
-    Mixture mixture_{};
+    MoeLayer moe_{};
 };
 
 }  // namespace slm::python

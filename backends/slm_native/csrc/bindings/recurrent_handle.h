@@ -1,4 +1,4 @@
-// What Python holds of layers with a convolution and a state space.
+// Handles of Mamba, Mamba 2 and gated convolutions.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ inline std::size_t n_taps_of(const Array& taps) {
     return taps.shape(0);
 }
 
-// Numbers of a float32 array with so many rows, of one length.
+// The values of a float32 array [n_rows][width].
 inline const float* rows_of(const Array& array, const char* name, std::size_t n_rows, std::size_t width) {
     const float* values = elements<float>(array, name, "float32", 2);
     require(array.shape(0) == n_rows && array.shape(1) == width, name, " does not fit the others; its shape is ",
@@ -24,10 +24,10 @@ inline const float* rows_of(const Array& array, const char* name, std::size_t n_
     return values;
 }
 
-// What a layer remembers of a sequence: [n_taps - 1][n_convolved] numbers, and [heads][width][n_state], or nothing.
-struct Remembers { std::size_t n_taps, n_convolved, heads, width, n_state; };
+// The shape of the state of a sequence: the window [n_taps - 1][n_convolved], and [heads][width][n_state] or nothing.
+struct StateShape { std::size_t n_taps, n_convolved, heads, width, n_state; };
 
-// Mamba with all that it points to.
+// Mamba and the arrays that hold its weights.
 class MambaHandle {
 public:
     MambaHandle(const Array& taps, const MaybeArray& conv_bias, const Weights& select, const MaybeArray& step_norm,
@@ -57,7 +57,7 @@ public:
     const Mamba& layer() const { return layer_; }
     std::size_t n_entered() const { return 2 * layer_.n_inner; }
     std::size_t n_inner() const { return layer_.n_inner; }
-    Remembers remembers() const { return {layer_.n_taps, layer_.n_inner, layer_.n_inner, 1, layer_.n_state}; }
+    StateShape state_shape() const { return {layer_.n_taps, layer_.n_inner, layer_.n_inner, 1, layer_.n_state}; }
     bool is_of(const IsaKernels& kernels) const { return select_.kernels == &kernels && steps_.kernels == &kernels; }
 
 private:
@@ -66,7 +66,7 @@ private:
     Mamba layer_{};
 };
 
-// Mamba 2, likewise.
+// Mamba 2 and the arrays that hold its weights.
 class Mamba2Handle {
 public:
     Mamba2Handle(const Array& taps, const MaybeArray& conv_bias, const Array& step_bias, const Array& a, const Array& d,
@@ -98,7 +98,7 @@ public:
     const Mamba2& layer() const { return layer_; }
     std::size_t n_entered() const { return n_inner() + n_convolved() + layer_.n_heads; }
     std::size_t n_inner() const { return layer_.n_inner; }
-    Remembers remembers() const {
+    StateShape state_shape() const {
         return {layer_.n_taps, n_convolved(), layer_.n_heads, n_inner() / layer_.n_heads, layer_.n_state};
     }
 
@@ -109,34 +109,35 @@ private:
     Mamba2 layer_{};
 };
 
-// A layer from its norm to its output matrix; somebody keeps what lies between.
-class StateLayerHandle {
+// A layer from its norm to its output matrix. The caller keeps the part between its projections alive.
+class RecurrentLayerHandle {
 public:
-    StateLayerHandle(const MaybeNorm& norm, const LinearHandle& project, const MambaHandle& mamba,
-                     const LinearHandle& output)
-        : norm_(norm), project_(project), output_(output), remembers_(mamba.remembers()), mamba_(&mamba) {
+    RecurrentLayerHandle(const MaybeNorm& norm, const LinearHandle& project, const MambaHandle& mamba,
+                         const LinearHandle& output)
+        : norm_(norm), project_(project), output_(output), state_shape_(mamba.state_shape()), mamba_(&mamba) {
         check(mamba.n_entered(), mamba.n_inner());
         layer_.mamba = &mamba.layer();
     }
-    StateLayerHandle(const MaybeNorm& norm, const LinearHandle& project, const Mamba2Handle& mamba2,
-                     const LinearHandle& output)
-        : norm_(norm), project_(project), output_(output), remembers_(mamba2.remembers()) {
+    RecurrentLayerHandle(const MaybeNorm& norm, const LinearHandle& project, const Mamba2Handle& mamba2,
+                         const LinearHandle& output)
+        : norm_(norm), project_(project), output_(output), state_shape_(mamba2.state_shape()) {
         check(mamba2.n_entered(), mamba2.n_inner());
         layer_.mamba2 = &mamba2.layer();
     }
-    StateLayerHandle(const MaybeNorm& norm, const LinearHandle& project, const Array& taps, const LinearHandle& output)
+    RecurrentLayerHandle(const MaybeNorm& norm, const LinearHandle& project, const Array& taps,
+                         const LinearHandle& output)
         : norm_(norm), project_(project), output_(output), taps_(taps),
-          remembers_{n_taps_of(taps), taps.shape(1), 0, 0, 0} {
+          state_shape_{n_taps_of(taps), taps.shape(1), 0, 0, 0} {
         check(3 * taps.shape(1), taps.shape(1));
-        layer_.taps = static_cast<const float*>(taps.data()), layer_.n_taps = remembers_.n_taps;
+        layer_.taps = static_cast<const float*>(taps.data()), layer_.n_taps = state_shape_.n_taps;
     }
-    StateLayerHandle(const StateLayerHandle&) = delete;
-    StateLayerHandle& operator=(const StateLayerHandle&) = delete;
+    RecurrentLayerHandle(const RecurrentLayerHandle&) = delete;
+    RecurrentLayerHandle& operator=(const RecurrentLayerHandle&) = delete;
 
     // Points into this.
-    const StateLayer& layer() const { return layer_; }
+    const RecurrentLayer& layer() const { return layer_; }
     std::size_t width() const { return project_.weights.matrix.n_in; }
-    const Remembers& remembers() const { return remembers_; }
+    const StateShape& state_shape() const { return state_shape_; }
     bool has_state() const { return !taps_; }
     bool is_of(const IsaKernels& kernels) const {
         return project_.weights.kernels == &kernels && output_.weights.kernels == &kernels &&
@@ -157,9 +158,9 @@ private:
     MaybeNorm norm_;
     LinearHandle project_, output_;
     MaybeArray taps_;
-    Remembers remembers_;
+    StateShape state_shape_;
     const MambaHandle* mamba_ = nullptr;
-    StateLayer layer_{};
+    RecurrentLayer layer_{};
 };
 
 }  // namespace slm::python

@@ -27,20 +27,20 @@ std::string text_of(const Part& part) {
     else return std::string(part);
 }
 
-template <class... Parts>
-std::string message(const Parts&... parts) {
+template <class... WeightedRows>
+std::string message(const WeightedRows&... parts) {
     return (text_of(parts) + ...);
 }
 
 // Raises ValueError with a message of these parts.
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
+template <class... WeightedRows>
+[[noreturn]] void fail(const WeightedRows&... parts) {
     throw nb::value_error(message(parts...).c_str());
 }
 
 // Fails with these parts unless `condition` holds. The message is built only then.
-template <class... Parts>
-void require(bool condition, const Parts&... parts) {
+template <class... WeightedRows>
+void require(bool condition, const WeightedRows&... parts) {
     if (!condition) fail(parts...);
 }
 

@@ -1,4 +1,4 @@
-// What Python holds of RWKV-7's blocks.
+// Handles of RWKV-7's blocks.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ inline bool are_of(const std::vector<Weights>& all, const IsaKernels& kernels) {
     return std::all_of(all.begin(), all.end(), [&](const Weights& w) { return w.kernels == &kernels; });
 }
 
-// Time mixing with all that it points to.
+// Time mixing and the arrays that hold its weights.
 class TimeMixHandle {
 public:
     TimeMixHandle(const Array& shares, std::vector<Weights> matrices, std::vector<Array> rows, const Array& unit,
@@ -51,7 +51,7 @@ public:
     std::size_t width() const { return layer_.receptance->n_in; }
     bool is_first() const { return !layer_.first_value.down; }
     bool is_of(const IsaKernels& kernels) const { return are_of(matrices_, kernels); }
-    // Points into this; of a batch there is nothing in it.
+    // Points into this; the fields of a batch are empty.
     const TimeMix& layer() const { return layer_; }
 
 private:
@@ -67,12 +67,12 @@ private:
     TimeMix layer_{};
 };
 
-// Channel mixing, likewise.
+// Channel mixing and the arrays that hold its weights.
 class ChannelMixHandle {
 public:
     ChannelMixHandle(const Array& share, const Weights& up, const Weights& down) : share_(share), matrices_{up, down} {
         check_matrix(up.matrix, down.matrix.n_in, width()), check_matrix(down.matrix, width(), up.matrix.n_out);
-        layer();  // refuses a share that does not fit
+        layer();  // raises if the share does not fit
     }
 
     std::size_t width() const { return matrices_[0].matrix.n_in; }
@@ -84,7 +84,7 @@ private:
     std::vector<Weights> matrices_;
 };
 
-// A whole block; somebody keeps both mixings.
+// A whole block; the caller keeps both mixings alive.
 class RwkvBlockHandle {
 public:
     RwkvBlockHandle(const NormHandle& time_norm, const TimeMixHandle& time, const LinearHandle& output,

@@ -1,4 +1,4 @@
-// Every quantized format. The list is a macro as each entry becomes a row of a table of functions.
+// All quantized formats. The list is a macro because each entry becomes a row of a table of functions.
 #pragma once
 
 #include "formats/fp4.h"
@@ -23,7 +23,7 @@
 
 namespace SLM_NAMESPACE {
 
-// The factors of a span; an instruction set may know a shorter way.
+// The factors of a span; an instruction set may specialize this.
 template <class Format>
 inline Scales factors_of(const std::uint8_t* span) {
     return Format::factors(span);

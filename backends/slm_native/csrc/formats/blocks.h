@@ -1,6 +1,6 @@
-// Blocks of quantized weights as they lie in a file, at any address, little-endian.
+// Blocks of quantized weights in the layout of the model file: unaligned, little-endian.
 //
-// Names of fields and sizes are ggml's (ggml-common.h); what they mean is in slm_core/quant, one file a format.
+// Fields have ggml's names and sizes (ggml-common.h); slm_core/quant defines their meaning, one file per format.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace slm {
 
-// Internal linkage: each file that includes this keeps a copy that is compiled for its own instruction set.
+// Internal linkage: each file has its own copy, compiled for its own instruction set.
 static inline std::uint16_t read16(const void* p) {
     std::uint16_t value;
     __builtin_memcpy(&value, p, sizeof value);

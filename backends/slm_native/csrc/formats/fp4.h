@@ -1,4 +1,4 @@
-// MXFP4 and NVFP4: nibbles that are four-bit floats (E2M1); codes are twice their values, + 16.
+// MXFP4 and NVFP4: nibbles are four-bit floats (E2M1); code = 2 * value + 16.
 #pragma once
 
 namespace SLM_NAMESPACE {

@@ -1,4 +1,4 @@
-// IQ4_NL and IQ4_XS: nibbles that pick one of sixteen uneven levels; codes are levels + 128.
+// IQ4_NL and IQ4_XS: nibbles index sixteen non-linear levels; code = level + 128.
 #pragma once
 
 namespace SLM_NAMESPACE {
@@ -18,7 +18,7 @@ struct IQ4_NL {
     static Scales factors(const std::uint8_t* span) { return halves<sizeof(Block)>(span); }
 };
 
-// 8 groups of 32 weights, scale * (s - 32) * level; s in four bits and two.
+// 8 groups of 32 weights, scale * (s - 32) * level; s has four low and two high bits.
 struct IQ4_XS {
     using Block = BlockIQ4_XS;
     static constexpr int type = 23, block = 256, groups = 8, zero = 128, bits = 8;

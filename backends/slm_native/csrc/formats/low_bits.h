@@ -1,4 +1,4 @@
-// TQ2_0, TQ1_0 and Q1_0: weights of -1, 0 and 1, or of -1 and 1, times one scale; codes are weights + 1.
+// TQ2_0, TQ1_0 and Q1_0: weights of -1, 0 and 1, or of -1 and 1, times one scale; code = weight + 1.
 #pragma once
 
 namespace SLM_NAMESPACE {
@@ -16,8 +16,9 @@ struct TQ2_0 {
     }
 };
 
-// 256 weights, five to a byte, in base 3: a byte is a fraction whose leading digit comes first. 32 bytes hold weights
-// 0 .. 159, 16 bytes 160 .. 239, 4 bytes (of four digits) the rest; a digit of all bytes before the next.
+// 256 weights in base 3, five to a byte: a byte is a fraction of 256 with the first weight as its leading digit. 32
+// bytes hold weights 0 .. 159, 16 bytes hold 160 .. 239, 4 bytes of four digits hold the rest. Within each of these
+// parts the first digits of all bytes come first.
 struct TQ1_0 {
     using Block = BlockTQ1_0;
     static constexpr int type = 34, block = 256, groups = 8, zero = 1, bits = 2;
@@ -37,7 +38,7 @@ struct TQ1_0 {
     }
 
 private:
-    // Fractions of 256 whose leading digit is that which was `n` places behind it.
+    // Drops the n leading base-3 digits of fractions of 256.
     template <class Vector>
     static Vector shifted(Vector fractions, int n) {
         for (int i = 0; i < n; ++i) fractions = times_three(fractions);

@@ -1,4 +1,4 @@
-// Q3_K: 16 groups of 16 weights, scale * (s - 32) * (q - 4); the third bits lie apart.
+// Q3_K: 16 groups of 16 weights, scale * (s - 32) * (q - 4); the third bits are stored apart.
 #pragma once
 
 namespace SLM_NAMESPACE {

@@ -3,7 +3,7 @@
 
 namespace SLM_NAMESPACE {
 
-// The six-bit scales and minimums of Q4_K and Q5_K, packed into 12 bytes, times theirs.
+// The six-bit scales and minimums of Q4_K and Q5_K (12 bytes), times `scale` and `min_scale`.
 inline Scales six_bit_factors(const std::uint8_t* packed, float scale, float min_scale) {
     const std::uint32_t a = read32(packed), b = read32(packed + 4), c = read32(packed + 8);
     const std::uint32_t low6 = 0x3f3f3f3f, low4 = 0x0f0f0f0f, low2 = 0x03030303;

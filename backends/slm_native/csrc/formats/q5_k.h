@@ -1,4 +1,4 @@
-// Q5_K: as Q4_K, the fifth bit of weight 32 i + j in bit i of byte j.
+// Q5_K: as Q4_K; bit i of byte j of `qh` is the fifth bit of weight 32 i + j.
 #pragma once
 
 namespace SLM_NAMESPACE {

@@ -1,4 +1,4 @@
-// Q6_K: 16 groups of 16 weights, scale * s * (q - 32); four low and two high bits lie apart.
+// Q6_K: 16 groups of 16 weights, scale * s * (q - 32); low four and high two bits are stored apart.
 #pragma once
 
 namespace SLM_NAMESPACE {

@@ -9,49 +9,50 @@ namespace slm {
 
 namespace {
 
-// Of the thread that calls, and of whoever computes.
+// rows_scratch belongs to every thread that computes, the others to the thread that calls.
 thread_local Scratch shares_scratch, added_scratch, low_scratch, rows_scratch;
 
-// What a linear makes of what the router makes of x [T][E], from -1 to 1: [T][n_out]; in shares_scratch.
+// linear(tanh(router(x))) [T][n_out] of x [T][E]; in shares_scratch.
 const float* shares_of(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const Linear& linear, const float* x,
                        std::size_t n_tokens) {
     const std::size_t n = n_tokens * altup.router.matrix->n_out;
-    float* modalities = shares_scratch.room<float>(n + n_tokens * linear.matrix->n_out);
-    const Made routed{&altup.router, modalities}, made{&linear, modalities + n};
+    float* modalities = shares_scratch.buffer<float>(n + n_tokens * linear.matrix->n_out);
+    const Projection routed{&altup.router, modalities}, made{&linear, modalities + n};
     project(kernels, pool, x, n_tokens, altup.router_norm, {&routed, 1});
     kernels.scan->curve(Curve::tanh, modalities, n);
     project(kernels, pool, modalities, n_tokens, {}, {&made, 1});
     return made.y;
 }
 
-// What a layer's own embedding [T][P] adds to what its gate takes, but for its norm: [T][E]; in added_scratch.
-float* added_by(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own,
-                Multiplication gate) {
+// What the per-layer embedding [T][P] adds, before its norm: [T][E]; in added_scratch. `gate` multiplies the gate's
+// input.
+float* layer_embedding_delta(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding,
+                             const float* layer_inputs, Multiplication gate) {
     const std::size_t n_low = embedding.gate.matrix->n_out, width = embedding.project.matrix->n_out,
                       n_tokens = gate.n_rows;
-    float *low = low_scratch.room<float>(n_tokens * n_low), *added = added_scratch.room<float>(n_tokens * width);
-    const Made made{&embedding.project, added};
+    float *low = low_scratch.buffer<float>(n_tokens * n_low), *added = added_scratch.buffer<float>(n_tokens * width);
+    const Projection made{&embedding.project, added};
     gate.y = low;
     multiply_all(kernels, pool, {&gate, 1});
     finish(embedding.gate, low, n_tokens);
-    activate(kernels, pool, low, own, n_tokens * n_low, embedding.activation, low);
+    activate(kernels, pool, low, layer_inputs, n_tokens * n_low, embedding.activation, low);
     project(kernels, pool, low, n_tokens, {}, {&made, 1});
     return added;
 }
 
-// row += what is added to it.
+// row += share * added.
 void add(const IsaKernels& kernels, const float* added, std::size_t width, float share, float* row) {
     kernels.add_parts(row, &added, &share, 1, width, row);
 }
 
-void settle_token(const IsaKernels& kernels, const Streams& streams, std::size_t t) {
-    float* added = streams.waiting + t * streams.width;
-    if (streams.waiting_norm.weight) kernels.normalize(streams.waiting_norm, added, 1, added);
+void apply_pending_to(const IsaKernels& kernels, const ResidualStreams& streams, std::size_t t) {
+    float* added = streams.pending + t * streams.width;
+    if (streams.pending_norm.weight) kernels.normalize(streams.pending_norm, added, 1, added);
     for (std::size_t i = 1; i < streams.n; ++i)
         add(kernels, added, streams.width, 1.0f, streams[i] + t * streams.width);
 }
 
-// Rows of x, number by number times a scale.
+// Rows of x times a scale, elementwise.
 class ScaledRows final : public RowSource {
 public:
     ScaledRows(const float* x, const float* scale, std::size_t width) : x_(x), scale_(scale), width_(width) {}
@@ -66,38 +67,38 @@ private:
 
 }  // namespace
 
-void settle(const IsaKernels& kernels, Pool& pool, Streams& streams) {
-    if (!streams.waiting) return;
+void apply_pending(const IsaKernels& kernels, Pool& pool, ResidualStreams& streams) {
+    if (!streams.pending) return;
     by_rows(pool, streams.n_tokens, streams.n * streams.width, [&](std::size_t begin, std::size_t end) {
-        for (std::size_t t = begin; t < end; ++t) settle_token(kernels, streams, t);
+        for (std::size_t t = begin; t < end; ++t) apply_pending_to(kernels, streams, t);
     });
-    streams.waiting = nullptr;
+    streams.pending = nullptr;
 }
 
-void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, Streams& streams) {
+void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, ResidualStreams& streams) {
     const std::size_t n = streams.n, width = streams.width;
-    if (altup.active != 0) settle(kernels, pool, streams);  // nothing waits for the first
+    if (altup.active != 0) apply_pending(kernels, pool, streams);  // nothing is pending for the first
     const float* shares = shares_of(kernels, pool, altup, altup.predict, streams[altup.active], streams.n_tokens);
     by_rows(pool, streams.n_tokens, n * n * width, [&](std::size_t begin, std::size_t end) {
-        float* mixed = rows_scratch.room<float>(n * width);
+        float* mixed = rows_scratch.buffer<float>(n * width);
         std::vector<const float*> rows(n);
         for (std::size_t t = begin; t < end; ++t) {
-            if (streams.waiting) settle_token(kernels, streams, t);
+            if (streams.pending) apply_pending_to(kernels, streams, t);
             for (std::size_t i = 0; i < n; ++i) rows[i] = streams[i] + t * width;
             for (std::size_t i = 0; i < n; ++i)
                 kernels.add_parts(rows[i], rows.data(), shares + (t * n + i) * n, n, width, mixed + i * width);
             for (std::size_t i = 0; i < n; ++i) std::copy_n(mixed + i * width, width, streams[i] + t * width);
         }
     });
-    streams.waiting = nullptr;
+    streams.pending = nullptr;
 }
 
 void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const LayerEmbedding& embedding,
-             const float* own, const float* made, Streams& streams) {
+             const float* layer_inputs, const float* made, ResidualStreams& streams) {
     const std::size_t n = streams.n, n_tokens = streams.n_tokens, width = streams.width;
     const float* shares = shares_of(kernels, pool, altup, altup.correct, made, n_tokens);
     by_rows(pool, n_tokens, n * width, [&](std::size_t begin, std::size_t end) {
-        float* news = rows_scratch.room<float>(width);
+        float* news = rows_scratch.buffer<float>(width);
         for (std::size_t t = begin; t < end; ++t) {
             const float* expected = streams[altup.active] + t * width;
             for (std::size_t e = 0; e < width; ++e) news[e] = made[t * width + e] - expected[e];
@@ -106,13 +107,14 @@ void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const La
         }
     });
     const ScaledRows read(streams[altup.active], altup.scale, width);
-    streams.waiting = added_by(kernels, pool, embedding, own,
-                               {embedding.gate.matrix, nullptr, n_tokens, nullptr, nullptr, 0, 0, &read});
-    streams.waiting_norm = embedding.norm;
+    streams.pending = layer_embedding_delta(kernels, pool, embedding, layer_inputs,
+                                            {embedding.gate.matrix, nullptr, n_tokens, nullptr, nullptr, 0, 0, &read});
+    streams.pending_norm = embedding.norm;
 }
 
-void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given, const Norm& norm,
-                     const float (&shares)[2], std::size_t n_tokens, std::size_t n_parts, float* y) {
+void split_layer_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given,
+                            const Norm& norm, const float (&shares)[2], std::size_t n_tokens, std::size_t n_parts,
+                            float* y) {
     by_rows(pool, n_tokens, n_parts * norm.width, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin * n_parts; i < end * n_parts; ++i) {
             float* to = y + (i % n_parts * n_tokens + i / n_parts) * norm.width;
@@ -123,9 +125,10 @@ void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, c
     });
 }
 
-void let_in(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own,
-            std::size_t n_tokens, float* x) {
-    float* added = added_by(kernels, pool, embedding, own, {embedding.gate.matrix, x, n_tokens, nullptr});
+void add_layer_embedding(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding,
+                         const float* layer_inputs, std::size_t n_tokens, float* x) {
+    float* added =
+        layer_embedding_delta(kernels, pool, embedding, layer_inputs, {embedding.gate.matrix, x, n_tokens, nullptr});
     const std::size_t width = embedding.project.matrix->n_out;
     by_rows(pool, n_tokens, width, [&](std::size_t begin, std::size_t end) {
         for (std::size_t t = begin; t < end; ++t) {

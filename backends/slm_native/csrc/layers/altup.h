@@ -1,6 +1,6 @@
-// What lies around layers: several residual streams, and embeddings of a layer's own; see slm_native/streams.py.
+// AltUp (alternating updates) with several residual streams, and per-layer embeddings; see slm_native/streams.py.
 //
-// Shapes: T tokens, E embedding width, N streams, P width of a layer's own embedding.
+// Shapes: T tokens, E embedding width, N residual streams, P width of a per-layer embedding.
 #pragma once
 
 #include <cstddef>
@@ -9,47 +9,49 @@
 
 namespace slm {
 
-// How a layer lets its own embedding of a token in. Without `gate`, it has none.
+// How a layer adds its per-layer embedding of a token. Without `gate`, the layer has none.
 struct LayerEmbedding {
     Linear gate, project;  // (P, E), (E, P)
     Norm norm;             // [E]
     Activation activation;
 };
 
-// Alternating updates. Without `router`, there is one stream.
+// Alternating updates (https://arxiv.org/abs/2301.13310). Without `router`, there is one residual stream.
 struct AltUp {
     Linear router, predict, correct;  // (N, E), (N*N, N), (N, N)
     Norm router_norm;                 // [E], divided by E
-    const float* scale;               // [E], of the layer's stream before its own embedding is let in
-    std::size_t active;               // which stream the layer runs on
+    const float* scale;               // [E], applied to the active stream before the per-layer embedding is added
+    std::size_t active;               // the stream that the layer runs on
 };
 
-// Streams [N], so many numbers apart, of [T][E] each. What is let into all but the first waits for the next pass over them.
-struct Streams {
+// N residual streams of [T][E], `stride` numbers apart. The per-layer embedding is added to all but the first in the
+// next pass over the streams: until then it is `pending`.
+struct ResidualStreams {
     float* at;
     std::size_t n, stride, n_tokens, width;
-    float* waiting = nullptr;  // [T][E], or nothing
-    Norm waiting_norm{};       // of it
+    float* pending = nullptr;  // [T][E] or null
+    Norm pending_norm{};       // of `pending`
     float* operator[](std::size_t i) const { return at + i * stride; }
 };
 
-// The streams as they are expected behind the layer: each, and a mixture of all that the active one chooses.
-void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, Streams& streams);
+// AltUp predict: adds to each stream a combination of all streams; the active stream determines the coefficients.
+void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, ResidualStreams& streams);
 
-// The streams behind the layer: corrected by what it made [T][E] beyond what was expected, and its own embedding [T][P]
-// of the tokens let into all but the first, when they are settled or predicted.
+// AltUp correct: adds to each stream a share of the innovation, which is the layer's output [T][E] minus the predicted
+// active stream. The per-layer embedding [T][P] becomes pending.
 void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const LayerEmbedding& embedding,
-             const float* own, const float* made, Streams& streams);
+             const float* layer_inputs, const float* made, ResidualStreams& streams);
 
-// What waits is added.
-void settle(const IsaKernels& kernels, Pool& pool, Streams& streams);
+// Adds what is pending.
+void apply_pending(const IsaKernels& kernels, Pool& pool, ResidualStreams& streams);
 
-// y [n_parts][T][P] = shares[0] * (rows `made` [T][n_parts][P], normalized) + shares[1] * (rows `given`, likewise).
-void part_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given, const Norm& norm,
-                     const float (&shares)[2], std::size_t n_tokens, std::size_t n_parts, float* y);
+// y [n_parts][T][P] = shares[0] * normalize(made [T][n_parts][P]) + shares[1] * given [T][n_parts][P].
+void split_layer_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given,
+                            const Norm& norm, const float (&shares)[2], std::size_t n_tokens, std::size_t n_parts,
+                            float* y);
 
-// x [T][E] += what the layer lets in of its own embedding [T][P].
-void let_in(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding, const float* own,
-            std::size_t n_tokens, float* x);
+// x [T][E] += the gated projection of the per-layer embedding [T][P].
+void add_layer_embedding(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding,
+                         const float* layer_inputs, std::size_t n_tokens, float* x);
 
 }  // namespace slm

@@ -11,8 +11,8 @@ namespace {
 
 thread_local Scratch flow_scratch;
 
-// Activations of a batch between the steps of a layer; `read` is what its attention reads and `low` is made of that, both for
-// a residual that is learned.
+// Activations of a batch between the steps of a layer. `read` is the normalized input of attention, and `low` its
+// low-rank projection; only a learned residual (LAuReL) uses them.
 struct Flow { float *q, *k, *v, *mixed, *inner, *after, *made, *read, *low; };
 
 template <class Width>
@@ -33,7 +33,8 @@ Flow flow_of(std::span<const Layer> layers, std::size_t n_tokens) {
     const std::size_t width = n_out_of(layers[0].output);
     const std::size_t n_mixed = std::max(width, widest(layers, [](const Layer& l) { return l.output.matrix->n_in; }));
     const std::size_t n_read = n_low ? width : 0;
-    float* memory = flow_scratch.room<float>(n_tokens * (n_q + 2 * n_kv + n_mixed + n_ff + 2 * width + n_read + n_low));
+    float* memory =
+        flow_scratch.buffer<float>(n_tokens * (n_q + 2 * n_kv + n_mixed + n_ff + 2 * width + n_read + n_low));
     const auto take = [&](std::size_t n) {
         float* taken = memory;
         memory += n_tokens * n;
@@ -47,15 +48,15 @@ void limit(float* y, std::size_t n, float most) {
     for (std::size_t i = 0; i < n; ++i) y[i] = y[i] > most ? most : y[i] < -most ? -most : y[i];
 }
 
-// The queries of a batch, unturned; its keys and values go into the cache.
-void project_heads(const IsaKernels& kernels, Pool& pool, const Layer& layer, const Place& place, const Tokens& tokens,
-                   const float* x, const Flow& flow) {
+// Computes queries, before rotation, and writes keys and values to the cache.
+void project_heads(const IsaKernels& kernels, Pool& pool, const Layer& layer, const LayerInputs& place,
+                   const Tokens& tokens, const float* x, const Flow& flow) {
     const KvLayer& cache = *place.cache;
     const std::size_t n = tokens.n_tokens, n_kv = n * n_out_of(layer.k);
-    Made made[4];
+    Projection made[4];
     std::size_t n_made = 0;
-    for (const Made& one :
-         {Made{&layer.q, flow.q}, Made{&layer.k, flow.k}, Made{&layer.v, flow.v}, Made{&layer.left, flow.low}})
+    for (const Projection& one : {Projection{&layer.q, flow.q}, Projection{&layer.k, flow.k},
+                                  Projection{&layer.v, flow.v}, Projection{&layer.left, flow.low}})
         if (one.linear->matrix) made[n_made++] = one;
     const bool is_kept = layer.left.matrix && layer.attn_norm.weight;
     if (is_kept) normalize(kernels, pool, x, n * layer.attn_norm.width, layer.attn_norm, flow.read);
@@ -66,36 +67,36 @@ void project_heads(const IsaKernels& kernels, Pool& pool, const Layer& layer, co
         limit(flow.k, n_kv, layer.limit), limit(flow.v, n_kv, layer.limit);
     }
     if (!layer.k.matrix) return;
-    turn_heads(kernels, pool, flow.k, n, cache.n_kv_heads, cache.head_dim, layer.k_norm, place.rotation, flow.k);
+    rotate_heads(kernels, pool, flow.k, n, cache.n_kv_heads, cache.head_dim, layer.k_norm, place.rotation, flow.k);
     if (layer.v_norm.weight)
-        turn_heads(kernels, pool, flow.v, n, cache.n_kv_heads, cache.head_dim, layer.v_norm, {}, flow.v);
+        rotate_heads(kernels, pool, flow.v, n, cache.n_kv_heads, cache.head_dim, layer.v_norm, {}, flow.v);
     write(kernels, pool, cache, n, tokens.pages, tokens.slots, flow.k, flow.v);
 }
 
-void attend_in(const IsaKernels& kernels, Pool& pool, const Layer& layer, const Place& place, const Tokens& tokens,
-               const float* x, const Flow& flow) {
+void attend_in(const IsaKernels& kernels, Pool& pool, const Layer& layer, const LayerInputs& place,
+               const Tokens& tokens, const float* x, const Flow& flow) {
     if (!layer.q.matrix)
         return attend_to_latents(kernels, pool, layer.latent, layer.attn_norm, layer.scoring, place, tokens, x,
                                  flow.mixed);
     const std::size_t n_heads = n_out_of(layer.q) / place.cache->head_dim;
     project_heads(kernels, pool, layer, place, tokens, x, flow);
-    turn_heads(kernels, pool, flow.q, tokens.n_tokens, n_heads, place.cache->head_dim, layer.q_norm, place.rotation,
-               flow.q);
+    rotate_heads(kernels, pool, flow.q, tokens.n_tokens, n_heads, place.cache->head_dim, layer.q_norm, place.rotation,
+                 flow.q);
     attend(kernels, pool, *place.cache, *tokens.runs, layer.scoring, n_heads, flow.q, flow.mixed);
 }
 
-// y = residual and what a branch of the layer makes of x at last.
+// y = residual + the output projection of a branch, normalized and scaled.
 void add_branch(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,
                 const Norm& post_norm, float scale, const float* residual, float* y) {
     if (!post_norm.weight && scale == 1.0f) return add_product(kernels, pool, x, n_tokens, linear, residual, y);
     add_normed(kernels, pool, x, n_tokens, linear, post_norm, scale, residual, y);
 }
 
-// after = (after + what attention has read + what is made of it) / sqrt(2).
-void add_learned(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* read,
-                 const Flow& flow) {
+// after = (after + input of attention + LAuReL(input of attention)) / sqrt(2).
+void add_laurel(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* read,
+                const Flow& flow) {
     const std::size_t width = layer.right.matrix->n_out;
-    const Made made{&layer.right, flow.made};
+    const Projection made{&layer.right, flow.made};
     project(kernels, pool, flow.low, n_tokens, {}, {&made, 1});
     by_rows(pool, n_tokens, 3 * width, [&](std::size_t begin, std::size_t end) {
         const float whole[] = {1.0f, 1.0f}, part = 0.70710678f;
@@ -116,13 +117,13 @@ void scale(const IsaKernels& kernels, Pool& pool, float by, std::size_t n_tokens
     });
 }
 
-void keep_rows(float* x, std::size_t width, const std::vector<std::int64_t>& wanted) {
-    for (std::size_t i = 0; i < wanted.size(); ++i)
-        if (const std::size_t from = std::size_t(wanted[i]); from != i)
+void keep_rows(float* x, std::size_t width, const std::vector<std::int64_t>& output_tokens) {
+    for (std::size_t i = 0; i < output_tokens.size(); ++i)
+        if (const std::size_t from = std::size_t(output_tokens[i]); from != i)
             std::copy_n(x + from * width, width, x + i * width);
 }
 
-// to = after and what the feed-forward layer makes of it, or of x.
+// to = after + feed_forward(after), or + feed_forward(x) for parallel layers.
 void feed_forward(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x,
                   const Flow& flow, float* to) {
     const float* read = layer.parallel ? x : flow.after;
@@ -130,65 +131,71 @@ void feed_forward(const IsaKernels& kernels, Pool& pool, const Layer& layer, std
         gate_up(kernels, pool, read, n_tokens, layer.ffn_norm, layer.gating, flow.inner);
         add_branch(kernels, pool, flow.inner, n_tokens, layer.down, layer.ffn_post_norm, layer.residual_scale,
                    flow.after, to);
-    } else if (layer.mixture) {
-        mix(kernels, pool, *layer.mixture, read, nullptr, n_tokens, layer.ffn_norm,
-            {layer.ffn_post_norm, layer.residual_scale, flow.after}, to);
+    } else if (layer.moe) {
+        run_moe(kernels, pool, *layer.moe, read, nullptr, n_tokens, layer.ffn_norm,
+                {layer.ffn_post_norm, layer.residual_scale, flow.after}, to);
     } else {
         std::copy_n(flow.after, n_tokens * n_out_of(layer.output), to);
     }
 }
 
-// What follows the attention of a layer that x [n_tokens][E] has entered, but for what lies around it; `to` may be x.
-void leave_attention(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x,
+// Everything after attention but AltUp and per-layer embeddings: output projection, residuals, feed-forward layer. x
+// [n_tokens][E] is the input of the layer; `to` may be x.
+void after_attention(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x,
                      const Flow& flow, float* to) {
     add_branch(kernels, pool, flow.mixed, n_tokens, layer.output, layer.attn_post_norm, layer.residual_scale, x,
                flow.after);
-    if (layer.left.matrix) add_learned(kernels, pool, layer, n_tokens, layer.attn_norm.weight ? flow.read : x, flow);
+    if (layer.left.matrix) add_laurel(kernels, pool, layer, n_tokens, layer.attn_norm.weight ? flow.read : x, flow);
     feed_forward(kernels, pool, layer, n_tokens, x, flow, to);
 }
 
-// Leave of the streams, and of what attention has made, the tokens `wanted`.
-void keep_wanted(const Layer& layer, const std::vector<std::int64_t>& wanted, const Flow& flow, Streams& streams) {
-    for (std::size_t k = 0; k < streams.n; ++k) keep_rows(streams[k], streams.width, wanted);
-    keep_rows(flow.mixed, layer.output.matrix->n_in, wanted);
-    if (layer.left.matrix && layer.attn_norm.weight) keep_rows(flow.read, streams.width, wanted);
-    if (layer.left.matrix) keep_rows(flow.low, n_out_of(layer.left), wanted);
-    streams.n_tokens = wanted.size();
+// Keeps only the rows of output_tokens, in the streams and in the results of attention.
+void keep_output_tokens(const Layer& layer, const std::vector<std::int64_t>& output_tokens, const Flow& flow,
+                        ResidualStreams& streams) {
+    for (std::size_t k = 0; k < streams.n; ++k) keep_rows(streams[k], streams.width, output_tokens);
+    keep_rows(flow.mixed, layer.output.matrix->n_in, output_tokens);
+    if (layer.left.matrix && layer.attn_norm.weight) keep_rows(flow.read, streams.width, output_tokens);
+    if (layer.left.matrix) keep_rows(flow.low, n_out_of(layer.left), output_tokens);
+    streams.n_tokens = output_tokens.size();
 }
 
-// The layer's own embedding of the tokens that are left.
-const float* own_of(const Layer& layer, const Place& place, const std::vector<std::int64_t>* wanted, const Flow& flow) {
-    if (!wanted || !layer.embedding.gate.matrix) return place.own;
+// The per-layer embeddings of the tokens that are left.
+const float* embedding_of(const Layer& layer, const LayerInputs& place, const std::vector<std::int64_t>* output_tokens,
+                          const Flow& flow) {
+    if (!output_tokens || !layer.embedding.gate.matrix) return place.embedding;
     const std::size_t width = n_out_of(layer.embedding.gate);
-    for (std::size_t i = 0; i < wanted->size(); ++i)
-        std::copy_n(place.own + std::size_t((*wanted)[i]) * width, width, flow.inner + i * width);
+    for (std::size_t i = 0; i < output_tokens->size(); ++i)
+        std::copy_n(place.embedding + std::size_t((*output_tokens)[i]) * width, width, flow.inner + i * width);
     return flow.inner;
 }
 
 }  // namespace
 
-void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> layers, std::span<const Place> places,
-                const Tokens& tokens, const std::vector<std::int64_t>* wanted, std::size_t n_streams, float* x) {
+void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> layers,
+                std::span<const LayerInputs> inputs, const Tokens& tokens,
+                const std::vector<std::int64_t>* output_tokens, std::size_t n_streams, float* x) {
     if (layers.empty() || tokens.n_tokens == 0) return;
     const Flow flow = flow_of(layers, tokens.n_tokens);
     const std::size_t width = n_out_of(layers[0].output);
-    Streams streams{x, n_streams, tokens.n_tokens * width, tokens.n_tokens, width};
+    ResidualStreams streams{x, n_streams, tokens.n_tokens * width, tokens.n_tokens, width};
     for (std::size_t i = 0; i < layers.size(); ++i) {
         const Layer& layer = layers[i];
         const bool has_streams = layer.altup.router.matrix;
-        const auto* kept = i + 1 == layers.size() ? wanted : nullptr;  // what follows attention is done token by token
+        const auto* kept =
+            i + 1 == layers.size() ? output_tokens : nullptr;  // what follows attention works token by token
         if (has_streams) predict(kernels, pool, layer.altup, streams);
         float *at = has_streams ? streams[layer.altup.active] : x, *made = has_streams ? flow.made : x;
-        attend_in(kernels, pool, layer, places[i], tokens, at, flow);
-        if (kept) keep_wanted(layer, *kept, flow, streams);
+        attend_in(kernels, pool, layer, inputs[i], tokens, at, flow);
+        if (kept) keep_output_tokens(layer, *kept, flow, streams);
         if (streams.n_tokens == 0) return;
-        leave_attention(kernels, pool, layer, streams.n_tokens, at, flow, made);
-        const float* own = own_of(layer, places[i], kept, flow);
-        if (has_streams) correct(kernels, pool, layer.altup, layer.embedding, own, made, streams);
-        else if (layer.embedding.gate.matrix) let_in(kernels, pool, layer.embedding, own, streams.n_tokens, x);
+        after_attention(kernels, pool, layer, streams.n_tokens, at, flow, made);
+        const float* layer_inputs = embedding_of(layer, inputs[i], kept, flow);
+        if (has_streams) correct(kernels, pool, layer.altup, layer.embedding, layer_inputs, made, streams);
+        else if (layer.embedding.gate.matrix)
+            add_layer_embedding(kernels, pool, layer.embedding, layer_inputs, streams.n_tokens, x);
         if (layer.output_scale != 1.0f) scale(kernels, pool, layer.output_scale, streams.n_tokens, width, x);
     }
-    settle(kernels, pool, streams);
+    apply_pending(kernels, pool, streams);
     const std::size_t left = streams.n_tokens * width;
     for (std::size_t k = 1; left < streams.stride && k < n_streams; ++k) std::copy_n(streams[k], left, x + k * left);
 }

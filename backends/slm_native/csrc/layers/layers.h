@@ -1,4 +1,4 @@
-// Whole layers of a transformer, one after another without a word to Python.
+// Runs whole transformer layers one after another, without returning to Python.
 #pragma once
 
 #include <cstddef>
@@ -13,36 +13,37 @@
 
 namespace slm {
 
-// Attention and a feed-forward layer, one after the other or side by side; see PlainBlock in
-// slm_native/kernels/parameters.py. What has no matrix or no weights is not there: of k, another layer's keys and values
-// are read; of v, keys are values, too; of q, it attends to latents; of gating.up, a mixture is in its place, or the layer
-// ends after its attention.
+// A transformer layer; see PlainBlock in slm_native/kernels/parameters.py. A null matrix or null weights mean that the
+// layer lacks this part. Without k, attention reads the keys and values of another layer; without v, keys are the
+// values; without q, the layer is MLA (`latent`); without gating.up, the feed-forward layer is MoE (`moe`), or the
+// layer ends after attention.
 struct Layer {
     Norm attn_norm;
     Linear q, k, v;
-    float limit;                  // of what these make, either way; 0 for none
-    Norm q_norm, k_norm, v_norm;  // of a head, or of all heads of a token as one
+    float limit;                  // q, k and v are clamped to -limit .. limit; 0 for none
+    Norm q_norm, k_norm, v_norm;  // per head, or over all heads of a token
     Latent latent;
     Linear output;
     Scoring scoring;
     Norm attn_post_norm;
-    Linear left, right;  // a residual that is learned: a projection of low rank of what the attention reads
+    Linear left, right;  // LAuReL: a low-rank learned residual of the input of attention
     Norm right_norm, ffn_norm;
     GateUp gating;
     Linear down;
-    const Mixture* mixture;  // or null
+    const MoeLayer* moe;  // or null
     Norm ffn_post_norm;
     float residual_scale;
-    bool parallel;  // the feed-forward layer reads what the attention reads
+    bool parallel;  // attention and feed-forward layer read the same input
     AltUp altup;
     LayerEmbedding embedding;
-    float output_scale;  // of what leaves the layer
+    float output_scale;  // multiplies the output of the layer
 };
 
-// Streams x [n_streams][n_tokens][E] through all layers, in place; those with several have all AltUp. Of the last layer, what
-// follows attention is done for tokens `wanted` alone, in rising order, whose rows then begin x, [n_streams][wanted][E];
-// for all where it is null.
-void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> layers, std::span<const Place> places,
-                const Tokens& tokens, const std::vector<std::int64_t>* wanted, std::size_t n_streams, float* x);
+// Runs all layers on the residual streams x [n_streams][n_tokens][E], in place; with several streams, all layers have
+// AltUp. After the attention of the last layer, only `output_tokens` (indices in rising order; null for all) are
+// computed: they become the first rows of x, [n_streams][output_tokens][E].
+void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> layers,
+                std::span<const LayerInputs> inputs, const Tokens& tokens,
+                const std::vector<std::int64_t>* output_tokens, std::size_t n_streams, float* x);
 
 }  // namespace slm

@@ -10,23 +10,23 @@ namespace slm {
 
 namespace {
 
-// Of the thread that called.
+// All belong to the thread that called.
 thread_local Scratch read_scratch, scores_scratch, rows_scratch;
 
-// What routing says of a batch.
+// The routing of a batch.
 struct Routes {
-    std::vector<Chosen> chosen;        // [n_tokens][n_used]
-    std::vector<float> shared_weight;  // [n_tokens]; empty where the shared expert has no gate
+    std::vector<ExpertWeight> chosen;  // [n_tokens][n_used]
+    std::vector<float> shared_weight;  // [n_tokens]; empty if the shared expert has no gate
 };
 
-constexpr std::size_t sums_a_score = 64;  // exp, sorting and memory for it take as long as so many sums
+constexpr std::size_t sums_a_score = 64;  // exp, sorting and memory of one score cost as much as so many sums
 
-Routes routes_of(const IsaKernels& kernels, Pool& pool, const Mixture& m, const float* read, const float* told,
+Routes routes_of(const IsaKernels& kernels, Pool& pool, const MoeLayer& m, const float* read, const float* router_input,
                  std::size_t n_tokens) {
-    const std::size_t n_experts = m.choice.n_experts, n_used = m.choice.n_used;
+    const std::size_t n_experts = m.routing.n_experts, n_used = m.routing.n_used;
     Routes routes;
-    float* scores = scores_scratch.room<float>(n_tokens * n_experts);
-    std::vector<Multiplication> products{{m.router.matrix, told, n_tokens, scores}};
+    float* scores = scores_scratch.buffer<float>(n_tokens * n_experts);
+    std::vector<Multiplication> products{{m.router.matrix, router_input, n_tokens, scores}};
     if (m.shared_gate.matrix) {
         routes.shared_weight.resize(n_tokens);
         products.push_back({m.shared_gate.matrix, read, n_tokens, routes.shared_weight.data()});
@@ -37,51 +37,51 @@ Routes routes_of(const IsaKernels& kernels, Pool& pool, const Mixture& m, const 
     for (float& weight : routes.shared_weight) weight = 1 / (1 + std::exp(-weight));
     routes.chosen.resize(n_tokens * n_used);
     by_rows(pool, n_tokens, sums_a_score * n_experts, [&](std::size_t begin, std::size_t end) {
-        for (std::size_t t = begin; t < end; ++t) choose(m.choice, scores + t * n_experts, &routes.chosen[t * n_used]);
+        for (std::size_t t = begin; t < end; ++t) route(m.routing, scores + t * n_experts, &routes.chosen[t * n_used]);
     });
     return routes;
 }
 
-// An expert and the rows that it reads and makes.
+// The input and output rows of one expert.
 struct Group {
     const FeedForward* expert;
     const float* x;
-    const std::uint32_t* which;  // of x; null for the first ones
+    const std::uint32_t* which;  // indices into x; null for the first n_rows
     std::size_t n_rows;
     float *gate, *up, *made;
 };
 
-// The (token, expert) pairs of a batch, those of one expert side by side.
+// The (token, expert) pairs of a batch, sorted by expert.
 struct Pairs {
-    std::vector<std::size_t> first;     // of each expert, and the end [n_experts + 1]
+    std::vector<std::size_t> first;     // first pair of each expert, and the end [n_experts + 1]
     std::vector<std::uint32_t> tokens;  // of each pair
-    std::vector<std::uint32_t> places;  // where the pairs of each token are, [n_tokens][n_used]
+    std::vector<std::uint32_t> inputs;  // indices of the pairs of each token [n_tokens][n_used]
 };
 
-Pairs pairs_of(const Mixture& m, const Routes& routes) {
-    const std::size_t n_used = m.choice.n_used, n_pairs = routes.chosen.size();
+Pairs pairs_of(const MoeLayer& m, const Routes& routes) {
+    const std::size_t n_used = m.routing.n_used, n_pairs = routes.chosen.size();
     Pairs pairs;
-    pairs.first.resize(m.choice.n_experts + 1), pairs.tokens.resize(n_pairs), pairs.places.resize(n_pairs);
-    for (const Chosen& one : routes.chosen) ++pairs.first[one.expert + 1];
-    for (std::size_t i = 0; i < m.choice.n_experts; ++i) pairs.first[i + 1] += pairs.first[i];
+    pairs.first.resize(m.routing.n_experts + 1), pairs.tokens.resize(n_pairs), pairs.inputs.resize(n_pairs);
+    for (const ExpertWeight& one : routes.chosen) ++pairs.first[one.expert + 1];
+    for (std::size_t i = 0; i < m.routing.n_experts; ++i) pairs.first[i + 1] += pairs.first[i];
     std::vector<std::size_t> next = pairs.first;
     for (std::size_t i = 0; i < n_pairs; ++i) {
         const std::size_t place = next[routes.chosen[i].expert]++;
-        pairs.tokens[place] = std::uint32_t(i / n_used), pairs.places[i] = std::uint32_t(place);
+        pairs.tokens[place] = std::uint32_t(i / n_used), pairs.inputs[i] = std::uint32_t(place);
     }
     return pairs;
 }
 
-// What the rows of all groups take, one group after another.
-class GroupRoom {
+// The buffers of all groups, one after another.
+class GroupBuffers {
 public:
-    GroupRoom(const Mixture& m, std::size_t n_pairs, std::size_t n_tokens, std::size_t n_scaled) {
+    GroupBuffers(const MoeLayer& m, std::size_t n_pairs, std::size_t n_tokens, std::size_t n_scaled) {
         const std::size_t n_ff = m.experts[0].up.matrix->n_out;
         const std::size_t n_shared_ff = m.shared.up.matrix ? m.shared.up.matrix->n_out : 0;
         width_ = m.experts[0].down.matrix->n_out;
         const std::size_t n_inner = n_pairs * n_ff + n_tokens * n_shared_ff;
         const std::size_t n_made = (n_pairs + (n_shared_ff ? n_tokens : 0)) * width_;
-        gates_ = rows_scratch.room<float>(2 * n_inner + n_made + n_scaled);
+        gates_ = rows_scratch.buffer<float>(2 * n_inner + n_made + n_scaled);
         ups_ = gates_ + n_inner, made_ = ups_ + n_inner, scaled_ = made_ + n_made;
     }
     Group group(const FeedForward& expert, const float* x, const std::uint32_t* which, std::size_t n_rows) {
@@ -96,37 +96,37 @@ private:
     float *gates_, *ups_, *made_, *scaled_;
 };
 
-// What all pairs read, times their weights.
+// The inputs of all pairs, times their routing weights.
 void scale_rows(const IsaKernels& kernels, Pool& pool, const Routes& routes, const Pairs& pairs, std::size_t n_used,
                 std::size_t width, const float* x, float* to) {
-    by_rows(pool, pairs.places.size(), width, [&](std::size_t begin, std::size_t end) {
+    by_rows(pool, pairs.inputs.size(), width, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) {
             const float* row = x + i / n_used * width;
-            kernels.add_parts(nullptr, &row, &routes.chosen[i].weight, 1, width, to + pairs.places[i] * width);
+            kernels.add_parts(nullptr, &row, &routes.chosen[i].weight, 1, width, to + pairs.inputs[i] * width);
         }
     });
 }
 
-// The experts that a token of the batch uses, and the shared one behind them.
-std::vector<Group> groups_of(const IsaKernels& kernels, Pool& pool, const Mixture& m, const Routes& routes,
+// A group for each expert that a token of the batch uses; the shared expert comes last.
+std::vector<Group> groups_of(const IsaKernels& kernels, Pool& pool, const MoeLayer& m, const Routes& routes,
                              const Pairs& pairs, const float* x, std::size_t n_tokens) {
     const std::size_t width = m.router.matrix->n_in, n_pairs = pairs.tokens.size();
-    GroupRoom room(m, n_pairs, n_tokens, m.scales_input ? n_pairs * width : 0);
-    if (m.scales_input) scale_rows(kernels, pool, routes, pairs, m.choice.n_used, width, x, room.scaled());
+    GroupBuffers buffers(m, n_pairs, n_tokens, m.scales_input ? n_pairs * width : 0);
+    if (m.scales_input) scale_rows(kernels, pool, routes, pairs, m.routing.n_used, width, x, buffers.scaled());
     std::vector<Group> groups;
     for (std::size_t i = 0; i < m.experts.size(); ++i) {
         const std::size_t first = pairs.first[i], n_rows = pairs.first[i + 1] - first;
         if (n_rows == 0) continue;
-        const float* read = m.scales_input ? room.scaled() + first * width : x;
+        const float* read = m.scales_input ? buffers.scaled() + first * width : x;
         const std::uint32_t* which = m.scales_input || n_rows == n_tokens ? nullptr : &pairs.tokens[first];
-        groups.push_back(room.group(m.experts[i], read, which, n_rows));
+        groups.push_back(buffers.group(m.experts[i], read, which, n_rows));
     }
-    if (m.shared.up.matrix) groups.push_back(room.group(m.shared, x, nullptr, n_tokens));
+    if (m.shared.up.matrix) groups.push_back(buffers.group(m.shared, x, nullptr, n_tokens));
     return groups;
 }
 
-// The inner values of some rows of a group, in `gate`.
-void activate(const IsaKernels& kernels, const Mixture& m, const Group& group, std::size_t begin, std::size_t end) {
+// activation(gate) * up of some rows of a group, in `gate`.
+void activate(const IsaKernels& kernels, const MoeLayer& m, const Group& group, std::size_t begin, std::size_t end) {
     const Linear &by_gate = group.expert->gate, &by_up = group.expert->up;
     const std::size_t n = by_up.matrix->n_out, n_rows = end - begin;
     float *gate = group.gate + begin * n, *up = group.up + begin * n;
@@ -136,8 +136,8 @@ void activate(const IsaKernels& kernels, const Mixture& m, const Group& group, s
     kernels.activate(m.activation, gate, up, n_rows * n, gate);
 }
 
-// The inner values of all experts, in `gate` of each group.
-void go_up(const IsaKernels& kernels, Pool& pool, const Mixture& m, const std::vector<Group>& groups) {
+// The inner activations of all experts, in `gate` of each group.
+void up_projections(const IsaKernels& kernels, Pool& pool, const MoeLayer& m, const std::vector<Group>& groups) {
     std::vector<Multiplication> products;
     std::size_t n_rows = 0, widest = 0;
     for (const Group& g : groups) {
@@ -147,7 +147,7 @@ void go_up(const IsaKernels& kernels, Pool& pool, const Mixture& m, const std::v
     }
     multiply_all(kernels, pool, products);
     by_rows(pool, n_rows, widest, [&](std::size_t begin, std::size_t end) {
-        std::size_t first = 0;  // of the group's rows among all
+        std::size_t first = 0;  // row of the group among all rows
         for (const Group& g : groups) {
             const std::size_t from = std::max(begin, first), to = std::min(end, first + g.n_rows);
             if (from < to) activate(kernels, m, g, from - first, to - first);
@@ -156,15 +156,15 @@ void go_up(const IsaKernels& kernels, Pool& pool, const Mixture& m, const std::v
     });
 }
 
-void go_down(const IsaKernels& kernels, Pool& pool, const std::vector<Group>& groups) {
+void down_projections(const IsaKernels& kernels, Pool& pool, const std::vector<Group>& groups) {
     std::vector<Multiplication> products;
     products.reserve(groups.size());
     for (const Group& g : groups) products.push_back({g.expert->down.matrix, g.gate, g.n_rows, g.made});
     multiply_all(kernels, pool, products);
 }
 
-// Rows of E numbers and what each is multiplied with.
-class Parts {
+// Rows of E numbers, and a factor for each.
+class WeightedRows {
 public:
     void clear() { rows_.clear(), shares_.clear(); }
     void add(const float* made, const Linear& down, float weight) {
@@ -180,29 +180,29 @@ private:
     std::vector<float> shares_;
 };
 
-// What the experts have made of the pairs, and of all tokens the shared one, or null.
+// The outputs of all pairs, and of the shared expert for all tokens, or null.
 struct Results { const float *made, *shared; };
 
-// The rows that make up token t, times `scale`.
-void gather(const Mixture& m, const Routes& routes, const Pairs& pairs, const Results& results, std::size_t t,
-            float scale, Parts& to) {
-    const std::size_t n_used = m.choice.n_used, width = m.experts[0].down.matrix->n_out;
+// Collects the rows that add up to token t, times `scale`.
+void gather(const MoeLayer& m, const Routes& routes, const Pairs& pairs, const Results& results, std::size_t t,
+            float scale, WeightedRows& to) {
+    const std::size_t n_used = m.routing.n_used, width = m.experts[0].down.matrix->n_out;
     to.clear();
     for (std::size_t i = t * n_used; i < (t + 1) * n_used; ++i) {
-        const Chosen& one = routes.chosen[i];
-        to.add(results.made + pairs.places[i] * width, m.experts[one.expert].down,
+        const ExpertWeight& one = routes.chosen[i];
+        to.add(results.made + pairs.inputs[i] * width, m.experts[one.expert].down,
                m.scales_input ? scale : scale * one.weight);
     }
     const float weight = routes.shared_weight.empty() ? scale : scale * routes.shared_weight[t];
     if (results.shared) to.add(results.shared + t * width, m.shared.down, weight);
 }
 
-// The weighted sum of what the experts of each token have made, and what becomes of it.
-void put_together(const IsaKernels& kernels, Pool& pool, const Mixture& m, const Routes& routes, const Pairs& pairs,
-                  const Results& results, std::size_t n_tokens, const Branch& branch, float* y) {
+// The weighted sum of expert outputs of each token, then `branch`.
+void combine(const IsaKernels& kernels, Pool& pool, const MoeLayer& m, const Routes& routes, const Pairs& pairs,
+             const Results& results, std::size_t n_tokens, const Branch& branch, float* y) {
     const std::size_t width = m.experts[0].down.matrix->n_out;
-    by_rows(pool, n_tokens, width * m.choice.n_used, [&](std::size_t begin, std::size_t end) {
-        Parts parts;
+    by_rows(pool, n_tokens, width * m.routing.n_used, [&](std::size_t begin, std::size_t end) {
+        WeightedRows parts;
         for (std::size_t t = begin; t < end; ++t) {
             float* to = y + t * width;
             const float* residual = branch.residual ? branch.residual + t * width : nullptr;
@@ -218,22 +218,22 @@ void put_together(const IsaKernels& kernels, Pool& pool, const Mixture& m, const
 
 }  // namespace
 
-void mix(const IsaKernels& kernels, Pool& pool, const Mixture& mixture, const float* x, const float* told,
-         std::size_t n_tokens, const Norm& norm, const Branch& branch, float* y) {
+void run_moe(const IsaKernels& kernels, Pool& pool, const MoeLayer& moe, const float* x, const float* router_input,
+             std::size_t n_tokens, const Norm& norm, const Branch& branch, float* y) {
     if (n_tokens == 0) return;
     const float* read = x;
     if (norm.weight) {
-        float* made = read_scratch.room<float>(n_tokens * norm.width);
+        float* made = read_scratch.buffer<float>(n_tokens * norm.width);
         normalize(kernels, pool, x, n_tokens * norm.width, norm, made);
         read = made;
     }
-    const Routes routes = routes_of(kernels, pool, mixture, read, told ? told : read, n_tokens);
-    const Pairs pairs = pairs_of(mixture, routes);
-    const std::vector<Group> groups = groups_of(kernels, pool, mixture, routes, pairs, read, n_tokens);
-    go_up(kernels, pool, mixture, groups);
-    go_down(kernels, pool, groups);
-    const Results results{groups[0].made, mixture.shared.up.matrix ? groups.back().made : nullptr};
-    put_together(kernels, pool, mixture, routes, pairs, results, n_tokens, branch, y);
+    const Routes routes = routes_of(kernels, pool, moe, read, router_input ? router_input : read, n_tokens);
+    const Pairs pairs = pairs_of(moe, routes);
+    const std::vector<Group> groups = groups_of(kernels, pool, moe, routes, pairs, read, n_tokens);
+    up_projections(kernels, pool, moe, groups);
+    down_projections(kernels, pool, groups);
+    const Results results{groups[0].made, moe.shared.up.matrix ? groups.back().made : nullptr};
+    combine(kernels, pool, moe, routes, pairs, results, n_tokens, branch, y);
 }
 
 }  // namespace slm

@@ -1,4 +1,4 @@
-// Layers of experts, of which each token uses a few.
+// Mixture-of-experts (MoE) layers.
 #pragma once
 
 #include <cstddef>
@@ -9,30 +9,30 @@
 
 namespace slm {
 
-// down(activation(gate(x)) * up(x)); activation(up(x)) where `gate` has no matrix.
+// down(activation(gate(x)) * up(x)); down(activation(up(x))) if `gate` has no matrix.
 struct FeedForward { Linear gate, up, down; };
 
 // See Experts in slm_native/kernels/parameters.py.
-struct Mixture {
+struct MoeLayer {
     Linear router;
-    Choice choice;
+    RoutingOptions routing;
     std::vector<FeedForward> experts;
     Activation activation;
-    bool scales_input;   // weights go before the experts
-    FeedForward shared;  // used by every token; without matrices where there is none
-    Linear shared_gate;  // to one number; or without a matrix
+    bool scales_input;   // routing weights multiply the input of an expert, not its output
+    FeedForward shared;  // the shared expert, which every token uses; without matrices if there is none
+    Linear shared_gate;  // to one number; without a matrix if there is none
 };
 
-// What becomes of what the experts of a token have made: residual + scale * normalized(it).
+// y = residual + scale * normalize(output of the experts).
 struct Branch {
     Norm norm{};
     float scale = 1.0f;
-    const float* residual = nullptr;  // [n_tokens][E]; null for none
+    const float* residual = nullptr;  // [n_tokens][E] or null
 };
 
-// y [n_tokens][E] = what the experts, chosen by what the router makes of `told`, make of x, normalized first, and then what
-// `branch` says. Where `told` is null, the router reads what the experts read.
-void mix(const IsaKernels& kernels, Pool& pool, const Mixture& mixture, const float* x, const float* told,
-         std::size_t n_tokens, const Norm& norm, const Branch& branch, float* y);
+// y [n_tokens][E]: the experts that the router chooses from `router_input` compute x, normalized first; then `branch`.
+// If `router_input` is null, the router reads the input of the experts.
+void run_moe(const IsaKernels& kernels, Pool& pool, const MoeLayer& moe, const float* x, const float* router_input,
+             std::size_t n_tokens, const Norm& norm, const Branch& branch, float* y);
 
 }  // namespace slm

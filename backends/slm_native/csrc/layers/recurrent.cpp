@@ -9,19 +9,18 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t state_floats = 4096;  // of the heads that one task advances: they stay in the nearest cache
-constexpr std::size_t task_values =
-    1 << 13;  // of a step without products: fewer are done before a thread has heard of it
+constexpr std::size_t state_floats = 4096;    // state of the heads of one task: it fits the first-level cache
+constexpr std::size_t task_values = 1 << 13;  // of an elementwise step; waking a thread costs more than fewer
 
-// Of the thread that calls, and of whoever computes.
+// work_scratch belongs to every thread that computes, the others to the thread that calls.
 thread_local Scratch block_scratch, flow_scratch, work_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
-// Takes arrays from one piece of memory.
-class Taking {
+// Hands out arrays from one buffer.
+class Arena {
 public:
-    explicit Taking(float* memory) : memory_(memory) {}
+    explicit Arena(float* memory) : memory_(memory) {}
     float* operator()(std::size_t n) {
         float* taken = memory_;
         memory_ += in_vectors(n);
@@ -38,13 +37,13 @@ void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t
     multiply(kernels, pool, x, n_rows, {&product, 1});
 }
 
-void follow(const IsaKernels& kernels, Pool& pool, Curve curve, float* x, std::size_t n) {
+void apply_curve(const IsaKernels& kernels, Pool& pool, Curve curve, float* x, std::size_t n) {
     pool.run(div_up(n, task_values), [&](std::size_t i) {
         kernels.scan->curve(curve, x + i * task_values, std::min(task_values, n - i * task_values));
     });
 }
 
-// Mixtures of tokens and those before them.
+// Token-shifted rows: x + (previous - x) * share.
 class ShiftedRows final : public RowSource {
 public:
     ShiftedRows(const IsaKernels& kernels, const Shift& shift) : kernels_(kernels), shift_(shift) {}
@@ -68,7 +67,7 @@ void selective_scan(const IsaKernels& kernels, Pool& pool, const Scan& scan) {
     pool.run(scan.n_sequences * n_blocks, [&](std::size_t i) {
         const std::size_t begin = i % n_blocks * step;
         kernels.scan->heads(scan, i / n_blocks, begin, std::min(scan.n_heads, begin + step),
-                            work_scratch.room<float>(scan_room(scan, step)));
+                            work_scratch.buffer<float>(scan_floats(scan, step)));
     });
 }
 
@@ -78,7 +77,7 @@ void convolve(const IsaKernels& kernels, Pool& pool, const Convolution& c) {
     pool.run(c.n_sequences * n_blocks, [&](std::size_t i) {
         const std::size_t begin = i % n_blocks * step;
         kernels.scan->convolve(c, i / n_blocks, begin, std::min(c.width, begin + step),
-                               work_scratch.room<TappedRow>(c.n_taps));
+                               work_scratch.buffer<TappedRow>(c.n_taps));
     });
 }
 
@@ -86,8 +85,8 @@ void mamba(const IsaKernels& kernels, Pool& pool, const Mamba& layer, Sequences 
            const MambaStates& states, float* y) {
     const std::size_t n = batch.n_rows(), inner = layer.n_inner, rank = layer.n_rank, n_state = layer.n_state;
     const std::size_t n_selected = rank + 2 * n_state;
-    Taking take(
-        flow_scratch.room<float>(in_vectors(n * inner) * 2 + in_vectors(n * n_selected) + in_vectors(n * rank)));
+    Arena take(
+        flow_scratch.buffer<float>(in_vectors(n * inner) * 2 + in_vectors(n * n_selected) + in_vectors(n * rank)));
     float *x = take(n * inner), *steps = take(n * inner), *selected = take(n * n_selected), *ranks = take(n * rank);
     convolve(kernels, pool,
              {batch.n_sequences,
@@ -126,7 +125,7 @@ void mamba2(const IsaKernels& kernels, Pool& pool, const Mamba2& layer, Sequence
             const MambaStates& states, float* y) {
     const std::size_t n = batch.n_rows(), inner = layer.n_inner, n_selected = layer.n_groups * layer.n_state;
     const std::size_t convolved = inner + 2 * n_selected, entered = inner + convolved + layer.n_heads;
-    float* x = flow_scratch.room<float>(n * convolved);
+    float* x = flow_scratch.buffer<float>(n * convolved);
     convolve(kernels, pool,
              {batch.n_sequences,
               batch.n_tokens,
@@ -162,12 +161,12 @@ void gated_convolution(const IsaKernels& kernels, Pool& pool, const float* taps,
     convolve(kernels, pool, c);
 }
 
-void run_layer(const IsaKernels& kernels, Pool& pool, const StateLayer& layer, Sequences batch,
+void run_layer(const IsaKernels& kernels, Pool& pool, const RecurrentLayer& layer, Sequences batch,
                const MambaStates& states, float scale, const float* x, const float* residual, float* y) {
     const std::size_t n = batch.n_rows(), inner = layer.output.matrix->n_in;
-    Taking take(block_scratch.room<float>(in_vectors(n * layer.project.matrix->n_out) + in_vectors(n * inner)));
+    Arena take(block_scratch.buffer<float>(in_vectors(n * layer.project.matrix->n_out) + in_vectors(n * inner)));
     float *projected = take(n * layer.project.matrix->n_out), *made = take(n * inner);
-    const Made entered{&layer.project, projected};
+    const Projection entered{&layer.project, projected};
     project(kernels, pool, x, n, layer.norm, {&entered, 1});
     if (layer.mamba) mamba(kernels, pool, *layer.mamba, batch, projected, states, made);
     else if (layer.mamba2) mamba2(kernels, pool, *layer.mamba2, batch, projected, states, made);
@@ -178,16 +177,16 @@ void run_layer(const IsaKernels& kernels, Pool& pool, const StateLayer& layer, S
 
 namespace {
 
-// Pairs of matrices of some products, and what lies between them.
-class Pairs {
+// Collects products, and low-rank products in two steps.
+class LowRankProducts {
 public:
-    Pairs(std::size_t n_rows, Taking& take) : n_(n_rows), take_(take) {}
+    LowRankProducts(std::size_t n_rows, Arena& take) : n_(n_rows), take_(take) {}
 
     void add(const Matrix& matrix, const RowSource& x, float* y) {
         first_.push_back({&matrix, nullptr, n_, y}), first_.back().source = &x;
     }
 
-    // What lies between, and at `y` what comes out.
+    // Returns the intermediate rows; `y` becomes the output.
     float* add(const LowRank& matrices, const RowSource& x, const float*& y) {
         float *between = take_(n_ * matrices.down->n_out), *to = take_(n_ * matrices.up->n_out);
         add(*matrices.down, x, between);
@@ -201,16 +200,16 @@ public:
 
 private:
     std::size_t n_;
-    Taking& take_;
+    Arena& take_;
     std::vector<Multiplication> first_, second_;
 };
 
-// Floats of memory that a layer's rows take.
-std::size_t room_of(const TimeMix& layer, std::size_t n_rows, std::size_t width) {
-    std::size_t room = 2 * in_vectors(n_rows * width);
+// Floats that the rows of a layer take.
+std::size_t floats_of_rows(const TimeMix& layer, std::size_t n_rows, std::size_t width) {
+    std::size_t n = 2 * in_vectors(n_rows * width);
     for (const LowRank* pair : {&layer.decay, &layer.rate, &layer.gate, &layer.first_value})
-        if (pair->down) room += in_vectors(n_rows * pair->down->n_out) + in_vectors(n_rows * width);
-    return room;
+        if (pair->down) n += in_vectors(n_rows * pair->down->n_out) + in_vectors(n_rows * width);
+    return n;
 }
 
 }  // namespace
@@ -219,14 +218,14 @@ void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Seque
               const float* last, float* value) {
     DeltaRule rule = layer.rule;
     const std::size_t n = batch.n_rows(), width = rule.n_heads * rule.width, size = n * width;
-    Taking take(flow_scratch.room<float>(room_of(layer, n, width)));
+    Arena take(flow_scratch.buffer<float>(floats_of_rows(layer, n, width)));
     float *r = take(size), *k = take(size);
     const auto given = [&](std::size_t share) {
         return ShiftedRows(kernels, {batch.n_tokens, width, x, last, layer.shares + share * width});
     };
     const ShiftedRows given_r = given(0), given_decay = given(1), given_k = given(2), given_v = given(3),
                       given_rate = given(4), given_gate = given(5);
-    Pairs pairs(n, take);
+    LowRankProducts pairs(n, take);
     pairs.add(*layer.receptance, given_r, r), pairs.add(*layer.key, given_k, k),
         pairs.add(*layer.value, given_v, value);
     if (layer.first_value.down) pairs.add(layer.first_value, given_v, rule.value_share);
@@ -234,24 +233,24 @@ void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Seque
     pairs.add(layer.rate, given_rate, rule.rate);
     float* gate = pairs.add(layer.gate, given_gate, rule.gate);
     multiply_all(kernels, pool, pairs.first());
-    follow(kernels, pool, Curve::tanh, decay, n * layer.decay.down->n_out);
-    follow(kernels, pool, Curve::sigmoid, gate, n * layer.gate.down->n_out);
+    apply_curve(kernels, pool, Curve::tanh, decay, n * layer.decay.down->n_out);
+    apply_curve(kernels, pool, Curve::sigmoid, gate, n * layer.gate.down->n_out);
     multiply_all(kernels, pool, pairs.second());
     rule.r = r, rule.k = k, rule.v = value;
     pool.run(rule.n_sequences * rule.n_heads, [&](std::size_t i) {
-        kernels.scan->delta(rule, i / rule.n_heads, i % rule.n_heads, work_scratch.room<float>(delta_room(rule)));
+        kernels.scan->delta(rule, i / rule.n_heads, i % rule.n_heads, work_scratch.buffer<float>(delta_floats(rule)));
     });
 }
 
 void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer, Sequences batch, const float* x,
                  const float* last, const float* residual, float* y) {
     const std::size_t n = batch.n_rows(), width = layer.up->n_in, inner = layer.up->n_out;
-    float* between = flow_scratch.room<float>(n * inner);
+    float* between = flow_scratch.buffer<float>(n * inner);
     const ShiftedRows given(kernels, {batch.n_tokens, width, x, last, layer.share});
     Multiplication up{layer.up, nullptr, n, between};
     up.source = &given;
     multiply_all(kernels, pool, {&up, 1});
-    follow(kernels, pool, Curve::relu_squared, between, n * inner);
+    apply_curve(kernels, pool, Curve::relu_squared, between, n * inner);
     if (residual) return add_product(kernels, pool, between, n, {layer.down, nullptr}, residual, y);
     multiply(kernels, pool, between, n, *layer.down, y);
 }
@@ -269,7 +268,7 @@ void keep_last(Sequences batch, std::size_t width, const float* rows, float* las
 void rwkv_block(const IsaKernels& kernels, Pool& pool, const RwkvBlock& block, Sequences batch,
                 const RwkvStates& states, float* values, float* x) {
     const std::size_t n = batch.n_rows(), width = block.channel.up->n_in;
-    Taking take(block_scratch.room<float>(4 * in_vectors(n * width)));
+    Arena take(block_scratch.buffer<float>(4 * in_vectors(n * width)));
     float *rows = take(n * width), *mixed = take(n * width), *after = take(n * width), *own_values = take(n * width);
     TimeMix time = block.time;
     DeltaRule& rule = time.rule;

@@ -1,5 +1,5 @@
-// Layers with a state, shared among threads. Shapes: B sequences of T tokens each, E embedding width, D channels of a
-// state, N numbers of each, W taps; rows are those of the B * T tokens, sequence by sequence.
+// Recurrent layers (Mamba, Mamba 2, gated convolution, RWKV-7), shared among threads. Shapes: B sequences of T tokens
+// each, E embedding width, D channels, N numbers of state per channel, W taps. Rows are tokens, sequence by sequence.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct Sequences {
     std::size_t n_rows() const { return n_sequences * n_tokens; }
 };
 
-// What a layer with a convolution and a state space remembers: before a batch, and after it.
+// The convolution window and the SSM state, before and after a batch.
 struct MambaStates {
     const float *window, *state;  // [B][W - 1][channels of the convolution], [B][D][N]
     float *window_after, *state_after;
@@ -48,8 +48,9 @@ struct Mamba2 {
 void mamba2(const IsaKernels& kernels, Pool& pool, const Mamba2& layer, Sequences batch, const float* projected,
             const MambaStates& states, float* y);
 
-// A layer from its norm to its output matrix: a gated convolution with taps [W][E], or one of the others, in place of it.
-struct StateLayer {
+// A layer from its norm to its output matrix. Between its projections lies Mamba, Mamba 2, or a gated convolution with
+// taps [W][E].
+struct RecurrentLayer {
     Norm norm;
     Linear project;
     const Mamba* mamba;
@@ -59,15 +60,15 @@ struct StateLayer {
     Linear output;
 };
 
-// y = residual + scale * what the layer makes of x, all [B * T][E]; of a convolution there is no state but the window.
-void run_layer(const IsaKernels& kernels, Pool& pool, const StateLayer& layer, Sequences batch,
+// y = residual + scale * layer(x), all [B * T][E]. A gated convolution has no state but its window.
+void run_layer(const IsaKernels& kernels, Pool& pool, const RecurrentLayer& layer, Sequences batch,
                const MambaStates& states, float scale, const float* x, const float* residual, float* y);
 
-// y [B * T][E] of projected [B * T][3E]: the last third of it and the first, multiplied, convolved, and times the second.
+// y [B * T][E] = c * convolution(b * x) of projected [B * T][b | c | x].
 void gated_convolution(const IsaKernels& kernels, Pool& pool, const float* taps, std::size_t n_taps, std::size_t width,
                        Sequences batch, const float* projected, const MambaStates& states, float* y);
 
-// Two matrices, one after another.
+// A low-rank product: down, then up.
 struct LowRank {
     const Matrix *down, *up;  // (rank, E), (E, rank)
 };
@@ -77,24 +78,24 @@ struct TimeMix {
     const float* shares;  // [6][E], for receptance, decay, key, value, rate and gate
     const Matrix *receptance, *key, *value;
     LowRank decay, rate, gate, first_value;  // the last null in the model's first layer
-    DeltaRule rule;                          // its weights and sizes, states and y; what products give is found here
+    DeltaRule rule;                          // its weights, sizes, states and y; time_mix fills in the products
 };
 
-// `value` [B * T][E] is what later layers mix in, where this is the first.
+// Writes `value` [B * T][E]; later layers mix in the values of the first layer.
 void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Sequences batch, const float* x,
               const float* last, float* value);
 
-// RWKV-7's channel mixing: y [B * T][E] of x [B * T][E] and the tokens before, last [B][E].
+// RWKV-7's channel mixing: y [B * T][E] of x [B * T][E]; last [B][E] are the tokens before x.
 struct ChannelMix {
     const float* share;       // [E]
     const Matrix *up, *down;  // (F, E), (E, F)
 };
 
-// What it makes is added to `residual` [B * T][E], where there is one.
+// Adds `residual` [B * T][E] unless it is null.
 void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer, Sequences batch, const float* x,
                  const float* last, const float* residual, float* y);
 
-// A block of RWKV-7: both mixings, each behind a norm; what they make is added to what entered.
+// A block of RWKV-7: time mixing and channel mixing, each with a norm before it and a residual around it.
 struct RwkvBlock {
     Norm time_norm;
     TimeMix time;
@@ -103,13 +104,13 @@ struct RwkvBlock {
     ChannelMix channel;
 };
 
-// What a block remembers: before a batch, and after it.
+// The state of a block, before and after a batch.
 struct RwkvStates {
     const float *last, *state, *channel_last;  // [B][E], [B][H][P][P], [B][E]
     float *last_after, *state_after, *channel_last_after;
 };
 
-// A block on x [B * T][E], in place; `values` [B * T][E] are made by the model's first block and read by others.
+// Runs a block on x [B * T][E] in place. The model's first block writes `values` [B * T][E]; the others read them.
 void rwkv_block(const IsaKernels& kernels, Pool& pool, const RwkvBlock& block, Sequences batch,
                 const RwkvStates& states, float* values, float* x);
 

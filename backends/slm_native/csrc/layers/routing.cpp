@@ -11,13 +11,13 @@ namespace slm {
 
 namespace {
 
-constexpr float near_by = 0.02f;  // twice the noise that Phi 3.5 MoE was trained with; files do not say it
+constexpr float near_by = 0.02f;  // twice the jitter noise of Phi 3.5 MoE's training; model files lack it
 constexpr float nothing = -std::numeric_limits<float>::infinity();
 
-// Places of values in falling order, the first of equals first; what is no number comes last.
-class Falling {
+// Compares indices by falling values, equal values by rising index; NaN comes last.
+class Descending {
 public:
-    explicit Falling(const float* values) : values_(values) {}
+    explicit Descending(const float* values) : values_(values) {}
     bool operator()(std::size_t a, std::size_t b) const {
         const float x = values_[a], y = values_[b];
         if (std::isnan(x) != std::isnan(y)) return std::isnan(y);
@@ -28,10 +28,10 @@ private:
     const float* values_;
 };
 
-std::vector<std::size_t> best_of(const std::vector<float>& values, std::size_t n) {
+std::vector<std::size_t> top_k(const std::vector<float>& values, std::size_t n) {
     std::vector<std::size_t> order(values.size());
     std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + std::ptrdiff_t(n), order.end(), Falling(values.data()));
+    std::partial_sort(order.begin(), order.begin() + std::ptrdiff_t(n), order.end(), Descending(values.data()));
     order.resize(n);
     return order;
 }
@@ -60,19 +60,19 @@ float sum_of_best_two(const float* values, std::size_t n) {
     return n > 1 ? best + second : best;
 }
 
-// Leave nothing of what is outside the groups whose two best have the largest sums.
-void keep_best_groups(const Choice& choice, std::vector<float>& ranked) {
-    const std::size_t size = choice.n_experts / choice.n_groups;
-    std::vector<float> sums(choice.n_groups);
-    for (std::size_t g = 0; g < choice.n_groups; ++g) sums[g] = sum_of_best_two(&ranked[g * size], size);
-    std::vector<bool> kept(choice.n_groups);
-    for (std::size_t g : best_of(sums, choice.n_groups_used)) kept[g] = true;
-    for (std::size_t i = 0; i < choice.n_experts; ++i)
+// Excludes experts outside the groups whose two best experts have the largest sums.
+void keep_best_groups(const RoutingOptions& routing, std::vector<float>& ranked) {
+    const std::size_t size = routing.n_experts / routing.n_groups;
+    std::vector<float> sums(routing.n_groups);
+    for (std::size_t g = 0; g < routing.n_groups; ++g) sums[g] = sum_of_best_two(&ranked[g * size], size);
+    std::vector<bool> kept(routing.n_groups);
+    for (std::size_t g : top_k(sums, routing.n_groups_used)) kept[g] = true;
+    for (std::size_t i = 0; i < routing.n_experts; ++i)
         if (!kept[i / size]) ranked[i] = nothing;
 }
 
-// Of each chosen one, its share of those that are left and score nearly as much.
-std::vector<float> mixed_sparsely(const float* scores, std::size_t n, const std::vector<std::size_t>& chosen) {
+// SparseMixer weights: the softmax of each chosen expert over the remaining experts with nearly the same score.
+std::vector<float> sparse_mixer(const float* scores, std::size_t n, const std::vector<std::size_t>& chosen) {
     std::vector<float> left(scores, scores + n), weights;
     for (std::size_t expert : chosen) {
         const float best = scores[expert];
@@ -87,20 +87,20 @@ std::vector<float> mixed_sparsely(const float* scores, std::size_t n, const std:
 
 }  // namespace
 
-void choose(const Choice& choice, const float* scores, Chosen* to) {
-    const std::vector<float> shares = shares_of(choice.gating, scores, choice.n_experts);
+void route(const RoutingOptions& routing, const float* scores, ExpertWeight* to) {
+    const std::vector<float> shares = shares_of(routing.gating, scores, routing.n_experts);
     std::vector<float> ranked = shares;
-    if (choice.bias) std::transform(ranked.begin(), ranked.end(), choice.bias, ranked.begin(), std::plus<>());
-    if (choice.n_groups > 1) keep_best_groups(choice, ranked);
-    const std::vector<std::size_t> chosen = best_of(ranked, choice.n_used);
+    if (routing.bias) std::transform(ranked.begin(), ranked.end(), routing.bias, ranked.begin(), std::plus<>());
+    if (routing.n_groups > 1) keep_best_groups(routing, ranked);
+    const std::vector<std::size_t> chosen = top_k(ranked, routing.n_used);
     std::vector<float> weights;
     weights.reserve(chosen.size());
     for (std::size_t expert : chosen) weights.push_back(shares[expert]);
-    if (choice.gating == Gating::sparse_mixer) weights = mixed_sparsely(scores, choice.n_experts, chosen);
-    if (choice.gating == Gating::softmax_of_chosen) softmax(weights);
-    const float total = choice.normalized ? std::accumulate(weights.begin(), weights.end(), 0.0f) : 1.0f;
-    for (std::size_t rank = 0; rank < choice.n_used; ++rank)
-        to[rank] = {chosen[rank], weights[rank] / total * choice.scale};
+    if (routing.gating == Gating::sparse_mixer) weights = sparse_mixer(scores, routing.n_experts, chosen);
+    if (routing.gating == Gating::softmax_of_chosen) softmax(weights);
+    const float total = routing.normalized ? std::accumulate(weights.begin(), weights.end(), 0.0f) : 1.0f;
+    for (std::size_t rank = 0; rank < routing.n_used; ++rank)
+        to[rank] = {chosen[rank], weights[rank] / total * routing.scale};
 }
 
 }  // namespace slm

@@ -1,4 +1,4 @@
-// Which experts of a layer a token uses.
+// Chooses the experts of a token.
 #pragma once
 
 #include <cstddef>
@@ -7,21 +7,22 @@ namespace slm {
 
 enum class Gating { softmax, sigmoid, softmax_of_chosen, sparse_mixer };
 
-// How experts are chosen; see ExpertsSpec in slm_core/architectures. Groups share out the experts evenly.
-struct Choice {
+// How experts are chosen; see ExpertsSpec in slm_core/architectures. All groups have equally many experts.
+struct RoutingOptions {
     std::size_t n_experts, n_used, n_groups, n_groups_used;
     Gating gating;
     bool normalized;
     float scale;
-    const float* bias;  // [n_experts], on what is compared alone; or null
+    const float* bias;  // [n_experts], added to scores for the comparison only; or null
 };
 
-struct Chosen {
+struct ExpertWeight {
     std::size_t expert;
     float weight;
 };
 
-// The experts [n_used] of one token, the best first, of equals the first; scores are what the router gives [n_experts].
-void choose(const Choice& choice, const float* scores, Chosen* to);
+// The top n_used experts of one token in falling order; of equal scores the first wins. `scores` [n_experts] are the
+// router's logits.
+void route(const RoutingOptions& routing, const float* scores, ExpertWeight* to);
 
 }  // namespace slm

@@ -6,7 +6,7 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t least_part = 1 << 13;  // weights; fewer are done before a thread has heard of it
+constexpr std::size_t least_part = 1 << 13;  // weights; waking a thread costs more than fewer
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Rows of a matrix as floats, shared among threads.
+// Embedding lookup, shared among threads.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace slm {
 
-// y [rows][n_in], the weights of the matrix's rows, each of which it has.
+// y [rows][n_in] = dequantized rows of the matrix; all row indices must be valid.
 void embed(Pool& pool, const Matrix& matrix, std::span<const std::int32_t> rows, float* y);
 
-// y [n_in], those of one row.
+// y [n_in] = one dequantized row.
 void embed_row(const Matrix& matrix, std::size_t row, float* y);
 
 }  // namespace slm

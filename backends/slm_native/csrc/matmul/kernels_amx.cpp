@@ -1,9 +1,9 @@
-// Products on a matrix unit, AMX: what quantized weights and BF16 gain where there are many rows of activations.
+// Products of quantized or BF16 weights with many rows of activations on a matrix unit, AMX.
 //
-// Weights are the left operand: of a panel of 32 rows a cache line holds 32 weights of one row, as they lie in the file.
-// Activations are packed once for all products. Two by two tiles of sums are kept, so each operand is loaded for two
-// products. Where rows are long they are multiplied in parts of `part` weights: the activations' part stays in the
-// second-level cache while panel after panel goes over it.
+// Weights are the left operand: in a panel of 32 rows, a cache line holds 32 weights of one row. Activations are packed
+// once for all products. Two by two tiles of sums are kept, so that each loaded operand serves two products. Long rows
+// are multiplied in parts of `part` weights: a part of the activations stays in the second-level cache while all panels
+// use it.
 #include "kernels.h"
 
 #if defined(SLM_PLAIN_TILES)
@@ -18,7 +18,7 @@ namespace SLM_NAMESPACE {
 
 namespace {
 
-constexpr std::size_t part = 1024;  // numbers of a row, for all panels before the next
+constexpr std::size_t part = 1024;  // weights of a row; all panels are multiplied before the next part
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 std::size_t least(std::size_t a, std::size_t b) { return a < b ? a : b; }
@@ -42,16 +42,16 @@ void pack(const float* const* rows, std::size_t n_rows, std::size_t n, std::uint
         Floats square[lanes];
 #pragma GCC unroll 16
         for (int r = 0; r < lanes; ++r) square[r] = load_floats(pairs + r * int(step));
-        turn(square);
+        transpose(square);
 #pragma GCC unroll 16
         for (int k = 0; k < lanes; ++k) _mm512_storeu_ps(to + k * int(step), square[k]);
     }
 }
 
-// The parts of a thread's memory, in their order.
+// The work memory of a thread.
 struct Work {
     std::uint16_t* panels;  // [panels][steps of a part][32 rows][32]
-    std::uint8_t* codes;    // of one panel, taken apart
+    std::uint8_t* codes;    // of one unpacked panel
     float* factors;
     float* sums;  // [panels][pairs of tiles of tokens][2][2][16 rows][16 tokens]
 
@@ -67,7 +67,7 @@ struct Work {
           factors(reinterpret_cast<float*>(codes + panel)), sums(factors + most_factors) {}
 };
 
-// 32 codes, of group g or of groups 2 g and 2 g + 1, as bf16: what is above zero times its factor, minus the minimum.
+// Converts 32 codes, of group g or of groups 2 g and 2 g + 1, to bf16: factor * (code - zero) - minimum.
 template <int groups, bool has_min>
 inline void weights_of_codes(const std::uint8_t* codes, const float* factors, int g, int zero, std::uint16_t* to) {
 #pragma GCC unroll 2
@@ -91,7 +91,7 @@ void tile_codes(const Panel& panel, int zero, std::uint16_t* to) {
                                                   to + ((8 * s + std::size_t(g)) * tiled_panel + r) * step);
 }
 
-// Numbers [first, first + n) of n_rows rows of quantized weights; `first` is a multiple of `part`.
+// Unpacks weights [first, first + n) of n_rows rows; `first` is a multiple of `part`.
 void tile_quantized(const TiledWeights& weights, std::size_t row, std::size_t n_rows, std::size_t first, std::size_t n,
                     const Work& work, std::uint16_t* to) {
     const FormatKernels& format = *weights.format;
@@ -120,24 +120,24 @@ void tile_bf16(const TiledWeights& weights, std::size_t row, std::size_t n_rows,
     }
 }
 
-// Sums [16 rows][16 tokens] to y[t * y_stride + r].
+// Transposes sums [16 rows][16 tokens] to y[t * y_stride + r].
 inline void put_tile(const float* sums, std::size_t n_rows, std::size_t n_tokens, float* y, std::size_t y_stride) {
     Floats square[lanes];
 #pragma GCC unroll 16
     for (int r = 0; r < lanes; ++r) square[r] = load_floats(sums + r * lanes);
-    turn(square);
+    transpose(square);
 #pragma GCC unroll 16
     for (std::size_t t = 0; t < lanes; ++t)
         if (t < n_tokens) _mm512_mask_storeu_ps(y + t * y_stride, first_lanes(n_rows), square[t]);
 }
 
-// Where results of 32 rows of weights and up to 32 tokens go.
+// The results of 32 rows of weights and up to 32 tokens.
 struct Results {
     float* y;
     std::size_t y_stride, n_rows, n_tokens;
 
-    // Lines that will be written lie in as many places as there are tokens: they are asked for one after another.
-    void ask_for(std::size_t token) const {
+    // Prefetches the lines that one token writes; the lines of each token lie apart.
+    void prefetch_token(std::size_t token) const {
         if (token >= n_tokens) return;
         prefetch_first(y + token * y_stride);
         prefetch_first(y + token * y_stride + n_rows - 1);
@@ -152,8 +152,8 @@ struct Results {
     }
 };
 
-// A panel times one or two tiles of activations, `n_steps` products deep, added to sums or put there first. x_stride
-// is from tile to tile of activations.
+// Multiplies a panel with one or two tiles of activations, x_stride apart, over n_steps products. Adds to sums, or
+// overwrites them if is_first.
 template <int n_tiles>
 inline void multiply_panel(const std::uint16_t* panel, const std::uint16_t* x, std::size_t x_stride,
                            std::size_t n_steps, bool is_first, float* sums, const Results& results) {
@@ -177,7 +177,7 @@ inline void multiply_panel(const std::uint16_t* panel, const std::uint16_t* x, s
             multiply_tiles<2, 4, 7>();
             multiply_tiles<3, 5, 7>();
         }
-        results.ask_for(s);
+        results.prefetch_token(s);
     }
     store_tile<0>(sums, unit_row_bytes), store_tile<1>(sums + tile_values, unit_row_bytes);
     if constexpr (n_tiles == 2) {
@@ -188,7 +188,7 @@ inline void multiply_panel(const std::uint16_t* panel, const std::uint16_t* x, s
 
 void multiply(const TiledWeights& weights, std::size_t begin, std::size_t end, const std::uint16_t* x,
               std::size_t n_tokens, std::uint8_t* memory, float* y, std::size_t y_stride) {
-    constexpr std::size_t tokens_together = 256;  // of a part, they stay in the second-level cache
+    constexpr std::size_t tokens_together = 256;  // a part of their activations fits the second-level cache
     const Work work(memory);
     const std::size_t n_in = weights.n_in, n_panels = div_up(end - begin, tiled_panel),
                       n_pairs = Work::pairs_of(n_tokens);

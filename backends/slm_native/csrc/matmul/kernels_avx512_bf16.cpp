@@ -1,4 +1,4 @@
-// What AVX512-BF16 adds to AVX-512: products of pairs of bf16, twice as many at once as of float32.
+// AVX512-BF16: products of pairs of bf16, twice as many per instruction as of float32.
 #include "kernels.h"
 
 #define SLM_NAMESPACE slm::avx512_bf16

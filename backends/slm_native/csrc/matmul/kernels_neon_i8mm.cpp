@@ -1,4 +1,4 @@
-// What i8mm adds to NEON with dot products: products of panels by many rows of activations, two rows by two at once.
+// NEON with i8mm: products of panels with many rows of activations, two rows by two rows per instruction.
 #include "kernels.h"
 
 #define SLM_NAMESPACE slm::neon_i8mm

@@ -41,7 +41,7 @@ enum class ActivationLayout {
     bf16_tiles,   // many rows on a matrix unit: tiles of bf16
 };
 
-// What is done with activations in each layout.
+// The operations of a layout.
 struct LayoutTraits {
     bool side_by_side;  // whether a piece holds `lanes` rows
     std::size_t (*piece_bytes)(const Multiplication& product, std::size_t lanes);
@@ -146,7 +146,7 @@ std::uint16_t* bf16_of(const Input& input) { return reinterpret_cast<std::uint16
 const float* rows_from(const Multiplication& p, std::size_t begin, std::size_t end) {
     const std::size_t n_in = p.matrix->n_in;
     if (p.follow_each_other() || (end - begin == 1 && !p.source)) return p.row(begin);
-    float* to = gather_scratch.room<float>((end - begin) * n_in);
+    float* to = gather_scratch.buffer<float>((end - begin) * n_in);
     for (std::size_t i = begin; i < end; ++i) {
         if (p.source) p.source->make(i, to + (i - begin) * n_in);
         else std::copy_n(p.row(i), n_in, to + (i - begin) * n_in);
@@ -222,7 +222,7 @@ public:
         std::size_t bytes = 0, n_values = 0;
         for (const Input& input : inputs_)
             bytes += aligned_bytes(input), n_values += input.of->n_rows * input.of->matrix->n_in;
-        auto* memory = inputs_scratch.room<std::uint8_t>(bytes);
+        auto* memory = inputs_scratch.buffer<std::uint8_t>(bytes);
         std::vector<Piece> pieces;
         for (std::size_t i = 0; i < inputs_.size(); ++i) {
             place(inputs_[i], memory, lanes);
@@ -264,8 +264,8 @@ std::size_t panel_rows_of(ActivationLayout layout, const Pool& pool, std::span<c
     return layout == ActivationLayout::bf16_rows ? bf16_rows : panel_rows;
 }
 
-// Products of many rows come first, a panel a share. The other matrices follow in shares that shrink: threads begin with
-// long contiguous reads, and wait little for each other at the end.
+// Products of many rows come first, a panel a share. The other matrices follow in shares that shrink: threads begin
+// with long contiguous reads, and wait little for each other at the end.
 std::vector<Share> shares_of(const IsaKernels& kernels, const Pool& pool, std::span<const Multiplication> products) {
     std::vector<Share> shares;
     std::size_t left = 0;
@@ -301,7 +301,7 @@ void multiply_packed_rows(const Task& task) {
     const Matrix& m = *p.matrix;
     const std::size_t n_in = task.input.rows.n_in, lanes = std::size_t(task.kernels.lanes);
     const std::size_t n_factors = n_in / span_weights * std::size_t(m.format->groups * (m.format->has_min ? 2 : 1));
-    auto* memory = panel_scratch.room<std::uint8_t>(panel_rows * (n_in + 4 * n_factors + 16 * lanes));
+    auto* memory = panel_scratch.buffer<std::uint8_t>(panel_rows * (n_in + 4 * n_factors + 16 * lanes));
     auto* factors = reinterpret_cast<float*>(memory + panel_rows * n_in);
     Panel panel{task.share.end - task.share.begin, n_in, memory, factors, task.next.data, task.next.bytes};
     m.format->expand(rows_of(m), task.share.begin, task.share.end, panel);
@@ -322,7 +322,7 @@ void multiply_float_lanes(const Task& task) {
     const Multiplication& p = task.product;
     const Matrix& m = *p.matrix;
     const std::size_t lanes = std::size_t(task.kernels.lanes), n_here = task.share.end - task.share.begin;
-    float* panel = panel_scratch.room<float>(panel_rows * (m.n_in + 4 * lanes));
+    float* panel = panel_scratch.buffer<float>(panel_rows * (m.n_in + 4 * lanes));
     m.floats->expand(m.data + task.share.begin * m.row_bytes, n_here * m.n_in, panel);
     task.kernels.float_tiles(panel, n_here, m.n_in, floats_of(task.input), task.input.n_pieces, p.n_rows,
                              panel + panel_rows * m.n_in, p.y + task.share.begin, p.to_next());
@@ -340,7 +340,7 @@ void multiply_bf16_tiles(const Task& task) {
     const Matrix& m = *p.matrix;
     const TileKernels& unit = *task.kernels.unit;
     const TiledWeights weights{m.format, m.format ? rows_of(m) : Rows{m.data, m.row_bytes, 0, 0}, m.n_in};
-    auto* work = panel_scratch.room<std::uint8_t>(unit.work_bytes(m.n_in, p.n_rows));
+    auto* work = panel_scratch.buffer<std::uint8_t>(unit.work_bytes(m.n_in, p.n_rows));
     unit.multiply(weights, task.share.begin, task.share.end, bf16_of(task.input), p.n_rows, work,
                   p.y + task.share.begin, p.to_next());
 }
@@ -410,8 +410,8 @@ void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multipl
     });
 }
 
-void multiply_by_head(const IsaKernels& kernels, Pool& pool, const HeadRows& x, std::size_t n_tokens,
-                      std::span<const Matrix* const> matrices, float* y, std::size_t y_stride) {
+void multiply_per_head(const IsaKernels& kernels, Pool& pool, const HeadRows& x, std::size_t n_tokens,
+                       std::span<const Matrix* const> matrices, float* y, std::size_t y_stride) {
     const std::size_t n = matrices.size();
     std::vector<Multiplication> products;
     products.reserve(n);

@@ -1,4 +1,4 @@
-// Products of activations with matrices of weights, several at once, shared among threads.
+// Products of activations with weight matrices, several at once, shared among threads.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace slm {
 
-// A matrix of weights as it lies in the file. Exactly one of `format` and `floats` is set.
+// A weight matrix in the layout of the model file. Exactly one of `format` and `floats` is set.
 struct Matrix {
     const FormatKernels* format;
     const FloatKernels* floats;
@@ -20,12 +20,12 @@ struct Matrix {
 
 Rows rows_of(const Matrix& matrix);  // of quantized weights
 
-// Memory of a cache line's alignment that grows and is used again.
+// A reusable buffer, aligned to cache lines, that grows on demand.
 class Scratch {
 public:
-    // Room for n values; what it held is lost.
+    // A buffer of n values; previous contents are lost.
     template <class T>
-    T* room(std::size_t n) {
+    T* buffer(std::size_t n) {
         return static_cast<T*>(bytes(n * sizeof(T)));
     }
     ~Scratch();
@@ -40,7 +40,7 @@ private:
     std::size_t size_ = 0;
 };
 
-// Makes rows of activations that lie nowhere, each where it is wanted.
+// Computes rows of activations on demand, so that they are never stored as a whole.
 class RowSource {
 public:
     virtual void make(std::size_t i, float* to) const = 0;
@@ -49,32 +49,33 @@ protected:
     ~RowSource() = default;
 };
 
-// One product of several: y = x @ matrix.T. Those that have rows of activations in common share what is made of them.
+// y = x @ matrix.T. Products with the same rows of activations share the rounded or packed rows.
 struct Multiplication {
     const Matrix* matrix;
-    const float* x;  // [n_rows][n_in]; or [any number][n_in] of which `which` are read
+    const float* x;  // [n_rows][n_in]; with `which`, [any number][n_in]
     std::size_t n_rows;
     float* y;                                // [n_rows][n_out]
     const std::uint32_t* which = nullptr;    // [n_rows]
-    std::size_t x_stride = 0, y_stride = 0;  // from row to row, where rows do not follow each other
-    const RowSource* source = nullptr;       // of the rows, in the place of x and which
+    std::size_t x_stride = 0, y_stride = 0;  // from row to row; 0 for contiguous rows
+    const RowSource* source = nullptr;       // computes the rows, in place of x and which
 
     const float* row(std::size_t i) const { return x + (which ? which[i] : i) * (x_stride ? x_stride : matrix->n_in); }
     bool follow_each_other() const { return !which && !x_stride && !source; }  // rows of x
     std::size_t to_next() const { return y_stride ? y_stride : matrix->n_out; }
 };
 
-// All products: threads meet once when activations are rounded, and once at the end, however many products there are.
+// Computes all products. Threads synchronize twice in total: after rounding activations, and at the end.
 void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products);
 
-// Rows t * n + i of so many, `stride` numbers apart.
+// Rows t * n + i, `stride` numbers apart.
 struct HeadRows {
     const float* at;
     std::size_t stride;
 };
 
-// Row t * n + i of x [n_tokens * n][n_in] times matrix i of n, all of one shape: y [n_tokens * n][n_out], `y_stride` numbers apart.
-void multiply_by_head(const IsaKernels& kernels, Pool& pool, const HeadRows& x, std::size_t n_tokens,
-                      std::span<const Matrix* const> matrices, float* y, std::size_t y_stride);
+// Multiplies row t * n + i of x [n_tokens * n][n_in] with matrix i of n; all have one shape. y is [n_tokens *
+// n][n_out], its rows `y_stride` numbers apart.
+void multiply_per_head(const IsaKernels& kernels, Pool& pool, const HeadRows& x, std::size_t n_tokens,
+                       std::span<const Matrix* const> matrices, float* y, std::size_t y_stride);
 
 }  // namespace slm

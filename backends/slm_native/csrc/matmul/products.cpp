@@ -10,12 +10,12 @@ namespace slm {
 
 namespace {
 
-// Of the thread that called.
+// Belongs to the thread that called.
 thread_local Scratch gate_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
-// Values 0 .. n - 1 in parts that are multiples of `unit`.
+// Runs `task` on parts of 0 .. n - 1; their sizes are multiples of `unit`.
 template <class Task>
 void in_parts(Pool& pool, std::size_t n, std::size_t unit, const Task& task) {
     if (n == 0) return;
@@ -25,7 +25,7 @@ void in_parts(Pool& pool, std::size_t n, std::size_t unit, const Task& task) {
     pool.run(div_up(n, step), [&](std::size_t i) { task(i * step, std::min(n, (i + 1) * step)); });
 }
 
-// Rows of x, normalized.
+// Normalized rows of x.
 class NormedRows final : public RowSource {
 public:
     NormedRows(const IsaKernels& kernels, const Norm& norm, const float* x) : kernels_(kernels), norm_(norm), x_(x) {}
@@ -37,7 +37,7 @@ private:
     const float* x_;
 };
 
-// What is left of a linear after its product, and then `more`, for each part of the rows.
+// Applies scale and bias, then `more`, to each part of the rows.
 template <class More>
 void finish_parts(Pool& pool, const Linear& linear, std::size_t n_tokens, float* y, const More& more) {
     const std::size_t width = linear.matrix->n_out;
@@ -59,7 +59,7 @@ void make(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_t
 #if defined(SLM_HAVE_X86)
 namespace {
 
-// AVX-512 and what a later processor adds.
+// AVX-512 with the extensions of later processors.
 class Extended {
 public:
     Extended(const TileKernels* unit, const AttentionKernels* attention) : kernels_(avx512::kernels) {
@@ -115,7 +115,7 @@ const IsaKernels& kernels_of(Isa isa) {
 #endif
 #if defined(SLM_HAVE_NEON)
     if (isa == Isa::neon) return neon::kernels;
-    if (isa == Isa::neon_i8mm) {  // made only where its code may run
+    if (isa == Isa::neon_i8mm) {  // constructed only on processors that have i8mm
         static const WithI8mm with_i8mm;
         return with_i8mm.kernels();
     }
@@ -147,16 +147,16 @@ void normalize(const IsaKernels& kernels, Pool& pool, const float* x, std::size_
 }
 
 void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm,
-             std::span<const Made> made) {
+             std::span<const Projection> made) {
     if (n_tokens == 0 || made.empty()) return;
     const NormedRows rows(kernels, norm, x);
     std::vector<Multiplication> products;
-    for (const Made& one : made) {
+    for (const Projection& one : made) {
         products.push_back({one.linear->matrix, x, n_tokens, one.y});
         if (norm.weight) products.back().source = &rows;
     }
     multiply_all(kernels, pool, products);
-    for (const Made& one : made)
+    for (const Projection& one : made)
         if (!is_plain(*one.linear)) finish_parts(pool, *one.linear, n_tokens, one.y, [](std::size_t, std::size_t) {});
 }
 
@@ -165,13 +165,13 @@ void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t 
     const std::size_t width = gating.up.matrix->n_out, n = n_tokens * width;
     if (n == 0) return;
     const bool has_gate = gating.gate.matrix;
-    float* other = has_gate ? gate_scratch.room<float>(n) : nullptr;
-    const Made made[2] = {{&gating.up, has_gate ? other : y}, {&gating.gate, y}};
+    float* other = has_gate ? gate_scratch.buffer<float>(n) : nullptr;
+    const Projection made[2] = {{&gating.up, has_gate ? other : y}, {&gating.gate, y}};
     project(kernels, pool, x, n_tokens, norm, {made, has_gate ? 2u : 1u});
     if (!gating.threshold) return activate(kernels, pool, y, other, n, gating.activation, y);
     in_parts(pool, n, width, [&](std::size_t begin, std::size_t end) {
         for (std::size_t at = begin; at < end; at += width) {
-            kernels.keep_above(y + at, width, *gating.threshold);
+            kernels.gaussian_topk(y + at, width, *gating.threshold);
             kernels.activate(gating.activation, y + at, other + at, width, y + at);
         }
     });
@@ -215,8 +215,8 @@ void add_normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size
     });
 }
 
-void turn_heads(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::size_t n_heads,
-                std::size_t width, const Norm& norm, Rotation rotation, float* y) {
+void rotate_heads(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::size_t n_heads,
+                  std::size_t width, const Norm& norm, Rotation rotation, float* y) {
     const std::size_t per_token = n_heads * width;
     if (n_tokens * per_token == 0) return;
     in_parts(pool, n_tokens * per_token, per_token, [&](std::size_t begin, std::size_t end) {

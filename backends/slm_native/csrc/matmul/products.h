@@ -1,4 +1,4 @@
-// Products of activations with matrices of weights, shared among threads.
+// Products, norms and activations, shared among threads.
 #pragma once
 
 #include <cstddef>
@@ -9,23 +9,23 @@
 
 namespace slm {
 
-const IsaKernels& kernels_of(Isa isa);  // an available one
+const IsaKernels& kernels_of(Isa isa);  // `isa` must be available
 
-// One product of several that have their activations in common.
+// One of several products with the same activations.
 struct Product {
     const Matrix* matrix;
     float* y;  // [n_tokens][n_out]
 };
 
-// A matrix, and what its product is multiplied with and shifted by then; none where `matrix` is null.
+// y = scale * (x @ matrix.T) + bias; none if `matrix` is null.
 struct Linear {
     const Matrix* matrix;
     const float* bias;  // [n_out] or null
     float scale = 1.0f;
 };
 
-// What one linear of several that have their activations in common makes.
-struct Made {
+// One of several linears with the same activations, and its output.
+struct Projection {
     const Linear* linear;
     float* y;  // [n_tokens][n_out]
 };
@@ -34,25 +34,24 @@ struct Made {
 void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens,
               std::span<const Product> products);
 
-// y = n values x, normalized; n is a multiple of what the norm has weights for, and y may be x.
+// y = normalize(x), n values; n is a multiple of norm.width * norm.n_rows. y may be x.
 void normalize(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n, const Norm& norm, float* y);
 
-// What each linear makes of x, normalized first by a norm of whole rows.
+// Applies each linear to x, which is normalized first by a norm of whole rows.
 void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm,
-             std::span<const Made> made);
+             std::span<const Projection> made);
 
-// What is left of a linear after its product, rows y [n_rows][n_out].
+// Applies scale and bias of a linear to its product y [n_rows][n_out].
 void finish(const Linear& linear, float* y, std::size_t n_rows);
 
-// What makes the inner values of a feed-forward layer.
+// The gate and up projections of a feed-forward layer.
 struct GateUp {
-    Linear gate, up;  // gate may be none
+    Linear gate, up;  // `gate` may be none
     Activation activation;
-    std::optional<float>
-        threshold;  // of a row of gates (there must be one), so many deviations above the mean: what is above it remains
+    std::optional<float> threshold;  // with `gate` only: gaussian top-k, in standard deviations above the mean of a row
 };
 
-// y = activation(gate) * up, both made of x, normalized first; without a gate, activation(up). y is [n_tokens][n_out].
+// y = activation(gate(x)) * up(x) [n_tokens][n_out], x normalized first; without a gate, activation(up(x)).
 void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm,
              const GateUp& gating, float* y);
 
@@ -64,23 +63,24 @@ void activate(const IsaKernels& kernels, Pool& pool, const float* gate, const fl
 void add_shares(const IsaKernels& kernels, Pool& pool, const float* x, std::span<const float* const> parts,
                 const float* shares, std::size_t stride, std::size_t n_tokens, std::size_t width, float* y);
 
-// y = residual + what the linear makes of x, both [n_tokens][n_out].
+// y = residual + linear(x), both [n_tokens][n_out].
 void add_product(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,
                  const float* residual, float* y);
 
-// y = residual + scale * normalized(what the linear makes of x).
+// y = residual + scale * normalize(linear(x)).
 void add_normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,
                 const Norm& norm, float scale, const float* residual, float* y);
 
-// How heads are turned to their positions; not at all where `half` is 0.
+// Rotary position embedding of a batch; none if `half` is 0.
 struct Rotation {
     const float *cos, *sin;  // [n_tokens][half]
     std::size_t half;
     bool interleaved;
 };
 
-// y = heads x [n_tokens][n_heads][width], each (or all of a token as one) normalized, then rotated; y may be x.
-void turn_heads(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::size_t n_heads,
-                std::size_t width, const Norm& norm, Rotation rotation, float* y);
+// y = heads x [n_tokens][n_heads][width], normalized (per head, or over all heads of a token), then rotated. y may be
+// x.
+void rotate_heads(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::size_t n_heads,
+                  std::size_t width, const Norm& norm, Rotation rotation, float* y);
 
 }  // namespace slm

@@ -1,8 +1,7 @@
-// Tiles of a matrix unit, AMX, beside the vectors of AVX-512: eight of 16 rows of 64 bytes each. Products of bf16 are
-// added in float32.
+// Tiles of a matrix unit, AMX: eight tiles of 16 rows of 64 bytes. Products of bf16 are added in float32.
 //
-// The compiler knows nothing of tiles: what it has stored must be in memory before a tile is loaded (publish_stores).
-// Its own _tile_loadconfig is not used: that of gcc 12 lets stores to the configuration be dropped.
+// The compiler does not track tiles: its stores must reach memory before a tile is loaded (publish_stores).
+// _tile_loadconfig is not used: with gcc 12, stores to the configuration may be dropped.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +14,7 @@ constexpr int unit_rows = 16, unit_row_bytes = 64, unit_bytes = unit_rows * unit
 inline void publish_stores() { asm volatile("" ::: "memory"); }
 
 #if defined(SLM_PLAIN_TILES)
-// The same without the unit (Isa::amx_plain), for tests: what surrounds tiles is tested, and their numbers.
+// The same without the unit (Isa::amx_plain): tests check the code around tiles, and the numbers.
 struct PlainTiles { alignas(64) std::uint8_t at[8][unit_bytes]; };
 inline thread_local PlainTiles plain_tiles;
 
@@ -41,7 +40,7 @@ inline float bf16_at(int tile, int row, int i) {
     __builtin_memcpy(&high, row_of_tile(tile, row) + 2 * i, sizeof high);
     return high & 0x7f80 ? as_float(std::uint32_t(high) << 16) : 0.0f;  // subnormal numbers count as zeros
 }
-// The even or the odd ones of 32 bf16, as float32.
+// The even or the odd elements of 32 bf16, as float32.
 template <bool odd>
 inline __m512 half_of_bf16(const void* row) {
     const __m512i pairs = _mm512_load_si512(row);
@@ -77,7 +76,7 @@ inline void configure_tiles() {
     for (int tile = 0; tile < 8; ++tile) all.rows[tile] = unit_rows, all.row_bytes[tile] = unit_row_bytes;
     asm volatile("ldtilecfg %0" ::"m"(all));
 }
-// Threads that hold no tiles are switched without saving 8 KiB of them.
+// A context switch saves 8 KiB of tiles unless they are released.
 inline void release_tiles() { asm volatile("tilerelease"); }
 template <int tile>
 inline void zero_tile() {

@@ -1,4 +1,4 @@
-// AVX2, FMA and F16C. What the names mean is in README.md beside.
+// AVX2, FMA and F16C. README.md explains the names.
 #pragma once
 
 #include "simd/x86_256.h"
@@ -6,7 +6,7 @@
 namespace SLM_NAMESPACE {
 
 constexpr bool centres = true;
-constexpr bool side_by_side = false;  // Zen 3 asks memory for one line of addresses in advance, hardly for four
+constexpr bool side_by_side = false;  // Zen 3 prefetches one stream of addresses well, four hardly
 
 // Products of adjacent bytes are added in 16 bits, which holds codes up to 127 (2 * 127 * 127 < 2 ** 15); wider codes
 // are centred first: with magnitudes up to 128 and int8 values from -127 to 127 nothing saturates either.
@@ -46,7 +46,7 @@ inline Bytes load_bytes(const std::int8_t* p) { return load(p); }
 template <bool wide>
 inline Partial dot_same(Partial sums, Same codes, Bytes x) {
     sums = _mm256_add_epi16(sums, pairs<wide>(codes, x));
-    asm("" : "+x"(sums));  // or gcc makes all products of a tile first, and keeps them in memory
+    asm("" : "+x"(sums));  // or gcc computes all products of a tile first and spills them
     return sums;
 }
 

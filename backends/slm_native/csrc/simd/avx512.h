@@ -1,4 +1,4 @@
-// AVX-512 with VNNI. What the names mean is in README.md beside.
+// AVX-512 with VNNI. README.md explains the names.
 #pragma once
 
 #include "simd/x86.h"
@@ -46,7 +46,7 @@ inline Floats load_bf16(const void* p) {
 inline float half(std::uint16_t bits) { return _cvtsh_ss(bits); }
 
 struct WordIndex { alignas(64) std::uint16_t at[32]; };
-// Where eight halves lie, counted in halves.
+// The indices of eight halves.
 template <int stride>
 constexpr WordIndex halves_at() {
     WordIndex index{};
@@ -56,7 +56,7 @@ constexpr WordIndex halves_at() {
 template <int stride>
 alignas(64) constexpr WordIndex halves_index = halves_at<stride>();
 
-// Sixteen factors, or eight and what goes with them.
+// Sixteen factors, or eight scales and eight minimums.
 using Scales = __m512;
 
 // Eight halves, `stride` bytes apart.
@@ -100,7 +100,7 @@ inline Scales halved_e4m3(Sixteen bytes) {
     return _mm512_mul_ps(_mm512_cvtph_ps(e4m3_as_halves(bytes)), _mm512_set1_ps(128));
 }
 
-// VNNI multiplies unsigned by signed bytes without saturation: codes of any width will do.
+// VNNI multiplies unsigned by signed bytes without saturation, so codes may have any width.
 template <bool wide>
 inline Chunk centred(Chunk codes) {
     return codes;
@@ -119,7 +119,7 @@ inline Floats spread(Scales scales, int c) {
     return _mm512_permutexvar_ps(_mm512_add_epi32(lane, _mm512_set1_epi32(64 / group * c)), scales);
 }
 
-// sums - the upper eight factors * what they meet; sums32 is eight zeros before it.
+// sums - the upper eight factors * sum32[8 .. 15]; sum32[0 .. 7] are zeros.
 inline Floats minus_upper(Scales scales, const float* sum32, Floats sums) {
     return _mm512_fnmadd_ps(scales, _mm512_load_ps(sum32), sums);
 }
@@ -143,12 +143,12 @@ inline void prefetch_first(const void* p) { _mm_prefetch(static_cast<const char*
 inline Floats largest(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats magnitude(Floats a) { return _mm512_abs_ps(a); }
 inline float largest_lane(Floats a) { return _mm512_reduce_max_ps(a); }
-// Rounded to the nearest, ties to even.
+// Rounds to the nearest, ties to even.
 inline void store_rounded(std::int8_t* to, Floats a) {
     _mm_storeu_si128((__m128i*)to, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 
-// Four vectors of floats likewise, as the bits of one.
+// The same for four vectors, as the bits of one.
 inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
     const __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
     const __m512i cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
@@ -158,7 +158,7 @@ inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
 }
 
 inline Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
-// Where one is no number, that is what comes out.
+// NaN if `a` is NaN.
 inline Floats at_least(float limit, Floats a) { return _mm512_max_ps(_mm512_set1_ps(limit), a); }
 inline Floats at_most(float limit, Floats a) { return _mm512_min_ps(_mm512_set1_ps(limit), a); }
 inline Floats rounded(Floats a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -168,7 +168,7 @@ inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
 }
-[[gnu::always_inline]] inline void turn(Floats (&rows)[lanes]) {
+[[gnu::always_inline]] inline void transpose(Floats (&rows)[lanes]) {
     const auto doubles = [](Floats a) { return _mm512_castps_pd(a); };
     Floats pairs[lanes];
 #pragma GCC unroll 8

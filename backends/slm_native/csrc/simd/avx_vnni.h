@@ -1,4 +1,4 @@
-// AVX2, FMA, F16C and VNNI in 256 bits. What the names mean is in README.md beside.
+// AVX2, FMA, F16C and VNNI in 256 bits. README.md explains the names.
 #pragma once
 
 #include "simd/x86_256.h"
@@ -11,12 +11,12 @@ constexpr bool side_by_side = true;
 inline Ints dot_products(Ints sums, __m256i codes, __m256i x) {
 #if defined(__AVXVNNI__)
     return _mm256_dpbusd_avx_epi32(sums, codes, x);
-#else  // a build that checks these kernels where there is AVX-512: the same instruction, encoded as there
+#else  // a build that tests these kernels on AVX-512: the same instruction in its AVX-512 encoding
     return _mm256_dpbusd_epi32(sums, codes, x);
 #endif
 }
 
-// VNNI multiplies unsigned by signed bytes without saturation: codes of any width will do.
+// VNNI multiplies unsigned by signed bytes without saturation, so codes may have any width.
 template <bool wide>
 inline Chunk centred(Chunk codes) {
     return codes;

@@ -1,4 +1,4 @@
-// NEON with dot products (Armv8.2-A dotprod). What the names mean is in README.md beside.
+// NEON with dot products (Armv8.2-A dotprod). README.md explains the names.
 #pragma once
 
 #include <arm_neon.h>
@@ -113,7 +113,7 @@ inline float half(std::uint16_t bits) {
     return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(bits))), 0);
 }
 
-// Sixteen factors, or eight and what goes with them; in memory, from where one is spread as fast as any.
+// Sixteen factors, or eight scales and eight minimums; in memory, because a broadcast from memory is as fast.
 struct Scales { alignas(16) float at[16]; };
 
 inline Scales as_scales(Floats lower, Floats upper) {
@@ -185,7 +185,7 @@ inline Scales halved_powers(Sixteen bytes) {
 }
 inline Scales halved_e4m3(Sixteen bytes) {
     const uint8x16_t none = vceqq_u8(bytes, vdupq_n_u8(127)), number = vbicq_u8(vandq_u8(bytes, vdupq_n_u8(127)), none);
-    const Floats to_half = all(128);  // as halves they are 2 ** -8 times as large
+    const Floats to_half = all(128);  // as halves they are smaller by 2 ** -8
     return as_scales(mul(from_halves(vshll_n_u8(vget_low_u8(number), 7)), to_half),
                      mul(from_halves(vshll_n_u8(vget_high_u8(number), 7)), to_half));
 }
@@ -212,7 +212,7 @@ inline Floats spread(const Scales& scales, int c) {
     return {vdupq_n_f32(scales.at[2 * c]), vdupq_n_f32(scales.at[2 * c + 1])};
 }
 
-// sums - the upper eight factors * what they meet; sums32 is eight zeros before it.
+// sums - the upper eight factors * sum32[8 .. 15]; sum32[0 .. 7] are zeros.
 inline Floats minus_upper(const Scales& scales, const float* sum32, Floats sums) {
     return minus_product(load_floats(scales.at + 8), load_floats(sum32 + 8), sums);
 }
@@ -239,19 +239,19 @@ inline float32x4_t larger(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq
 inline Floats largest(Floats a, Floats b) { return {larger(a.first, b.first), larger(a.second, b.second)}; }
 inline Floats magnitude(Floats a) { return {vabsq_f32(a.first), vabsq_f32(a.second)}; }
 inline float largest_lane(Floats a) { return vmaxvq_f32(vmaxq_f32(a.first, a.second)); }
-// Rounded to the nearest, ties to even; a number that is none becomes 0.
+// Rounds to the nearest, ties to even; NaN becomes 0.
 inline int8x8_t eight_rounded(Floats a) {
     return vqmovn_s16(vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(a.first)), vqmovn_s32(vcvtnq_s32_f32(a.second))));
 }
 inline void store_rounded(std::int8_t* to, Floats a) { vst1_s8(to, eight_rounded(a)); }
-// Four vectors of floats likewise, as the bits of one.
+// The same for four vectors, as the bits of one.
 inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
     return {vreinterpretq_f32_s8(vcombine_s8(eight_rounded(a), eight_rounded(b))),
             vreinterpretq_f32_s8(vcombine_s8(eight_rounded(c), eight_rounded(d)))};
 }
 
 inline Floats divide(Floats a, Floats b) { return {vdivq_f32(a.first, b.first), vdivq_f32(a.second, b.second)}; }
-// Where one is no number, that is what comes out.
+// NaN if `a` is NaN.
 inline Floats at_least(float limit, Floats a) { return largest(all(limit), a); }
 inline Floats at_most(float limit, Floats a) {
     const float32x4_t most = vdupq_n_f32(limit);
@@ -270,8 +270,8 @@ inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
     return {vbslq_f32(vcltq_f32(a.first, b.first), yes.first, no.first),
             vbslq_f32(vcltq_f32(a.second, b.second), yes.second, no.second)};
 }
-// Number k of vector i becomes number i of vector k.
-inline void turn_four(float32x4_t& a, float32x4_t& b, float32x4_t& c, float32x4_t& d) {
+// Transposes a square of four vectors.
+inline void transpose_four(float32x4_t& a, float32x4_t& b, float32x4_t& c, float32x4_t& d) {
     const auto wide = [](float32x4_t x) { return vreinterpretq_f64_f32(x); };
     const auto narrow = [](float64x2_t x) { return vreinterpretq_f32_f64(x); };
     const float32x4_t even = vtrn1q_f32(a, b), odd = vtrn2q_f32(a, b), even2 = vtrn1q_f32(c, d),
@@ -279,11 +279,11 @@ inline void turn_four(float32x4_t& a, float32x4_t& b, float32x4_t& c, float32x4_
     a = narrow(vzip1q_f64(wide(even), wide(even2))), b = narrow(vzip1q_f64(wide(odd), wide(odd2)));
     c = narrow(vzip2q_f64(wide(even), wide(even2))), d = narrow(vzip2q_f64(wide(odd), wide(odd2)));
 }
-[[gnu::always_inline]] inline void turn(Floats (&rows)[lanes]) {
-    turn_four(rows[0].first, rows[1].first, rows[2].first, rows[3].first);
-    turn_four(rows[0].second, rows[1].second, rows[2].second, rows[3].second);
-    turn_four(rows[4].first, rows[5].first, rows[6].first, rows[7].first);
-    turn_four(rows[4].second, rows[5].second, rows[6].second, rows[7].second);
+[[gnu::always_inline]] inline void transpose(Floats (&rows)[lanes]) {
+    transpose_four(rows[0].first, rows[1].first, rows[2].first, rows[3].first);
+    transpose_four(rows[0].second, rows[1].second, rows[2].second, rows[3].second);
+    transpose_four(rows[4].first, rows[5].first, rows[6].first, rows[7].first);
+    transpose_four(rows[4].second, rows[5].second, rows[6].second, rows[7].second);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
         const float32x4_t kept = rows[i].second;

@@ -1,4 +1,4 @@
-// Plain C++: runs anywhere, and says what the names in README.md mean.
+// Plain C++: runs anywhere, and defines the names in README.md.
 #pragma once
 
 #include "formats/blocks.h"
@@ -115,7 +115,7 @@ inline Floats load_bf16(const void* p) {
         [&](int i) { return as_float(std::uint32_t(read16(static_cast<const std::uint8_t*>(p) + 2 * i)) << 16); });
 }
 
-// Sixteen factors, or eight and what goes with them.
+// Sixteen factors, or eight scales and eight minimums.
 struct Scales { float at[16]; };
 
 template <int stride>
@@ -198,7 +198,7 @@ inline Floats spread(const Scales& scales, int c) {
     return each<Floats>([&](int i) { return group == 32 ? scales.at[c] : scales.at[2 * c + i / 4]; });
 }
 
-// sums - the upper eight factors * what they meet; sums32 is eight zeros before it.
+// sums - the upper eight factors * sum32[8 .. 15]; sum32[0 .. 7] are zeros.
 inline Floats minus_upper(const Scales& scales, const float* sum32, Floats sums) {
     return each<Floats>([&](int i) { return sums.at[i] - scales.at[8 + i] * sum32[8 + i]; });
 }
@@ -236,12 +236,12 @@ inline float largest_lane(Floats a) {
     for (float value : a.at) top = value > top ? value : top;
     return top;
 }
-// Rounded to the nearest, ties to even; a number that is none becomes 0.
+// Rounds to the nearest, ties to even; NaN becomes 0.
 inline void store_rounded(std::int8_t* to, Floats a) {
     for (int i = 0; i < lanes; ++i) to[i] = a.at[i] == a.at[i] ? std::int8_t(__builtin_rintf(a.at[i])) : std::int8_t(0);
 }
 
-// Four vectors of floats likewise, as the bits of one.
+// The same for four vectors, as the bits of one.
 inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
     std::int8_t codes[4 * lanes];
     store_rounded(codes, a), store_rounded(codes + lanes, b), store_rounded(codes + 2 * lanes, c),
@@ -252,7 +252,7 @@ inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
 inline Floats divide(Floats a, Floats b) {
     return each<Floats>([&](int i) { return a.at[i] / b.at[i]; });
 }
-// Where one is no number, that is what comes out.
+// NaN if `a` is NaN.
 inline Floats at_least(float limit, Floats a) {
     return each<Floats>([&](int i) { return limit > a.at[i] ? limit : a.at[i]; });
 }
@@ -275,7 +275,7 @@ inline Floats sub(Floats a, Floats b) {
 inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
     return each<Floats>([&](int i) { return a.at[i] < b.at[i] ? yes.at[i] : no.at[i]; });
 }
-[[gnu::always_inline]] inline void turn(Floats (&rows)[lanes]) {
+[[gnu::always_inline]] inline void transpose(Floats (&rows)[lanes]) {
     for (int i = 0; i < lanes; ++i)
         for (int k = 0; k < i; ++k) {
             const float kept = rows[i].at[k];
@@ -301,7 +301,7 @@ template <int part>
 inline Floats part_as_floats(const Codes& a) {
     return each<Floats>([&](int i) { return float(std::int8_t(a.at[part * lanes + i])); });
 }
-// Rounded to the nearest, ties to even; subnormal numbers are multiples of 2 ** -24.
+// Rounds to the nearest, ties to even; subnormal halves are multiples of 2 ** -24.
 inline std::uint16_t to_half(float a) {
     const std::uint32_t bits = as_bits(a), size = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
     if (size > 0x7f800000) return std::uint16_t(sign | 0x7e00);

@@ -1,4 +1,4 @@
-// Where products are added to int32 sums at once. What the names mean is in README.md beside.
+// For products that are added to int32 sums directly. README.md explains the names.
 #pragma once
 
 namespace SLM_NAMESPACE {

@@ -1,4 +1,4 @@
-// What AVX2 has with and without VNNI: all but integer products. What the names mean is in README.md beside.
+// AVX2 with and without VNNI: everything but integer products. README.md explains the names.
 #pragma once
 
 #include "simd/x86.h"
@@ -50,7 +50,7 @@ inline Floats load_bf16(const void* p) {
 }
 inline float half(std::uint16_t bits) { return _cvtsh_ss(bits); }
 
-// Sixteen factors, or eight and what goes with them; in memory, from where one is spread as fast as any.
+// Sixteen factors, or eight scales and eight minimums; in memory, because a broadcast from memory is as fast.
 struct Scales { alignas(32) float at[16]; };
 
 inline Scales as_scales(__m256 lower, __m256 upper) {
@@ -112,7 +112,7 @@ inline Floats spread(const Scales& scales, int c) {
     return _mm256_permutevar_ps(_mm256_castpd_ps(two), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
 }
 
-// sums - the upper eight factors * what they meet; sums32 is eight zeros before it.
+// sums - the upper eight factors * sum32[8 .. 15]; sum32[0 .. 7] are zeros.
 inline Floats minus_upper(const Scales& scales, const float* sum32, Floats sums) {
     return _mm256_fnmadd_ps(_mm256_load_ps(scales.at + 8), _mm256_load_ps(sum32 + 8), sums);
 }
@@ -131,14 +131,14 @@ inline float largest_lane(Floats a) {
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
-// Rounded to the nearest, ties to even.
+// Rounds to the nearest, ties to even.
 inline void store_rounded(std::int8_t* to, Floats a) {
     const __m256i wide = _mm256_cvtps_epi32(a);
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
     _mm_storel_epi64((__m128i*)to, _mm_packs_epi16(words, words));
 }
 
-// Four vectors of floats likewise, as the bits of one.
+// The same for four vectors, as the bits of one.
 inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
     const __m256i ab = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
     const __m256i cd = _mm256_packs_epi32(_mm256_cvtps_epi32(c), _mm256_cvtps_epi32(d));
@@ -147,7 +147,7 @@ inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
 }
 
 inline Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
-// Where one is no number, that is what comes out.
+// NaN if `a` is NaN.
 inline Floats at_least(float limit, Floats a) { return _mm256_max_ps(_mm256_set1_ps(limit), a); }
 inline Floats at_most(float limit, Floats a) { return _mm256_min_ps(_mm256_set1_ps(limit), a); }
 inline Floats rounded(Floats a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -160,7 +160,7 @@ inline Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }
-[[gnu::always_inline]] inline void turn(Floats (&rows)[lanes]) {
+[[gnu::always_inline]] inline void transpose(Floats (&rows)[lanes]) {
     Floats pairs[lanes];
 #pragma GCC unroll 4
     for (int i = 0; i < lanes; i += 2) {

@@ -15,14 +15,14 @@ namespace slm {
 namespace {
 
 constexpr std::size_t steps[] = {70, 1, 6, 1, 64, 8};  // tokens of each batch: pages begin and end within them
-constexpr std::int32_t pages[] = {3, 0, 2};            // of the sequence, which lie in another order
+constexpr std::int32_t pages[] = {3, 0, 2};            // of the sequence, in another order than in memory
 constexpr std::size_t n_pages = 4;
 
-// What rounding keys and values costs, as a share of the largest result: some steps of their codes. Of floats, what
-// sums of 60 terms lose, 60 * 2 ** -24 at most, ten times over: as many products follow each other.
+// The error of rounding keys and values relative to the largest result: some steps of their codes. For floats, sums of
+// 60 terms lose at most 60 * 2 ** -24; ten such products follow each other.
 constexpr double tolerance[n_kv_types] = {4e-5, 2e-3, 2e-2, 2e-2, 0.1, 0.25};
 
-// The caches of all layers, and the memory that they lie in.
+// The caches of all layers, and their memory.
 struct Caches {
     std::unique_ptr<std::uint8_t[]> memory;
     std::vector<KvLayer> layers;
@@ -49,9 +49,9 @@ std::vector<std::int64_t> some_of(std::size_t n) {
     return some;
 }
 
-// Rows of one batch, from token `start`: all n or those wanted, of each stream, go to where they belong in x.
+// Runs one batch of n tokens from token `start`, and copies the rows of all tokens or of output_tokens to x.
 void run_batch(const Model& model, const IsaKernels& kernels, Pool& pool, const Caches& caches, std::size_t start,
-               std::size_t n, const std::vector<std::int64_t>* wanted, std::vector<float>& x) {
+               std::size_t n, const std::vector<std::int64_t>* output_tokens, std::vector<float>& x) {
     std::vector<std::int32_t> tokens(n);
     std::iota(tokens.begin(), tokens.end(), 0);
     std::vector<std::int64_t> page(n), slot(n), rows(n);
@@ -60,24 +60,24 @@ void run_batch(const Model& model, const IsaKernels& kernels, Pool& pool, const 
         page[t] = pages[(start + t) / page_tokens], slot[t] = std::int64_t((start + t) % page_tokens);
     const std::vector<Run> runs{{tokens.data(), pages, n, start + n}};
     const std::size_t half = model.n_rotated / 2, width = model.width;
-    std::vector<Place> places;
+    std::vector<LayerInputs> inputs;
     for (std::size_t i = 0; i < model.layers.size(); ++i) {
         const float* own = model.own.empty() ? nullptr : &model.own[i][start * model.own[i].size() / n_all];
         const Rotation rotation{&model.cos[start * half], &model.sin[start * half], half, model.interleaved(i)};
-        places.push_back({&caches.layers[model.caches[i]], rotation, own});
+        inputs.push_back({&caches.layers[model.caches[i]], rotation, own});
     }
     std::vector<float> streams;
     for (std::size_t k = 0; k < model.n_streams; ++k)
         streams.insert(streams.end(), &x[(k * n_all + start) * width], &x[(k * n_all + start) * width] + n * width);
-    run_layers(kernels, pool, model.layers, places, {n, page.data(), slot.data(), &runs}, wanted, model.n_streams,
-               streams.data());
-    const std::vector<std::int64_t>& made = wanted ? *wanted : rows;
+    run_layers(kernels, pool, model.layers, inputs, {n, page.data(), slot.data(), &runs}, output_tokens,
+               model.n_streams, streams.data());
+    const std::vector<std::int64_t>& made = output_tokens ? *output_tokens : rows;
     for (std::size_t i = 0; i < model.n_streams * made.size(); ++i)
         std::copy_n(&streams[i * width], width,
                     &x[(i / made.size() * n_all + start + std::size_t(made[i % made.size()])) * width]);
 }
 
-// The largest error of what batches make of x, as a share of the largest result; of some tokens, or of all.
+// The largest error of all batches relative to the largest result; of some tokens, or of all.
 double worst_of(const Model& model, const IsaKernels& kernels, Pool& pool, KvType type, bool some, std::vector<float> x,
                 const Wide& expected) {
     const Caches caches = caches_of(model, type);
@@ -85,14 +85,14 @@ double worst_of(const Model& model, const IsaKernels& kernels, Pool& pool, KvTyp
     for (double value : expected) largest = std::max(largest, std::abs(value));
     std::size_t start = 0;
     for (std::size_t n : steps) {
-        const std::vector<std::int64_t> wanted = some_of(n);
-        run_batch(model, kernels, pool, caches, start, n, some ? &wanted : nullptr, x);
+        const std::vector<std::int64_t> output_tokens = some_of(n);
+        run_batch(model, kernels, pool, caches, start, n, some ? &output_tokens : nullptr, x);
         for (std::size_t k = 0; k < model.n_streams; ++k)
             for (std::size_t t = 0; t < n; ++t) {
-                if (some && !std::binary_search(wanted.begin(), wanted.end(), std::int64_t(t))) continue;
+                if (some && !std::binary_search(output_tokens.begin(), output_tokens.end(), std::int64_t(t))) continue;
                 for (std::size_t i = (k * n_all + start + t) * model.width, end = i + model.width; i < end; ++i)
                     if (const double off = std::abs(double(x[i]) - expected[i]); !(off <= worst))
-                        worst = off;  // no numbers are kept, too
+                        worst = off;  // keeps NaN, too
             }
         start += n;
     }

@@ -1,11 +1,11 @@
-// Whole layers against a plain computation in double precision.
+// Checks whole layers against a reference in double precision.
 #pragma once
 
 #include "isa.h"
 
 namespace slm {
 
-// Every KV type, a prompt and steps after it, on so many threads; says what is wrong on standard output.
+// Runs a prompt and single steps with every KV type on n_threads threads; prints failures to standard output.
 bool check_layers(Isa isa, int n_threads);
 
 }  // namespace slm

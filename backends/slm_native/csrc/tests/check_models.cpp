@@ -11,7 +11,7 @@ constexpr std::size_t width = 40, n_ff = 56,
                       n_low = 12;  // of the model, of feed-forward layers, of embeddings of layers
 constexpr float eps = 1e-3f;
 
-// Adds layers to a model, and what they point to.
+// Adds layers, and all that they point to, to a model.
 class Maker {
 public:
     Maker(const IsaKernels& kernels, Model& model) : floats_(kernels.floats), model_(model) {
@@ -39,7 +39,7 @@ public:
         return {linear(n, width), linear(n, width, true), linear(width, n, true)};
     }
 
-    // What every layer has, but for where its queries, keys and values come from.
+    // The parts of every layer, without the sources of queries, keys and values.
     Layer layer(std::size_t n_mixed) {
         Layer made{};
         made.attn_norm = rms(width), made.ffn_norm = rms(width), made.output = linear(width, n_mixed);
@@ -48,7 +48,7 @@ public:
         return made;
     }
 
-    // By heads of queries, keys and values.
+    // Attention with heads of queries, keys and values.
     Layer heads_layer(bool biased) {
         const std::size_t n_q = model_.n_heads * model_.head_dim, n_kv = model_.n_kv_heads * model_.head_dim;
         Layer made = layer(n_q);
@@ -56,12 +56,12 @@ public:
         return made;
     }
 
-    void give_experts(Layer& layer, Choice choice, bool scales_input) {
-        Mixture& m = model_.mixtures.emplace_back();
-        m.router = linear(choice.n_experts, width), m.choice = choice, m.scales_input = scales_input;
-        for (std::size_t i = 0; i < choice.n_experts; ++i) m.experts.push_back(feed_forward(24));
+    void give_experts(Layer& layer, RoutingOptions routing, bool scales_input) {
+        MoeLayer& m = model_.moe_layers.emplace_back();
+        m.router = linear(routing.n_experts, width), m.routing = routing, m.scales_input = scales_input;
+        for (std::size_t i = 0; i < routing.n_experts; ++i) m.experts.push_back(feed_forward(24));
         if (!scales_input) m.shared = feed_forward(n_ff), m.shared_gate = linear(1, width);
-        layer.gating = {}, layer.down = {}, layer.mixture = &m;
+        layer.gating = {}, layer.down = {}, layer.moe = &m;
     }
 
     void give_embedding(Layer& layer) {
@@ -92,7 +92,7 @@ std::unique_ptr<Model> model_of(std::size_t n_streams, std::size_t n_heads, std:
     return model;
 }
 
-// The plainest layer, but for what every layer has: side by side, without a gate, shifted, limited, normalized after.
+// Other variants of most parts: parallel, layer norms, no gate, bias, clamped, post-norms.
 void make_other(Maker& make, const Model& model, Layer& layer) {
     const std::size_t n_kv = model.n_kv_heads * model.head_dim;
     layer.attn_norm = make.layer_norm(), layer.ffn_norm = make.layer_norm(), layer.attn_post_norm = make.layer_norm();
@@ -117,7 +117,7 @@ std::unique_ptr<Model> of_heads(const IsaKernels& kernels) {
     return model;
 }
 
-// Heads of queries with 20 values that are not turned and 16 that are, latents of 48, results of 12.
+// MLA: heads of 20 values without rotation and 16 rotated ones, latents of 48, results of 12.
 std::unique_ptr<Model> of_latents(const IsaKernels& kernels) {
     constexpr std::size_t n_heads = 3, nope = 20, rotated = 16, rank = 48, n_result = 12, n_low_q = 28;
     constexpr std::size_t n_q = n_heads * (nope + rotated);
@@ -141,7 +141,7 @@ std::unique_ptr<Model> of_latents(const IsaKernels& kernels) {
     return model;
 }
 
-// Streams, of which layers run on the second; the last layer reads the keys and values of the one before.
+// AltUp with three residual streams, the second active; the last layer reads the keys and values of the one before.
 std::unique_ptr<Model> of_streams(const IsaKernels& kernels) {
     constexpr std::size_t n = 3;
     auto model = model_of(n, 4, 2, 32, 32, false);
@@ -162,15 +162,15 @@ std::unique_ptr<Model> of_streams(const IsaKernels& kernels) {
     return model;
 }
 
-// Layers of experts, which let embeddings of their own in.
+// MoE layers with per-layer embeddings.
 std::unique_ptr<Model> of_experts(const IsaKernels& kernels) {
     auto model = model_of(1, 4, 2, 32, 32, false);
     Maker make(kernels, *model);
-    const Choice choices[] = {{6, 2, 1, 1, Gating::softmax, true, 1.0f, nullptr},
-                              {8, 3, 4, 2, Gating::sigmoid, false, 0.7f, make.vector(8)}};
+    const RoutingOptions routings[] = {{6, 2, 1, 1, Gating::softmax, true, 1.0f, nullptr},
+                                       {8, 3, 4, 2, Gating::sigmoid, false, 0.7f, make.vector(8)}};
     for (std::size_t i = 0; i < 2; ++i) {
         Layer layer = make.heads_layer(true);
-        make.give_experts(layer, choices[i], i == 1), make.give_embedding(layer);
+        make.give_experts(layer, routings[i], i == 1), make.give_embedding(layer);
         if (i == 0) layer.ffn_post_norm = make.rms(width), layer.residual_scale = 0.5f, layer.output_scale = 0.75f;
         make.add(layer, i);
     }

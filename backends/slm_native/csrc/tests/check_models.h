@@ -1,4 +1,4 @@
-// Models of a few layers with random weights, which between them have whatever a layer can have.
+// Small models with random weights; together they cover all parts that a layer can have.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace slm {
 struct NamedModel {
     const char* name;
     std::unique_ptr<Model> model;
-    bool rounds;  // keys and values may be rounded: results do not jump then, and differ by not much more
+    bool rounds;  // whether keys and values may be quantized: results are continuous in them
 };
 
 std::vector<NamedModel> models_of(const IsaKernels& kernels);

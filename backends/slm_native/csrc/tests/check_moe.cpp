@@ -22,7 +22,7 @@ constexpr std::size_t n_experts = 7, n_used = 3;
 constexpr std::size_t counts[] = {1, 5, 70};
 constexpr float unit = 0x1p-10f;  // the scale of every block of Q8_0
 
-// What rounding activations to int8 costs, as a share of the largest result: three products, each off by about 0.5 %.
+// The error of rounding activations to int8 relative to the largest result: three products with about 0.5 % each.
 constexpr double tolerance_of_floats = 1e-5, tolerance_of_packed = 3e-2;
 
 struct Weights {
@@ -32,10 +32,10 @@ struct Weights {
     std::vector<float> bias;
 };
 
-// A mixture and all that it points to, which stays where it is.
+// A MoE layer and all that it points to, at stable addresses.
 struct Model {
     std::deque<Weights> weights;
-    Mixture mixture;
+    MoeLayer moe;
 };
 
 void pack_q8_0(std::mt19937& generator, std::size_t n, Weights& to) {
@@ -71,14 +71,14 @@ Linear linear_of(Model& model, const IsaKernels& kernels, std::size_t n_out, std
 }
 
 void fill(Model& model, const IsaKernels& kernels, bool packed) {
-    Mixture& m = model.mixture;
+    MoeLayer& m = model.moe;
     const auto expert = [&](std::size_t n) {
         const Linear gate = linear_of(model, kernels, n, width, packed);
         const Linear up = linear_of(model, kernels, n, width, packed);
         return FeedForward{gate, up, linear_of(model, kernels, width, n, packed)};
     };
     m.router = linear_of(model, kernels, n_experts, width, false);
-    m.choice = {n_experts, n_used, 1, 1, Gating::softmax, true, 1.0f, nullptr};
+    m.routing = {n_experts, n_used, 1, 1, Gating::softmax, true, 1.0f, nullptr};
     m.activation = {ActivationKind::silu, 0, 0, 0, 0}, m.scales_input = false;
     for (std::size_t i = 0; i < n_experts; ++i) m.experts.push_back(expert(n_ff));
     m.shared = expert(n_shared_ff), m.shared_gate = linear_of(model, kernels, 1, width, packed);
@@ -107,16 +107,16 @@ Wide expected(const Model& model, const std::vector<float>& x) {
     const Wide read(x.begin(), x.end());
     Wide y(x.size());
     for (std::size_t t = 0; t < x.size(); t += width) {
-        Wide scores = times(model, &read[t], model.mixture.router);
+        Wide scores = times(model, &read[t], model.moe.router);
         std::vector<std::size_t> order(n_experts);
         std::iota(order.begin(), order.end(), 0);
         std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
         double total = 0;
         for (std::size_t i = 0; i < n_used; ++i) total += std::exp(scores[order[i]]);
         for (std::size_t i = 0; i < n_used; ++i)
-            add_made(model, &read[t], model.mixture.experts[order[i]], std::exp(scores[order[i]]) / total, &y[t]);
-        const double share = 1 / (1 + std::exp(-times(model, &read[t], model.mixture.shared_gate)[0]));
-        add_made(model, &read[t], model.mixture.shared, share, &y[t]);
+            add_made(model, &read[t], model.moe.experts[order[i]], std::exp(scores[order[i]]) / total, &y[t]);
+        const double share = 1 / (1 + std::exp(-times(model, &read[t], model.moe.shared_gate)[0]));
+        add_made(model, &read[t], model.moe.shared, share, &y[t]);
     }
     return y;
 }
@@ -126,7 +126,7 @@ double worst_of(const Model& model, const IsaKernels& kernels, Pool& pool, std::
     std::normal_distribution<float> normal(0, 1);
     std::vector<float> x(n * width), y(n * width, NAN);
     for (float& value : x) value = normal(generator);
-    mix(kernels, pool, model.mixture, x.data(), nullptr, n, {}, {}, y.data());
+    run_moe(kernels, pool, model.moe, x.data(), nullptr, n, {}, {}, y.data());
     const Wide wanted = expected(model, x);
     double worst = 0, largest = 0;
     for (std::size_t i = 0; i < y.size(); ++i) {
@@ -138,7 +138,7 @@ double worst_of(const Model& model, const IsaKernels& kernels, Pool& pool, std::
 
 }  // namespace
 
-bool check_mixtures(Isa isa, int n_threads) {
+bool check_moe(Isa isa, int n_threads) {
     const IsaKernels& kernels = kernels_of(isa);
     const auto pool = Pool::shared(n_threads);
     bool all_right = true;

@@ -1,11 +1,11 @@
-// Layers of experts against a plain computation in double precision.
+// Checks MoE layers against a reference in double precision.
 #pragma once
 
 #include "isa.h"
 
 namespace slm {
 
-// One token and many, of floats and of packed weights, on so many threads; says what is wrong on standard output.
-bool check_mixtures(Isa isa, int n_threads);
+// Runs one token and many, with float and quantized weights, on n_threads threads; prints failures to standard output.
+bool check_moe(Isa isa, int n_threads);
 
 }  // namespace slm

@@ -1,9 +1,9 @@
-// Products, layers and mixtures of every instruction set and several numbers of threads against expected ones, without
-// Python: for builds with sanitizers and for emulated machines.
+// Checks products, layers and MoE layers of every instruction set, with several numbers of threads, without Python: for
+// builds with sanitizers and for emulated machines.
 //
 // usage: check_products CASES [INSTRUCTION_SET...]
-// CASES is a file that tests/kernel_cases.py writes. Without instruction sets, all that the machine has are checked; one
-// that is named and not there is an error.
+// CASES is a file that tests/kernel_cases.py writes. Without instruction sets, all of the machine are checked; a
+// missing one is an error.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -33,9 +33,9 @@ struct Wanted {
 
 struct Case {
     std::int32_t type, n_out, n_in, n_tokens;
-    std::unique_ptr<std::uint8_t[]> memory;  // weights from its second byte to its last: reading on is found
+    std::unique_ptr<std::uint8_t[]> memory;  // weights from its second byte to its last: sanitizers find reads beyond
     std::vector<float> x;                    // [n_tokens][n_in]
-    Wanted exact, of_bf16;                   // of the weights, and of the same in bf16
+    Wanted exact, of_bf16;                   // for the weights, and for the weights in bf16
 };
 
 template <class T>
@@ -76,7 +76,7 @@ slm::Matrix matrix_of(const Case& c, const slm::IsaKernels& kernels) {
     return m;
 }
 
-// Whether weights are rounded to bf16: by a matrix unit, but for float32 and float16.
+// Whether weights are rounded to bf16: on a matrix unit, except float32 and float16.
 bool rounds(const Case& c, const slm::IsaKernels& kernels, std::size_t n) {
     constexpr std::size_t few = 6;
     return kernels.unit && n > few && c.type > 1;
@@ -92,12 +92,12 @@ double worst_of(const Case& c, const slm::IsaKernels& kernels, slm::Pool& pool, 
     double worst = 0;
     for (std::size_t i = 0; i < y.size(); ++i) {
         const double share = std::abs(double(y[i]) - wanted.values[i]) / wanted.bound[i];
-        if (!(share <= worst)) worst = share;  // one that is no number is kept, too
+        if (!(share <= worst)) worst = share;  // keeps NaN, too
     }
     return worst;
 }
 
-// The largest error of products of all tokens with rows as they are looked up, likewise.
+// The same for products of all tokens with dequantized rows.
 double worst_of_rows(const Case& c, const slm::IsaKernels& kernels, slm::Pool& pool) {
     const slm::Matrix matrix = matrix_of(c, kernels);
     std::vector<std::int32_t> rows(matrix.n_out);
@@ -135,7 +135,7 @@ bool check(const std::vector<Case>& cases, slm::Isa isa, int n_threads) {
     return all_right;
 }
 
-// Several callers of the same threads at once, which end with the last of them, again and again.
+// Several concurrent callers of one pool, which is destroyed after the last of them, again and again.
 bool check_callers(const std::vector<Case>& cases, slm::Isa isa) {
     std::vector<char> right(3, true);
     std::vector<std::thread> callers;
@@ -178,7 +178,7 @@ int main(int n_arguments, char** arguments) {
         for (slm::Isa isa : isas_named(n_arguments - 2, arguments + 2)) {
             for (int n_threads : {1, 3}) {
                 all_right &= check(cases, isa, n_threads);
-                all_right &= slm::check_layers(isa, n_threads) && slm::check_mixtures(isa, n_threads);
+                all_right &= slm::check_layers(isa, n_threads) && slm::check_moe(isa, n_threads);
             }
             all_right &= check_callers(cases, isa);
             std::printf("%s: %zu cases checked\n", slm::name_of(isa), cases.size());

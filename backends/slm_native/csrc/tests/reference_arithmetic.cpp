@@ -9,8 +9,8 @@ namespace slm {
 
 namespace {
 
-// What is above the mean of a row and so many of its deviations.
-void keep_above(double threshold, std::size_t width, Wide& x) {
+// max(0, x - (mean + threshold * standard deviation)) of each row.
+void gaussian_topk(double threshold, std::size_t width, Wide& x) {
     for (std::size_t at = 0; at < x.size(); at += width) {
         const auto begin = x.begin() + std::ptrdiff_t(at), end = begin + std::ptrdiff_t(width);
         const double mean = std::accumulate(begin, end, 0.0) / double(width);
@@ -21,16 +21,16 @@ void keep_above(double threshold, std::size_t width, Wide& x) {
     }
 }
 
-// The shares of all experts before any is chosen.
-Wide shares_of(const Choice& choice, Wide scores) {
+// Routing weights of all experts before the choice.
+Wide shares_of(const RoutingOptions& routing, Wide scores) {
     for (double& score : scores)
-        score = choice.gating == Gating::sigmoid ? 1 / (1 + std::exp(-score)) : std::exp(score);
-    const double total = choice.gating == Gating::sigmoid ? 1 : std::accumulate(scores.begin(), scores.end(), 0.0);
+        score = routing.gating == Gating::sigmoid ? 1 / (1 + std::exp(-score)) : std::exp(score);
+    const double total = routing.gating == Gating::sigmoid ? 1 : std::accumulate(scores.begin(), scores.end(), 0.0);
     for (double& score : scores) score /= total;
     return scores;
 }
 
-// Places of the largest values.
+// Indices of the n largest values.
 std::vector<std::size_t> largest(const Wide& values, std::size_t n) {
     std::vector<std::size_t> order(values.size());
     std::iota(order.begin(), order.end(), 0);
@@ -39,19 +39,19 @@ std::vector<std::size_t> largest(const Wide& values, std::size_t n) {
     return order;
 }
 
-std::vector<std::size_t> chosen_of(const Choice& choice, Wide ranked) {
-    for (std::size_t i = 0; choice.bias && i < ranked.size(); ++i) ranked[i] += double(choice.bias[i]);
-    const std::size_t size = choice.n_experts / choice.n_groups;
+std::vector<std::size_t> chosen_of(const RoutingOptions& routing, Wide ranked) {
+    for (std::size_t i = 0; routing.bias && i < ranked.size(); ++i) ranked[i] += double(routing.bias[i]);
+    const std::size_t size = routing.n_experts / routing.n_groups;
     Wide sums;  // of the two best of each group
     for (std::size_t at = 0; at < ranked.size(); at += size) {
         Wide group(ranked.begin() + std::ptrdiff_t(at), ranked.begin() + std::ptrdiff_t(at + size));
         std::sort(group.begin(), group.end(), std::greater<>());
         sums.push_back(group[0] + (size > 1 ? group[1] : 0));
     }
-    const auto kept = largest(sums, choice.n_groups_used);
+    const auto kept = largest(sums, routing.n_groups_used);
     for (std::size_t i = 0; i < ranked.size(); ++i)
         if (std::find(kept.begin(), kept.end(), i / size) == kept.end()) ranked[i] = -1e9;
-    return largest(ranked, choice.n_used);
+    return largest(ranked, routing.n_used);
 }
 
 }  // namespace
@@ -100,36 +100,34 @@ Wide made_by(const FeedForward& by, const Activation& activation, std::optional<
     Wide up = times(x, by.up);
     if (!by.gate.matrix) return times(activated(activation, up), by.down);
     Wide gate = times(x, by.gate);
-    if (threshold) keep_above(double(*threshold), by.gate.matrix->n_out, gate);
+    if (threshold) gaussian_topk(double(*threshold), by.gate.matrix->n_out, gate);
     gate = activated(activation, gate);
     std::transform(up.begin(), up.end(), gate.begin(), up.begin(), std::multiplies<>());
     return times(up, by.down);
 }
 
-Wide mixed_by_experts(const Mixture& mixture, const Wide& x) {
-    const std::size_t width = mixture.router.matrix->n_in;
+Wide reference_moe(const MoeLayer& moe, const Wide& x) {
+    const std::size_t width = moe.router.matrix->n_in;
     Wide y(x.size());
     const auto add = [&](const FeedForward& expert, std::size_t at, const Wide& token, double before, double after) {
         Wide read(token);
         for (double& value : read) value *= before;
-        const Wide made = made_by(expert, mixture.activation, {}, read);
+        const Wide made = made_by(expert, moe.activation, {}, read);
         for (std::size_t i = 0; i < width; ++i) y[at + i] += after * made[i];
     };
     for (std::size_t at = 0; at < x.size(); at += width) {
         const Wide token(x.begin() + std::ptrdiff_t(at), x.begin() + std::ptrdiff_t(at + width));
-        const Wide shares = shares_of(mixture.choice, times(token, mixture.router));
-        const auto chosen = chosen_of(mixture.choice, shares);
+        const Wide shares = shares_of(moe.routing, times(token, moe.router));
+        const auto chosen = chosen_of(moe.routing, shares);
         double total = 0;
         for (std::size_t expert : chosen) total += shares[expert];
         for (std::size_t expert : chosen) {
-            const double weight =
-                shares[expert] / (mixture.choice.normalized ? total : 1) * double(mixture.choice.scale);
-            add(mixture.experts[expert], at, token, mixture.scales_input ? weight : 1,
-                mixture.scales_input ? 1 : weight);
+            const double weight = shares[expert] / (moe.routing.normalized ? total : 1) * double(moe.routing.scale);
+            add(moe.experts[expert], at, token, moe.scales_input ? weight : 1, moe.scales_input ? 1 : weight);
         }
-        if (!mixture.shared.up.matrix) continue;
-        const double share = mixture.shared_gate.matrix ? 1 / (1 + std::exp(-times(token, mixture.shared_gate)[0])) : 1;
-        add(mixture.shared, at, token, 1, share);
+        if (!moe.shared.up.matrix) continue;
+        const double share = moe.shared_gate.matrix ? 1 / (1 + std::exp(-times(token, moe.shared_gate)[0])) : 1;
+        add(moe.shared, at, token, 1, share);
     }
     return y;
 }

@@ -18,8 +18,8 @@ Wide limited(Wide x, float limit) {
     return x;
 }
 
-// Heads of x [n_all][n][row], of which the first n_rotated values are turned.
-Wide turned(const Model& model, Wide x, std::size_t n, bool interleaved) {
+// Rotates the first n_rotated values of heads x [n_all][n][row].
+Wide rotated_by(const Model& model, Wide x, std::size_t n, bool interleaved) {
     const std::size_t row = x.size() / n_all / n, half = model.n_rotated / 2;
     for (std::size_t at = 0; at < x.size(); at += row)
         for (std::size_t i = 0; i < half; ++i) {
@@ -53,7 +53,7 @@ Wide attended(const Scoring& scoring, Heads heads, const Wide& q, const Wide& k,
     return mixed;
 }
 
-// Turned keys, and values, of each layer: later ones may read them.
+// Rotated keys, and values, of each layer; later layers may read them.
 using Held = std::vector<std::pair<Wide, Wide>>;
 
 Wide attended_by_heads(const Model& model, std::size_t i, const Wide& in, Held& held) {
@@ -61,17 +61,17 @@ Wide attended_by_heads(const Model& model, std::size_t i, const Wide& in, Held& 
     if (layer.k.matrix) {
         const Wide keys = limited(times(in, layer.k), layer.limit);
         const Wide values = layer.v.matrix ? limited(times(in, layer.v), layer.limit) : keys;
-        held[i] = {turned(model, normed(keys, layer.k_norm), model.n_kv_heads, model.interleaved(i)),
+        held[i] = {rotated_by(model, normed(keys, layer.k_norm), model.n_kv_heads, model.interleaved(i)),
                    normed(values, layer.v_norm)};
     }
     const Wide queries = normed(limited(times(in, layer.q), layer.limit), layer.q_norm);
     const auto& [k, v] = held[model.caches[i]];
     return attended(layer.scoring, {model.n_heads, model.n_kv_heads},
-                    turned(model, queries, model.n_heads, model.interleaved(i)), k, v);
+                    rotated_by(model, queries, model.n_heads, model.interleaved(i)), k, v);
 }
 
-// Latents [n_all][C] times a matrix for each head, (C, N) read the other way round or (U, C): [n_all][H][N] or [n_all][H][U].
-Wide by_head(const Wide& latents, std::span<const Matrix* const> matrices, bool transposed) {
+// Latents [n_all][C] times a matrix for each head, (C, N) transposed, or (U, C): [n_all][H][N] or [n_all][H][U].
+Wide per_head(const Wide& latents, std::span<const Matrix* const> matrices, bool transposed) {
     const std::size_t n_in = latents.size() / n_all, n_out = transposed ? matrices[0]->n_in : matrices[0]->n_out;
     Wide y(n_all * matrices.size() * n_out);
     for (std::size_t at = 0; at < y.size(); ++at) {
@@ -83,8 +83,8 @@ Wide by_head(const Wide& latents, std::span<const Matrix* const> matrices, bool 
     return y;
 }
 
-// As it was meant before matrices were drawn together: each head has keys and values of its own, made of the latent.
-// In rows of queries and keys what is turned comes first.
+// MLA before matrix absorption: expands keys and values of each head from the latent.
+// In rows of queries and keys the rotated part comes first.
 Wide attended_by_latents(const Model& model, std::size_t i, const Wide& in) {
     const Layer& layer = model.layers[i];
     const Latent& latent = layer.latent;
@@ -97,28 +97,28 @@ Wide attended_by_latents(const Model& model, std::size_t i, const Wide& in) {
         std::copy_n(&kv[t * model.head_dim], rank, &latents[t * rank]);
         std::copy_n(&kv[t * model.head_dim + rank], n_rotated, &rotated[t * n_rotated]);
     }
-    latents = normed(latents, latent.kv_norm), rotated = turned(model, rotated, 1, model.interleaved(i));
-    const Wide made = by_head(latents, latent.k_up, true);
+    latents = normed(latents, latent.kv_norm), rotated = rotated_by(model, rotated, 1, model.interleaved(i));
+    const Wide made = per_head(latents, latent.k_up, true);
     for (std::size_t at = 0; at < n_all * n; ++at) {
         double *query = &queries[at * row], *key = &keys[at * row];
         std::copy_n(&q[at * row + nope], n_rotated, query), std::copy_n(&q[at * row], nope, query + n_rotated);
         std::copy_n(&rotated[at / n * n_rotated], n_rotated, key), std::copy_n(&made[at * nope], nope, key + n_rotated);
     }
-    return attended(layer.scoring, {n, n}, turned(model, queries, n, model.interleaved(i)), keys,
-                    by_head(latents, latent.v_up, false));
+    return attended(layer.scoring, {n, n}, rotated_by(model, queries, n, model.interleaved(i)), keys,
+                    per_head(latents, latent.v_up, false));
 }
 
-// What the feed-forward layer makes.
+// The output of the feed-forward layer.
 Wide fed_forward(const Layer& layer, const Wide& x) {
     const Wide in = normed(x, layer.ffn_norm);
     const FeedForward dense{layer.gating.gate, layer.gating.up, layer.down};
-    if (!layer.mixture && !dense.up.matrix) return Wide(x.size());
-    const Wide made = layer.mixture ? mixed_by_experts(*layer.mixture, in)
-                                    : made_by(dense, layer.gating.activation, layer.gating.threshold, in);
+    if (!layer.moe && !dense.up.matrix) return Wide(x.size());
+    const Wide made =
+        layer.moe ? reference_moe(*layer.moe, in) : made_by(dense, layer.gating.activation, layer.gating.threshold, in);
     return normed(made, layer.ffn_post_norm);
 }
 
-// x and a share of a branch of it.
+// x + share * branch.
 Wide sum_of(const Wide& x, const Wide& branch, double share = 1) {
     Wide y(x);
     for (std::size_t i = 0; i < x.size(); ++i) y[i] += share * branch[i];
@@ -142,22 +142,22 @@ Wide through_layer(const Model& model, std::size_t i, const Wide& x, Held& held)
     return sum_of(after, fed_forward(layer, layer.parallel ? x : after), share);
 }
 
-// What the layer's own embedding adds.
-Wide let_in(const Model& model, std::size_t i, const Wide& x) {
+// What the per-layer embedding adds.
+Wide add_layer_embedding(const Model& model, std::size_t i, const Wide& x) {
     const LayerEmbedding& embedding = model.layers[i].embedding;
     Wide low = activated(embedding.activation, times(x, embedding.gate));
     for (std::size_t k = 0; k < low.size(); ++k) low[k] *= double(model.own[i][k]);
     return normed(times(low, embedding.project), embedding.norm);
 }
 
-// What a linear makes of the modalities of each token.
+// linear(tanh(router(x))) of each token.
 Wide shares_of(const AltUp& altup, const Linear& linear, const Wide& x) {
     Wide modalities = times(normed(x, altup.router_norm), altup.router);
     for (double& value : modalities) value = std::tanh(value);
     return times(modalities, linear);
 }
 
-// x, and of each token its share of y; shares lie so many numbers apart.
+// x += (share + more) * y, with one share per token, `stride` numbers apart.
 void add_share(Wide& x, const Wide& y, const double* share, std::size_t stride, double more = 0) {
     const std::size_t width = x.size() / n_all;
     for (std::size_t i = 0; i < x.size(); ++i) x[i] += y[i] * (share[i / width * stride] + more);
@@ -175,7 +175,7 @@ void through_streams(const Model& model, std::size_t i, std::vector<Wide>& strea
     for (std::size_t k = 0; k < n; ++k) add_share(guessed[k], news, &correction[k], n, 1);
     Wide read(guessed[altup.active]);
     for (std::size_t k = 0; k < read.size(); ++k) read[k] *= double(altup.scale[k % model.width]);
-    const Wide added = let_in(model, i, read);
+    const Wide added = add_layer_embedding(model, i, read);
     for (std::size_t k = 0; k < n; ++k) streams[k] = k ? sum_of(guessed[k], added) : guessed[k];
 }
 
@@ -192,7 +192,8 @@ Wide plain_layers(const Model& model, const std::vector<float>& x) {
         const bool has_streams = layer.altup.router.matrix;
         if (has_streams) through_streams(model, i, streams, held);
         else streams[0] = through_layer(model, i, streams[0], held);
-        if (!has_streams && layer.embedding.gate.matrix) streams[0] = sum_of(streams[0], let_in(model, i, streams[0]));
+        if (!has_streams && layer.embedding.gate.matrix)
+            streams[0] = sum_of(streams[0], add_layer_embedding(model, i, streams[0]));
         streams[0] = scaled(streams[0], double(layer.output_scale));
     }
     Wide y;
