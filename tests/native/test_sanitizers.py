@@ -1,4 +1,4 @@
-"""The C++ products, layers and mixtures in builds with sanitizers: addresses, undefined behaviour, races.
+"""The C++ products, layers and MoE layers in builds with sanitizers: addresses, undefined behaviour, races.
 
 The fuzzers' inputs are replayed in the same builds.
 """
