@@ -1,4 +1,4 @@
-"""The blocks of a model: all there, or some there and the others loaded while those before them compute."""
+"""The layers of a model: all there, or some there and the others loaded while the layers before them compute."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from slm_core.errors import DecodeFailed, InvalidOption
-from slm_native.weights import Block
+from slm_native.steps import Step
 
-BlockAt: TypeAlias = Callable[[int], Block]
-"""Gives block ``i``. Who calls it keeps no reference to the blocks before it: their memory is needed."""
-_BUFFERS = 2  # one block computes, one is on its way
+Steps: TypeAlias = Sequence[Step]
+StepsAt: TypeAlias = Callable[[int], Steps]
+"""Gives the steps at place ``i``. The caller keeps no reference to the steps before: their memory is needed."""
+_BUFFERS = 2  # one layer computes, one is on its way
 
 
 class Paging(NamedTuple):
@@ -59,11 +60,15 @@ class PagingStats:
     most_held_bytes: int = 0
 
 
-class Blocks(ABC):
-    """The blocks of a model, for passes through all of them in order."""
+class Layers(ABC):
+    """The steps of a model's layers, for passes through all of them in order."""
 
     @abstractmethod
-    def walk(self) -> AbstractContextManager[BlockAt]:
+    def __len__(self) -> int:
+        """Places at which there are steps."""
+
+    @abstractmethod
+    def walk(self) -> AbstractContextManager[StepsAt]:
         """One pass; indices only grow in it."""
 
     @property
@@ -73,23 +78,27 @@ class Blocks(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of all blocks, now."""
+        """Let go of all weights, now."""
 
 
-class ResidentBlocks(Blocks):
-    """Blocks that are all there; any number of passes at once.
+class ResidentLayers(Layers):
+    """Layers that are all there, as one list of steps; any number of passes at once.
 
     Args:
-        blocks: in order.
+        steps: of all layers, in order.
     """
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self._blocks = blocks
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+
+    def __len__(self) -> int:
+        """All steps are at one place."""
+        return 1
 
     @contextmanager
-    def walk(self) -> Iterator[BlockAt]:
+    def walk(self) -> Iterator[StepsAt]:
         """There is nothing to do."""
-        yield self._blocks.__getitem__
+        yield lambda i: self.steps
 
     @property
     def stats(self) -> None:
@@ -97,10 +106,10 @@ class ResidentBlocks(Blocks):
 
     def close(self) -> None:
         """The last references to the weights, where no pass runs."""
-        self._blocks = ()
+        self.steps = ()
 
 
-class LayerPager(Blocks):
+class LayerPager(Layers):
     """Streams the blocks that memory has no room for through two buffers, on a thread of its own.
 
     While a block computes, the next one that is not there is loaded; blocks that stay lie between those that come, so
@@ -108,7 +117,7 @@ class LayerPager(Blocks):
     dropped the block used longest ago would never hit, as blocks are used in a circle; what stays here, hits always.
 
     Args:
-        load: makes a block, with memory of its own; called on another thread.
+        load: makes the steps of a layer, with memory of their own; called on another thread.
         sizes: bytes of each block's weights.
         paging: what stays, and the bound on what is held at any time.
         settle: returns once all that was asked of the device is done, see ``KernelSet.settle``.
@@ -120,7 +129,7 @@ class LayerPager(Blocks):
 
     def __init__(
         self,
-        load: Callable[[int], Block],
+        load: Callable[[int], Steps],
         sizes: Sequence[int],
         paging: Paging,
         settle: Callable[[], None],
@@ -130,18 +139,22 @@ class LayerPager(Blocks):
         self._load, self._sizes, self._settle = load, sizes, settle
         self._streamed = [i for i in range(len(sizes)) if i not in pinned]
         self._stats = PagingStats(paging.budget, tuple(pinned))
-        self._pinned: dict[int, Block] = {}
+        self._pinned: dict[int, Steps] = {}
         for i in pinned:
             self._hold(sizes[i])
             self._pinned[i] = load(i)
             progress(len(self._pinned) / len(pinned))
-        self._ahead: deque[tuple[int, Future[Block]]] = deque()
+        self._ahead: deque[tuple[int, Future[Steps]]] = deque()
         self._in_use: int | None = None  # a streamed block that a pass was given
         self._turn = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "slm-layers")
 
+    def __len__(self) -> int:
+        """The layers are at places of their own."""
+        return len(self._sizes)
+
     @contextmanager
-    def walk(self) -> Iterator[BlockAt]:
+    def walk(self) -> Iterator[StepsAt]:
         """Waits for the pass that another thread is in."""
         with self._turn:
             try:
@@ -162,7 +175,7 @@ class LayerPager(Blocks):
             self._pinned.clear()
             self._stats.held_bytes = 0
 
-    def _block(self, i: int) -> Block:
+    def _block(self, i: int) -> Steps:
         self._release()
         if (pinned := self._pinned.get(i)) is not None:
             self._stats.hits += 1
@@ -176,7 +189,7 @@ class LayerPager(Blocks):
         self._load_ahead()
         return block
 
-    def _awaited(self, i: int, loading: Future[Block]) -> Block:
+    def _awaited(self, i: int, loading: Future[Steps]) -> Steps:
         if loading.done():
             self._stats.hits += 1
         else:
@@ -212,7 +225,7 @@ class LayerPager(Blocks):
         self._stats.loaded_bytes += self._sizes[i]
         self._ahead.append((i, self._worker.submit(self._loaded, i)))
 
-    def _loaded(self, i: int) -> Block:
+    def _loaded(self, i: int) -> Steps:
         block = self._load(i)
         self._settle()
         return block

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from slm_core.architectures import MambaSpec, NormKind, RecurrentSpec, Rwkv7Spec, ShortConvSpec
-from slm_native.kernels import ChannelMix, KernelSet, Linear, LowRank, Mamba, Mamba2, Norm, Rwkv7, ShortConv
+from slm_native.kernels import (
+    ChannelMix,
+    KernelSet,
+    Linear,
+    LowRank,
+    Mamba,
+    Mamba2,
+    Norm,
+    Rwkv7,
+    ShortConv,
+    StateWeights,
+)
 from slm_native.kv import Array
-from slm_native.recurrent import Recurrent
 
+Recurrent: TypeAlias = StateWeights | Rwkv7
 _HEAD_EPS = 64e-5  # RWKV-7's, whatever the epsilon of its other norms
 _NO_LENGTH = 1e-24  # of the mean square of a key: what is shorter than 1e-12 stays short
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from slm_native.kernels import AltUp, Laurel, LayerEmbedding, Linear, Norm, Weight
 from slm_native.kv import Array
-from slm_native.streams import LayerEmbeddings, Streams
+from slm_native.steps import LayerEmbeddingTable
 
 
 class Tensors(NamedTuple):
@@ -30,16 +31,24 @@ class Tensors(NamedTuple):
     has: Callable[[str], bool]
 
 
-def read_streams(tensors: Tensors, active: int) -> Streams:
+@dataclass(frozen=True, slots=True, eq=False)
+class Streams:
+    """How one residual stream becomes several, and one again."""
+
+    spread: Sequence[Linear]  # [N-1] of (E, E)
+    merge: Sequence[Linear]  # [N-1] of (E, E)
+
+
+def read_streams(tensors: Tensors) -> Streams:
     """The matrices outside the blocks."""
-    return Streams(active, tensors.each("altup_proj"), tensors.each("altup_unembd_proj"))
+    return Streams(tensors.each("altup_proj"), tensors.each("altup_unembd_proj"))
 
 
-def read_layer_embeddings(tensors: Tensors) -> LayerEmbeddings | None:
+def read_layer_embeddings(tensors: Tensors) -> LayerEmbeddingTable | None:
     """The table and what goes with it, None where the model has none."""
     if not tensors.has("per_layer_token_embd.weight"):
         return None
-    return LayerEmbeddings(
+    return LayerEmbeddingTable(
         table=tensors.table("per_layer_token_embd.weight"),
         project=tensors.linear("per_layer_model_proj"),
         norm=_norm(tensors, "per_layer_proj_norm"),

@@ -6,32 +6,27 @@ width, V vocabulary, L layers, X experts.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.architectures import LayerSpec, ModelSpec
+from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidOption
 from slm_core.gguf import WeightSource
 from slm_core.types import EMBEDDED, KvType, Logits, States, TopLogits
-from slm_native.blocks import BlockRunner, Turn
 from slm_native.host_batch import HostBatch
 from slm_native.kernels import FixedShape, KernelSet
 from slm_native.kv import Array, BatchPlan, KvLayer, in_chunks
+from slm_native.lowering import Lowering
 from slm_native.memory import ContextMemory, MemoryPlan, Room
-from slm_native.paging import LayerPager, Paging, PagingStats, ResidentBlocks
+from slm_native.paging import LayerPager, Paging, PagingStats, ResidentLayers
 from slm_native.positions import LayerPositions, Positions
 from slm_native.states import StateGroup
-from slm_native.streams import layer_embeddings, merged, spread
-from slm_native.stretches import fused_stretches, one_by_one
-from slm_native.weights import Block, WeightReader
-
-_Kind: TypeAlias = tuple[str, int] | None
-"""Layers that find a batch's tokens in the same places: what they attend in, and how large; None where it is all."""
+from slm_native.steps import Hidden, PlanKind, Step, StepInputs, run_steps
+from slm_native.weights import WeightReader
 
 
 class _Given(NamedTuple):
@@ -49,7 +44,7 @@ class _Inputs:
         tokens: ids [T], in NumPy or where the kernels compute; 0 where a row is given.
         given: embedding rows in place of tokens, and where; None for none.
         positions: of each token [T], likewise.
-        plans: where keys and values go, placed, for each kind of layers; see ``_kind``.
+        plans: where keys and values go, placed, by the kind of plan; see ``PlanKind``.
         states: of the recurrent layers, where they are and go.
         places: what each layer does with the positions [L].
         wanted: which tokens' rows are wanted [T], None for all.
@@ -58,7 +53,7 @@ class _Inputs:
     tokens: Array
     given: _Given | None
     positions: Array
-    plans: Mapping[_Kind, BatchPlan]
+    plans: Mapping[PlanKind, BatchPlan]
     states: Sequence[StateGroup]
     places: Sequence[LayerPositions]
     wanted: NDArray[np.bool_] | None
@@ -93,16 +88,14 @@ class Transformer:
         self.keeps_windows = keeps_windows and any(spec.layers[i].window for i in spec.attention_layers)
         self._reader = WeightReader(gguf, spec, kernels)
         self.spec = spec
-        self._kinds, self._memories = [_kind(layer) for layer in spec.layers], _memories(spec)
         self._kernels = kernels
+        self._lowering = Lowering(spec, kernels, keeps_windows=self.keeps_windows)
         self._check_kernels(paging)
         sizes = self._reader.sizes()
         absent = 0 if paging is None else max(0, sum(sizes.blocks) - paging.budget)
         kernels.reserve(sizes._replace(absent=absent))
         self._weights = self._reader.model()
-        self._runner = BlockRunner(spec, kernels)
-        self._stretches = one_by_one(spec.n_layers)
-        self._blocks = self._resident(progress) if paging is None else self._paged(gguf, sizes.blocks, paging, progress)
+        self._layers = self._resident(progress) if paging is None else self._paged(gguf, sizes.blocks, paging, progress)
         self.positions(1)  # refuses bad factors now
 
     def _check_kernels(self, paging: Paging | None) -> None:
@@ -133,14 +126,13 @@ class Transformer:
             raise InvalidOption(f"device_map cannot be had where {why} (accepted: one device)")
 
     def close(self) -> None:
-        """Let go of the blocks; no pass may run."""
-        self._blocks.close()
-        self._stretches = []
+        """Let go of the layers' weights; no pass may run."""
+        self._layers.close()
 
     @property
     def paging(self) -> PagingStats | None:
         """What streaming blocks has cost; None where all are there."""
-        return self._blocks.stats
+        return self._layers.stats
 
     def positions(self, n_ctx: int) -> Positions:
         """The position embeddings for a context of ``n_ctx`` positions.
@@ -222,20 +214,11 @@ class Transformer:
 
     def _run(self, inputs: _Inputs, layers: Sequence[KvLayer], *, hidden: bool = False) -> Array:
         """The rows that are wanted: logits [rows, V], or hidden states [rows, E]; of none, [0, E]."""
-        x = self._embed(inputs)  # [T, E]
-        turns = self._turns(inputs, layers)
-        all_wanted = inputs.wanted is None or inputs.wanted.all()
-        streams, own = spread(self._kernels, self._weights.streams, x), self._layer_embeddings(inputs.tokens, x)
-        with self._blocks.walk() as block_at:
-            for stretch in self._stretches:
-                i, wanted = stretch.first, None if all_wanted or stretch.stop < self.spec.n_layers else inputs.wanted
-                streams = [self._kernels.entering(x, i) for x in streams]
-                if stretch.is_one_call(wanted):
-                    streams = stretch.run(streams, turns, own, wanted)
-                else:
-                    beside = self.spec.layers[i], streams, turns[i], own[i], wanted, stretch.fused
-                    streams = self._runner.run(block_at(i), *beside)  # no name holds a block while the next is loaded
-        x = self._kernels.entering(merged(self._kernels, self._weights.streams, streams), self.spec.n_layers)
+        x: Hidden = self._embed(inputs)  # [T, E]
+        told = self._step_inputs(inputs, layers, x)
+        with self._layers.walk() as steps_at:
+            for i in range(len(self._layers)):
+                x = run_steps(steps_at(i), x, told)  # no name holds a layer while the next is loaded
         if len(x) == 0:
             return x
         return self._hidden(x) if hidden else self._logits(x)
@@ -259,40 +242,43 @@ class Transformer:
         """Room for keys, values and states where the kernels compute; see ``ContextMemory``."""
         return ContextMemory(self.spec, room, self._kernels)
 
-    def _plans(self, plan: MemoryPlan) -> dict[_Kind, BatchPlan]:
+    def _plans(self, plan: MemoryPlan) -> dict[PlanKind, BatchPlan]:
         """Where a batch's tokens go, for each kind of layers."""
-        placed: dict[_Kind, BatchPlan] = {None: self._kernels.place(plan.pages)}
+        placed: dict[PlanKind, BatchPlan] = {None: self._kernels.place(plan.pages)}
         for chunk in {layer.chunk for layer in self.spec.layers if layer.chunk is not None}:
             chunked = in_chunks(plan.pages, chunk)
             placed["chunk", chunk] = placed[None] if chunked is plan.pages else self._kernels.place(chunked)
         return placed | {("window", window): self._kernels.place(each) for window, each in plan.windows.items()}
 
-    def _resident(self, progress: Callable[[float], None]) -> ResidentBlocks:
-        blocks: list[Block] = []
+    def _resident(self, progress: Callable[[float], None]) -> ResidentLayers:
+        steps: list[Step] = []
         for i in range(self.spec.n_layers):
-            blocks.append(self._reader.block(i))
-            progress(len(blocks) / self.spec.n_layers)
+            steps += self._lowering.layer(i, self._reader.block(i), self._weights)
+            progress((i + 1) / self.spec.n_layers)
         self._kernels.ready()
-        self._stretches = fused_stretches(self._kernels, self._runner, blocks, have_one_plan=self._has_one_plan)
-        return ResidentBlocks(blocks)
+        return ResidentLayers(self._kernels.fuse(steps))
 
     def _paged(
         self, gguf: WeightSource, sizes: Sequence[int], paging: Paging, progress: Callable[[float], None]
     ) -> LayerPager:
         reader = WeightReader(gguf, self.spec, self._kernels, in_memory=self._kernels.reads_file)
         reader.check_blocks()
-        pager = LayerPager(reader.block, sizes, paging, self._kernels.settle, progress)
+        lowering, weights = self._lowering, self._weights
+
+        def load(i: int) -> list[Step]:  # knows no transformer: its thread ends when nobody else does
+            return lowering.layer(i, reader.block(i), weights)
+
+        pager = LayerPager(load, sizes, paging, self._kernels.settle, progress)
         self._kernels.settle()
         progress(1.0)
         return pager
 
-    def _turns(self, inputs: _Inputs, layers: Sequence[KvLayer]) -> list[Turn]:
-        plans = [inputs.plans[kind if kind in inputs.plans else None] for kind in self._kinds]
-        placed = zip(self._kernels.spread(inputs.places), self._kernels.spread(plans), self._memories, strict=True)
-        return [
-            Turn(place, plan, None if cache is None else layers[cache], inputs.states, state)
-            for place, plan, (cache, state) in placed
-        ]
+    def _step_inputs(self, inputs: _Inputs, layers: Sequence[KvLayer], x: Array) -> StepInputs:
+        spread, every = self._kernels.spread, inputs.plans[None]
+        plans = [inputs.plans.get(kind, every) for kind in self._lowering.plan_kinds]
+        own, mask = self._layer_embeddings(inputs.tokens, x), inputs.wanted
+        mask = None if mask is None or mask.all() else mask
+        return StepInputs(spread(inputs.places), spread(plans), layers, inputs.states, own, mask)
 
     @property
     def _has_one_plan(self) -> bool:
@@ -308,7 +294,7 @@ class Transformer:
         weights, width = self._weights.layer_embeddings, self.spec.layer_embedding_width
         if weights is None or width is None:
             return [None] * self.spec.n_layers
-        return layer_embeddings(self._kernels, weights, tokens, x, width)
+        return weights.look_up(self._kernels, tokens, x, width)
 
     def _embed(self, inputs: _Inputs) -> Array:
         weights = self._weights
@@ -344,21 +330,3 @@ class Transformer:
         if self.spec.logit_scale != 1:
             logits = logits * self.spec.logit_scale
         return logits if self.spec.logit_softcap is None else self._kernels.softcap(logits, self.spec.logit_softcap)
-
-
-def _kind(layer: LayerSpec) -> _Kind:
-    """Which plan a layer finds tokens by, if there is one; windows have one where nothing else is kept."""
-    return ("chunk", layer.chunk or 0) if layer.chunk is not None else ("window", layer.window or 0)
-
-
-def _memories(spec: ModelSpec) -> list[tuple[int | None, int | None]]:
-    """Of each layer, which of a context's caches it reads, and which of the recurrent layers it is."""
-    caches = {block: i for i, block in enumerate(spec.attention_layers)}
-    recurrent = itertools.count()
-    return [
-        (
-            caches.get(i if layer.kv_layer is None else layer.kv_layer),
-            None if layer.recurrent is None else next(recurrent),
-        )
-        for i, layer in enumerate(spec.layers)
-    ]

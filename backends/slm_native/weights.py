@@ -13,6 +13,7 @@ from slm_core.gguf import GgmlType, WeightSource
 from slm_core.quant import QuantizedTensor, check_tensor
 from slm_native.kernels import (
     AltUp,
+    Attention,
     ChannelMix,
     Experts,
     FeedForward,
@@ -28,33 +29,19 @@ from slm_native.kernels import (
     WeightBytes,
 )
 from slm_native.kv import Array
-from slm_native.recurrent import Recurrent
-from slm_native.recurrent_weights import Tensors, read_channel_mix, read_recurrent
+from slm_native.recurrent_weights import Recurrent, Tensors, read_channel_mix, read_recurrent
+from slm_native.steps import LayerEmbeddingTable
 from slm_native.stream_weights import (
-    Tensors as StreamTensors,
-)
-from slm_native.stream_weights import (
+    Streams,
     read_altup,
     read_laurel,
     read_layer_embedding,
     read_layer_embeddings,
     read_streams,
 )
-from slm_native.streams import LayerEmbeddings, Streams
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Attention:
-    """The weights of an attention layer."""
-
-    q: Linear  # (H*D, E)
-    k: Linear | None  # (K*D, E), None where another layer's are read
-    v: Linear | None  # (K*D, E), None there, and where what makes keys makes values
-    q_norm: Norm | None  # [D], [H, D] or [H*D]
-    k_norm: Norm | None  # [D], [K, D] or [K*D]
-    v_norm: Norm | None  # [D]
-    output: Linear  # (E, H*D)
-    sinks: Array | None  # [H]
+from slm_native.stream_weights import (
+    Tensors as StreamTensors,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +87,7 @@ class Weights:
     output_norm: Norm | None  # [E]
     output: Linear  # (V, E)
     streams: Streams | None
-    layer_embeddings: LayerEmbeddings | None
+    layer_embeddings: LayerEmbeddingTable | None
     dense: Sequence[Linear]  # behind the last norm of an encoder
 
 
@@ -131,7 +118,7 @@ class WeightReader:
             token_type=self._first_row(TEXT_TYPES) if self._has(TEXT_TYPES) else None,
             output_norm=self._norm(self._spec.output_norm),
             output=self._linear("output") if self._has("output.weight") else self._tied_output(token_embd),
-            streams=None if self._spec.active_stream is None else read_streams(self._around, self._spec.active_stream),
+            streams=None if self._spec.active_stream is None else read_streams(self._around),
             layer_embeddings=read_layer_embeddings(self._around),
             dense=[self._linear(name) for name in DENSE if self._has(f"{name}.weight")],
         )

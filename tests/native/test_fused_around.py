@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from native.flat_layers import FlatLayer, native_layer_as_told, one_call
 from random_matrices import random_matrix
 from slm_core.architectures import Activation, ExpertsSpec, Gating, NormKind
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
 from slm_native import _extension
-from slm_native.kernels import AltUp, Experts, FeedForward, LayerEmbedding, Linear, Norm, PlainBlock, Scoring
+from slm_native.kernels import AltUp, Experts, FeedForward, LayerEmbedding, Linear, Norm
 from slm_native.kernels.cpu import CpuKernels
 from slm_native.kv import BatchPlan, PagedKvCache, PageLayout, codec_of
-from slm_native.streams import corrected, let_in, predicted
+from slm_native.steps import AltUpStep
+from slm_native.steps.altup import let_in
 
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
@@ -54,19 +56,17 @@ class Around:
         layout = PageLayout(range(N_BLOCKS), 1, HEAD_DIM, codec, codec)
         self.cache = PagedKvCache([layout], PagedKvCache.n_pages_for(200, 1), 1, self.kernels.new_pages)
 
-    def _block(self, seed: int) -> PlainBlock:
-        return PlainBlock(
+    def _block(self, seed: int) -> FlatLayer:
+        return FlatLayer(
             attn_norm=_norm(WIDTH, seed),
             q=self.linear(3 * HEAD_DIM, WIDTH, seed + 1),
             k=self.linear(HEAD_DIM, WIDTH, seed + 2),
             v=self.linear(HEAD_DIM, WIDTH, seed + 3),
             head_dim=HEAD_DIM,
             scale=0.2,
-            scoring=Scoring(),
             output=self.linear(WIDTH, 3 * HEAD_DIM, seed + 4),
             attn_post_norm=_norm(WIDTH, seed + 5),
             residual_scale=0.5,
-            parallel=False,
             ffn_norm=_norm(WIDTH, seed + 6),
             gate=self.linear(N_FF, WIDTH, seed + 7),
             up=self.linear(N_FF, WIDTH, seed + 8),
@@ -100,14 +100,14 @@ class Around:
 
     def run(
         self,
-        blocks: Sequence[PlainBlock],
+        blocks: Sequence[FlatLayer],
         streams: Sequence[Rows],
         plan: BatchPlan,
         own: Sequence[Rows | None],
         wanted: NDArray[np.bool_] | None = None,
         first: int = 0,
     ) -> list[Rows]:
-        fused = self.kernels.fuse(blocks)
+        fused = one_call(self.kernels, blocks)
         assert fused is not None
         layers = self.cache.layers[first : first + len(blocks)]
         return fused.run(streams, [None] * len(blocks), plan, layers, own, wanted)
@@ -133,9 +133,11 @@ def test_streams(isa: str, n_tokens: int) -> None:
     for i, block in enumerate(around.blocks):
         altup, embedding = around.altup(70 + 10 * i), around.embedding(75 + 10 * i)
         blocks.append(replace(block, altup=altup, active_stream=ACTIVE, embedding=embedding))
-        guessed = predicted(kernels, altup, wanted, ACTIVE)
+        (step,) = blocks[-1].steps(kernels)
+        assert isinstance(step, AltUpStep)
+        guessed = step.predict(wanted)
         made = around.alone(i, guessed[ACTIVE], plan)
-        wanted = corrected(kernels, altup, embedding, guessed, made, own[i], ACTIVE, block.activation)
+        wanted = step.correct(guessed, made, own[i])
     before = [stream.copy() for stream in streams]
     some = np.arange(n) % 3 == 1
     for found, stream in zip(around.run(blocks, streams, plan, own), wanted, strict=True):
@@ -181,7 +183,7 @@ def test_experts(isa: str, n_tokens: int, parallel: bool, ggml_type: GgmlType) -
     after = around.run([block], [x], plan, [None])[0]
     made = kernels.normed(mixture.run(x if parallel else after, ffn_norm), post_norm)
     wanted = after + made * np.float32(block.residual_scale)
-    whole = replace(block, mixture=mixture, ffn_norm=ffn_norm, ffn_post_norm=post_norm)
+    whole = replace(block, moe=mixture, ffn_norm=ffn_norm, ffn_post_norm=post_norm)
     (found,) = around.run([whole], [x], plan, [None])
     np.testing.assert_array_equal(found, wanted)
     second = around.blocks[1]
@@ -207,7 +209,7 @@ def test_each_part_of_it_matters(isa: str) -> None:
     altup, embedding = around.altup(70), around.embedding(80)
     block = replace(around.blocks[0], altup=altup, active_stream=ACTIVE, embedding=embedding)
 
-    def made(changed: PlainBlock) -> Rows:
+    def made(changed: FlatLayer) -> Rows:
         return np.stack(around.run([changed], streams, plan, [own]))
 
     whole, other = made(block), around.altup(85)
@@ -229,15 +231,13 @@ def test_what_does_not_fit_is_refused() -> None:
     block, altup, embedding = around.blocks[0], around.altup(70), around.embedding(80)
     whole = replace(block, altup=altup, embedding=embedding)
 
-    def refused(match: str, changed: PlainBlock, streams: Sequence[Any], given: Any) -> None:
+    def refused(match: str, changed: FlatLayer, streams: Sequence[Any], given: Any) -> None:
         with pytest.raises(ValueError, match=match):
             around.run([changed], streams, plan, [given])
 
     refused("takes another number of streams", whole, [x, x], own)
     refused("streams that differ in shape", whole, [x, x, x[:1]], own)
-    refused("streams that differ in shape", block, [x[:, :64], x], None)
     refused("none for one with", whole, [x] * 3, None)
-    refused("an embedding for a layer without", block, [x], own)
     refused(r"embeddings are \[2, 32\]", whole, [x] * 3, own[:, :32].copy())
     refused("the active stream is none of them", replace(whole, active_stream=3), [x] * 3, own)
     refused("streams without embeddings", replace(whole, embedding=None), [x] * 3, None)
@@ -246,8 +246,20 @@ def test_what_does_not_fit_is_refused() -> None:
     refused(r"predict is \[8, 3\], not \[9, 3\]", replace(whole, altup=other), [x] * 3, own)
     other = replace(embedding, project=around.linear(WIDTH, 96, 1))
     refused(r"the embedding's project is \[96, 96\], not \[96, 64\]", replace(whole, embedding=other), [x] * 3, own)
-    experts = around.kernels.mixture(_experts(around))
-    refused("experts beside a feed-forward layer", replace(block, mixture=experts), [x], None)
+
+
+def test_what_no_step_asks_for_is_refused() -> None:
+    """C++ checks what it is given, whoever gives it."""
+    around = Around("scalar")
+    block, plan, x = around.blocks[0], around.plan(2), _f32(2, WIDTH, seed=2)
+    call = one_call(around.kernels, [block])
+    assert call is not None
+    with pytest.raises(ValueError, match="streams that differ in shape"):
+        call.run_as_told([x[:, :64].copy(), x], plan, around.cache.layers[0], [None])
+    with pytest.raises(ValueError, match="an embedding for a layer without"):
+        call.run_as_told([x], plan, around.cache.layers[0], [_f32(2, N_OWN, seed=1)])
+    with pytest.raises(ValueError, match="experts beside a feed-forward layer"):
+        native_layer_as_told(replace(block, moe=around.kernels.mixture(_experts(around))))
 
 
 def test_experts_of_steps_are_not_fused() -> None:
@@ -257,6 +269,6 @@ def test_experts_of_steps_are_not_fused() -> None:
     iq = random_matrix(GgmlType.IQ2_XS, N_FF, 256, 1)
     down = Linear(around.kernels.prepare(QuantizedTensor("iq", iq.shape, iq.ggml_type, iq.data)))
     mixture = around.kernels.mixture(replace(experts, shared=FeedForward(None, down, down)))
-    block = replace(around.blocks[0].attention_alone(), mixture=mixture)
-    assert around.kernels.fuse([block]) is None
-    assert around.kernels.fuse([block.attention_alone()]) is not None
+    block = replace(around.blocks[0].attention_alone(), moe=mixture)
+    assert one_call(around.kernels, [block]) is None
+    assert one_call(around.kernels, [block.attention_alone()]) is not None

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from native.flat_layers import FlatLayer, OneCall, one_call
 from random_matrices import random_matrix
 from slm_core.architectures import Activation, NormKind, RopeStyle
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
 from slm_native import _extension
-from slm_native.kernels import FusedBlocks, Laurel, Linear, Norm, PlainBlock, Rotation, Scoring
+from slm_native.kernels import Laurel, Linear, Norm, Rotation, Scoring
 from slm_native.kernels.cpu import CpuKernels
 from slm_native.kv import BatchPlan, KvLayer, PagedKvCache, PageLayout, codec_of
 
@@ -38,7 +39,7 @@ class Blocks:
         self.kernels = CpuKernels(isa, 2, 0)
         self._types = types
         q, kv = N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM
-        plain = PlainBlock(
+        plain = FlatLayer(
             attn_norm=_norm(WIDTH, 1),
             q=self._linear(q, WIDTH, 10),
             k=self._linear(kv, WIDTH, 11),
@@ -116,8 +117,8 @@ class Blocks:
         """Where each block's keys are: those of the last are the first's."""
         return [*self.cache.layers[:-1], self.cache.layers[0]]
 
-    def fused(self) -> FusedBlocks:
-        fused = self.kernels.fuse(self.blocks)
+    def fused(self) -> OneCall:
+        fused = one_call(self.kernels, self.blocks)
         assert fused is not None
         return fused
 
@@ -234,7 +235,7 @@ def test_each_part_of_a_block_matters(isa: str) -> None:
     assert fifth.gate is not None
     laurel = sixth.laurel
     assert laurel is not None
-    parts: list[tuple[int, PlainBlock]] = [
+    parts: list[tuple[int, FlatLayer]] = [
         *((0, replace(first, **{name: None})) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm")),
         *((1, replace(second, **{name: linear})) for name, linear in unbiased.items()),
         *((2, replace(third, scoring=replace(third.scoring, **{name: None}))) for name in scores),
@@ -272,12 +273,12 @@ def test_other_blocks_are_not_fused(isa: str) -> None:
     first, *others = blocks.blocks
     iq = random_matrix(GgmlType.IQ2_XS, N_FF, WIDTH, 1)
     no_kernel = Linear(blocks.kernels.prepare(QuantizedTensor("iq", iq.shape, iq.ggml_type, iq.data)))
-    assert blocks.kernels.fuse([replace(first, up=no_kernel), *others]) is None
+    assert one_call(blocks.kernels, [replace(first, up=no_kernel), *others]) is None
 
 
 @every_isa
 def test_what_does_not_fit_is_refused(isa: str) -> None:
-    native = _extension.load()
+    native_module = _extension.load()
     blocks = Blocks(isa, (GgmlType.F32,))
     x, plan, angles = _f32(2, WIDTH, seed=1), blocks.plan([0, 0], 0), _rotation(2, 16, RopeStyle.HALF_SPLIT, 1)
     caches = blocks.caches
@@ -287,27 +288,30 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
         blocks.run(_f32(3, WIDTH, seed=1), [None] * 7, plan, caches)
     with pytest.raises(ValueError, match="at most half a head"):
         blocks.run(x, [_rotation(2, 17, RopeStyle.HALF_SPLIT, 1)] * 7, plan, caches)
+    call, where = blocks.fused().step, (plan.pages, plan.slots, plan.native)
+    layers, native = [each.native for each in call.layers], [cache.native for cache in caches]
+    turned = [native_module.Angles.of(angles.cos, angles.sin, False)] * 7
     with pytest.raises(ValueError, match="differ in number"):
-        blocks.run(x, [angles] * 7, plan, caches[:2])
+        call.kernels.run_layers([x], layers, native[:2], turned, [None] * 7, *where, None)
     layout = PageLayout(range(7), N_KV_HEADS, 16, codec_of(KvType.F32, 16), codec_of(KvType.F32, 16))
     other = PagedKvCache([layout], PagedKvCache.n_pages_for(600, 3), 3, blocks.kernels.new_pages)
     with pytest.raises(ValueError, match="the cache has other heads than the layer"):
         blocks.run(x, [angles] * 7, plan, other.layers)
     with pytest.raises(ValueError, match="cos and sin differ in shape"):
-        native.Angles.of(_f32(2, 4, seed=1), _f32(2, 5, seed=1), False)
+        native_module.Angles.of(_f32(2, 4, seed=1), _f32(2, 5, seed=1), False)
     with pytest.raises(ValueError, match="wanted tokens are none of x"):
         blocks.run(x, [angles] * 7, plan, caches, np.array([False, False, True]))
     with pytest.raises(ValueError, match="attn_norm has not the width 256"):
-        blocks.kernels.fuse([replace(blocks.blocks[0], attn_norm=_norm(255, 1))])
+        one_call(blocks.kernels, [replace(blocks.blocks[0], attn_norm=_norm(255, 1))])
     with pytest.raises(ValueError, match="q_norm covers neither a head"):
-        blocks.kernels.fuse([replace(blocks.blocks[0], q_norm=_norm(31, 1))])
+        one_call(blocks.kernels, [replace(blocks.blocks[0], q_norm=_norm(31, 1))])
     with pytest.raises(ValueError, match="a threshold without a gate"):
-        blocks.kernels.fuse([replace(blocks.blocks[0], gate=None, gate_threshold=0.5)])
+        one_call(blocks.kernels, [replace(blocks.blocks[0], gate=None, gate_threshold=0.5)])
     no_right = Laurel(blocks._linear(24, WIDTH, 1), blocks._linear(WIDTH, 25, 1), _norm(WIDTH, 1))
     with pytest.raises(ValueError, match=r"right is \[256, 25\], not \[256, 24\]"):
-        blocks.kernels.fuse([replace(blocks.blocks[0], laurel=no_right)])
+        one_call(blocks.kernels, [replace(blocks.blocks[0], laurel=no_right)])
     with pytest.raises(ValueError, match="a feed-forward layer without up, or down"):
-        blocks.kernels.fuse([replace(blocks.blocks[0], down=None)])
+        one_call(blocks.kernels, [replace(blocks.blocks[0], down=None)])
     elsewhere = Blocks(isa, (GgmlType.F32,))
     with pytest.raises(ValueError, match=r"output is \[768, 512\], not \[256, 512\]"):
-        elsewhere.kernels.fuse([replace(blocks.blocks[0], output=elsewhere._linear(768, 512, 1))])
+        one_call(elsewhere.kernels, [replace(blocks.blocks[0], output=elsewhere._linear(768, 512, 1))])

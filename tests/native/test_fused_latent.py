@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from native.flat_layers import FlatLayer, OneCall, native_layer_as_told, one_call
 from random_matrices import FLOATS, random_matrix
 from slm_core.architectures import LatentSpec, NormKind, RopeStyle
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
 from slm_native import _extension
-from slm_native.kernels import FusedBlocks, LatentAttention, Linear, Norm, PlainBlock, Rotation, Scoring
+from slm_native.kernels import LatentAttention, Linear, Norm, Rotation
 from slm_native.kernels.cpu import CpuKernels
 from slm_native.kv import BatchPlan, PagedKvCache, PageLayout, codec_of
-from slm_native.latent import latent_queries_and_keys, latent_results
+from slm_native.steps import MultiHeadLatentAttention
 
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
@@ -59,16 +60,13 @@ class LatentBlocks:
             output=self.linear(WIDTH, N_HEADS * n_result, 6),
         )
         direct = replace(compressed, q_down=None, q_norm=None, q=self.linear(n_q, WIDTH, 7), kv_norm=None)
-        first = PlainBlock(
+        first = FlatLayer(
             attn_norm=_norm(WIDTH, 30),
             head_dim=HEAD_DIM,
             scale=0.15,
-            scoring=Scoring(),
             output=compressed.output,
-            attn_post_norm=None,
-            residual_scale=1.0,
-            parallel=False,
             latent=compressed,
+            latent_spec=SPEC,
             ffn_norm=_norm(WIDTH, 31),
             gate=self.linear(N_FF, WIDTH, 8),
             up=self.linear(N_FF, WIDTH, 9),
@@ -86,8 +84,8 @@ class LatentBlocks:
         weight = self.kernels.prepare(QuantizedTensor(f"w{seed}", matrix.shape, matrix.ggml_type, matrix.data))
         return Linear(weight, None if plain else np.array([2.0**-6], np.float32))  # lest sums explode
 
-    def fused(self) -> FusedBlocks:
-        fused = self.kernels.fuse(self.blocks)
+    def fused(self) -> OneCall:
+        fused = one_call(self.kernels, self.blocks)
         assert fused is not None
         return fused
 
@@ -102,13 +100,13 @@ class LatentBlocks:
     def step_by_step(self, x: Rows, rotations: list[Rotation], plan: BatchPlan) -> Rows:
         kernels: Any = self.kernels
         for block, rotation, cache in zip(self.blocks, rotations, self.cache.layers, strict=True):
-            weights = block.latent
-            assert weights is not None
-            q, both = latent_queries_and_keys(kernels, weights, SPEC, x, block.attn_norm)
-            keys = kernels.heads(both, HEAD_DIM, None, rotation)
+            step = block.steps(kernels)[0]
+            assert isinstance(step, MultiHeadLatentAttention)
+            q, latents = step.queries_and_latents(x)
+            keys = kernels.heads(latents, HEAD_DIM, None, rotation)
             cache.write(plan.pages, plan.slots, keys, keys)
             q = kernels.heads(q, HEAD_DIM, None, rotation)
-            mixed = latent_results(weights, SPEC, kernels.attention_over_runs(q, cache, plan, block.scale))
+            mixed = step.expand(kernels.attention_over_runs(q, cache, plan, block.scale))
             made = kernels.linear(mixed.reshape(len(x), -1), block.output)
             after = x + kernels.normed(made, block.attn_post_norm) * np.float32(block.residual_scale)
             if block.up is None:
@@ -217,7 +215,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
     def refused(match: str, **changes: Any) -> None:
         with pytest.raises(ValueError, match=match):
-            blocks.kernels.fuse([replace(first, **changes)])
+            one_call(blocks.kernels, [replace(first, **changes)])
 
     def by_head(n: int, n_out: int, n_in: int) -> Any:
         return blocks.kernels.by_head([blocks.linear(n_out, n_in, i, plain=True) for i in range(n)])
@@ -230,9 +228,18 @@ def test_what_does_not_fit_is_refused() -> None:
     refused("not one for each head", latent=replace(latent, v_up=by_head(2, N_RESULT, N_RANK)))
     refused("for one latent", latent=replace(latent, v_up=by_head(3, N_RESULT, 32)))
     refused("as wide as what kv_down makes", head_dim=16)
-    refused("a layer without q, output", q=blocks.linear(N_HEADS * HEAD_DIM, WIDTH, 1))
-    refused("with keys, norms of heads or a limit", qkv_limit=0.5)
     refused(r"output is \[96, 64\], not \[96, 288\]", output=blocks.linear(WIDTH, 64, 1))
+
+
+def test_latents_with_what_only_heads_have_are_refused() -> None:
+    """No step has both; C++ refuses them all the same."""
+    blocks = LatentBlocks("scalar", GgmlType.F32)
+    first = blocks.blocks[0]
+    native_layer_as_told(first)
+    with pytest.raises(ValueError, match="a layer without q, output"):
+        native_layer_as_told(replace(first, q=blocks.linear(N_HEADS * HEAD_DIM, WIDTH, 1)))
+    with pytest.raises(ValueError, match="with keys, norms of heads or a limit"):
+        native_layer_as_told(replace(first, qkv_limit=0.5))
 
 
 def test_matrices_without_kernels_are_not_fused() -> None:
@@ -241,4 +248,4 @@ def test_matrices_without_kernels_are_not_fused() -> None:
     assert latent is not None
     iq = random_matrix(GgmlType.IQ2_XS, HEAD_DIM, 256, 1)
     kv_down = Linear(blocks.kernels.prepare(QuantizedTensor("iq", iq.shape, iq.ggml_type, iq.data)))
-    assert blocks.kernels.fuse([replace(first, latent=replace(latent, kv_down=kv_down))]) is None
+    assert one_call(blocks.kernels, [replace(first, latent=replace(latent, kv_down=kv_down))]) is None

@@ -217,17 +217,17 @@ def test_layers_that_stay_lie_between_those_that_come():
     assert sum(uneven[i] for i in pinned) + 80 <= 100, "the two largest that are streamed fit beside them"
 
 
-def test_the_next_block_is_on_its_way_while_one_computes():
-    """Order of events, without a clock: block 3 is asked for before the pass wants it."""
+def test_the_next_layer_is_on_its_way_while_one_computes():
+    """Order of events, without a clock: layer 3 is asked for before the pass wants it."""
     asked = [threading.Event() for _ in range(6)]
 
     def load(i: int):
         asked[i].set()
-        return weights.Block(*[None] * 10)
+        return []
 
     pager = LayerPager(load, [1] * 6, Paging(2), lambda: None, lambda share: None)
-    with pager.walk() as block_at:
+    with pager.walk() as steps_at:
         for i in range(5):
-            block_at(i)
-            assert asked[i + 1].wait(10), f"block {i + 1} is not loaded while {i} computes"
+            steps_at(i)
+            assert asked[i + 1].wait(10), f"layer {i + 1} is not loaded while {i} computes"
     pager.close()

@@ -36,8 +36,10 @@ from slm_native.kernels import (
     StateWeights,
 )
 from slm_native.kernels.cpu import CpuKernels
+from slm_native.kernels.cpu_fusion import CpuRwkvLayers
 from slm_native.kernels.reference import ReferenceKernels
 from slm_native.kernels.rwkv import RwkvState
+from slm_native.steps import RwkvStep
 
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
@@ -359,9 +361,7 @@ def test_blocks_of_rwkv(isa: str, n_seqs: int, n_tokens: int, size: float, from_
         before: list[RwkvState] = [(some(*shapes[0]), some(*shapes[1]), some(*shapes[2])) for _ in blocks]
         through: Callable[..., tuple[Floats, Floats, Sequence[RwkvState]]] = partial(block_by_block, kernels, blocks)
         if isinstance(kernels, CpuKernels):
-            fused = kernels.fuse_rwkv(blocks)
-            assert fused is not None
-            through = fused.run
+            through = in_one_call(kernels, blocks)
         given = [x, value, *chain.from_iterable(before)]
         kept = [array.copy() for array in given]
         y, values, after = through(x, before, None if from_first else value)
@@ -372,10 +372,17 @@ def test_blocks_of_rwkv(isa: str, n_seqs: int, n_tokens: int, size: float, from_
     both(isa, run)
 
 
+def in_one_call(kernels: CpuKernels, blocks: Sequence[RwkvBlock]) -> Callable[..., Any]:
+    """The call that the tier makes of neighbouring layers: of x, the states before it, and the first layer's values."""
+    (call,) = kernels.fuse([RwkvStep(kernels, i, False, block) for i, block in enumerate(blocks)])
+    assert isinstance(call, CpuRwkvLayers) and len(call.blocks) == len(blocks)
+    return lambda x, before, first_value: call.kernels.rwkv_blocks(x, list(call.blocks), before, first_value)
+
+
 def block_by_block(
     kernels: KernelSet, blocks: Sequence[RwkvBlock], x: Floats, before: Sequence[RwkvState], value: Floats | None
 ) -> tuple[Floats, Floats, list[RwkvState]]:
-    """What ``FusedRwkv.run`` gives, by the steps of other tiers."""
+    """What ``in_one_call`` gives, by the steps of other tiers."""
     after = []
     for block, (last, state, channel_last) in zip(blocks, before, strict=True):
         given = kernels.normed(x, block.time_norm)
@@ -529,28 +536,25 @@ def test_mixtures_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError):
             kernels.channel_mix(replace(mix, share=zeros(share)), zeros(*x), zeros(*last))
     blocks = [rwkv_block(kernels, 2, 6, True), rwkv_block(kernels, 2, 6, False)]
-    fused, later = kernels.fuse_rwkv(blocks), kernels.fuse_rwkv(blocks[1:])
-    assert fused is not None and later is not None
+    fused, later = in_one_call(kernels, blocks), in_one_call(kernels, blocks[1:])
     state = zeros(2, 1, 12), zeros(2, 2, 6, 6), zeros(2, 1, 12)
-    fused.run(zeros(2, 3, 12), [state, state], None)
-    later.run(zeros(2, 3, 12), [state], zeros(6, 12))
+    fused(zeros(2, 3, 12), [state, state], None)
+    later(zeros(2, 3, 12), [state], zeros(6, 12))
     for run, x, states, values in [
-        (fused.run, (2, 3, 11), [state, state], None),
-        (fused.run, (2, 3, 12), [state], None),
-        (fused.run, (2, 3, 12), [state, (state[0], zeros(2, 2, 6, 5), state[2])], None),
-        (fused.run, (2, 3, 12), [state, (*state[:2], zeros(1, 1, 12))], None),
-        (fused.run, (2, 3, 12), [state, state], zeros(6, 12)),
-        (later.run, (2, 3, 12), [state], None),
-        (later.run, (2, 3, 12), [state], zeros(5, 12)),
+        (fused, (2, 3, 11), [state, state], None),
+        (fused, (2, 3, 12), [state], None),
+        (fused, (2, 3, 12), [state, (state[0], zeros(2, 2, 6, 5), state[2])], None),
+        (fused, (2, 3, 12), [state, (*state[:2], zeros(1, 1, 12))], None),
+        (fused, (2, 3, 12), [state, state], zeros(6, 12)),
+        (later, (2, 3, 12), [state], None),
+        (later, (2, 3, 12), [state], zeros(5, 12)),
     ]:
         with pytest.raises(ValueError):
             run(zeros(*x), states, values)
     with pytest.raises(ValueError, match="first block behind another"):
-        reordered = kernels.fuse_rwkv(blocks[::-1])
-        assert reordered is not None
-        reordered.run(zeros(2, 3, 12), [state, state], zeros(6, 12))
+        in_one_call(kernels, blocks[::-1])(zeros(2, 3, 12), [state, state], zeros(6, 12))
     with pytest.raises(ValueError, match="width"):
-        kernels.fuse_rwkv([replace(blocks[0], channel=mix, channel_norm=Norm(zeros(11), None, NormKind.RMS, 0))])
+        in_one_call(kernels, [replace(blocks[0], channel=mix, channel_norm=Norm(zeros(11), None, NormKind.RMS, 0))])
     others = CpuKernels(CpuKernels(None, 1, 0).isa, 1, 0)
     if others.isa != "scalar":
         with pytest.raises(ValueError, match="another instruction set"):

@@ -6,6 +6,7 @@ from slm_native.kernels.mixtures import Mixture
 from slm_native.kernels.parameters import (
     PLAIN,
     AltUp,
+    Attention,
     Experts,
     FeedForward,
     LatentAttention,
@@ -13,15 +14,14 @@ from slm_native.kernels.parameters import (
     LayerEmbedding,
     Linear,
     Norm,
-    PlainBlock,
     Rotation,
     Scoring,
     Weight,
     WeightBytes,
 )
-from slm_native.kernels.primitives import FixedShape, FloatArray, FusedBlocks
+from slm_native.kernels.primitives import FixedShape, FloatArray
 from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv, StateWeights, between_products
-from slm_native.kernels.rwkv import ChannelMix, FusedRwkv, LowRank, Rwkv7, RwkvBlock
+from slm_native.kernels.rwkv import ChannelMix, LowRank, Rwkv7, RwkvBlock
 from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
 
 __all__ = [
@@ -29,14 +29,13 @@ __all__ = [
     "PLAIN",
     "TIERS",
     "AltUp",
+    "Attention",
     "ByHead",
     "ChannelMix",
     "Experts",
     "FeedForward",
     "FixedShape",
     "FloatArray",
-    "FusedBlocks",
-    "FusedRwkv",
     "KernelChoice",
     "KernelSet",
     "LatentAttention",
@@ -48,7 +47,6 @@ __all__ = [
     "Mamba2",
     "Mixture",
     "Norm",
-    "PlainBlock",
     "Rotation",
     "Rwkv7",
     "RwkvBlock",

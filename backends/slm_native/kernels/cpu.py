@@ -15,17 +15,17 @@ from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
 from slm_native import _extension
 from slm_native.kernels.by_head import ByHead
-from slm_native.kernels.cpu_blocks import CpuBlocks, native_layer
 from slm_native.kernels.cpu_by_head import CpuByHead
+from slm_native.kernels.cpu_fusion import Fusion
 from slm_native.kernels.cpu_mixtures import CpuMixture, native_mixture
 from slm_native.kernels.cpu_pages import KV_TYPES, CpuKvLayer, CpuPageStore, CpuPlan, placed
 from slm_native.kernels.cpu_parameters import native_activation, native_norm, optional_norm
 from slm_native.kernels.cpu_states import CpuStateKernels
 from slm_native.kernels.cpu_weights import CpuWeight, native_linear, plain_handles
 from slm_native.kernels.mixtures import Mixture
-from slm_native.kernels.parameters import PLAIN, Experts, Linear, Norm, PlainBlock, Rotation, Scoring, Weight
-from slm_native.kernels.primitives import FusedBlocks
+from slm_native.kernels.parameters import PLAIN, Experts, Linear, Norm, Rotation, Scoring, Weight
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
+from slm_native.steps import Step
 
 if TYPE_CHECKING:
     from slm_native import _native
@@ -212,10 +212,9 @@ class CpuKernels(CpuStateKernels):
         turned: Array = self._native.turn_heads(flat, width, optional_norm(norm), cos, sin, interleaved)
         return turned
 
-    def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:
-        """In one call, where all matrices have kernels."""
-        layers = [made for block in blocks if (made := native_layer(block)) is not None]
-        return CpuBlocks(self._native, layers) if len(layers) == len(blocks) else None
+    def fuse(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """Layers in one call, where all matrices have kernels."""
+        return Fusion(self._native, self._states).fuse(steps)
 
     def place(self, plan: BatchPlan) -> CpuPlan:
         """Hand the runs to C++."""

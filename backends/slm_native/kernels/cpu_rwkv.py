@@ -1,39 +1,16 @@
-"""RWKV-7 in the cpu tier: its mixings in C++, and blocks one after another in one call."""
+"""RWKV-7 in C++: its mixings, and whole blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from slm_native.kernels.cpu_parameters import native_norm
 from slm_native.kernels.cpu_weights import extension, native_linear, plain_handles
-from slm_native.kernels.rwkv import SLOWEST, ChannelMix, FusedRwkv, Rwkv7, RwkvBlock, RwkvState
-from slm_native.kv import Array
+from slm_native.kernels.rwkv import SLOWEST, ChannelMix, Rwkv7, RwkvBlock
 
 if TYPE_CHECKING:
     from slm_native import _native
-
-
-class CpuRwkv(FusedRwkv):
-    """Blocks in C++.
-
-    Args:
-        kernels: what computes.
-        blocks: the blocks.
-    """
-
-    def __init__(self, kernels: _native.StateKernels, blocks: Sequence[_native.RwkvBlock]) -> None:
-        self._kernels = kernels
-        self._blocks = list(blocks)
-
-    def run(
-        self, x: Array, before: Sequence[RwkvState], first_value: Array | None
-    ) -> tuple[Array, Array, Sequence[RwkvState]]:
-        """Without the GIL from the first block to the last."""
-        return self._kernels.rwkv_blocks(np.ascontiguousarray(x), self._blocks, before, first_value)
 
 
 def native_rwkv_block(block: RwkvBlock) -> _native.RwkvBlock | None:

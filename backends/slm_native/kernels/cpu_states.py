@@ -10,12 +10,12 @@ import numpy as np
 
 from slm_core.architectures import NormKind
 from slm_native.kernels.cpu_parameters import optional_norm
-from slm_native.kernels.cpu_rwkv import CpuRwkv, native_channel_mix, native_rwkv_block, native_time_mix
+from slm_native.kernels.cpu_rwkv import native_channel_mix, native_time_mix
 from slm_native.kernels.cpu_weights import extension, handle_of, native_linears, plain_handles
 from slm_native.kernels.parameters import Norm
 from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv, StateWeights
 from slm_native.kernels.reference import ReferenceKernels
-from slm_native.kernels.rwkv import ChannelMix, FusedRwkv, Rwkv7, RwkvBlock
+from slm_native.kernels.rwkv import ChannelMix, Rwkv7
 from slm_native.kv import Array
 
 if TYPE_CHECKING:
@@ -96,11 +96,6 @@ class CpuStateKernels(ReferenceKernels):
         x, last = _contiguous(x, last)
         y: Array = self._states.channel_mix(x, last, native)
         return y
-
-    def fuse_rwkv(self, blocks: Sequence[RwkvBlock]) -> FusedRwkv | None:
-        """In one call, where all matrices have kernels."""
-        made = [native for block in blocks if (native := native_rwkv_block(block)) is not None]
-        return CpuRwkv(self._states, made) if len(made) == len(blocks) else None
 
 
 _Layers: TypeAlias = "WeakKeyDictionary[StateWeights, tuple[Norm | None, _native.StateLayer | None]]"

@@ -9,6 +9,7 @@ and that tier overrides it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,8 +29,11 @@ from slm_native.kernels.parameters import (
 )
 from slm_native.kernels.primitives import Primitives
 from slm_native.kernels.recurrent import Mamba, Mamba2, StateWeights
-from slm_native.kernels.rwkv import ChannelMix, FusedRwkv, Rwkv7, RwkvBlock
+from slm_native.kernels.rwkv import ChannelMix, Rwkv7
 from slm_native.kv import Array, BatchPlan, KvLayer
+
+if TYPE_CHECKING:
+    from slm_native.steps import Step
 
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the prompt
 
@@ -142,13 +146,13 @@ class KernelSet(Primitives):
         """RWKV-7's channel mixing of tokens ``x``, normalized, [B, T, E], after ``last`` [B, 1, E]: [B, T, E]."""
         return rwkv.channel_mix(self, weights, x, last)
 
-    def fuse_rwkv(self, blocks: Sequence[RwkvBlock]) -> FusedRwkv | None:
-        """The blocks as one call, which gives what their steps one by one give; None where this tier has none for them.
+    def fuse(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """The same steps, in fewer calls where this tier has some: one peephole pass over neighbours.
 
         Args:
-            blocks: at least one; only the first may be the model's first.
+            steps: of all layers of a model, in order.
         """
-        return None
+        return steps
 
     def normed(self, x: Array, norm: Norm | None) -> Array:
         """``x`` normalized, or as it is where there is no norm."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from slm_core.architectures import Activation, AnyActivation, ExpertsSpec, NormKind, RopeStyle
+from slm_core.architectures import AnyActivation, ExpertsSpec, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_native.kv import Array
 
 if TYPE_CHECKING:
     from slm_native.kernels.by_head import ByHead
-    from slm_native.kernels.mixtures import Mixture
 
 
 class WeightBytes(NamedTuple):
@@ -188,8 +187,22 @@ class LayerEmbedding:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    """The weights of an attention layer."""
+
+    q: Linear  # (H*D, E)
+    k: Linear | None  # (K*D, E), None where another layer's are read
+    v: Linear | None  # (K*D, E), None there, and where what makes keys makes values
+    q_norm: Norm | None  # [D], [H, D] or [H*D]
+    k_norm: Norm | None  # [D], [K, D] or [K*D]
+    v_norm: Norm | None  # [D]
+    output: Linear  # (E, H*D)
+    sinks: Array | None  # [H]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LatentAttention:
-    """The weights of attention to a latent, which all heads have in common; see ``slm_native.latent``.
+    """The weights of attention to a latent, which all heads have in common.
 
     R rotated values of a query, N that are not, C width of the latent, U of a head's result, Q of compressed queries.
     """
@@ -203,84 +216,3 @@ class LatentAttention:
     v_up: ByHead  # [H] of (U, C)
     output: Linear  # (E, H*U)
     sinks: None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlainBlock:
-    """Attention over the cache and a feed-forward layer: what most transformer blocks are made of.
-
-    ``after = x + residual_scale * attn_post_norm(output(attention(attn_norm(x))))``, then in the same way ``after`` and
-    what the feed-forward layer makes of it; where ``parallel``, of ``x``. What is None is not there.
-
-    Attributes:
-        attn_norm: [E].
-        head_dim: D.
-        scale: on q · k.
-        scoring: what else is done to scores.
-        output: (E, H*D), or of what heads make of latents.
-        attn_post_norm: [E].
-        residual_scale: on what is added.
-        parallel: whether the feed-forward layer reads ``x``.
-        q: (H*D, E); None where attention is to latents.
-        k: (K*D, E); None where another block's keys and values are read.
-        v: (K*D, E); None where keys, before their norm, are the values.
-        qkv_limit: of what these make, either way.
-        q_norm: as ``KernelSet.heads`` takes it, likewise the next two.
-        k_norm: of keys.
-        v_norm: of values.
-        latent: what makes queries and keys, in the place of all these.
-        laurel: a learned residual beside attention, of what that reads: ``after`` is then ``(after + attn_norm(x) +
-            norm(right(left(attn_norm(x))))) / sqrt(2)``.
-        ffn_norm: [E].
-        gate: (F, E).
-        up: (F, E); None where the block ends after its attention.
-        gate_threshold: as ``KernelSet.gate_up`` takes it.
-        activation: of the feed-forward layer.
-        down: (E, F).
-        mixture: experts, in the place of gate, up and down.
-        ffn_post_norm: [E].
-        altup: how its streams are predicted and corrected; None where there is one.
-        active_stream: on which of several the block runs.
-        embedding: how it lets its own embedding of a token in.
-        output_scale: [1], on what leaves it.
-    """
-
-    attn_norm: Norm | None
-    head_dim: int
-    scale: float
-    scoring: Scoring
-    output: Linear
-    attn_post_norm: Norm | None
-    residual_scale: float
-    parallel: bool
-    q: Linear | None = None
-    k: Linear | None = None
-    v: Linear | None = None
-    qkv_limit: float | None = None
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
-    v_norm: Norm | None = None
-    latent: LatentAttention | None = None
-    laurel: Laurel | None = None
-    ffn_norm: Norm | None = None
-    gate: Linear | None = None
-    up: Linear | None = None
-    gate_threshold: float | None = None
-    activation: AnyActivation = Activation.SILU
-    down: Linear | None = None
-    mixture: Mixture | None = None
-    ffn_post_norm: Norm | None = None
-    altup: AltUp | None = None
-    active_stream: int = 0
-    embedding: LayerEmbedding | None = None
-    output_scale: Array | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the block does not end after its attention."""
-        return self.up is not None or self.mixture is not None
-
-    def attention_alone(self) -> PlainBlock:
-        """The block up to where its attention ends, and with nothing around it."""
-        alone = replace(self, ffn_norm=None, gate=None, up=None, gate_threshold=None, down=None, mixture=None)
-        return replace(alone, ffn_post_norm=None, altup=None, embedding=None, output_scale=None)

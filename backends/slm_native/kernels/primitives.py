@@ -14,8 +14,6 @@ from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType, TopLogits
 from slm_native.kernels.parameters import (
     PLAIN,
-    PlainBlock,
-    Rotation,
     Scoring,
     Span,
     Weight,
@@ -25,31 +23,6 @@ from slm_native.kv import Array, BatchPlan, HostPageStore, KvLayer, PageLayout, 
 
 FloatArray: TypeAlias = NDArray[np.float32]
 T = TypeVar("T")
-
-
-class FusedBlocks(ABC):
-    """Several blocks that a tier computes in one call."""
-
-    @abstractmethod
-    def run(
-        self,
-        streams: Sequence[Array],
-        rotations: Sequence[Rotation | None],
-        plan: BatchPlan,
-        caches: Sequence[KvLayer],
-        own: Sequence[Array | None],
-        wanted: NDArray[np.bool_] | None = None,
-    ) -> list[Array]:
-        """What leaves the last block in each stream, [T, E], or of the rows that are wanted.
-
-        Args:
-            streams: what enters the first, [T, E]; one, where blocks have no AltUp.
-            rotations: of the heads of each block.
-            plan: what ``place`` gave.
-            caches: where each block's keys and values are.
-            own: each block's own embedding of the tokens [T, P]; None where it has none.
-            wanted: which tokens' rows are wanted [T], None for all.
-        """
 
 
 class FixedShape(NamedTuple):
@@ -346,14 +319,6 @@ class Primitives(ABC):
     @abstractmethod
     def inner(self, x: Array, y: Array) -> Array:
         """The sum of ``x * y`` over the last axis, which stays, with one number."""
-
-    @abstractmethod
-    def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:
-        """The blocks as one call, which gives what their steps one by one give; None where this tier has none for them.
-
-        Args:
-            blocks: at least one.
-        """
 
     @abstractmethod
     def attention_both_ways(self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN) -> Array:

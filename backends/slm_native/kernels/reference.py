@@ -15,8 +15,8 @@ from slm_core.architectures import Activation, AnyActivation, RopeStyle, Xielu
 from slm_core.errors import InvalidModelFile, ModelError
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize, dequantize_rows
 from slm_native.kernels.kernelset import KernelSet
-from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Span, Weight, WeightBytes
-from slm_native.kernels.primitives import FloatArray, FusedBlocks
+from slm_native.kernels.parameters import PLAIN, Scoring, Span, Weight, WeightBytes
+from slm_native.kernels.primitives import FloatArray
 
 DEFAULT_EXPANDED_BYTES = 2 << 30
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the text
@@ -86,10 +86,6 @@ class ReferenceKernels(KernelSet):
         """Expand the tensor."""
         _check(tensor)
         return dequantize(tensor.data, tensor.ggml_type, tensor.shape)
-
-    def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:
-        """None: steps one by one are what this tier is for."""
-        return None
 
     def embed(self, weight: Weight, token_ids: NDArray[np.int32]) -> FloatArray:
         """Expand the rows asked for, each time anew."""

@@ -5,8 +5,6 @@ Shapes: B sequences of T tokens each, E embedding width, H heads of width P, so 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -72,25 +70,6 @@ class RwkvBlock:
     time: Rwkv7
     channel_norm: Norm
     channel: ChannelMix
-
-
-class FusedRwkv(ABC):
-    """Several blocks that a tier computes in one call."""
-
-    @abstractmethod
-    def run(
-        self, x: Array, before: Sequence[RwkvState], first_value: Array | None
-    ) -> tuple[Array, Array, Sequence[RwkvState]]:
-        """What leaves the last block.
-
-        Args:
-            x: what enters the first [B, T, E].
-            before: what each remembers.
-            first_value: values [B * T, E] of the model's first block; None where it is among these.
-
-        Returns:
-            [B, T, E], the values of the model's first block, and what each remembers after the last token.
-        """
 
 
 def time_mix(

@@ -20,8 +20,8 @@ from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize
 from slm_core.types import KvType, TopLogits
 from slm_native.kernels.kernelset import KernelSet
-from slm_native.kernels.parameters import PLAIN, PlainBlock, Scoring, Span, Weight, WeightBytes
-from slm_native.kernels.primitives import FixedShape, FloatArray, FusedBlocks
+from slm_native.kernels.parameters import PLAIN, Scoring, Span, Weight, WeightBytes
+from slm_native.kernels.primitives import FixedShape, FloatArray
 from slm_native.kernels.torch.activations import activate, gated
 from slm_native.kernels.torch.attention import attend, attend_at, attend_both_ways, attend_one_token_each
 from slm_native.kernels.torch.choosing import DEVICES as RANKING_DEVICES
@@ -279,10 +279,6 @@ class TorchKernels(KernelSet):
         _check(tensor)
         values = np.ascontiguousarray(dequantize(tensor.data, tensor.ggml_type, tensor.shape))
         return self._uploader(tensor).upload(values.reshape(-1).view(np.uint8)).view(torch.float32).view(tensor.shape)
-
-    def fuse(self, blocks: Sequence[PlainBlock]) -> FusedBlocks | None:
-        """None: steps are queued on the device one by one."""
-        return None
 
     def embed(self, weight: Weight, token_ids: NDArray[np.int32] | Tensor) -> Tensor:
         """Expand the rows asked for, on the device."""

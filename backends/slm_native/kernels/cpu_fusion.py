@@ -1,0 +1,382 @@
+"""The cpu tier's peephole pass: the steps of a layer become one call into C++, and so do neighbouring layers.
+
+Shapes: T tokens of the batch, B sequences, E embedding width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+
+from slm_core.architectures import Activation, AnyActivation, RopeStyle
+from slm_native.kernels.cpu_by_head import CpuByHead
+from slm_native.kernels.cpu_mixtures import CpuMixture
+from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPlan
+from slm_native.kernels.cpu_parameters import native_activation, native_norm, optional_norm
+from slm_native.kernels.cpu_rwkv import native_rwkv_block
+from slm_native.kernels.cpu_weights import extension, native_linears
+from slm_native.kernels.parameters import LatentAttention, LayerEmbedding, Linear, Norm, Rotation
+from slm_native.kv import KvLayer
+from slm_native.states import in_order
+from slm_native.steps import (
+    AltUpStep,
+    FfnStep,
+    Hidden,
+    HybridStep,
+    LaurelStep,
+    LayerEmbeddingStep,
+    MoeStep,
+    MultiHeadLatentAttention,
+    ParallelStep,
+    PlanKind,
+    RwkvStep,
+    ScaleStep,
+    SelfAttention,
+    SharedKvAttention,
+    Step,
+    StepInputs,
+    run_steps,
+)
+
+if TYPE_CHECKING:
+    from slm_native import _native
+
+
+FusibleAttention: TypeAlias = SelfAttention | SharedKvAttention | MultiHeadLatentAttention
+
+
+class LayerParts(NamedTuple):
+    """The steps of a layer that one call computes.
+
+    Attributes:
+        attention: comes first.
+        laurel: beside attention.
+        feed_forward: None where the call ends after attention.
+        is_parallel: whether the feed-forward layer reads what enters the layer.
+        embedding: lets the layer's own embedding in.
+        scale: a factor on what leaves it.
+        altup: around all of these.
+    """
+
+    attention: FusibleAttention
+    laurel: LaurelStep | None = None
+    feed_forward: FfnStep | MoeStep | None = None
+    is_parallel: bool = False
+    embedding: LayerEmbeddingStep | None = None
+    scale: ScaleStep | None = None
+    altup: AltUpStep | None = None
+
+
+class NativeLayer(NamedTuple):
+    """A layer in C++, or its attention alone.
+
+    Attributes:
+        native: the layer.
+        layer: its number in the model.
+        cache: number of the KV cache that it reads.
+        has_embedding: whether it reads its own embedding of the tokens.
+    """
+
+    native: _native.Layer
+    layer: int
+    cache: int
+    has_embedding: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuLayers(Step):
+    """A fused layer group: neighbouring layers in one call.
+
+    Attributes:
+        kernels: what computes.
+        layers: the layers.
+        plan: kind of the plan that all of them have.
+        has_streams: whether AltUp's residual streams enter and leave.
+        is_last: whether the model's last layer is among them.
+        steps: what they are made of.
+    """
+
+    kernels: _native.Kernels
+    layers: Sequence[NativeLayer]
+    plan: PlanKind
+    has_streams: bool
+    is_last: bool
+    steps: Sequence[Step]
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """Without the GIL from the first layer to the last."""
+        streams = [np.ascontiguousarray(stream) for stream in (x if self.has_streams else [x])]
+        rotations = [inputs.positions[each.layer].rotation for each in self.layers]
+        different = {id(rotation): rotation for rotation in rotations}
+        made = {key: _angles(rotation, len(streams[0])) for key, rotation in different.items()}
+        angles = [made[id(rotation)] for rotation in rotations]
+        caches = [_native_cache(inputs.caches[each.cache]) for each in self.layers]
+        own = [inputs.layer_embeddings[each.layer] if each.has_embedding else None for each in self.layers]
+        plan, mask = inputs.plans[self.layers[0].layer], inputs.output_mask if self.is_last else None
+        assert isinstance(plan, CpuPlan), "a plan that another kernel set placed"
+        where, rows = (plan.pages, plan.slots, plan.native), None if mask is None else np.flatnonzero(mask).tolist()
+        found = self.kernels.run_layers(
+            streams, [each.native for each in self.layers], caches, angles, own, *where, rows
+        )
+        return list(found) if self.has_streams else found[0]
+
+    def joined(self, other: CpuLayers) -> CpuLayers:
+        """Both groups in one call, this one first."""
+        layers, steps = (*self.layers, *other.layers), (*self.steps, *other.steps)
+        return replace(self, layers=layers, steps=steps, is_last=other.is_last)
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return f"one call: {'; '.join(step.describe() for step in self.steps)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuRwkvLayers(Step):
+    """RWKV-7's neighbouring layers in one call; step by step where an output mask is to be applied.
+
+    Attributes:
+        kernels: what computes.
+        blocks: the layers.
+        steps: what they are made of.
+    """
+
+    kernels: _native.StateKernels
+    blocks: Sequence[_native.RwkvBlock]
+    steps: Sequence[RwkvStep]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the model's last layer is among them."""
+        return self.steps[-1].is_last
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """Without the GIL from the first layer to the last; states after the batch go into ``inputs.groups``."""
+        if self.is_last and inputs.output_mask is not None:
+            return run_steps(self.steps, x, inputs)
+        kernels, made = self.steps[0].kernels, []
+        for group in inputs.groups:
+            rows = kernels.rows(x, group.rows)
+            several = np.ascontiguousarray(rows.reshape(len(group.before), -1, rows.shape[-1]))
+            before = [group.parts(step.state, kernels) for step in self.steps]
+            first_value = group.carried[0] if group.carried else None
+            y, values, after = self.kernels.rwkv_blocks(several, list(self.blocks), before, first_value)
+            if first_value is None:
+                group.carried.append(values)
+            group.after.extend(after)
+            made.append(y.reshape(rows.shape))
+        return in_order(kernels, inputs.groups, made)
+
+    def joined(self, other: CpuRwkvLayers) -> CpuRwkvLayers:
+        """Both groups in one call, this one first."""
+        return replace(self, blocks=(*self.blocks, *other.blocks), steps=(*self.steps, *other.steps))
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return f"one call: {'; '.join(step.describe() for step in self.steps)}"
+
+
+class Fusion:
+    """The pass itself.
+
+    Args:
+        kernels: computes layers.
+        states: computes recurrent layers.
+    """
+
+    def __init__(self, kernels: _native.Kernels, states: _native.StateKernels) -> None:
+        self._kernels = kernels
+        self._states = states
+
+    def fuse(self, steps: Sequence[Step]) -> list[Step]:
+        """The same steps in fewer calls, where all matrices of a call have kernels."""
+        fused: list[Step] = []
+        place = 0
+        while place < len(steps):
+            step, n_steps = self._fused_at(steps, place)
+            last = fused.pop() if fused else None
+            fused += [step] if last is None else _joined(last, step)
+            place += n_steps
+        return fused
+
+    def _fused_at(self, steps: Sequence[Step], place: int) -> tuple[Step, int]:
+        """The longest call that begins at a place, and of how many steps it is; one step, where there is none."""
+        step = steps[place]
+        parts, n_steps = layer_at(steps, place)
+        if parts is not None and (whole := self._layers(parts, steps[place : place + n_steps])) is not None:
+            return whole, n_steps
+        if isinstance(step, RwkvStep):
+            return self._rwkv(step), 1
+        if isinstance(step, AltUpStep):
+            return replace(step, steps=self.fuse(step.steps)), 1
+        if isinstance(step, ParallelStep | HybridStep):
+            return replace(step, attention=self._attention(step.attention)), 1
+        return self._attention(step), 1
+
+    def _attention(self, step: Step) -> Step:
+        """An attention in one call; any other step as it is."""
+        alone = attention_of(step)
+        return step if alone is None else self._layers(alone, [step]) or step
+
+    def _layers(self, parts: LayerParts, steps: Sequence[Step]) -> CpuLayers | None:
+        native, attention = native_layer(parts), parts.attention
+        if native is None or attention.cache is None:
+            return None
+        has_embedding = parts.embedding is not None or parts.altup is not None
+        layer = NativeLayer(native, attention.layer, attention.cache, has_embedding)
+        around = attention.plan, parts.altup is not None, attention.is_last
+        return CpuLayers(self._kernels, [layer], *around, steps)
+
+    def _rwkv(self, step: RwkvStep) -> Step:
+        native = native_rwkv_block(step.block)
+        return step if native is None else CpuRwkvLayers(self._states, [native], [step])
+
+
+def _joined(before: Step, after: Step) -> list[Step]:
+    """Two neighbours, as one call where they are alike."""
+    match before, after:
+        case CpuLayers(), CpuLayers() if (before.plan, before.has_streams) == (after.plan, after.has_streams):
+            return [before.joined(after)]
+        case CpuRwkvLayers(), CpuRwkvLayers() if not after.is_last:
+            return [before.joined(after)]
+    return [before, after]
+
+
+def layer_at(steps: Sequence[Step], place: int) -> tuple[LayerParts | None, int]:
+    """A layer's attention, feed-forward layer and what follows them, and how many steps these are."""
+    following: list[Step] = list(steps[place + 1 : place + 4])
+    match steps[place]:
+        case AltUpStep() as altup:
+            inner, n_steps = layer_at(altup.steps, 0)
+            return (None, 1) if inner is None or n_steps < len(altup.steps) else (inner._replace(altup=altup), 1)
+        case ParallelStep() as both:
+            parts, n_steps = attention_of(both.attention), 1
+            feed_forward: Step | None = both.feed_forward
+        case step:
+            parts, n_steps = attention_of(step), 2
+            feed_forward = following.pop(0) if following else None
+    if parts is None or not isinstance(feed_forward, FfnStep | MoeStep):
+        return None, 1
+    parts = parts._replace(feed_forward=feed_forward, is_parallel=n_steps == 1)
+    if following and isinstance(embedding := following[0], LayerEmbeddingStep):
+        parts, n_steps, following = parts._replace(embedding=embedding), n_steps + 1, following[1:]
+    if following and isinstance(scale := following[0], ScaleStep):
+        parts, n_steps = parts._replace(scale=scale), n_steps + 1
+    return parts, n_steps
+
+
+def attention_of(step: Step) -> LayerParts | None:
+    """A step that is nothing but an attention for which C++ has a call."""
+    laurel = step if isinstance(step, LaurelStep) else None
+    attention = step if laurel is None else laurel.attention
+    if not isinstance(attention, FusibleAttention) or attention.has_temperature:
+        return None
+    return LayerParts(attention, laurel)
+
+
+def native_layer(parts: LayerParts) -> _native.Layer | None:
+    """A layer in C++; None where there are no kernels for one of its matrices."""
+    attention, altup, embedding = parts.attention, parts.altup, _embedding(parts)
+    latent = native_latent(attention.weights) if isinstance(attention, MultiHeadLatentAttention) else None
+    moe = parts.feed_forward.moe if isinstance(parts.feed_forward, MoeStep) else None
+    if moe is not None and not isinstance(moe, CpuMixture):
+        return None
+    linears = native_linears(*_linears(parts))
+    around = None if altup is None else native_altup(altup), None if embedding is None else native_embedding(embedding)
+    wanted = isinstance(attention, MultiHeadLatentAttention), altup is not None, embedding is not None
+    if linears is None or any(given and made is None for given, made in zip(wanted, (latent, *around), strict=True)):
+        return None
+    scoring, dense = attention.scoring, parts.feed_forward if isinstance(parts.feed_forward, FfnStep) else None
+    limit = attention.qkv_limit if isinstance(attention, SelfAttention) else None
+    made: _native.Layer = extension().Layer(
+        linears,
+        [optional_norm(norm) for norm in _norms(parts)],
+        native_activation(_activation(parts)),
+        *(attention.head_dim, attention.scale),
+        *(scoring.softcap or 0.0, scoring.window or 0, scoring.slopes, scoring.sinks),
+        *(limit or 0.0, attention.residual.scale, parts.is_parallel, None if dense is None else dense.gate_threshold),
+        *(latent, None if moe is None else moe.native, *around),
+        1.0 if parts.scale is None else float(parts.scale.factor[0]),
+    )
+    return made
+
+
+def native_altup(step: AltUpStep) -> _native.AltUp | None:
+    """Alternating updates in C++, likewise."""
+    weights = step.weights
+    linears = native_linears(weights.router, weights.predict, weights.correct)
+    if linears is None:
+        return None
+    router, *mixing = linears
+    norm = replace(weights.router_norm, weight=weights.router_norm.weight / np.float32(weights.router.weight.n_in))
+    made: _native.AltUp = extension().AltUp(router, native_norm(norm), *mixing, weights.scale, step.active)
+    return made
+
+
+def native_embedding(embedding: LayerEmbedding) -> _native.LayerEmbedding | None:
+    """How a layer lets its own embedding in, likewise."""
+    linears = native_linears(embedding.gate, embedding.project)
+    if linears is None:
+        return None
+    made: _native.LayerEmbedding = extension().LayerEmbedding(*linears, native_norm(embedding.norm))
+    return made
+
+
+def native_latent(latent: LatentAttention) -> _native.Latent | None:
+    """Attention to latents in C++, likewise."""
+    linears = native_linears(latent.q_down, latent.q, latent.kv_down)
+    if linears is None or not isinstance(latent.k_up, CpuByHead) or not isinstance(latent.v_up, CpuByHead):
+        return None
+    q_down, q, kv_down = linears
+    norms = optional_norm(latent.q_norm), optional_norm(latent.kv_norm)
+    made: _native.Latent = extension().Latent(
+        *(q_down, norms[0], q, kv_down, norms[1]), latent.k_up.weights, latent.v_up.weights
+    )
+    return made
+
+
+def _linears(parts: LayerParts) -> list[Linear | None]:
+    """q, k, v, output, gate, up, down, and LAuReL's two."""
+    attention, step = parts.attention, parts.feed_forward
+    weights = attention.weights
+    heads = (None, None, None) if isinstance(weights, LatentAttention) else (weights.q, weights.k, weights.v)
+    dense = (step.weights.gate, step.weights.up, step.weights.down) if isinstance(step, FfnStep) else (None, None, None)
+    laurel = (None, None) if parts.laurel is None else (parts.laurel.weights.left, parts.laurel.weights.right)
+    return [*heads, weights.output, *dense, *laurel]
+
+
+def _norms(parts: LayerParts) -> list[Norm | None]:
+    """Of what enters, of q, k and v, after attention, before and after the feed-forward layer, and LAuReL's."""
+    attention, step = parts.attention, parts.feed_forward
+    weights = attention.weights
+    heads = (None,) * 3 if isinstance(weights, LatentAttention) else (weights.q_norm, weights.k_norm, weights.v_norm)
+    around = (None, None) if step is None else (step.norm, step.residual.post_norm)
+    laurel = None if parts.laurel is None else parts.laurel.weights.norm
+    return [attention.norm, *heads, attention.residual.post_norm, *around, laurel]
+
+
+def _activation(parts: LayerParts) -> AnyActivation:
+    """Of the feed-forward layer, and of the gate of the layer's own embedding, which is the same."""
+    by = parts.altup or parts.embedding or parts.feed_forward
+    return Activation.SILU if by is None or isinstance(by, MoeStep) else by.activation
+
+
+def _embedding(parts: LayerParts) -> LayerEmbedding | None:
+    if parts.altup is not None:
+        return parts.altup.embedding
+    return None if parts.embedding is None else parts.embedding.weights
+
+
+def _angles(rotation: Rotation | None, n_tokens: int) -> _native.Angles:
+    none = np.empty((n_tokens, 0), np.float32)
+    cos, sin = (none, none) if rotation is None else (rotation.cos, rotation.sin)
+    interleaved = rotation is not None and rotation.style is RopeStyle.INTERLEAVED
+    angles: _native.Angles = extension().Angles.of(cos, sin, interleaved)
+    return angles
+
+
+def _native_cache(cache: KvLayer) -> _native.CacheLayer:
+    assert isinstance(cache, CpuKvLayer), "pages that another kernel set made"
+    return cache.native

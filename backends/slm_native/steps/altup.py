@@ -1,0 +1,217 @@
+"""What gemma3n and gemma4 have around a layer: residual streams (AltUp), LAuReL, embeddings of each layer.
+
+Shapes: T tokens, E embedding width, N residual streams, P width of a layer's own embedding, R rank of LAuReL, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from slm_core.architectures import AnyActivation
+from slm_native.kernels.kernelset import KernelSet
+from slm_native.kernels.parameters import AltUp, Laurel, LayerEmbedding, Linear, Norm, Weight
+from slm_native.kv import Array
+from slm_native.steps.base import Hidden, Step, StepInputs, output_rows, run_steps, shapes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpreadStep(Step):
+    """One residual stream becomes N, all of the magnitude of the first.
+
+    Attributes:
+        kernels: the arithmetic.
+        linears: [N-1] of (E, E).
+    """
+
+    kernels: KernelSet
+    linears: Sequence[Linear]
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """From [T, E] to N of them."""
+        return [x, *(self.kernels.as_large(made, x) for made in self.kernels.project(x, None, self.linears))]
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return f"AltUp: 1 residual stream to {len(self.linears) + 1}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergeStep(Step):
+    """The mean of N residual streams, brought to the magnitude of the first.
+
+    Attributes:
+        kernels: the arithmetic.
+        linears: [N-1] of (E, E).
+    """
+
+    kernels: KernelSet
+    linears: Sequence[Linear]
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """From N of [T, E] to one."""
+        first, *others = x
+        if not others or len(first) == 0:
+            return first
+        total = first
+        for stream, linear in zip(others, self.linears, strict=True):
+            total = total + self.kernels.as_large(self.kernels.linear(stream, linear), first)
+        return total * (1 / len(x))
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return f"AltUp: {len(self.linears) + 1} residual streams to 1"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AltUpStep(Step):
+    """A layer that runs on one of N residual streams; the others are predicted before it and corrected after it.
+
+    Attributes:
+        kernels: the arithmetic.
+        layer: its number in the model.
+        is_last: whether it is the model's last layer.
+        active: the stream that it runs on.
+        weights: how streams are predicted and corrected.
+        embedding: how it lets its own embedding of a token in; the first stream does without.
+        activation: of the gate of the embedding.
+        steps: the layer on one stream.
+    """
+
+    kernels: KernelSet
+    layer: int
+    is_last: bool
+    active: int
+    weights: AltUp
+    embedding: LayerEmbedding
+    activation: AnyActivation
+    steps: Sequence[Step]
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """From N streams to N; to one without rows, where the output mask has none."""
+        predicted = self.predict(x)
+        made = run_steps(self.steps, predicted[self.active], inputs)
+        if len(made) == 0:
+            return [made]
+        own = inputs.layer_embeddings[self.layer]
+        assert own is not None, "AltUp has embeddings for each layer"
+        own, *predicted = (output_rows(self.kernels, each, inputs, is_last=self.is_last) for each in (own, *predicted))
+        return self.correct(predicted, made, own)
+
+    def predict(self, streams: Sequence[Array]) -> Sequence[Array]:
+        """The streams as they are expected after the layer: each, and a mixture of all that the active one chooses."""
+        return self.kernels.mixed(
+            streams, self.kernels.linear(self._modalities(streams[self.active]), self.weights.predict)
+        )
+
+    def correct(self, predicted: Sequence[Array], made: Array, own: Array) -> list[Array]:
+        """The streams after the layer: corrected by what it made beyond what was expected, and its embedding let in.
+
+        Args:
+            predicted: what ``predict`` gave, [N] of [T, E].
+            made: what the layer made of the active stream [T, E].
+            own: its embedding of the tokens [T, P].
+        """
+        shares = self.kernels.linear(self._modalities(made), self.weights.correct)  # [T, N]
+        news = made + predicted[self.active] * -1
+        streams = [stream + news * (shares[:, i : i + 1] + 1) for i, stream in enumerate(predicted)]
+        scaled = streams[self.active] * self.weights.scale
+        added = let_in(self.kernels, self.embedding, scaled, own, self.activation)
+        return [streams[0], *(stream + added for stream in streams[1:])]
+
+    def _modalities(self, x: Array) -> Array:
+        """What the router makes of a stream, from -1 to 1, [T, N]."""
+        kernels, weights = self.kernels, self.weights
+        normed = kernels.normed(x, weights.router_norm) * (1 / x.shape[1])
+        return kernels.softcap(kernels.linear(normed, weights.router), 1)
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return f"AltUp, stream {self.active}: " + "; ".join(step.describe() for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaurelStep(Step):
+    """Attention with a learned residual beside it: ``(attention(x) + y + norm(right(left(y)))) / sqrt(2)``, y normed x.
+
+    Attributes:
+        kernels: the arithmetic.
+        is_last: whether its layer is the model's last.
+        attention: adds to the residual stream what attention makes of it.
+        norm: of what enters the layer [E].
+        weights: of the learned residual.
+    """
+
+    kernels: KernelSet
+    is_last: bool
+    attention: Step
+    norm: Norm | None
+    weights: Laurel
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """See ``Step``."""
+        after = self.attention.run(x, inputs)
+        if len(after) == 0:
+            return after
+        kernels, weights = self.kernels, self.weights
+        y = kernels.normed(output_rows(kernels, x, inputs, is_last=self.is_last), self.norm)
+        low_rank = kernels.linear(kernels.linear(y, weights.left), weights.right)
+        return (after + (y + kernels.normed(low_rank, weights.norm))) * 2**-0.5
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return (
+            f"{self.attention.describe()} | LAuReL {shapes({'left': self.weights.left, 'right': self.weights.right})}"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerEmbeddingStep(Step):
+    """The layer's own embedding of each token is let in: ``x + norm(project(activation(gate(x)) * embedding))``.
+
+    Attributes:
+        kernels: the arithmetic.
+        layer: its number in the model.
+        is_last: whether it is the model's last layer.
+        weights: the gate and the projection.
+        activation: of the gate.
+    """
+
+    kernels: KernelSet
+    layer: int
+    is_last: bool
+    weights: LayerEmbedding
+    activation: AnyActivation
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """See ``Step``."""
+        own = inputs.layer_embeddings[self.layer]
+        assert own is not None, "the model has embeddings for each layer"
+        own = output_rows(self.kernels, own, inputs, is_last=self.is_last)
+        return x + let_in(self.kernels, self.weights, x, own, self.activation)
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return "layer embedding " + shapes({"gate": self.weights.gate, "project": self.weights.project})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerEmbeddingTable:
+    """Where the layers' own embeddings come from: a table, and the model's embedding."""
+
+    table: Weight  # (V, L*P)
+    project: Linear  # (L*P, E)
+    norm: Norm  # [P]
+
+    def look_up(self, kernels: KernelSet, tokens: Array, x: Array, width: int) -> Sequence[Array]:
+        """Each layer's own embedding [T, P] of ``tokens`` [T], whose embedding in the model is ``x`` [T, E]."""
+        looked_up = kernels.embed(self.table, tokens)  # [T, L*P]
+        made = kernels.linear(x, self.project)  # to be scaled by E ** -0.5, which the norm's epsilon takes in
+        norm = replace(self.norm, eps=self.norm.eps * x.shape[1])
+        return kernels.part_embeddings(made, looked_up, norm, 2**-0.5, (width / 2) ** 0.5)
+
+
+def let_in(kernels: KernelSet, weights: LayerEmbedding, x: Array, embedding: Array, activation: AnyActivation) -> Array:
+    """What a layer's own embedding [T, P] adds to ``x`` [T, E]."""
+    gated = kernels.gated(kernels.linear(x, weights.gate), embedding, activation)
+    return kernels.normed(kernels.linear(gated, weights.project), weights.norm)

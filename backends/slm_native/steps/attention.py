@@ -1,0 +1,229 @@
+"""Attention: queries, keys and values, RoPE, the KV write, and the sum over what each token sees.
+
+Shapes: T tokens of the batch, E embedding width, H query heads, K key and value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from slm_core.architectures import LatentSpec
+from slm_native.kernels.parameters import Attention, LatentAttention, Linear, Norm, Scoring
+from slm_native.kv import Array
+from slm_native.steps.base import Hidden, PlanKind, Residual, Step, StepInputs, output_rows, shapes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionStep(Step):
+    """``x + output(heads(norm(x)))``, for heads of every kind.
+
+    Attributes:
+        layer: its number in the model.
+        is_last: whether it is the model's last layer.
+        norm: of what enters the layer [E].
+        residual: how the result is added.
+        head_dim: D.
+        scale: factor on q · k.
+        scoring: what else is done with scores.
+        plan: kind of the plan that it is given.
+        cache: number of the KV cache that it reads; None where nothing is kept.
+        has_temperature: whether queries are multiplied by a factor that depends on their position.
+    """
+
+    layer: int
+    is_last: bool
+    norm: Norm | None
+    residual: Residual
+    head_dim: int
+    scale: float
+    scoring: Scoring
+    plan: PlanKind
+    cache: int | None
+    has_temperature: bool
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """Mix tokens, then add what the output matrix makes of the rows that leave the layer."""
+        mixed, kernels = self.mix(x, inputs), self.residual.kernels  # [T, H*D]
+        residual = output_rows(kernels, x, inputs, is_last=self.is_last)
+        if len(residual) == 0:
+            return residual
+        mixed = output_rows(kernels, mixed, inputs, is_last=self.is_last)
+        return self.residual.add_product(residual, mixed, self.output)
+
+    @property
+    @abstractmethod
+    def output(self) -> Linear:
+        """The output matrix (E, H*D)."""
+
+    @abstractmethod
+    def mix(self, x: Array, inputs: StepInputs) -> Array:
+        """What the heads make of ``x`` [T, E]: [T, H*D]."""
+
+    def attend(self, q: Array, inputs: StepInputs) -> Array:
+        """What queries [T, H, D] find in the KV cache: [T, H, D]."""
+        assert self.cache is not None, "a decoder's attention reads a cache"
+        if (temperature := inputs.positions[self.layer].temperature) is not None:
+            q = q * temperature
+        cache, plan = inputs.caches[self.cache], inputs.plans[self.layer]
+        return self.residual.kernels.attention_over_runs(q, cache, plan, self.scale, self.scoring)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelfAttention(AttentionStep):
+    """Attention over the sequence's keys and values, its own included (grouped queries: H is a multiple of K).
+
+    Attributes:
+        weights: of queries, keys, values, and of the output.
+        qkv_limit: queries, keys and values are clipped to plus and minus this.
+    """
+
+    weights: Attention
+    qkv_limit: float | None
+
+    @property
+    def output(self) -> Linear:
+        """See ``AttentionStep``."""
+        return self.weights.output
+
+    def mix(self, x: Array, inputs: StepInputs) -> Array:
+        """Project, rotate, write keys and values into the cache, attend."""
+        kernels, weights = self.residual.kernels, self.weights
+        assert weights.k is not None and self.cache is not None, "keys of its own"
+        rotation, cache = inputs.positions[self.layer].rotation, inputs.caches[self.cache]
+        linears = (weights.q, weights.k) if weights.v is None else (weights.q, weights.k, weights.v)
+        q, k, *values = kernels.project(x, self.norm, linears)  # [T, H*D], [T, K*D], [T, K*D]
+        v = values[0] if values else k
+        if self.qkv_limit is not None:
+            q, k, v = (kernels.clip(flat, self.qkv_limit) for flat in (q, k, v))
+        if weights.v_norm is not None:
+            v = kernels.heads(v, self.head_dim, weights.v_norm).reshape(len(v), -1)
+        kernels.store(cache, inputs.plans[self.layer], k, v, self.head_dim, weights.k_norm, rotation)
+        q = kernels.heads(q, self.head_dim, weights.q_norm, rotation)  # [T, H, D], rotated
+        return self.attend(q, inputs).reshape(len(x), -1)
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        weights = self.weights
+        return "attention " + shapes({"q": weights.q, "k": weights.k, "v": weights.v, "output": weights.output})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedKvAttention(AttentionStep):
+    """Attention to the keys and values of an earlier layer (gemma3n, gemma4).
+
+    Attributes:
+        weights: of queries and of the output.
+    """
+
+    weights: Attention
+
+    @property
+    def output(self) -> Linear:
+        """See ``AttentionStep``."""
+        return self.weights.output
+
+    def mix(self, x: Array, inputs: StepInputs) -> Array:
+        """Project and rotate queries, attend."""
+        kernels, rotation = self.residual.kernels, inputs.positions[self.layer].rotation
+        (q,) = kernels.project(x, self.norm, (self.weights.q,))
+        q = kernels.heads(q, self.head_dim, self.weights.q_norm, rotation)
+        return self.attend(q, inputs).reshape(len(x), -1)
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return "attention (another layer's KV) " + shapes({"q": self.weights.q, "output": self.weights.output})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MultiHeadLatentAttention(AttentionStep):
+    """Multi-head latent attention (MLA) with its up-projections absorbed: all heads attend to one latent per token.
+
+    R rotated values of a query, N that are not, C width of the latent, U width of a head's result; D is R + C.
+
+    Attributes:
+        weights: of the layer.
+        latent: its widths.
+    """
+
+    weights: LatentAttention
+    latent: LatentSpec
+
+    @property
+    def output(self) -> Linear:
+        """See ``AttentionStep``."""
+        return self.weights.output
+
+    def mix(self, x: Array, inputs: StepInputs) -> Array:
+        """Project, rotate, write the latents, attend to them, and expand each head's sum of latents."""
+        kernels, rotation = self.residual.kernels, inputs.positions[self.layer].rotation
+        assert self.cache is not None, "latents are kept"
+        q, latents = self.queries_and_latents(x)
+        keys = kernels.heads(latents, self.head_dim, None, rotation)  # [T, 1, R+C]
+        cache, plan = inputs.caches[self.cache], inputs.plans[self.layer]
+        cache.write(plan.pages, plan.slots, keys, keys)  # stored once: the rotated values are in no result
+        mixed = self.attend(kernels.heads(q, self.head_dim, None, rotation), inputs)  # [T, H, R+C]
+        return self.expand(mixed).reshape(len(x), -1)
+
+    def queries_and_latents(self, x: Array) -> tuple[Array, Array]:
+        """Queries [T, H*(R+C)] and the key [T, R+C] that all heads share, before they are rotated."""
+        kernels, weights, n_nope, n_rank = self.residual.kernels, self.weights, self.latent.n_nope, self.latent.n_rank
+        q, kv = kernels.project(x, self.norm, (weights.q_down or weights.q, weights.kv_down))  # kv: [T, C+R]
+        if weights.q_down is not None:
+            (q,) = kernels.project(q, weights.q_norm, (weights.q,))
+        q = q.reshape(len(x), weights.k_up.n_heads, -1)  # [T, H, N+R]
+        absorbed = weights.k_up.run(q[:, :, :n_nope])  # [T, H, C]
+        queries = kernels.concatenated([q[:, :, n_nope:], absorbed], axis=2)
+        latent = kernels.normed(kv[:, :n_rank] * 1, weights.kv_norm)
+        return queries.reshape(len(x), -1), kernels.concatenated([kv[:, n_rank:], latent], axis=1)
+
+    def expand(self, mixed: Array) -> Array:
+        """What each head makes of the latents [T, H, R+C] that it mixed: [T, H, U]."""
+        return self.weights.v_up.run(mixed[:, :, mixed.shape[2] - self.latent.n_rank :])
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        w = self.weights
+        return "latent attention " + shapes({"q_down": w.q_down, "q": w.q, "kv_down": w.kv_down, "output": w.output})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BidirectionalAttention(AttentionStep):
+    """An encoder's attention: each token to all tokens of its sequence; nothing is kept.
+
+    Attributes:
+        weights: of the layer.
+    """
+
+    weights: Attention
+
+    @property
+    def output(self) -> Linear:
+        """See ``AttentionStep``."""
+        return self.weights.output
+
+    def mix(self, x: Array, inputs: StepInputs) -> Array:
+        """Project, rotate, attend within each sequence."""
+        kernels, weights, width = self.residual.kernels, self.weights, self.head_dim
+        assert weights.k is not None and weights.v is not None, "no encoder's layers share keys"
+        rotation, runs = inputs.positions[self.layer].rotation, inputs.plans[self.layer].runs
+        flat_q, flat_k, flat_v = kernels.project(x, self.norm, (weights.q, weights.k, weights.v))
+        q = kernels.heads(flat_q, width, weights.q_norm, rotation)
+        k, v = kernels.heads(flat_k, width, weights.k_norm, rotation), kernels.heads(flat_v, width)
+        parts = []
+        for run in runs:
+            own_q, own_k, own_v = (kernels.rows(heads, run.rows) for heads in (q, k, v))
+            parts.append(kernels.attention_both_ways(own_q, own_k, own_v, self.scale, self.scoring))
+        if len(parts) == 1:
+            return parts[0].reshape(len(x), -1)
+        every = np.arange(len(x))
+        order = np.concatenate([every[run.rows] for run in runs])
+        return kernels.rows(kernels.concatenated(parts), np.argsort(order)).reshape(len(x), -1)
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        weights = self.weights
+        linears = {"q": weights.q, "k": weights.k, "v": weights.v, "output": weights.output}
+        return "bidirectional attention " + shapes(linears)

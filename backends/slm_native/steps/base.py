@@ -1,0 +1,120 @@
+"""What a step is, and what it is told about a batch.
+
+Shapes: T tokens of the batch, E embedding width, H query heads, K key and value heads, D head width, L layers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_native.kernels.kernelset import KernelSet
+from slm_native.kernels.parameters import Linear, Norm
+from slm_native.kv import Array, BatchPlan, KvLayer
+from slm_native.positions import LayerPositions
+from slm_native.states import StateGroup
+
+Hidden: TypeAlias = Array
+"""What flows from step to step: the residual stream [T, E]. Between AltUp layers it is a list of N of them."""
+PlanKind: TypeAlias = tuple[str, int] | None
+"""Which plan a layer finds a batch's tokens by: ("window", n), ("chunk", n), or None for the one with all positions."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """One batch, as steps read it.
+
+    Attributes:
+        positions: of each layer, how its heads are rotated [L].
+        plans: of each layer, where the batch's keys and values go, and which tokens see which [L].
+        caches: the KV cache of each layer that keeps one.
+        groups: the states of the batch's sequences, for recurrent layers.
+        layer_embeddings: of each layer, its own embedding of the tokens [T, P] [L]; None for layers without.
+        output_mask: which rows leave the last layer [T]; None for all.
+    """
+
+    positions: Sequence[LayerPositions]
+    plans: Sequence[BatchPlan]
+    caches: Sequence[KvLayer]
+    groups: Sequence[StateGroup]
+    layer_embeddings: Sequence[Array | None]
+    output_mask: NDArray[np.bool_] | None
+
+
+class Step(ABC):
+    """A part of the forward pass. It holds all that it needs but the batch; threads may share it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """The residual stream after this step.
+
+        Args:
+            x: the residual stream before it [T, E].
+            inputs: the batch.
+
+        Returns:
+            [T, E]; from the step of the last layer that mixes tokens on, the rows of the output mask [rows, E]. Nothing
+            follows an array without rows.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The step in one line, with the shapes of its matrices."""
+
+
+def run_steps(steps: Iterable[Step], x: Hidden, inputs: StepInputs) -> Hidden:
+    """``x`` after all steps; they end early where no row is left to compute."""
+    for step in steps:
+        x = step.run(x, inputs)
+        if len(x) == 0:
+            return x
+    return x
+
+
+def output_rows(kernels: KernelSet, x: Array, inputs: StepInputs, *, is_last: bool) -> Array:
+    """The rows of ``x`` [T, ...] that leave the layer: all, except in the last layer."""
+    return kernels.rows(x, inputs.output_mask) if is_last and inputs.output_mask is not None else x
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residual:
+    """How the result of a branch is added to the residual stream.
+
+    Attributes:
+        kernels: the arithmetic.
+        post_norm: of the result [E].
+        scale: factor on the result.
+    """
+
+    kernels: KernelSet
+    post_norm: Norm | None
+    scale: float
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether results are added as they are."""
+        return self.post_norm is None and self.scale == 1
+
+    def add_product(self, residual: Array, x: Array, linear: Linear) -> Array:
+        """``residual`` and what an output matrix makes of ``x``."""
+        if self.is_plain:
+            return self.kernels.add_product(residual, x, linear)
+        return self.add(residual, self.kernels.linear(x, linear))
+
+    def add(self, residual: Array, result: Array) -> Array:
+        """``residual`` and a branch's result, both [T, E]."""
+        result = self.kernels.normed(result, self.post_norm)
+        return residual + (result if self.scale == 1 else result * self.scale)
+
+
+def shapes(linears: Mapping[str, Linear | None]) -> str:
+    """Matrices by name, as "q 64x32 k 32x32"; (out, in)."""
+    found = {name: linear.weight for name, linear in linears.items() if linear is not None}
+    return " ".join(f"{name} {weight.n_out}x{weight.n_in}" for name, weight in found.items())

@@ -1,0 +1,148 @@
+"""Feed-forward layers: dense, MoE, and a dense layer with an MoE layer beside it.
+
+Shapes: T tokens of the batch, E embedding width, F feed-forward width.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from slm_core.architectures import AnyActivation
+from slm_native.kernels.mixtures import Mixture
+from slm_native.kernels.parameters import FeedForward, Norm
+from slm_native.kv import Array
+from slm_native.steps.base import Hidden, Residual, Step, StepInputs, output_rows, shapes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeedForwardStep(Step):
+    """A layer that computes each token by itself.
+
+    Attributes:
+        norm: of what it reads [E].
+        residual: how the result is added.
+    """
+
+    norm: Norm | None
+    residual: Residual
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """See ``Step``."""
+        return self.add(x, x)
+
+    @abstractmethod
+    def add(self, residual: Array, x: Array) -> Array:
+        """``residual`` and what the layer makes of ``x``, both [T, E]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FfnStep(FeedForwardStep):
+    """``residual + down(activation(gate(norm(x))) * up(norm(x)))``; without a gate, ``down(activation(up(norm(x))))``.
+
+    Attributes:
+        weights: of the layer.
+        activation: of the gate, or of what ``up`` makes.
+        gate_threshold: see ``KernelSet.gate_up``.
+    """
+
+    weights: FeedForward
+    activation: AnyActivation
+    gate_threshold: float | None
+
+    def add(self, residual: Array, x: Array) -> Array:
+        """See ``FeedForwardStep``."""
+        weights = self.weights
+        how = self.activation, self.gate_threshold
+        inner = self.residual.kernels.gate_up(x, self.norm, weights.gate, weights.up, *how)  # [T, F]
+        return self.residual.add_product(residual, inner, weights.down)
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        weights = self.weights
+        return "feed-forward " + shapes({"gate": weights.gate, "up": weights.up, "down": weights.down})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MoeStep(FeedForwardStep):
+    """``residual + moe(norm(x))``: a router chooses a few experts for each token.
+
+    Attributes:
+        moe: the router and the experts.
+        n_experts: how many there are.
+        n_used: how many a token uses.
+    """
+
+    moe: Mixture
+    n_experts: int
+    n_used: int
+
+    def add(self, residual: Array, x: Array) -> Array:
+        """See ``FeedForwardStep``."""
+        return self.residual.add(residual, self.moe.run(x, self.norm))
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return f"MoE {self.n_used} of {self.n_experts} experts"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseAndMoeStep(FeedForwardStep):
+    """A dense layer and an MoE layer that read the same, their results normalized one by one (gemma4).
+
+    Attributes:
+        dense: weights of the dense layer.
+        activation: of the dense layer.
+        dense_norm: of its result [E].
+        moe: the router and the experts.
+        router_norm: of what the router reads [E].
+        moe_norm: of what the experts read [E].
+        moe_result_norm: of their result [E].
+    """
+
+    dense: FeedForward
+    activation: AnyActivation
+    dense_norm: Norm | None
+    moe: Mixture
+    router_norm: Norm
+    moe_norm: Norm | None
+    moe_result_norm: Norm | None
+
+    def add(self, residual: Array, x: Array) -> Array:
+        """See ``FeedForwardStep``."""
+        kernels = self.residual.kernels
+        dense = kernels.feed_forward(kernels.normed(x, self.norm), self.dense, self.activation)
+        mixed = self.moe.run(x, self.moe_norm, kernels.normed(x, self.router_norm))
+        result = kernels.normed(dense, self.dense_norm) + kernels.normed(mixed, self.moe_result_norm)
+        return self.residual.add(residual, result)
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return "feed-forward and MoE " + shapes({"up": self.dense.up, "down": self.dense.down})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParallelStep(Step):
+    """Attention and feed-forward layer both read what enters the layer; both results are added to it (GPT-J).
+
+    Attributes:
+        attention: any step that mixes tokens.
+        feed_forward: the layer beside it.
+        is_last: whether it is the model's last layer.
+    """
+
+    attention: Step
+    feed_forward: FeedForwardStep
+    is_last: bool
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """See ``Step``."""
+        after = self.attention.run(x, inputs)
+        if len(after) == 0:
+            return after
+        kernels = self.feed_forward.residual.kernels
+        return self.feed_forward.add(after, output_rows(kernels, x, inputs, is_last=self.is_last))
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return f"parallel: {self.attention.describe()} | {self.feed_forward.describe()}"

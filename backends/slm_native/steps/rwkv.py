@@ -1,0 +1,135 @@
+"""RWKV-7's layers: time mixing, then channel mixing, both of which read the token before, too.
+
+Shapes: B sequences of T tokens each, E embedding width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_native.kernels.kernelset import KernelSet
+from slm_native.kernels.rwkv import RwkvBlock
+from slm_native.kv import Array
+from slm_native.states import StateGroup, in_order
+from slm_native.steps.base import Hidden, Step, StepInputs, shapes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RwkvStep(Step):
+    """A whole layer.
+
+    Attributes:
+        kernels: the arithmetic.
+        state: which of the recurrent layers it is.
+        is_last: whether it is the model's last layer.
+        block: its weights.
+    """
+
+    kernels: KernelSet
+    state: int
+    is_last: bool
+    block: RwkvBlock
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """Both mixings; in the last layer, channel mixing computes the rows of the output mask alone."""
+        kernels, groups, block = self.kernels, inputs.groups, self.block
+        mixed = self._mix_time(kernels.normed(x, block.time_norm), groups)
+        if not self.is_last or inputs.output_mask is None:
+            x = kernels.add_product(x, mixed, block.time.output)
+            return x + self._mix_channels(kernels.normed(x, block.channel_norm), groups)
+        needed = needed_rows(groups, inputs.output_mask)
+        mixed = kernels.rows(mixed, needed.rows)
+        x = kernels.add_product(kernels.rows(x, needed.rows), mixed, block.time.output)
+        made = self._mix_some_channels(kernels.normed(x, block.channel_norm), groups, needed)
+        return kernels.rows(x, needed.outputs) + made
+
+    def _mix_time(self, x: Array, groups: Sequence[StateGroup]) -> Array:
+        """What the output matrix of time mixing takes [T of the batch, E]; it starts the states after the batch."""
+        kernels, weights, made = self.kernels, self.block.time, []
+        for group in groups:
+            rows = kernels.rows(x, group.rows)
+            several = rows.reshape(len(group.before), -1, rows.shape[-1])
+            last, state, _ = group.parts(self.state, kernels)  # the third part is channel mixing's
+            is_first = weights.first_value is None
+            y, values, state = kernels.time_mix(weights, several, last, state, None if is_first else group.carried[0])
+            if is_first:
+                group.carried.append(values)
+            group.after.append((_last_tokens(several), state))
+            made.append(y.reshape(len(rows), -1))
+        return in_order(kernels, groups, made)
+
+    def _mix_channels(self, x: Array, groups: Sequence[StateGroup]) -> Array:
+        """What channel mixing makes of ``x`` [T of the batch, E]; it completes the states after the batch."""
+        kernels, made = self.kernels, []
+        for group in groups:
+            rows = kernels.rows(x, group.rows)
+            several = rows.reshape(len(group.before), -1, rows.shape[-1])
+            y = kernels.channel_mix(self.block.channel, several, group.parts(self.state, kernels)[2])
+            group.after[self.state] = (*group.after[self.state], _last_tokens(several))
+            made.append(y.reshape(rows.shape))
+        return in_order(kernels, groups, made)
+
+    def _mix_some_channels(self, x: Array, groups: Sequence[StateGroup], needed: NeededRows) -> Array:
+        """``_mix_channels`` for the rows of the output mask; ``x`` holds the rows that are needed for them."""
+        kernels = self.kernels
+        states = [group.parts(self.state, kernels)[2] for group in groups]  # [B, 1, E]
+        for group, last in zip(groups, needed.last, strict=True):
+            after = kernels.rows(x, last).reshape(len(last), 1, -1)
+            group.after[self.state] = (*group.after[self.state], after)
+        every = kernels.concatenated([x, *(state.reshape(len(state), -1) for state in states)])
+        tokens, before = (kernels.rows(every, places) for places in (needed.outputs, needed.before))
+        if len(tokens) == 0:
+            return tokens
+        one_each = len(tokens), 1, -1  # as sequences of one token
+        mixed = kernels.channel_mix(self.block.channel, tokens.reshape(one_each), before.reshape(one_each))
+        return mixed.reshape(len(tokens), -1)
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        time, channel = self.block.time, self.block.channel
+        linears = {"receptance": time.receptance, "output": time.output, "up": channel.up, "down": channel.down}
+        return f"RWKV-7 {shapes(linears)}"
+
+
+class NeededRows(NamedTuple):
+    """The rows that channel mixing reads for the rows of an output mask.
+
+    Attributes:
+        rows: the mask's rows, the row before each, and the last row of each sequence, in the order of the batch.
+        outputs: where the mask's rows are among ``rows``.
+        before: where the row before each of these is; states before the batch follow ``rows``, group by group.
+        last: where the last rows of each group's sequences are.
+    """
+
+    rows: NDArray[np.intp]
+    outputs: NDArray[np.intp]
+    before: NDArray[np.intp]
+    last: Sequence[NDArray[np.intp]]
+
+
+def needed_rows(groups: Sequence[StateGroup], output_mask: NDArray[np.bool_]) -> NeededRows:
+    """The rows that channel mixing reads, of a batch with an output mask [T of the batch]."""
+    n_tokens, n_states = len(output_mask), 0
+    before, last = np.empty(n_tokens, np.intp), []
+    for group in groups:
+        tokens = np.arange(n_tokens)[group.rows].reshape(len(group.before), -1)  # [B, T]
+        before[tokens[:, 1:]] = tokens[:, :-1]
+        before[tokens[:, 0]] = n_tokens + n_states + np.arange(len(tokens))
+        n_states += len(tokens)
+        last.append(tokens[:, -1])
+    outputs = np.flatnonzero(output_mask)
+    earlier = before[outputs]
+    rows = np.unique(np.concatenate([outputs, earlier[earlier < n_tokens], *last]))
+    places = np.concatenate([np.zeros(n_tokens, np.intp), len(rows) + np.arange(n_states)])
+    places[rows] = np.arange(len(rows))
+    return NeededRows(rows, places[outputs], places[earlier], [places[each] for each in last])
+
+
+def _last_tokens(x: Array) -> Array:
+    """The last token of each sequence [B, 1, E]; a copy, which keeps no more than itself."""
+    return x[:, -1:] * 1
