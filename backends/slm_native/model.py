@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 
 from slm_core.architectures import check_tensors, read_spec
 from slm_core.checkpoints import Checkpoint
@@ -75,6 +76,11 @@ class NativeModel(Closing):
         """The model's vocabulary."""
         self._open_transformer()
         return self._vocab
+
+    @property
+    def steps(self) -> Sequence[str]:
+        """The forward pass between embedding and output matrix: a line for each step, as the tier runs it."""
+        return self._open_transformer().steps
 
     @property
     def paging(self) -> PagingStats | None:

@@ -71,6 +71,10 @@ class Layers(ABC):
     def walk(self) -> AbstractContextManager[StepsAt]:
         """One pass; indices only grow in it."""
 
+    @abstractmethod
+    def describe(self) -> Sequence[str]:
+        """The steps, each in one line."""
+
     @property
     @abstractmethod
     def stats(self) -> PagingStats | None:
@@ -99,6 +103,10 @@ class ResidentLayers(Layers):
     def walk(self) -> Iterator[StepsAt]:
         """There is nothing to do."""
         yield lambda i: self.steps
+
+    def describe(self) -> Sequence[str]:
+        """As fused by the tier."""
+        return [step.describe() for step in self.steps]
 
     @property
     def stats(self) -> None:
@@ -161,6 +169,11 @@ class LayerPager(Layers):
                 yield self._block
             finally:
                 self._release()
+
+    def describe(self) -> Sequence[str]:
+        """A line for each layer."""
+        held = {i: "; ".join(step.describe() for step in steps) for i, steps in self._pinned.items()}
+        return [held.get(i, f"layer {i}: loaded in every pass") for i in range(len(self._sizes))]
 
     @property
     def stats(self) -> PagingStats:

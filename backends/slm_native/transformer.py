@@ -130,6 +130,11 @@ class Transformer:
         self._layers.close()
 
     @property
+    def steps(self) -> Sequence[str]:
+        """The steps from the embeddings to the last norm, each in one line, as the kernels run them."""
+        return self._layers.describe()
+
+    @property
     def paging(self) -> PagingStats | None:
         """What streaming blocks has cost; None where all are there."""
         return self._layers.stats
