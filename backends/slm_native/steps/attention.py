@@ -90,19 +90,26 @@ class SelfAttention(AttentionStep):
 
     def mix(self, x: Array, inputs: StepInputs) -> Array:
         """Project, rotate, write keys and values into the cache, attend."""
+        assert self.cache is not None, "it keeps keys and values"
+        kernels, weights, width = self.residual.kernels, self.weights, self.head_dim
+        rotation, plan = inputs.positions[self.layer].rotation, inputs.plans[self.layer]
+        q, k, v = self.project(x)  # [T, H*D], [T, K*D], [T, K*D]
+        kernels.store(inputs.caches[self.cache], plan, k, v, width, weights.k_norm, rotation)  # RoPE, then the KV write
+        q = kernels.heads(q, width, weights.q_norm, rotation)  # [T, H, D], with RoPE
+        return self.attend(q, inputs).reshape(len(x), -1)  # [T, H*D]
+
+    def project(self, x: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values; clipped (DBRX, MPT), values normalized, or keys as values (gemma4)."""
         kernels, weights = self.residual.kernels, self.weights
-        assert weights.k is not None and self.cache is not None, "keys of its own"
-        rotation, cache = inputs.positions[self.layer].rotation, inputs.caches[self.cache]
+        assert weights.k is not None, "it has keys of its own"
         linears = (weights.q, weights.k) if weights.v is None else (weights.q, weights.k, weights.v)
-        q, k, *values = kernels.project(x, self.norm, linears)  # [T, H*D], [T, K*D], [T, K*D]
+        q, k, *values = kernels.project(x, self.norm, linears)
         v = values[0] if values else k
         if self.qkv_limit is not None:
             q, k, v = (kernels.clip(flat, self.qkv_limit) for flat in (q, k, v))
         if weights.v_norm is not None:
             v = kernels.heads(v, self.head_dim, weights.v_norm).reshape(len(v), -1)
-        kernels.store(cache, inputs.plans[self.layer], k, v, self.head_dim, weights.k_norm, rotation)
-        q = kernels.heads(q, self.head_dim, weights.q_norm, rotation)  # [T, H, D], rotated
-        return self.attend(q, inputs).reshape(len(x), -1)
+        return q, k, v
 
     def describe(self) -> str:
         """See ``Step``."""
