@@ -110,7 +110,7 @@ class Lowering:
         recurrent, state = block.recurrent, self._states[index]
         assert not isinstance(recurrent, Rwkv7) and state is not None, "the weights were read by it"
         residual = self._residual(block.attn_post_norm)
-        step = RecurrentStep(state, self._is_last(index), block.attn_norm, residual, recurrent)
+        step = RecurrentStep(self._kernels, state, self._is_last(index), block.attn_norm, residual, recurrent)
         return step if attention is None else HybridStep(attention, step)
 
     def _attention(self, index: int, block: Block) -> Step:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidSnapshot
-from slm_native.kernels import KernelSet
+from slm_native.kernels import Device
 from slm_native.kv import (
     PAGE_TOKENS,
     BatchPlan,
@@ -89,23 +89,23 @@ class ContextMemory:
     Args:
         spec: the model.
         room: what for.
-        kernels: the arithmetic.
+        device: where all of it lies.
 
     Raises:
         InvalidOption: the system refuses so much memory.
     """
 
-    def __init__(self, spec: ModelSpec, room: Room, kernels: KernelSet) -> None:
+    def __init__(self, spec: ModelSpec, room: Room, device: Device) -> None:
         recurrent = [layer.recurrent for layer in spec.layers if layer.recurrent is not None]
         n_scratch = REPLAY_TOKENS if recurrent or room.windows else 0
-        new_pages = kernels.new_pages if spec.attention_layers else HostPageStore  # without, they hold nothing
+        new_pages = device.new_pages if spec.attention_layers else HostPageStore  # without, they hold nothing
         n_pages = PagedKvCache.n_pages_for(room.n_ctx, room.n_seq_max)
         self._pages = PagedKvCache(room.layouts, n_pages, room.n_seq_max, new_pages, n_scratch)
         self._windows = {
             window: WindowCache(layouts, window, room.n_batch, room.n_seq_max, REPLAY_TOKENS, new_pages)
             for window, layouts in room.windows.items()
         }
-        self._states = StatePool(recurrent, room.n_seq_max, kernels) if recurrent else None
+        self._states = StatePool(recurrent, room.n_seq_max, device) if recurrent else None
         sliding = [spec.layers[i].window for i in spec.attention_layers]
         self._reach = sum(window - 1 for window in sliding if window is not None)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from slm_core.architectures import RecurrentSpec
 from slm_core.errors import InvalidSnapshot
 from slm_core.snapshot import check_numbers
-from slm_native.kernels import KernelSet
+from slm_native.kernels import Device, Ops
 from slm_native.kv import Array, Run
 
 N_CHECKPOINTS = 6
@@ -56,12 +56,12 @@ class StateGroup:
     after: list[Parts] = field(default_factory=list)
     carried: list[Array] = field(default_factory=list)
 
-    def parts(self, layer: int, kernels: KernelSet) -> Parts:
+    def parts(self, layer: int, ops: Ops) -> Parts:
         """The state of a layer before the batch, [B, ...] each."""
         if len(self.before) == 1:
             return self.before[0][layer]
         several = zip(*(state[layer] for state in self.before), strict=True)
-        return tuple(kernels.concatenated(part) for part in several)
+        return tuple(ops.concatenated(part) for part in several)
 
     def states(self) -> list[State]:
         """The states after the batch [B]; those of several sequences are copied, so that each goes by itself."""
@@ -71,13 +71,13 @@ class StateGroup:
         return [tuple(tuple(part[i : i + 1] * 1 for part in parts) for parts in self.after) for i in n]
 
 
-def in_order(kernels: KernelSet, groups: Sequence[StateGroup], made: Sequence[Array]) -> Array:
+def in_order(ops: Ops, groups: Sequence[StateGroup], made: Sequence[Array]) -> Array:
     """What was made of each group's rows, [B * T, width], in the order of the batch."""
     if len(groups) == 1 and isinstance(groups[0].rows, slice):
         return made[0]
     n_tokens = sum(len(part) for part in made)
     places = np.concatenate([np.arange(n_tokens)[group.rows] for group in groups])
-    return kernels.rows(kernels.concatenated(made), np.argsort(places))
+    return ops.rows(ops.concatenated(made), np.argsort(places))
 
 
 class StatePool:
@@ -86,14 +86,14 @@ class StatePool:
     Args:
         specs: the recurrent layers.
         n_seq_max: sequences.
-        kernels: where states lie.
+        device: where states lie.
     """
 
-    def __init__(self, specs: Sequence[RecurrentSpec], n_seq_max: int, kernels: KernelSet) -> None:
+    def __init__(self, specs: Sequence[RecurrentSpec], n_seq_max: int, device: Device) -> None:
         self._shapes = [spec.state_shapes for spec in specs]
-        self._kernels = kernels
+        self._device = device
         self._empty: State = tuple(
-            tuple(kernels.from_host(np.zeros((1, *shape), np.float32)) for shape in shapes) for shapes in self._shapes
+            tuple(device.from_host(np.zeros((1, *shape), np.float32)) for shape in shapes) for shapes in self._shapes
         )
         self._held: list[tuple[Checkpoint, ...]] = [()] * n_seq_max
 
@@ -136,7 +136,7 @@ class StatePool:
     def export(self, seq_id: int) -> bytes:
         """The state of a sequence: the parts of each layer, float32."""
         state = self._current(seq_id)
-        return b"".join(self._kernels.to_host(part).tobytes() for parts in state for part in parts)
+        return b"".join(self._device.to_host(part).tobytes() for parts in state for part in parts)
 
     def check(self, payload: bytes) -> None:
         """Refuse what ``export`` never gave.
@@ -153,7 +153,7 @@ class StatePool:
         numbers = np.frombuffer(payload, "<f4")
         flat = iter(np.split(numbers, np.cumsum([math.prod(shape) for shape in chain(*self._shapes)])[:-1]))
         state = tuple(
-            tuple(self._kernels.from_host(next(flat).reshape(1, *shape).copy()) for shape in shapes)
+            tuple(self._device.from_host(next(flat).reshape(1, *shape).copy()) for shape in shapes)
             for shapes in self._shapes
         )
         self.put(seq_id, Checkpoint(length, state))

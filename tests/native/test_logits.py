@@ -156,7 +156,7 @@ def test_chunks_do_not_matter(tmp_path, tier, load, feed, random_tokens, assert_
 
 
 def test_a_long_prompt_is_attended_to_block_by_block(tmp_path, monkeypatch, load, feed, random_tokens, assert_close):
-    monkeypatch.setattr("slm_native.kernels.kernelset._SCORES_AT_A_TIME", 6 * 90 * 11)  # 11 queries at a time
+    monkeypatch.setattr("slm_native.kernels.ops._SCORES_AT_A_TIME", 6 * 90 * 11)  # 11 queries at a time
     tiny = make_tiny_model("llama")
     tokens = random_tokens(90)
     with load(tiny.write(tmp_path / "m.gguf")).new_context(exact(n_ctx=128)) as context:

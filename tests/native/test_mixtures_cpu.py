@@ -256,7 +256,7 @@ def test_packed_experts_are_their_steps(isa: str, n_tokens: int, types: Sequence
         feed_forward(20, 2 * n_ff),
     )
     x = f32(n_tokens, width, seed=2)
-    found, wanted = in_cpp(kernels, experts).run(x, None), SteppedMixture(kernels, experts).run(x, None)
+    found, wanted = in_cpp(kernels, experts).run(x, None), SteppedMixture(kernels, kernels, experts).run(x, None)
     assert np.abs(found - wanted).max() <= 5 * WEIGHTS_CLOSE * np.abs(wanted).max()
 
 

@@ -1,17 +1,17 @@
 """Kernel sets: the arithmetic of a transformer in tiers, one of which is chosen when a model is loaded."""
 
-from slm_native.kernels.by_head import ByHead
+from slm_native.kernels.altup import AltUp, Laurel, LayerEmbedding
+from slm_native.kernels.device import Device, FixedShape, FloatArray
 from slm_native.kernels.kernelset import KernelSet
 from slm_native.kernels.mixtures import Mixture
+from slm_native.kernels.ops import Ops
 from slm_native.kernels.parameters import (
     PLAIN,
-    AltUp,
     Attention,
+    ByHead,
     Experts,
     FeedForward,
     LatentAttention,
-    Laurel,
-    LayerEmbedding,
     Linear,
     Norm,
     Rotation,
@@ -19,8 +19,7 @@ from slm_native.kernels.parameters import (
     Weight,
     WeightBytes,
 )
-from slm_native.kernels.primitives import FixedShape, FloatArray
-from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv, StateWeights, between_products
+from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv, StateWeights
 from slm_native.kernels.rwkv import ChannelMix, LowRank, Rwkv7, RwkvBlock
 from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
 
@@ -32,6 +31,7 @@ __all__ = [
     "Attention",
     "ByHead",
     "ChannelMix",
+    "Device",
     "Experts",
     "FeedForward",
     "FixedShape",
@@ -47,6 +47,7 @@ __all__ = [
     "Mamba2",
     "Mixture",
     "Norm",
+    "Ops",
     "Rotation",
     "Rwkv7",
     "RwkvBlock",
@@ -55,7 +56,6 @@ __all__ = [
     "StateWeights",
     "Weight",
     "WeightBytes",
-    "between_products",
     "select_kernels",
     "tuned_types",
     "uses_torch",

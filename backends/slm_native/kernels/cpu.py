@@ -14,7 +14,6 @@ from slm_core.errors import InvalidOption
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
 from slm_native import _extension
-from slm_native.kernels.by_head import ByHead
 from slm_native.kernels.cpu_by_head import CpuByHead
 from slm_native.kernels.cpu_fusion import Fusion
 from slm_native.kernels.cpu_mixtures import CpuMixture, native_mixture
@@ -23,7 +22,7 @@ from slm_native.kernels.cpu_parameters import native_activation, native_norm, op
 from slm_native.kernels.cpu_states import CpuStateKernels
 from slm_native.kernels.cpu_weights import CpuWeight, native_linear, plain_handles
 from slm_native.kernels.mixtures import Mixture
-from slm_native.kernels.parameters import PLAIN, Experts, Linear, Norm, Rotation, Scoring, Weight
+from slm_native.kernels.parameters import PLAIN, ByHead, Experts, Linear, Norm, Rotation, Scoring, Weight
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
 from slm_native.steps import Step
 

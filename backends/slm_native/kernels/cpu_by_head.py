@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slm_native.kernels.by_head import ByHead
+from slm_native.kernels.parameters import ByHead
 from slm_native.kv import Array
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from slm_core.architectures import Activation, AnyActivation, RopeStyle
+from slm_native.kernels.altup import LayerEmbedding
 from slm_native.kernels.cpu_by_head import CpuByHead
 from slm_native.kernels.cpu_mixtures import CpuMixture
 from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPlan
 from slm_native.kernels.cpu_parameters import native_activation, native_norm, optional_norm
 from slm_native.kernels.cpu_rwkv import native_rwkv_block
 from slm_native.kernels.cpu_weights import extension, native_linears
-from slm_native.kernels.parameters import LatentAttention, LayerEmbedding, Linear, Norm, Rotation
+from slm_native.kernels.parameters import LatentAttention, Linear, Norm, Rotation
 from slm_native.kv import KvLayer
 from slm_native.states import in_order
 from slm_native.steps import (
@@ -156,18 +157,18 @@ class CpuRwkvLayers(Step):
         """Without the GIL from the first layer to the last; states after the batch go into ``inputs.groups``."""
         if self.is_last and inputs.output_mask is not None:
             return run_steps(self.steps, x, inputs)
-        kernels, made = self.steps[0].kernels, []
+        ops, made = self.steps[0].ops, []
         for group in inputs.groups:
-            rows = kernels.rows(x, group.rows)
+            rows = ops.rows(x, group.rows)
             several = np.ascontiguousarray(rows.reshape(len(group.before), -1, rows.shape[-1]))
-            before = [group.parts(step.state, kernels) for step in self.steps]
+            before = [group.parts(step.state, ops) for step in self.steps]
             first_value = group.carried[0] if group.carried else None
             y, values, after = self.kernels.rwkv_blocks(several, list(self.blocks), before, first_value)
             if first_value is None:
                 group.carried.append(values)
             group.after.extend(after)
             made.append(y.reshape(rows.shape))
-        return in_order(kernels, inputs.groups, made)
+        return in_order(ops, inputs.groups, made)
 
     def joined(self, other: CpuRwkvLayers) -> CpuRwkvLayers:
         """Both groups in one call, this one first."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import ExpertsSpec, Gating
+from slm_native.kernels.device import Device, FloatArray
+from slm_native.kernels.ops import Ops
 from slm_native.kernels.parameters import Experts, Norm
 from slm_native.kv import Array
-
-if TYPE_CHECKING:
-    from slm_native.kernels.kernelset import KernelSet
-
-FloatArray: TypeAlias = NDArray[np.float32]
 
 _NEAR = 0.02  # twice the noise that Phi 3.5 MoE was trained with; files do not say it
 
@@ -87,54 +84,56 @@ class SteppedMixture(Mixture):
     """The steps of any kernel set one by one, routing in NumPy.
 
     Args:
-        kernels: the arithmetic.
+        ops: the arithmetic.
+        device: where scores and weights come from, and go.
         experts: the layer.
     """
 
-    def __init__(self, kernels: KernelSet, experts: Experts) -> None:
-        self._kernels = kernels
+    def __init__(self, ops: Ops, device: Device, experts: Experts) -> None:
+        self._ops = ops
+        self._device = device
         self._experts = experts
 
     def run(self, x: Array, norm: Norm | None, told: Array | None = None) -> Array:
         """Each expert after the other."""
-        kernels, experts, bias = self._kernels, self._experts, self._experts.selection_bias
-        x = kernels.normed(x, norm)
-        scores = kernels.to_host(kernels.linear(x if told is None else told, experts.router))  # [T, X]
-        mixed = self._routed(x, route(scores, experts.spec, None if bias is None else kernels.to_host(bias)))
+        ops, experts, bias = self._ops, self._experts, self._experts.selection_bias
+        x = ops.normed(x, norm)
+        scores = self._device.to_host(ops.linear(x if told is None else told, experts.router))  # [T, X]
+        mixed = self._routed(x, route(scores, experts.spec, None if bias is None else self._device.to_host(bias)))
         if experts.shared is None:
             return mixed
-        shared = kernels.feed_forward(x, experts.shared, experts.activation)
+        shared = ops.feed_forward(x, experts.shared, experts.activation)
         if experts.shared_gate is not None:
-            shared = shared * kernels.sigmoid(kernels.linear(x, experts.shared_gate))  # [T, 1]
+            shared = shared * ops.sigmoid(ops.linear(x, experts.shared_gate))  # [T, 1]
         return mixed + shared
 
     def _routed(self, x: Array, routes: Routes) -> Array:
-        kernels, experts, n_used = self._kernels, self._experts, routes.experts.shape[1]
+        ops, experts, n_used = self._ops, self._experts, routes.experts.shape[1]
         flat = routes.experts.reshape(-1)
         order = np.argsort(flat, kind="stable")  # (token, choice) pairs, those of one expert side by side
-        grouped = kernels.rows(x, order // n_used)
+        grouped = ops.rows(x, order // n_used)
         if experts.spec.scales_input:
-            grouped = grouped * kernels.beside(grouped, routes.weights.reshape(-1)[order, None])
+            grouped = grouped * self._device.beside(grouped, routes.weights.reshape(-1)[order, None])
         bounds = np.flatnonzero(np.diff(flat[order], prepend=-1, append=-1))
         parts = [
-            kernels.feed_forward(
-                kernels.rows(grouped, slice(int(start), int(stop))),
+            ops.feed_forward(
+                ops.rows(grouped, slice(int(start), int(stop))),
                 experts.experts[int(flat[order[start]])],
                 experts.activation,
             )
             for start, stop in pairwise(bounds)
         ]
-        return self._weighted(kernels.concatenated(parts), routes, order)
+        return self._weighted(ops.concatenated(parts), routes, order)
 
     def _weighted(self, made: Array, routes: Routes, order: NDArray[np.intp]) -> Array:
         """The sum for each token of what its experts made [T * n_used, E], in the order given."""
-        kernels, n_used = self._kernels, routes.experts.shape[1]
+        ops, n_used = self._ops, routes.experts.shape[1]
         place, mixed = np.empty_like(order), None
         place[order] = np.arange(len(order))
         for choice in range(n_used):
-            part = kernels.rows(made, place[choice::n_used])
+            part = ops.rows(made, place[choice::n_used])
             if not self._experts.spec.scales_input:
-                part = part * kernels.beside(part, routes.weights[:, choice : choice + 1])
+                part = part * self._device.beside(part, routes.weights[:, choice : choice + 1])
             mixed = part if mixed is None else mixed + part
         return mixed
 

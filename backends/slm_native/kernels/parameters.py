@@ -1,17 +1,15 @@
-"""What the steps of a kernel set take besides activations."""
+"""What operations take besides activations."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from slm_core.architectures import AnyActivation, ExpertsSpec, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_native.kv import Array
-
-if TYPE_CHECKING:
-    from slm_native.kernels.by_head import ByHead
 
 
 class WeightBytes(NamedTuple):
@@ -155,38 +153,6 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Laurel:
-    """A learned augmented residual layer (Menghani et al. 2024, https://arxiv.org/abs/2411.07501)."""
-
-    left: Linear  # (R, E)
-    right: Linear  # (E, R)
-    norm: Norm  # [E]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AltUp:
-    """Alternating updates (Baykal et al. 2023, https://arxiv.org/abs/2301.13310) of one block.
-
-    The block runs on one of N streams; the others are predicted before it, and corrected by what it made.
-    """
-
-    router: Linear  # (N, E)
-    router_norm: Norm  # [E]
-    predict: Linear  # (N*N, N)
-    correct: Linear  # (N, N)
-    scale: Array  # [E], on the block's stream before its own embedding is let in
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerEmbedding:
-    """How a block lets its own embedding of a token in."""
-
-    gate: Linear  # (P, E)
-    project: Linear  # (E, P)
-    norm: Norm  # [E]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Attention:
     """The weights of an attention layer."""
 
@@ -198,6 +164,21 @@ class Attention:
     v_norm: Norm | None  # [D]
     output: Linear  # (E, H*D)
     sinks: Array | None  # [H]
+
+
+class ByHead(ABC):
+    """A matrix for each head, prepared. Nothing that a run changes, so threads may share it.
+
+    Args:
+        n_heads: H.
+    """
+
+    def __init__(self, n_heads: int) -> None:
+        self.n_heads = n_heads
+
+    @abstractmethod
+    def run(self, x: Array) -> Array:
+        """Each head's rows of [T, H, in] through its own matrix: [T, H, out]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,20 +1,19 @@
-"""Layers with convolutions and state spaces: their weights, and each as a composition of smaller steps.
+"""Layers with convolutions and state spaces: their weights, and each as a composition of smaller operations.
 
 Shapes: B sequences of T tokens each, E embedding width, D channels of a state, N numbers of each, W taps.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from slm_core.architectures import Activation, Mamba2Spec, MambaSpec
+from slm_native.kernels.ops import Ops
 from slm_native.kernels.parameters import Linear, Norm
 from slm_native.kv import Array
-
-if TYPE_CHECKING:
-    from slm_native.kernels.kernelset import KernelSet
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -60,86 +59,150 @@ class Mamba2:
 StateWeights: TypeAlias = ShortConv | Mamba | Mamba2
 
 
-def state_layer(
-    kernels: KernelSet,
-    weights: StateWeights,
-    x: Array,
-    norm: Norm | None,
-    residual: Array,
-    scale: float,
-    before: Sequence[Array],
-) -> tuple[Array, tuple[Array, ...]]:
-    """See ``KernelSet.state_layer``."""
-    (projected,) = kernels.project(x, norm, [weights.project])
-    several = projected.reshape(len(before[0]), -1, projected.shape[-1])
-    y, after = between_products(kernels, weights, several, before)
-    y = y.reshape(len(x), -1)
-    if scale == 1:
-        return kernels.add_product(residual, y, weights.output), after
-    return residual + kernels.linear(y, weights.output) * scale, after
+class RecurrentOps(Ops):
+    """Operations of recurrent layers."""
 
+    def short_convolution(self, x: Array, before: Array, taps: Array, bias: Array | None = None) -> tuple[Array, Array]:
+        """Each channel's weighted sum of its last W values.
 
-def between_products(
-    kernels: KernelSet, weights: StateWeights, projected: Array, before: Sequence[Array]
-) -> tuple[Array, tuple[Array, ...]]:
-    """What a layer makes of its first product [B, T, ...], and what it remembers after the last token."""
-    if isinstance(weights, ShortConv):
-        y, window = kernels.gated_convolution(projected, before[0], weights.taps)
-        return y, (window,)
-    if isinstance(weights, Mamba):
-        y, *after = kernels.mamba(weights, projected, before[0], before[1])
-    else:
-        y, *after = kernels.mamba2(weights, projected, before[0], before[1])
-    return y, tuple(after)
+        Args:
+            x: [B, T, C] of B sequences with T tokens each.
+            before: what came before them, oldest first, [B, W - 1, C].
+            taps: the weights of the oldest value, then of later ones, [W, C].
+            bias: [C].
 
+        Returns:
+            The sums [B, T, C], and what comes before the next tokens.
+        """
+        n_tokens = x.shape[1]
+        held = self.concatenated([before, x], axis=1)
+        y = held[:, :n_tokens] * taps[0]
+        for i in range(1, len(taps)):
+            y = y + held[:, i : i + n_tokens] * taps[i]
+        return y if bias is None else y + bias, held[:, n_tokens:] * 1  # a copy, which keeps no more than itself
 
-def gated_convolution(kernels: KernelSet, projected: Array, window: Array, taps: Array) -> tuple[Array, Array]:
-    """See ``KernelSet.gated_convolution``."""
-    width = projected.shape[-1] // 3
-    b, c, x = (projected[:, :, i * width : (i + 1) * width] for i in range(3))
-    y, window = kernels.short_convolution(b * x, window, taps)
-    return c * y, window
+    @abstractmethod
+    def selective_scan(self, x: Array, steps: Array, a: Array, b: Array, c: Array, state: Array) -> tuple[Array, Array]:
+        """A selective state space (Gu and Dao 2023, https://arxiv.org/abs/2312.00752, algorithm 2), token by token.
 
+        ``state = exp(step * a) * state + step * x * b; y = sum(state * c)``, with ``step = log(1 + exp(steps))``.
+        H heads of P channels share a step, and H / G of them b and c; Mamba has heads of one channel.
 
-def mamba(
-    kernels: KernelSet, weights: Mamba, projected: Array, window: Array, state: Array
-) -> tuple[Array, Array, Array]:
-    """See ``KernelSet.mamba``."""
-    spec = weights.spec
-    x, z = projected[:, :, : spec.n_inner], projected[:, :, spec.n_inner :]
-    x, window = kernels.short_convolution(x, window, weights.taps, weights.conv_bias)
-    x = kernels.activate(x, Activation.SILU)  # [B, T, D]
-    n_seqs, n_tokens, _ = x.shape
-    selected = kernels.linear(x.reshape(n_seqs * n_tokens, -1), weights.select)  # [B * T, R + 2N]
-    first, second = spec.n_rank, spec.n_rank + spec.n_state
-    parts = (selected[:, :first] * 1, selected[:, first:second] * 1, selected[:, second:] * 1)
-    steps, b, c = (kernels.normed(part, norm) for part, norm in zip(parts, weights.norms, strict=True))
-    y, state = kernels.selective_scan(
-        x.reshape(n_seqs, n_tokens, -1, 1),
-        kernels.linear(steps, weights.steps).reshape(n_seqs, n_tokens, -1),
-        weights.a,
-        b.reshape(n_seqs, n_tokens, 1, -1),
-        c.reshape(n_seqs, n_tokens, 1, -1),
-        state,
-    )
-    y = y.reshape(n_seqs, n_tokens, -1) + x * weights.d
-    return kernels.silu_mul(z, y), window, state
+        Args:
+            x: [B, T, H, P] of B sequences with T tokens each.
+            steps: [B, T, H].
+            a: [H, N], or [H, 1] where all N numbers of a channel decay alike.
+            b: [B, T, G, N], H a multiple of G.
+            c: [B, T, G, N].
+            state: before the first token, [B, H, P, N].
 
+        Returns:
+            y [B, T, H, P], and the state after the last token.
+        """
 
-def mamba2(
-    kernels: KernelSet, weights: Mamba2, projected: Array, window: Array, state: Array
-) -> tuple[Array, Array, Array]:
-    """See ``KernelSet.mamba2``."""
-    spec = weights.spec
-    n_seqs, n_tokens, _ = projected.shape
-    end, inner, n_selected = spec.n_inner + spec.n_convolved, spec.n_inner, spec.n_groups * spec.n_state
-    z, convolved, steps = projected[:, :, :inner], projected[:, :, inner:end], projected[:, :, end:]
-    convolved, window = kernels.short_convolution(convolved, window, weights.taps, weights.conv_bias)
-    convolved = kernels.activate(convolved, Activation.SILU)  # [B, T, D + 2GN]
-    x = convolved[:, :, :inner].reshape(n_seqs, n_tokens, spec.n_heads, -1)
-    b = convolved[:, :, inner : inner + n_selected].reshape(n_seqs, n_tokens, spec.n_groups, -1)
-    c = convolved[:, :, inner + n_selected :].reshape(n_seqs, n_tokens, spec.n_groups, -1)
-    y, state = kernels.selective_scan(x, steps + weights.step_bias, weights.a, b, c, state)
-    y = kernels.silu_mul(z, (y + x * weights.d).reshape(n_seqs, n_tokens, -1))
-    groups = y.reshape(n_seqs * n_tokens, spec.n_groups, -1)
-    return kernels.normed(groups, weights.norm).reshape(n_seqs, n_tokens, -1), window, state
+    def state_layer(
+        self,
+        weights: StateWeights,
+        x: Array,
+        norm: Norm | None,
+        residual: Array,
+        scale: float,
+        before: Sequence[Array],
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """A layer with a state from its norm to its output matrix.
+
+        Args:
+            weights: of the layer.
+            x: tokens of B sequences, one after another, [B * T, E].
+            norm: before its first product.
+            residual: [B * T, E].
+            scale: on what the layer makes.
+            before: what it remembers: a window [B, W - 1, ...], and all but a short convolution a state.
+
+        Returns:
+            ``residual`` with what the layer makes of ``x``, and what it remembers after the last token.
+        """
+        (projected,) = self.project(x, norm, [weights.project])
+        several = projected.reshape(len(before[0]), -1, projected.shape[-1])
+        y, after = self.between_products(weights, several, before)
+        y = y.reshape(len(x), -1)
+        if scale == 1:
+            return self.add_product(residual, y, weights.output), after
+        return residual + self.linear(y, weights.output) * scale, after
+
+    def between_products(
+        self, weights: StateWeights, projected: Array, before: Sequence[Array]
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """What a layer makes of its first product [B, T, ...], and what it remembers after the last token."""
+        if isinstance(weights, ShortConv):
+            y, window = self.gated_convolution(projected, before[0], weights.taps)
+            return y, (window,)
+        if isinstance(weights, Mamba):
+            y, *after = self.mamba(weights, projected, before[0], before[1])
+        else:
+            y, *after = self.mamba2(weights, projected, before[0], before[1])
+        return y, tuple(after)
+
+    def gated_convolution(self, projected: Array, window: Array, taps: Array) -> tuple[Array, Array]:
+        """A gated short convolution, ``c * convolution(b * x)``, between its matrices.
+
+        Args:
+            projected: b, c and x side by side, [B, T, 3E].
+            window: values of ``b * x`` before the first token [B, W - 1, E].
+            taps: see ``short_convolution``, [W, E].
+
+        Returns:
+            [B, T, E], and the window after the last token.
+        """
+        width = projected.shape[-1] // 3
+        b, c, x = (projected[:, :, i * width : (i + 1) * width] for i in range(3))
+        y, window = self.short_convolution(b * x, window, taps)
+        return c * y, window
+
+    def mamba(self, weights: Mamba, projected: Array, window: Array, state: Array) -> tuple[Array, Array, Array]:
+        """Mamba between its input and its output matrix.
+
+        Args:
+            weights: of the layer.
+            projected: what the convolution takes, and the gate, [B, T, 2D].
+            window: of the convolution before the first token [B, W - 1, D].
+            state: likewise [B, D, 1, N].
+
+        Returns:
+            [B, T, D], the window and the state after the last token.
+        """
+        spec = weights.spec
+        x, z = projected[:, :, : spec.n_inner], projected[:, :, spec.n_inner :]
+        x, window = self.short_convolution(x, window, weights.taps, weights.conv_bias)
+        x = self.activate(x, Activation.SILU)  # [B, T, D]
+        n_seqs, n_tokens, _ = x.shape
+        selected = self.linear(x.reshape(n_seqs * n_tokens, -1), weights.select)  # [B * T, R + 2N]
+        first, second = spec.n_rank, spec.n_rank + spec.n_state
+        parts = (selected[:, :first] * 1, selected[:, first:second] * 1, selected[:, second:] * 1)
+        steps, b, c = (self.normed(part, norm) for part, norm in zip(parts, weights.norms, strict=True))
+        y, state = self.selective_scan(
+            x.reshape(n_seqs, n_tokens, -1, 1),
+            self.linear(steps, weights.steps).reshape(n_seqs, n_tokens, -1),
+            weights.a,
+            b.reshape(n_seqs, n_tokens, 1, -1),
+            c.reshape(n_seqs, n_tokens, 1, -1),
+            state,
+        )
+        y = y.reshape(n_seqs, n_tokens, -1) + x * weights.d
+        return self.silu_mul(z, y), window, state
+
+    def mamba2(self, weights: Mamba2, projected: Array, window: Array, state: Array) -> tuple[Array, Array, Array]:
+        """``mamba`` with heads: of [B, T, D + C + H], with a window [B, W - 1, C] and a state [B, H, P, N]."""
+        spec = weights.spec
+        n_seqs, n_tokens, _ = projected.shape
+        end, inner, n_selected = spec.n_inner + spec.n_convolved, spec.n_inner, spec.n_groups * spec.n_state
+        z, convolved, steps = projected[:, :, :inner], projected[:, :, inner:end], projected[:, :, end:]
+        convolved, window = self.short_convolution(convolved, window, weights.taps, weights.conv_bias)
+        convolved = self.activate(convolved, Activation.SILU)  # [B, T, D + 2GN]
+        x = convolved[:, :, :inner].reshape(n_seqs, n_tokens, spec.n_heads, -1)
+        b = convolved[:, :, inner : inner + n_selected].reshape(n_seqs, n_tokens, spec.n_groups, -1)
+        c = convolved[:, :, inner + n_selected :].reshape(n_seqs, n_tokens, spec.n_groups, -1)
+        y, state = self.selective_scan(x, steps + weights.step_bias, weights.a, b, c, state)
+        y = self.silu_mul(z, (y + x * weights.d).reshape(n_seqs, n_tokens, -1))
+        groups = y.reshape(n_seqs * n_tokens, spec.n_groups, -1)
+        return self.normed(groups, weights.norm).reshape(n_seqs, n_tokens, -1), window, state

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from slm_core.architectures import Activation, AnyActivation, RopeStyle, Xielu
 from slm_core.errors import InvalidModelFile, ModelError
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize, dequantize_rows
+from slm_native.kernels.device import FloatArray
 from slm_native.kernels.kernelset import KernelSet
 from slm_native.kernels.parameters import PLAIN, Scoring, Span, Weight, WeightBytes
-from slm_native.kernels.primitives import FloatArray
 
 DEFAULT_EXPANDED_BYTES = 2 << 30
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the text

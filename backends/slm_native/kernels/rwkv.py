@@ -5,15 +5,14 @@ Shapes: B sequences of T tokens each, E embedding width, H heads of width P, so 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from slm_core.architectures import Activation, Rwkv7Spec
+from slm_native.kernels.ops import Ops
 from slm_native.kernels.parameters import Linear, Norm
 from slm_native.kv import Array
-
-if TYPE_CHECKING:
-    from slm_native.kernels.kernelset import KernelSet
 
 SLOWEST = -0.606531
 """Of the logarithm of a decay: -exp(-1/2)."""
@@ -72,49 +71,87 @@ class RwkvBlock:
     channel: ChannelMix
 
 
-def time_mix(
-    kernels: KernelSet, weights: Rwkv7, x: Array, last: Array, state: Array, first_value: Array | None
-) -> tuple[Array, Array, Array]:
-    """See ``KernelSet.time_mix``."""
-    n_seqs, n_tokens, n_embd = x.shape
-    heads = (n_seqs, n_tokens, -1, weights.spec.head_dim)
-    change = _before(kernels, x, last) - x
+class RwkvOps(Ops):
+    """Operations of RWKV-7."""
 
-    def given(share: int) -> Array:
-        """What a matrix takes: some of the token, some of that before it, [B * T, E]."""
-        return (x + change * weights.shares[share]).reshape(-1, n_embd)
+    def time_mix(
+        self, weights: Rwkv7, x: Array, last: Array, state: Array, first_value: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """RWKV-7's time mixing up to its output matrix.
 
-    r, k, v = (
-        kernels.linear(given(share), matrix)
-        for share, matrix in ((0, weights.receptance), (2, weights.key), (3, weights.value))
-    )
-    log_decay = kernels.sigmoid(_low_rank(kernels, weights.decay, given(1), tanh=True)) * SLOWEST
-    values = v
-    if weights.first_value is not None:
-        values = v + (first_value - v) * kernels.sigmoid(_low_rank(kernels, weights.first_value, given(3)))
-    rate = kernels.sigmoid(_low_rank(kernels, weights.rate, given(4)))
-    inner = kernels.sigmoid(kernels.linear(given(5), weights.gate.down))
-    gate = kernels.linear(inner, weights.gate.up)
-    removed = kernels.normed((k * weights.key_removed).reshape(heads), weights.unit_norm)
-    k = (k + k * weights.key_rate * (rate - 1)).reshape(heads)
-    r, values, log_decay = r.reshape(heads), values.reshape(heads), log_decay.reshape(heads)
-    y, state = kernels.delta_scan(r, log_decay, k, values, removed * -1, removed * rate.reshape(heads), state)
-    y = kernels.normed(y, weights.head_norm) + kernels.inner(k * weights.bonus, r) * values
-    return y.reshape(n_seqs, n_tokens, -1) * gate.reshape(n_seqs, n_tokens, -1), v, state
+        Args:
+            weights: of the layer.
+            x: tokens, normalized, [B, T, E].
+            last: the token before them [B, 1, E].
+            state: before the first token [B, H, P, P].
+            first_value: values [B * T, E] of the model's first layer; None in that.
+
+        Returns:
+            [B, T, E], the layer's own values [B * T, E], and the state after the last token.
+        """
+        n_seqs, n_tokens, n_embd = x.shape
+        heads = (n_seqs, n_tokens, -1, weights.spec.head_dim)
+        change = _before(self, x, last) - x
+
+        def given(share: int) -> Array:
+            """What a matrix takes: some of the token, some of that before it, [B * T, E]."""
+            return (x + change * weights.shares[share]).reshape(-1, n_embd)
+
+        r, k, v = (
+            self.linear(given(share), matrix)
+            for share, matrix in ((0, weights.receptance), (2, weights.key), (3, weights.value))
+        )
+        log_decay = self.sigmoid(_low_rank(self, weights.decay, given(1), tanh=True)) * SLOWEST
+        values = v
+        if weights.first_value is not None:
+            values = v + (first_value - v) * self.sigmoid(_low_rank(self, weights.first_value, given(3)))
+        rate = self.sigmoid(_low_rank(self, weights.rate, given(4)))
+        inner = self.sigmoid(self.linear(given(5), weights.gate.down))
+        gate = self.linear(inner, weights.gate.up)
+        removed = self.normed((k * weights.key_removed).reshape(heads), weights.unit_norm)
+        k = (k + k * weights.key_rate * (rate - 1)).reshape(heads)
+        r, values, log_decay = r.reshape(heads), values.reshape(heads), log_decay.reshape(heads)
+        y, state = self.delta_scan(r, log_decay, k, values, removed * -1, removed * rate.reshape(heads), state)
+        y = self.normed(y, weights.head_norm) + self.inner(k * weights.bonus, r) * values
+        return y.reshape(n_seqs, n_tokens, -1) * gate.reshape(n_seqs, n_tokens, -1), v, state
+
+    def channel_mix(self, weights: ChannelMix, x: Array, last: Array) -> Array:
+        """RWKV-7's channel mixing of tokens ``x``, normalized, [B, T, E], after ``last`` [B, 1, E]: [B, T, E]."""
+        given = x + (_before(self, x, last) - x) * weights.share
+        inner = self.activate(self.linear(given.reshape(-1, x.shape[-1]), weights.up), Activation.RELU_SQUARED)
+        return self.linear(inner, weights.down).reshape(x.shape)
+
+    @abstractmethod
+    def delta_scan(
+        self, r: Array, log_decay: Array, k: Array, v: Array, a: Array, b: Array, state: Array
+    ) -> tuple[Array, Array]:
+        """The generalized delta rule (RWKV-7, https://arxiv.org/abs/2503.14456, equation 17), token by token.
+
+        ``state = state * exp(log_decay) + (state a) bᵀ + v kᵀ; y = state r`` for each head.
+
+        Args:
+            r: [B, T, H, P], as are all but the last.
+            log_decay: of the columns of the state, at most 0.
+            k: keys.
+            v: values.
+            a: what is taken out of the state, with its sign.
+            b: where that goes.
+            state: before the first token, [B, H, P, P], a row for each number of a value.
+
+        Returns:
+            y [B, T, H, P], and the state after the last token.
+        """
+
+    @abstractmethod
+    def inner(self, x: Array, y: Array) -> Array:
+        """The sum of ``x * y`` over the last axis, which stays, with one number."""
 
 
-def channel_mix(kernels: KernelSet, weights: ChannelMix, x: Array, last: Array) -> Array:
-    """See ``KernelSet.channel_mix``."""
-    given = x + (_before(kernels, x, last) - x) * weights.share
-    inner = kernels.activate(kernels.linear(given.reshape(-1, x.shape[-1]), weights.up), Activation.RELU_SQUARED)
-    return kernels.linear(inner, weights.down).reshape(x.shape)
-
-
-def _before(kernels: KernelSet, x: Array, last: Array) -> Array:
+def _before(ops: Ops, x: Array, last: Array) -> Array:
     """Of each token [B, T, E] the one before it."""
-    return kernels.concatenated([last, x], axis=1)[:, : x.shape[1]]
+    return ops.concatenated([last, x], axis=1)[:, : x.shape[1]]
 
 
-def _low_rank(kernels: KernelSet, weights: LowRank, x: Array, *, tanh: bool = False) -> Array:
-    inner = kernels.linear(x, weights.down)
-    return kernels.linear(kernels.softcap(inner, 1.0) if tanh else inner, weights.up) + weights.base
+def _low_rank(ops: Ops, weights: LowRank, x: Array, *, tanh: bool = False) -> Array:
+    inner = ops.linear(x, weights.down)
+    return ops.linear(ops.softcap(inner, 1.0) if tanh else inner, weights.up) + weights.base

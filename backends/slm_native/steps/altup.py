@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slm_core.architectures import AnyActivation
-from slm_native.kernels.kernelset import KernelSet
-from slm_native.kernels.parameters import AltUp, Laurel, LayerEmbedding, Linear, Norm, Weight
+from slm_native.kernels.altup import AltUp, AltUpOps, Laurel, LayerEmbedding
+from slm_native.kernels.ops import Ops
+from slm_native.kernels.parameters import Linear, Norm, Weight
 from slm_native.kv import Array
 from slm_native.steps.base import Hidden, Step, StepInputs, output_rows, run_steps, shapes
 
@@ -20,16 +21,16 @@ class SpreadStep(Step):
     """One residual stream becomes N, all of the magnitude of the first.
 
     Attributes:
-        kernels: the arithmetic.
+        ops: the arithmetic.
         linears: [N-1] of (E, E).
     """
 
-    kernels: KernelSet
+    ops: AltUpOps
     linears: Sequence[Linear]
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
         """From [T, E] to N of them."""
-        return [x, *(self.kernels.as_large(made, x) for made in self.kernels.project(x, None, self.linears))]
+        return [x, *(self.ops.as_large(made, x) for made in self.ops.project(x, None, self.linears))]
 
     def describe(self) -> str:
         """See ``Step``."""
@@ -41,11 +42,11 @@ class MergeStep(Step):
     """The mean of N residual streams, brought to the magnitude of the first.
 
     Attributes:
-        kernels: the arithmetic.
+        ops: the arithmetic.
         linears: [N-1] of (E, E).
     """
 
-    kernels: KernelSet
+    ops: AltUpOps
     linears: Sequence[Linear]
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
@@ -55,7 +56,7 @@ class MergeStep(Step):
             return first
         total = first
         for stream, linear in zip(others, self.linears, strict=True):
-            total = total + self.kernels.as_large(self.kernels.linear(stream, linear), first)
+            total = total + self.ops.as_large(self.ops.linear(stream, linear), first)
         return total * (1 / len(x))
 
     def describe(self) -> str:
@@ -68,7 +69,7 @@ class AltUpStep(Step):
     """A layer that runs on one of N residual streams; the others are predicted before it and corrected after it.
 
     Attributes:
-        kernels: the arithmetic.
+        ops: the arithmetic.
         layer: its number in the model.
         is_last: whether it is the model's last layer.
         active: the stream that it runs on.
@@ -78,7 +79,7 @@ class AltUpStep(Step):
         steps: the layer on one stream.
     """
 
-    kernels: KernelSet
+    ops: AltUpOps
     layer: int
     is_last: bool
     active: int
@@ -95,14 +96,12 @@ class AltUpStep(Step):
             return [made]
         own = inputs.layer_embeddings[self.layer]
         assert own is not None, "AltUp has embeddings for each layer"
-        own, *predicted = (output_rows(self.kernels, each, inputs, is_last=self.is_last) for each in (own, *predicted))
+        own, *predicted = (output_rows(self.ops, each, inputs, is_last=self.is_last) for each in (own, *predicted))
         return self.correct(predicted, made, own)
 
     def predict(self, streams: Sequence[Array]) -> Sequence[Array]:
         """The streams as they are expected after the layer: each, and a mixture of all that the active one chooses."""
-        return self.kernels.mixed(
-            streams, self.kernels.linear(self._modalities(streams[self.active]), self.weights.predict)
-        )
+        return self.ops.mixed(streams, self.ops.linear(self._modalities(streams[self.active]), self.weights.predict))
 
     def correct(self, predicted: Sequence[Array], made: Array, own: Array) -> list[Array]:
         """The streams after the layer: corrected by what it made beyond what was expected, and its embedding let in.
@@ -112,18 +111,18 @@ class AltUpStep(Step):
             made: what the layer made of the active stream [T, E].
             own: its embedding of the tokens [T, P].
         """
-        shares = self.kernels.linear(self._modalities(made), self.weights.correct)  # [T, N]
+        shares = self.ops.linear(self._modalities(made), self.weights.correct)  # [T, N]
         news = made + predicted[self.active] * -1
         streams = [stream + news * (shares[:, i : i + 1] + 1) for i, stream in enumerate(predicted)]
         scaled = streams[self.active] * self.weights.scale
-        added = let_in(self.kernels, self.embedding, scaled, own, self.activation)
+        added = let_in(self.ops, self.embedding, scaled, own, self.activation)
         return [streams[0], *(stream + added for stream in streams[1:])]
 
     def _modalities(self, x: Array) -> Array:
         """What the router makes of a stream, from -1 to 1, [T, N]."""
-        kernels, weights = self.kernels, self.weights
-        normed = kernels.normed(x, weights.router_norm) * (1 / x.shape[1])
-        return kernels.softcap(kernels.linear(normed, weights.router), 1)
+        ops, weights = self.ops, self.weights
+        normed = ops.normed(x, weights.router_norm) * (1 / x.shape[1])
+        return ops.softcap(ops.linear(normed, weights.router), 1)
 
     def describe(self) -> str:
         """See ``Step``."""
@@ -135,14 +134,14 @@ class LaurelStep(Step):
     """Attention with a learned residual beside it: ``(attention(x) + y + norm(right(left(y)))) / sqrt(2)``, y normed x.
 
     Attributes:
-        kernels: the arithmetic.
+        ops: the arithmetic.
         is_last: whether its layer is the model's last.
         attention: adds to the residual stream what attention makes of it.
         norm: of what enters the layer [E].
         weights: of the learned residual.
     """
 
-    kernels: KernelSet
+    ops: Ops
     is_last: bool
     attention: Step
     norm: Norm | None
@@ -153,10 +152,10 @@ class LaurelStep(Step):
         after = self.attention.run(x, inputs)
         if len(after) == 0:
             return after
-        kernels, weights = self.kernels, self.weights
-        y = kernels.normed(output_rows(kernels, x, inputs, is_last=self.is_last), self.norm)
-        low_rank = kernels.linear(kernels.linear(y, weights.left), weights.right)
-        return (after + (y + kernels.normed(low_rank, weights.norm))) * 2**-0.5
+        ops, weights = self.ops, self.weights
+        y = ops.normed(output_rows(ops, x, inputs, is_last=self.is_last), self.norm)
+        low_rank = ops.linear(ops.linear(y, weights.left), weights.right)
+        return (after + (y + ops.normed(low_rank, weights.norm))) * 2**-0.5
 
     def describe(self) -> str:
         """See ``Step``."""
@@ -170,14 +169,14 @@ class LayerEmbeddingStep(Step):
     """The layer's own embedding of each token is let in: ``x + norm(project(activation(gate(x)) * embedding))``.
 
     Attributes:
-        kernels: the arithmetic.
+        ops: the arithmetic.
         layer: its number in the model.
         is_last: whether it is the model's last layer.
         weights: the gate and the projection.
         activation: of the gate.
     """
 
-    kernels: KernelSet
+    ops: Ops
     layer: int
     is_last: bool
     weights: LayerEmbedding
@@ -187,8 +186,8 @@ class LayerEmbeddingStep(Step):
         """See ``Step``."""
         own = inputs.layer_embeddings[self.layer]
         assert own is not None, "the model has embeddings for each layer"
-        own = output_rows(self.kernels, own, inputs, is_last=self.is_last)
-        return x + let_in(self.kernels, self.weights, x, own, self.activation)
+        own = output_rows(self.ops, own, inputs, is_last=self.is_last)
+        return x + let_in(self.ops, self.weights, x, own, self.activation)
 
     def describe(self) -> str:
         """See ``Step``."""
@@ -203,15 +202,15 @@ class LayerEmbeddingTable:
     project: Linear  # (L*P, E)
     norm: Norm  # [P]
 
-    def look_up(self, kernels: KernelSet, tokens: Array, x: Array, width: int) -> Sequence[Array]:
+    def look_up(self, ops: AltUpOps, tokens: Array, x: Array, width: int) -> Sequence[Array]:
         """Each layer's own embedding [T, P] of ``tokens`` [T], whose embedding in the model is ``x`` [T, E]."""
-        looked_up = kernels.embed(self.table, tokens)  # [T, L*P]
-        made = kernels.linear(x, self.project)  # to be scaled by E ** -0.5, which the norm's epsilon takes in
+        looked_up = ops.embed(self.table, tokens)  # [T, L*P]
+        made = ops.linear(x, self.project)  # to be scaled by E ** -0.5, which the norm's epsilon takes in
         norm = replace(self.norm, eps=self.norm.eps * x.shape[1])
-        return kernels.part_embeddings(made, looked_up, norm, 2**-0.5, (width / 2) ** 0.5)
+        return ops.part_embeddings(made, looked_up, norm, 2**-0.5, (width / 2) ** 0.5)
 
 
-def let_in(kernels: KernelSet, weights: LayerEmbedding, x: Array, embedding: Array, activation: AnyActivation) -> Array:
+def let_in(ops: Ops, weights: LayerEmbedding, x: Array, embedding: Array, activation: AnyActivation) -> Array:
     """What a layer's own embedding [T, P] adds to ``x`` [T, E]."""
-    gated = kernels.gated(kernels.linear(x, weights.gate), embedding, activation)
-    return kernels.normed(kernels.linear(gated, weights.project), weights.norm)
+    gated = ops.gated(ops.linear(x, weights.gate), embedding, activation)
+    return ops.normed(ops.linear(gated, weights.project), weights.norm)

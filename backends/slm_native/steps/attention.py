@@ -46,11 +46,11 @@ class AttentionStep(Step):
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
         """Mix tokens, then add what the output matrix makes of the rows that leave the layer."""
-        mixed, kernels = self.mix(x, inputs), self.residual.kernels  # [T, H*D]
-        residual = output_rows(kernels, x, inputs, is_last=self.is_last)
+        mixed, ops = self.mix(x, inputs), self.residual.ops  # [T, H*D]
+        residual = output_rows(ops, x, inputs, is_last=self.is_last)
         if len(residual) == 0:
             return residual
-        mixed = output_rows(kernels, mixed, inputs, is_last=self.is_last)
+        mixed = output_rows(ops, mixed, inputs, is_last=self.is_last)
         return self.residual.add_product(residual, mixed, self.output)
 
     @property
@@ -68,7 +68,7 @@ class AttentionStep(Step):
         if (temperature := inputs.positions[self.layer].temperature) is not None:
             q = q * temperature
         cache, plan = inputs.caches[self.cache], inputs.plans[self.layer]
-        return self.residual.kernels.attention_over_runs(q, cache, plan, self.scale, self.scoring)
+        return self.residual.ops.attention_over_runs(q, cache, plan, self.scale, self.scoring)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,24 +91,24 @@ class SelfAttention(AttentionStep):
     def mix(self, x: Array, inputs: StepInputs) -> Array:
         """Project, rotate, write keys and values into the cache, attend."""
         assert self.cache is not None, "it keeps keys and values"
-        kernels, weights, width = self.residual.kernels, self.weights, self.head_dim
+        ops, weights, width = self.residual.ops, self.weights, self.head_dim
         rotation, plan = inputs.positions[self.layer].rotation, inputs.plans[self.layer]
         q, k, v = self.project(x)  # [T, H*D], [T, K*D], [T, K*D]
-        kernels.store(inputs.caches[self.cache], plan, k, v, width, weights.k_norm, rotation)  # RoPE, then the KV write
-        q = kernels.heads(q, width, weights.q_norm, rotation)  # [T, H, D], with RoPE
+        ops.store(inputs.caches[self.cache], plan, k, v, width, weights.k_norm, rotation)  # RoPE, then the KV write
+        q = ops.heads(q, width, weights.q_norm, rotation)  # [T, H, D], with RoPE
         return self.attend(q, inputs).reshape(len(x), -1)  # [T, H*D]
 
     def project(self, x: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values; clipped (DBRX, MPT), values normalized, or keys as values (gemma4)."""
-        kernels, weights = self.residual.kernels, self.weights
+        ops, weights = self.residual.ops, self.weights
         assert weights.k is not None, "it has keys of its own"
         linears = (weights.q, weights.k) if weights.v is None else (weights.q, weights.k, weights.v)
-        q, k, *values = kernels.project(x, self.norm, linears)
+        q, k, *values = ops.project(x, self.norm, linears)
         v = values[0] if values else k
         if self.qkv_limit is not None:
-            q, k, v = (kernels.clip(flat, self.qkv_limit) for flat in (q, k, v))
+            q, k, v = (ops.clip(flat, self.qkv_limit) for flat in (q, k, v))
         if weights.v_norm is not None:
-            v = kernels.heads(v, self.head_dim, weights.v_norm).reshape(len(v), -1)
+            v = ops.heads(v, self.head_dim, weights.v_norm).reshape(len(v), -1)
         return q, k, v
 
     def describe(self) -> str:
@@ -134,9 +134,9 @@ class SharedKvAttention(AttentionStep):
 
     def mix(self, x: Array, inputs: StepInputs) -> Array:
         """Project and rotate queries, attend."""
-        kernels, rotation = self.residual.kernels, inputs.positions[self.layer].rotation
-        (q,) = kernels.project(x, self.norm, (self.weights.q,))
-        q = kernels.heads(q, self.head_dim, self.weights.q_norm, rotation)
+        ops, rotation = self.residual.ops, inputs.positions[self.layer].rotation
+        (q,) = ops.project(x, self.norm, (self.weights.q,))
+        q = ops.heads(q, self.head_dim, self.weights.q_norm, rotation)
         return self.attend(q, inputs).reshape(len(x), -1)
 
     def describe(self) -> str:
@@ -165,26 +165,26 @@ class MultiHeadLatentAttention(AttentionStep):
 
     def mix(self, x: Array, inputs: StepInputs) -> Array:
         """Project, rotate, write the latents, attend to them, and expand each head's sum of latents."""
-        kernels, rotation = self.residual.kernels, inputs.positions[self.layer].rotation
+        ops, rotation = self.residual.ops, inputs.positions[self.layer].rotation
         assert self.cache is not None, "latents are kept"
         q, latents = self.queries_and_latents(x)
-        keys = kernels.heads(latents, self.head_dim, None, rotation)  # [T, 1, R+C]
+        keys = ops.heads(latents, self.head_dim, None, rotation)  # [T, 1, R+C]
         cache, plan = inputs.caches[self.cache], inputs.plans[self.layer]
         cache.write(plan.pages, plan.slots, keys, keys)  # stored once: the rotated values are in no result
-        mixed = self.attend(kernels.heads(q, self.head_dim, None, rotation), inputs)  # [T, H, R+C]
+        mixed = self.attend(ops.heads(q, self.head_dim, None, rotation), inputs)  # [T, H, R+C]
         return self.expand(mixed).reshape(len(x), -1)
 
     def queries_and_latents(self, x: Array) -> tuple[Array, Array]:
         """Queries [T, H*(R+C)] and the key [T, R+C] that all heads share, before they are rotated."""
-        kernels, weights, n_nope, n_rank = self.residual.kernels, self.weights, self.latent.n_nope, self.latent.n_rank
-        q, kv = kernels.project(x, self.norm, (weights.q_down or weights.q, weights.kv_down))  # kv: [T, C+R]
+        ops, weights, n_nope, n_rank = self.residual.ops, self.weights, self.latent.n_nope, self.latent.n_rank
+        q, kv = ops.project(x, self.norm, (weights.q_down or weights.q, weights.kv_down))  # kv: [T, C+R]
         if weights.q_down is not None:
-            (q,) = kernels.project(q, weights.q_norm, (weights.q,))
+            (q,) = ops.project(q, weights.q_norm, (weights.q,))
         q = q.reshape(len(x), weights.k_up.n_heads, -1)  # [T, H, N+R]
         absorbed = weights.k_up.run(q[:, :, :n_nope])  # [T, H, C]
-        queries = kernels.concatenated([q[:, :, n_nope:], absorbed], axis=2)
-        latent = kernels.normed(kv[:, :n_rank] * 1, weights.kv_norm)
-        return queries.reshape(len(x), -1), kernels.concatenated([kv[:, n_rank:], latent], axis=1)
+        queries = ops.concatenated([q[:, :, n_nope:], absorbed], axis=2)
+        latent = ops.normed(kv[:, :n_rank] * 1, weights.kv_norm)
+        return queries.reshape(len(x), -1), ops.concatenated([kv[:, n_rank:], latent], axis=1)
 
     def expand(self, mixed: Array) -> Array:
         """What each head makes of the latents [T, H, R+C] that it mixed: [T, H, U]."""
@@ -213,21 +213,21 @@ class BidirectionalAttention(AttentionStep):
 
     def mix(self, x: Array, inputs: StepInputs) -> Array:
         """Project, rotate, attend within each sequence."""
-        kernels, weights, width = self.residual.kernels, self.weights, self.head_dim
+        ops, weights, width = self.residual.ops, self.weights, self.head_dim
         assert weights.k is not None and weights.v is not None, "no encoder's layers share keys"
         rotation, runs = inputs.positions[self.layer].rotation, inputs.plans[self.layer].runs
-        flat_q, flat_k, flat_v = kernels.project(x, self.norm, (weights.q, weights.k, weights.v))
-        q = kernels.heads(flat_q, width, weights.q_norm, rotation)
-        k, v = kernels.heads(flat_k, width, weights.k_norm, rotation), kernels.heads(flat_v, width)
+        flat_q, flat_k, flat_v = ops.project(x, self.norm, (weights.q, weights.k, weights.v))
+        q = ops.heads(flat_q, width, weights.q_norm, rotation)
+        k, v = ops.heads(flat_k, width, weights.k_norm, rotation), ops.heads(flat_v, width)
         parts = []
         for run in runs:
-            own_q, own_k, own_v = (kernels.rows(heads, run.rows) for heads in (q, k, v))
-            parts.append(kernels.attention_both_ways(own_q, own_k, own_v, self.scale, self.scoring))
+            own_q, own_k, own_v = (ops.rows(heads, run.rows) for heads in (q, k, v))
+            parts.append(ops.attention_both_ways(own_q, own_k, own_v, self.scale, self.scoring))
         if len(parts) == 1:
             return parts[0].reshape(len(x), -1)
         every = np.arange(len(x))
         order = np.concatenate([every[run.rows] for run in runs])
-        return kernels.rows(kernels.concatenated(parts), np.argsort(order)).reshape(len(x), -1)
+        return ops.rows(ops.concatenated(parts), np.argsort(order)).reshape(len(x), -1)
 
     def describe(self) -> str:
         """See ``Step``."""

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_native.kernels.kernelset import KernelSet
+from slm_native.kernels.ops import Ops
 from slm_native.kernels.parameters import Linear, Norm
 from slm_native.kv import Array, BatchPlan, KvLayer
 from slm_native.positions import LayerPositions
@@ -78,9 +78,9 @@ def run_steps(steps: Iterable[Step], x: Hidden, inputs: StepInputs) -> Hidden:
     return x
 
 
-def output_rows(kernels: KernelSet, x: Array, inputs: StepInputs, *, is_last: bool) -> Array:
+def output_rows(ops: Ops, x: Array, inputs: StepInputs, *, is_last: bool) -> Array:
     """The rows of ``x`` [T, ...] that leave the layer: all, except in the last layer."""
-    return kernels.rows(x, inputs.output_mask) if is_last and inputs.output_mask is not None else x
+    return ops.rows(x, inputs.output_mask) if is_last and inputs.output_mask is not None else x
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,12 +88,12 @@ class Residual:
     """How the result of a branch is added to the residual stream.
 
     Attributes:
-        kernels: the arithmetic.
+        ops: the arithmetic.
         post_norm: of the result [E].
         scale: factor on the result.
     """
 
-    kernels: KernelSet
+    ops: Ops
     post_norm: Norm | None
     scale: float
 
@@ -105,12 +105,12 @@ class Residual:
     def add_product(self, residual: Array, x: Array, linear: Linear) -> Array:
         """``residual`` and what an output matrix makes of ``x``."""
         if self.is_plain:
-            return self.kernels.add_product(residual, x, linear)
-        return self.add(residual, self.kernels.linear(x, linear))
+            return self.ops.add_product(residual, x, linear)
+        return self.add(residual, self.ops.linear(x, linear))
 
     def add(self, residual: Array, result: Array) -> Array:
         """``residual`` and a branch's result, both [T, E]."""
-        result = self.kernels.normed(result, self.post_norm)
+        result = self.ops.normed(result, self.post_norm)
         return residual + (result if self.scale == 1 else result * self.scale)
 
 

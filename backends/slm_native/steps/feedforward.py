@@ -43,7 +43,7 @@ class FfnStep(FeedForwardStep):
     Attributes:
         weights: of the layer.
         activation: of the gate, or of what ``up`` makes.
-        gate_threshold: see ``KernelSet.gate_up``.
+        gate_threshold: see ``Ops.gate_up``.
     """
 
     weights: FeedForward
@@ -54,7 +54,7 @@ class FfnStep(FeedForwardStep):
         """See ``FeedForwardStep``."""
         weights = self.weights
         how = self.activation, self.gate_threshold
-        inner = self.residual.kernels.gate_up(x, self.norm, weights.gate, weights.up, *how)  # [T, F]
+        inner = self.residual.ops.gate_up(x, self.norm, weights.gate, weights.up, *how)  # [T, F]
         return self.residual.add_product(residual, inner, weights.down)
 
     def describe(self) -> str:
@@ -110,10 +110,10 @@ class DenseAndMoeStep(FeedForwardStep):
 
     def add(self, residual: Array, x: Array) -> Array:
         """See ``FeedForwardStep``."""
-        kernels = self.residual.kernels
-        dense = kernels.feed_forward(kernels.normed(x, self.norm), self.dense, self.activation)
-        mixed = self.moe.run(x, self.moe_norm, kernels.normed(x, self.router_norm))
-        result = kernels.normed(dense, self.dense_norm) + kernels.normed(mixed, self.moe_result_norm)
+        ops = self.residual.ops
+        dense = ops.feed_forward(ops.normed(x, self.norm), self.dense, self.activation)
+        mixed = self.moe.run(x, self.moe_norm, ops.normed(x, self.router_norm))
+        result = ops.normed(dense, self.dense_norm) + ops.normed(mixed, self.moe_result_norm)
         return self.residual.add(residual, result)
 
     def describe(self) -> str:
@@ -140,8 +140,8 @@ class ParallelStep(Step):
         after = self.attention.run(x, inputs)
         if len(after) == 0:
             return after
-        kernels = self.feed_forward.residual.kernels
-        return self.feed_forward.add(after, output_rows(kernels, x, inputs, is_last=self.is_last))
+        ops = self.feed_forward.residual.ops
+        return self.feed_forward.add(after, output_rows(ops, x, inputs, is_last=self.is_last))
 
     def describe(self) -> str:
         """See ``Step``."""

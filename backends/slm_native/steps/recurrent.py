@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slm_native.kernels.parameters import Norm
-from slm_native.kernels.recurrent import StateWeights, between_products
+from slm_native.kernels.recurrent import RecurrentOps, StateWeights
 from slm_native.kv import Array
 from slm_native.states import StateGroup, in_order
 from slm_native.steps.base import Hidden, Residual, Step, StepInputs, output_rows, shapes
@@ -19,6 +19,7 @@ class RecurrentStep(Step):
     """``x + output(mixer(project(norm(x))))``, with a state for each sequence.
 
     Attributes:
+        ops: the arithmetic.
         state: which of the recurrent layers it is.
         is_last: whether its layer is the model's last.
         norm: of what enters the layer [E].
@@ -26,6 +27,7 @@ class RecurrentStep(Step):
         weights: of the layer.
     """
 
+    ops: RecurrentOps
     state: int
     is_last: bool
     norm: Norm | None
@@ -34,7 +36,7 @@ class RecurrentStep(Step):
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
         """See ``Step``."""
-        return self.add(output_rows(self.residual.kernels, x, inputs, is_last=self.is_last), x, inputs)
+        return self.add(output_rows(self.ops, x, inputs, is_last=self.is_last), x, inputs)
 
     def add(self, residual: Array, x: Array, inputs: StepInputs) -> Array:
         """``residual``, of the rows that leave the layer, and what the layer makes of ``x`` [T of the batch, E].
@@ -44,27 +46,27 @@ class RecurrentStep(Step):
         is_whole = not self.is_last or inputs.output_mask is None
         if is_whole and len(inputs.groups) == 1 and self.residual.post_norm is None:
             return self._add_in_one_call(residual, x, inputs.groups[0])
-        kernels, made = self.residual.kernels, []
-        (projected,) = kernels.project(x, self.norm, [self.weights.project])
+        ops, made = self.ops, []
+        (projected,) = ops.project(x, self.norm, [self.weights.project])
         for group in inputs.groups:
-            rows = kernels.rows(projected, group.rows)
+            rows = ops.rows(projected, group.rows)
             several = rows.reshape(len(group.before), -1, rows.shape[-1])
-            y, after = between_products(kernels, self.weights, several, group.parts(self.state, kernels))
+            y, after = ops.between_products(self.weights, several, group.parts(self.state, ops))
             group.after.append(after)
             made.append(y.reshape(len(rows), -1))
-        mixed = in_order(kernels, inputs.groups, made)
+        mixed = in_order(ops, inputs.groups, made)
         if len(residual) == 0:
             return residual
-        mixed = output_rows(kernels, mixed, inputs, is_last=self.is_last)
+        mixed = output_rows(ops, mixed, inputs, is_last=self.is_last)
         return self.residual.add_product(residual, mixed, self.weights.output)
 
     def _add_in_one_call(self, residual: Array, x: Array, group: StateGroup) -> Array:
-        kernels, rows, before = self.residual.kernels, group.rows, group.parts(self.state, self.residual.kernels)
+        ops, rows, before = self.ops, group.rows, group.parts(self.state, self.ops)
         if not isinstance(rows, slice):
-            x, residual = kernels.rows(x, rows), kernels.rows(residual, rows)
-        y, after = kernels.state_layer(self.weights, x, self.norm, residual, self.residual.scale, before)
+            x, residual = ops.rows(x, rows), ops.rows(residual, rows)
+        y, after = ops.state_layer(self.weights, x, self.norm, residual, self.residual.scale, before)
         group.after.append(after)
-        return y if isinstance(rows, slice) else in_order(kernels, [group], [y])
+        return y if isinstance(rows, slice) else in_order(ops, [group], [y])
 
     def describe(self) -> str:
         """See ``Step``."""

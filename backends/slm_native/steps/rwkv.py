@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_native.kernels.kernelset import KernelSet
-from slm_native.kernels.rwkv import RwkvBlock
+from slm_native.kernels.rwkv import RwkvBlock, RwkvOps
 from slm_native.kv import Array
 from slm_native.states import StateGroup, in_order
 from slm_native.steps.base import Hidden, Step, StepInputs, shapes
@@ -24,69 +23,69 @@ class RwkvStep(Step):
     """A whole layer.
 
     Attributes:
-        kernels: the arithmetic.
+        ops: the arithmetic.
         state: which of the recurrent layers it is.
         is_last: whether it is the model's last layer.
         block: its weights.
     """
 
-    kernels: KernelSet
+    ops: RwkvOps
     state: int
     is_last: bool
     block: RwkvBlock
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
         """Both mixings; in the last layer, channel mixing computes the rows of the output mask alone."""
-        kernels, groups, block = self.kernels, inputs.groups, self.block
-        mixed = self._mix_time(kernels.normed(x, block.time_norm), groups)
+        ops, groups, block = self.ops, inputs.groups, self.block
+        mixed = self._mix_time(ops.normed(x, block.time_norm), groups)
         if not self.is_last or inputs.output_mask is None:
-            x = kernels.add_product(x, mixed, block.time.output)
-            return x + self._mix_channels(kernels.normed(x, block.channel_norm), groups)
+            x = ops.add_product(x, mixed, block.time.output)
+            return x + self._mix_channels(ops.normed(x, block.channel_norm), groups)
         needed = needed_rows(groups, inputs.output_mask)
-        mixed = kernels.rows(mixed, needed.rows)
-        x = kernels.add_product(kernels.rows(x, needed.rows), mixed, block.time.output)
-        made = self._mix_some_channels(kernels.normed(x, block.channel_norm), groups, needed)
-        return kernels.rows(x, needed.outputs) + made
+        mixed = ops.rows(mixed, needed.rows)
+        x = ops.add_product(ops.rows(x, needed.rows), mixed, block.time.output)
+        made = self._mix_some_channels(ops.normed(x, block.channel_norm), groups, needed)
+        return ops.rows(x, needed.outputs) + made
 
     def _mix_time(self, x: Array, groups: Sequence[StateGroup]) -> Array:
         """What the output matrix of time mixing takes [T of the batch, E]; it starts the states after the batch."""
-        kernels, weights, made = self.kernels, self.block.time, []
+        ops, weights, made = self.ops, self.block.time, []
         for group in groups:
-            rows = kernels.rows(x, group.rows)
+            rows = ops.rows(x, group.rows)
             several = rows.reshape(len(group.before), -1, rows.shape[-1])
-            last, state, _ = group.parts(self.state, kernels)  # the third part is channel mixing's
+            last, state, _ = group.parts(self.state, ops)  # the third part is channel mixing's
             is_first = weights.first_value is None
-            y, values, state = kernels.time_mix(weights, several, last, state, None if is_first else group.carried[0])
+            y, values, state = ops.time_mix(weights, several, last, state, None if is_first else group.carried[0])
             if is_first:
                 group.carried.append(values)
             group.after.append((_last_tokens(several), state))
             made.append(y.reshape(len(rows), -1))
-        return in_order(kernels, groups, made)
+        return in_order(ops, groups, made)
 
     def _mix_channels(self, x: Array, groups: Sequence[StateGroup]) -> Array:
         """What channel mixing makes of ``x`` [T of the batch, E]; it completes the states after the batch."""
-        kernels, made = self.kernels, []
+        ops, made = self.ops, []
         for group in groups:
-            rows = kernels.rows(x, group.rows)
+            rows = ops.rows(x, group.rows)
             several = rows.reshape(len(group.before), -1, rows.shape[-1])
-            y = kernels.channel_mix(self.block.channel, several, group.parts(self.state, kernels)[2])
+            y = ops.channel_mix(self.block.channel, several, group.parts(self.state, ops)[2])
             group.after[self.state] = (*group.after[self.state], _last_tokens(several))
             made.append(y.reshape(rows.shape))
-        return in_order(kernels, groups, made)
+        return in_order(ops, groups, made)
 
     def _mix_some_channels(self, x: Array, groups: Sequence[StateGroup], needed: NeededRows) -> Array:
         """``_mix_channels`` for the rows of the output mask; ``x`` holds the rows that are needed for them."""
-        kernels = self.kernels
-        states = [group.parts(self.state, kernels)[2] for group in groups]  # [B, 1, E]
+        ops = self.ops
+        states = [group.parts(self.state, ops)[2] for group in groups]  # [B, 1, E]
         for group, last in zip(groups, needed.last, strict=True):
-            after = kernels.rows(x, last).reshape(len(last), 1, -1)
+            after = ops.rows(x, last).reshape(len(last), 1, -1)
             group.after[self.state] = (*group.after[self.state], after)
-        every = kernels.concatenated([x, *(state.reshape(len(state), -1) for state in states)])
-        tokens, before = (kernels.rows(every, places) for places in (needed.outputs, needed.before))
+        every = ops.concatenated([x, *(state.reshape(len(state), -1) for state in states)])
+        tokens, before = (ops.rows(every, places) for places in (needed.outputs, needed.before))
         if len(tokens) == 0:
             return tokens
         one_each = len(tokens), 1, -1  # as sequences of one token
-        mixed = kernels.channel_mix(self.block.channel, tokens.reshape(one_each), before.reshape(one_each))
+        mixed = ops.channel_mix(self.block.channel, tokens.reshape(one_each), before.reshape(one_each))
         return mixed.reshape(len(tokens), -1)
 
     def describe(self) -> str:

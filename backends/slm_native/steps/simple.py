@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slm_native.kernels.kernelset import KernelSet
+from slm_native.kernels.device import Device
+from slm_native.kernels.ops import Ops
 from slm_native.kernels.parameters import Norm
 from slm_native.kv import Array
 from slm_native.steps.base import Hidden, Step, StepInputs
@@ -15,16 +16,16 @@ class NormStep(Step):
     """The residual stream, normalized (post-norm encoders).
 
     Attributes:
-        kernels: the arithmetic.
+        ops: the arithmetic.
         norm: its weights [E].
     """
 
-    kernels: KernelSet
+    ops: Ops
     norm: Norm
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
         """See ``Step``."""
-        return self.kernels.normed(x, self.norm)
+        return self.ops.normed(x, self.norm)
 
     def describe(self) -> str:
         """See ``Step``."""
@@ -55,16 +56,16 @@ class TransferStep(Step):
     """The residual stream moves to the device of the layer that follows.
 
     Attributes:
-        kernels: the devices.
+        device: of the tier, which may be several.
         layer: number of that layer; the number of layers stands for the output matrix.
     """
 
-    kernels: KernelSet
+    device: Device
     layer: int
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
         """See ``Step``."""
-        return self.kernels.entering(x, self.layer)
+        return self.device.entering(x, self.layer)
 
     def describe(self) -> str:
         """See ``Step``."""

@@ -11,7 +11,7 @@ from slm_core.generation import Answer
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import Capability, ContextOptions, ModelOptions, TopLogits
 from slm_native.backend import NativeBackend
-from slm_native.kernels.primitives import top_of_rows
+from slm_native.kernels.device import top_of_rows
 
 torch = pytest.importorskip("torch", reason="the torch tier needs torch: pip install 'slm-core[torch]'")
 

@@ -19,9 +19,9 @@ from slm_core.errors import InvalidModelFile, InvalidOption, ModelError, Unsuppo
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize
 from slm_core.types import KvType, TopLogits
+from slm_native.kernels.device import FixedShape, FloatArray
 from slm_native.kernels.kernelset import KernelSet
 from slm_native.kernels.parameters import PLAIN, Scoring, Span, Weight, WeightBytes
-from slm_native.kernels.primitives import FixedShape, FloatArray
 from slm_native.kernels.torch.activations import activate, gated
 from slm_native.kernels.torch.attention import attend, attend_at, attend_both_ways, attend_one_token_each
 from slm_native.kernels.torch.choosing import DEVICES as RANKING_DEVICES
