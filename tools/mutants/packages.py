@@ -67,7 +67,7 @@ PACKAGES = (
     ),
     Package(
         "KV cache (`slm_native.kv`)",
-        _each("backends/slm_native/kv/{}.py", "__init__ cache chunks codecs parts runs spans store stores tables"),
+        _each("backends/slm_native/kv/{}.py", "__init__ cache codecs plan store stores tables"),
         ("native", "native_states"),
         _each("tests/native/test_{}.py", "kv_cache edits"),
     ),

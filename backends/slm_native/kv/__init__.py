@@ -1,11 +1,8 @@
 """The paged KV cache: pages of 64 tokens, a block table for each sequence, copy on write, typed storage."""
 
 from slm_native.kv.cache import PagedKvCache
-from slm_native.kv.chunks import in_chunks
 from slm_native.kv.codecs import Array, KvCodec, Planes, codec_of
-from slm_native.kv.parts import part_of
-from slm_native.kv.runs import BatchPlan, Run
-from slm_native.kv.spans import in_spans
+from slm_native.kv.plan import BatchPlan, Run, in_chunks, in_spans, part_of
 from slm_native.kv.store import PAGE_TOKENS, HostKvLayer, HostPageStore, KvLayer, PageIndex, PageLayout, PageStore
 from slm_native.kv.stores import NewStore, Rotate, StoreGroup, in_model_order
 from slm_native.kv.window import Held, WindowCache

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_native.kv.runs import BatchPlan, Run, count, n_pages_of, rows_by_sequence
+from slm_native.kv.plan import BatchPlan, Run, count, n_pages_of, rows_by_sequence
 from slm_native.kv.store import PAGE_TOKENS, HostPageStore, KvLayer, PageLayout
 from slm_native.kv.stores import NewStore, Rotate, StoreGroup, in_model_order
 from slm_native.kv.tables import Pages, PageTables, page_index

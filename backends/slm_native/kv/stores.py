@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slm_core.errors import InvalidSnapshot
 from slm_native.kv.codecs import Array, Planes
-from slm_native.kv.runs import n_pages_of
+from slm_native.kv.plan import n_pages_of
 from slm_native.kv.store import PAGE_TOKENS, KvLayer, PageLayout, PageStore
 from slm_native.kv.tables import Pages
 

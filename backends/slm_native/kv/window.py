@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_native.kv.cache import PagedKvCache
-from slm_native.kv.runs import BatchPlan, Run, n_pages_of
+from slm_native.kv.plan import BatchPlan, Run, n_pages_of
 from slm_native.kv.store import PAGE_TOKENS, HostPageStore, KvLayer, PageLayout
 from slm_native.kv.stores import NewStore
 from slm_native.kv.tables import Pages, page_index

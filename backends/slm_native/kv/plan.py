@@ -1,0 +1,165 @@
+"""Where the tokens of a batch go, and which tokens they see: one run of tokens for each sequence.
+
+Runs are cut to smaller ones for chunked attention, for bidirectional blocks, and to compute a batch in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_native.kv.codecs import Array
+from slm_native.kv.store import PAGE_TOKENS, PageIndex
+from slm_native.kv.tables import PageTables
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """The tokens that a batch brings for one sequence.
+
+    Attributes:
+        seq_id: the sequence.
+        rows: which tokens of the batch they are.
+        start: position of the first, counted from the first page.
+        n_held: tokens on the pages, these included, S.
+        pages: where they lie.
+        both_ways: whether they all see each other (a bidirectional block); a window still hides what is behind it.
+    """
+
+    seq_id: int
+    rows: slice | NDArray[np.intp]
+    start: int
+    n_held: int
+    pages: PageIndex
+    both_ways: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchPlan:
+    """Where the tokens of a batch go. The cache is unchanged until the plan is committed.
+
+    Attributes:
+        runs: one for each sequence of the batch, or several.
+        pages: the page of each token [T].
+        slots: its place on that page [T].
+        tables: the tables that hold once the batch has run.
+    """
+
+    runs: Sequence[Run]
+    pages: Array
+    slots: Array
+    tables: PageTables
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether tokens see later ones (bidirectional blocks), so that no part of the batch can be run alone."""
+        return any(run.both_ways for run in self.runs)
+
+
+def n_pages_of(n_tokens: int) -> int:
+    """Pages that so many tokens take."""
+    return -(-n_tokens // PAGE_TOKENS)
+
+
+def count(rows: slice | NDArray[np.intp]) -> int:
+    """How many rows these are."""
+    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+
+
+def rows_by_sequence(seq_ids: NDArray[np.int32]) -> list[tuple[int, slice | NDArray[np.intp]]]:
+    """The sequences of a batch and the rows of each, in order; a slice where they lie side by side."""
+    if (seq_ids == seq_ids[0]).all():
+        return [(int(seq_ids[0]), slice(0, len(seq_ids)))]
+    order = np.argsort(seq_ids, kind="stable")
+    bounds = np.flatnonzero(np.diff(seq_ids[order])) + 1
+    found: list[tuple[int, slice | NDArray[np.intp]]] = []
+    for rows in np.split(order, bounds):
+        side_by_side = rows[-1] - rows[0] == len(rows) - 1
+        found.append((int(seq_ids[rows[0]]), slice(int(rows[0]), int(rows[-1]) + 1) if side_by_side else rows))
+    return found
+
+
+def part_of(plan: BatchPlan, start: int, stop: int) -> BatchPlan:
+    """The plan of tokens [start, stop) of a batch, which see what the tokens before them have written."""
+    runs = [run for each in plan.runs if (run := _part_of_run(each, start, stop)) is not None]
+    return BatchPlan(runs, plan.pages[start:stop], plan.slots[start:stop], plan.tables)
+
+
+def in_chunks(plan: BatchPlan, chunk: int) -> BatchPlan:
+    """``plan`` for chunked attention (Llama 4): a token sees the positions of its chunk up to its own.
+
+    A chunk is a whole number of pages, so each is attended to as a sequence of its own on a part of the pages.
+
+    Args:
+        plan: where the tokens of a batch go.
+        chunk: positions in a chunk, a multiple of 64.
+
+    Returns:
+        Runs that see nothing outside their chunk; ``plan`` itself if no sequence leaves its first chunk.
+    """
+    assert chunk % PAGE_TOKENS == 0, "chunks begin where pages do"
+    if all(run.n_held <= chunk for run in plan.runs):
+        return plan
+    return replace(plan, runs=[part for run in plan.runs for part in _chunks(run, chunk)])
+
+
+def in_spans(plan: BatchPlan, ahead: NDArray[np.int32]) -> BatchPlan:
+    """``plan`` with bidirectional blocks, as images in a prompt are: each run is one block, or has none.
+
+    Args:
+        plan: where the tokens of a batch go.
+        ahead: how many later tokens each one sees [T].
+    """
+    return replace(plan, runs=[part for run in plan.runs for part in _spans(run, ahead[run.rows])])
+
+
+def _part_of_run(run: Run, start: int, stop: int) -> Run | None:
+    rows, skipped = _rows_between(run.rows, start, stop)
+    if count(rows) == 0:
+        return None
+    first = run.start + skipped
+    n_held = first + count(rows)
+    return Run(run.seq_id, rows, first, n_held, _first_pages(run.pages, n_held))
+
+
+def _rows_between(rows: slice | NDArray[np.intp], start: int, stop: int) -> tuple[slice | NDArray[np.intp], int]:
+    """Those of ascending rows, counted from ``start``; and how many come before them."""
+    if isinstance(rows, slice):
+        begin = min(max(rows.start, start), rows.stop)
+        end = max(begin, min(rows.stop, stop))
+        return slice(begin - start, end - start), begin - rows.start
+    begin, end = np.searchsorted(rows, [start, stop]).tolist()
+    return rows[begin:end] - start, begin
+
+
+def _chunks(run: Run, chunk: int) -> Iterator[Run]:
+    """What a run brings for each chunk; positions are counted from where the chunk begins."""
+    for first in range(run.start // chunk * chunk, run.n_held, chunk):
+        begin, end = max(run.start, first), min(run.n_held, first + chunk)
+        rows = _part(run.rows, begin - run.start, end - run.start)
+        pages = _part(run.pages, first // PAGE_TOKENS, n_pages_of(end))
+        yield Run(run.seq_id, rows, begin - first, end - first, pages)
+
+
+def _spans(run: Run, ahead: NDArray[np.int32]) -> Iterator[Run]:
+    rows = np.arange(run.rows.start, run.rows.stop) if isinstance(run.rows, slice) else run.rows
+    begin, n = 0, len(ahead)
+    while begin < n:
+        both_ways = bool(ahead[begin] > 0)
+        later = np.flatnonzero(ahead[begin:] > 0)
+        end = begin + (int(ahead[begin]) + 1 if both_ways else int(later[0]) if len(later) else n - begin)
+        held = run.start + end
+        yield Run(run.seq_id, rows[begin:end], run.start + begin, held, _first_pages(run.pages, held), both_ways)
+        begin = end
+
+
+def _first_pages(pages: PageIndex, n_held: int) -> PageIndex:
+    """The pages of the first tokens."""
+    return _part(pages, 0, n_pages_of(n_held))
+
+
+def _part(ids: slice | NDArray[np.intp], begin: int, end: int) -> slice | NDArray[np.intp]:
+    return slice(ids.start + begin, ids.start + end) if isinstance(ids, slice) else ids[begin:end]
