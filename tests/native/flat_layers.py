@@ -27,10 +27,9 @@ from slm_native.kernels import (
     Scoring,
 )
 from slm_native.kernels.cpu import CpuKernels
-from slm_native.kernels.cpu_fusion import CpuLayers, native_latent
-from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPlan
-from slm_native.kernels.cpu_parameters import native_activation, native_norm
-from slm_native.kernels.cpu_weights import native_linears
+from slm_native.kernels.cpu.fusion import CpuLayers, native_latent
+from slm_native.kernels.cpu.handles import native_activation, native_linears, native_norm
+from slm_native.kernels.cpu.pages import CpuKvLayer, CpuPlan
 from slm_native.kv import BatchPlan, KvLayer
 from slm_native.positions import LayerPositions
 from slm_native.steps import (

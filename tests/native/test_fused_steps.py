@@ -17,7 +17,7 @@ from slm_native import _extension
 from slm_native.kernels import Linear, Norm, Rotation
 from slm_native.kernels.by_head import SteppedByHead
 from slm_native.kernels.cpu import CpuKernels, CpuWeight
-from slm_native.kernels.cpu_by_head import CpuByHead
+from slm_native.kernels.cpu.prepared import CpuByHead
 
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)

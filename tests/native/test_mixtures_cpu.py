@@ -25,7 +25,7 @@ from slm_native.kernels.mixtures import Mixture, SteppedMixture, route
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
 
-from slm_native.kernels.cpu_mixtures import CpuMixture
+from slm_native.kernels.cpu.prepared import CpuMixture
 
 Rows = NDArray[np.float32]
 Wide = NDArray[np.float64]

@@ -36,7 +36,7 @@ from slm_native.kernels import (
     StateWeights,
 )
 from slm_native.kernels.cpu import CpuKernels
-from slm_native.kernels.cpu_fusion import CpuRwkvLayers
+from slm_native.kernels.cpu.fusion import CpuRwkvLayers
 from slm_native.kernels.reference import ReferenceKernels
 from slm_native.kernels.rwkv import RwkvState
 from slm_native.steps import RwkvStep

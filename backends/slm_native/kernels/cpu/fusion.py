@@ -13,12 +13,10 @@ import numpy as np
 
 from slm_core.architectures import Activation, AnyActivation, RopeStyle
 from slm_native.kernels.altup import LayerEmbedding
-from slm_native.kernels.cpu_by_head import CpuByHead
-from slm_native.kernels.cpu_mixtures import CpuMixture
-from slm_native.kernels.cpu_pages import CpuKvLayer, CpuPlan
-from slm_native.kernels.cpu_parameters import native_activation, native_norm, optional_norm
-from slm_native.kernels.cpu_rwkv import native_rwkv_block
-from slm_native.kernels.cpu_weights import extension, native_linears
+from slm_native.kernels.cpu.handles import extension, native_activation, native_linears, native_norm, optional_norm
+from slm_native.kernels.cpu.pages import CpuKvLayer, CpuPlan
+from slm_native.kernels.cpu.prepared import CpuByHead, CpuMixture
+from slm_native.kernels.cpu.recurrent import native_rwkv_block
 from slm_native.kernels.parameters import LatentAttention, Linear, Norm, Rotation
 from slm_native.kv import KvLayer
 from slm_native.states import in_order

@@ -1,4 +1,4 @@
-"""Matrices of the cpu tier: the file's bytes, and the handle that C++ has on them."""
+"""What C++ is handed: weights as they lie in the file, and parameters of operations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from slm_core.architectures import AnyActivation, NormKind, Xielu
 from slm_native import _extension
-from slm_native.kernels.parameters import Linear
+from slm_native.kernels.parameters import Linear, Norm
 from slm_native.kernels.reference import ReferenceWeight
 from slm_native.kv import Array
 
@@ -66,3 +67,26 @@ def native_linears(*linears: Linear | None) -> list[_native.Linear | None] | Non
     made = [None if linear is None else native_linear(linear) for linear in linears]
     found = all(native is not None or linear is None for native, linear in zip(made, linears, strict=True))
     return made if found else None
+
+
+def native_norm(norm: Norm) -> _native.Norm:
+    """A norm in C++."""
+    made: _native.Norm = extension().Norm.of(norm.weight, norm.bias, norm.eps, norm.kind is NormKind.LAYER)
+    return made
+
+
+def optional_norm(norm: Norm | None) -> _native.Norm | None:
+    """Likewise, where there is one."""
+    return None if norm is None else native_norm(norm)
+
+
+def native_activation(activation: AnyActivation) -> _native.Activation:
+    """An activation in C++."""
+    of = extension().Activation.of
+    if isinstance(activation, Xielu):
+        made: _native.Activation = of(
+            "xielu", [activation.alpha_n, activation.alpha_p, activation.beta, activation.eps]
+        )
+    else:
+        made = of(activation.value, [])
+    return made

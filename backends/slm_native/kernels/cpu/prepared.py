@@ -1,16 +1,16 @@
-"""Layers of experts of the cpu tier: routing and all experts of a batch in one call into C++."""
+"""Layers that are prepared once and are one call into C++: MoE layers, and matrices of each head."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slm_core.architectures import ExpertsSpec
-from slm_native.kernels.cpu_parameters import native_activation, optional_norm
-from slm_native.kernels.cpu_weights import extension, native_linear
+from slm_native.kernels.cpu.handles import extension, native_activation, native_linear, optional_norm
 from slm_native.kernels.mixtures import Mixture
-from slm_native.kernels.parameters import Experts, Norm
+from slm_native.kernels.parameters import ByHead, Experts, Norm
 from slm_native.kv import Array
 
 if TYPE_CHECKING:
@@ -68,3 +68,25 @@ def _choice(spec: ExpertsSpec) -> _native.Choice:
     of, groups = extension().Choice.of, (spec.n_groups, spec.n_groups_used)
     made: _native.Choice = of(spec.gating.value, spec.n_experts, spec.n_used, spec.normalized, spec.scale, *groups)
     return made
+
+
+class CpuByHead(ByHead):
+    """Matrices in C++.
+
+    Args:
+        kernels: what computes.
+        weights: of the heads [H].
+
+    Attributes:
+        weights: the same.
+    """
+
+    def __init__(self, kernels: _native.Kernels, weights: Sequence[_native.Weights]) -> None:
+        super().__init__(len(weights))
+        self._kernels = kernels
+        self.weights = list(weights)
+
+    def run(self, x: Array) -> Array:
+        """Without the GIL."""
+        y: Array = self._kernels.by_head(np.ascontiguousarray(x), self.weights)
+        return y

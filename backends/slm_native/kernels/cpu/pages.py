@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slm_core.types import KvType
-from slm_native.kernels.cpu_weights import extension
+from slm_native.kernels.cpu.handles import extension
 from slm_native.kv import Array, BatchPlan, HostKvLayer, HostPageStore, KvLayer, PageLayout, Planes
 
 if TYPE_CHECKING:

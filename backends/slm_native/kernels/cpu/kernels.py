@@ -14,13 +14,18 @@ from slm_core.errors import InvalidOption
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
 from slm_native import _extension
-from slm_native.kernels.cpu_by_head import CpuByHead
-from slm_native.kernels.cpu_fusion import Fusion
-from slm_native.kernels.cpu_mixtures import CpuMixture, native_mixture
-from slm_native.kernels.cpu_pages import KV_TYPES, CpuKvLayer, CpuPageStore, CpuPlan, placed
-from slm_native.kernels.cpu_parameters import native_activation, native_norm, optional_norm
-from slm_native.kernels.cpu_states import CpuStateKernels
-from slm_native.kernels.cpu_weights import CpuWeight, native_linear, plain_handles
+from slm_native.kernels.cpu.fusion import Fusion
+from slm_native.kernels.cpu.handles import (
+    CpuWeight,
+    native_activation,
+    native_linear,
+    native_norm,
+    optional_norm,
+    plain_handles,
+)
+from slm_native.kernels.cpu.pages import KV_TYPES, CpuKvLayer, CpuPageStore, CpuPlan, placed
+from slm_native.kernels.cpu.prepared import CpuByHead, CpuMixture, native_mixture
+from slm_native.kernels.cpu.recurrent import CpuStateKernels
 from slm_native.kernels.mixtures import Mixture
 from slm_native.kernels.parameters import PLAIN, ByHead, Experts, Linear, Norm, Rotation, Scoring, Weight
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
