@@ -29,9 +29,9 @@ test: $(VENV)/installed-dev $(VENV)/example/installed ## run all tests (JOBS= at
 	$(BIN)/pytest -n $(JOBS) --dist loadfile
 
 # Tests that import torch, transformers or rwkv run in `make test` alone.
-test-bounds: $(BOUNDS)/oldest/installed $(BOUNDS)/newest/installed $(VENV)/installed-dev ## run the suite on the oldest and on the newest ONNX Runtime, and tests/core on the oldest of all dependencies
+test-bounds: $(BOUNDS)/oldest/installed $(BOUNDS)/newest/installed $(VENV)/installed-dev ## run the suite on the oldest and on the newest ONNX Runtime, and tests/core and tests/context on the oldest of all dependencies
 	@for which in oldest newest; do cp -r $(VENV)/lib/python3*/site-packages/slm_* $(BOUNDS)/$$which/lib/python3*/site-packages/ || exit; done
-	$(BOUNDS)/oldest/bin/pytest -n $(JOBS) --dist loadfile -W default tests/conformance/test_onnx.py tests/core \
+	$(BOUNDS)/oldest/bin/pytest -n $(JOBS) --dist loadfile -W default tests/conformance/test_onnx.py tests/core tests/context \
 		$(OTHER_ORACLES:%=--ignore %)
 	$(BOUNDS)/newest/bin/pytest -n $(JOBS) tests/conformance/test_onnx.py
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from slm_core.contextbase import ContextBase
+from slm_core.context import ContextBase
 from slm_core.errors import InvalidSnapshot, InvalidToken, TemplateError
 from slm_core.protocols import Batch
 from slm_core.types import AnswerDelta, Capability, ContextOptions, Delta, EditLevel, Logits, Message, Role, Segment

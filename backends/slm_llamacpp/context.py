@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.batch import TokenBatch
-from slm_core.contextbase import ContextBase, check_context_options
+from slm_core.context import ContextBase, check_context_options
+from slm_core.context.batch import TokenBatch
+from slm_core.context.inputs import add_held, chunks_of
+from slm_core.context.ledger import replay_plan
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedEdit
-from slm_core.inputs import add_held, chunks_of
-from slm_core.ledger import replay_plan
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States
 from slm_llamacpp import BACKEND, library, logs

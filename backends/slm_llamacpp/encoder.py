@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slm_core.contextbase import ContextBase, check_context_options
+from slm_core.context import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, UnsupportedOutput
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, States

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context.inputs import held_inputs, offsets_of
+from slm_core.context.places import Places, places_of
 from slm_core.errors import SnapshotMismatch, UnsupportedInput
-from slm_core.inputs import held_inputs, offsets_of
-from slm_core.places import Places, places_of
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions
 from slm_llamacpp.batchbuffers import Part

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.places import places_of
+from slm_core.context.places import places_of
 
 _FARTHEST = 2**31 - 1  # positions are int32
 Places = NDArray[np.int64]

@@ -12,8 +12,8 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.container import check_numbers
 from slm_core.errors import InvalidSnapshot
-from slm_core.snapshot import check_numbers
 from slm_core.types import KvType
 
 GGML_TYPES = {KvType.F32: 0, KvType.F16: 1, KvType.Q4_0: 2, KvType.Q5_0: 6, KvType.Q8_0: 8, KvType.BF16: 30}

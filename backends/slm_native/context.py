@@ -7,11 +7,11 @@ from functools import partial
 from typing import TypeVar
 
 from slm_core.architectures import KvShape, ModelSpec
-from slm_core.batch import TokenBatch
-from slm_core.contextbase import ContextBase, check_context_options, no_top_logits
+from slm_core.context import ContextBase, check_context_options, no_top_logits
+from slm_core.context.batch import TokenBatch
+from slm_core.context.inputs import add_held
+from slm_core.context.places import Places
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
-from slm_core.inputs import add_held
-from slm_core.places import Places
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States, TopLogits
 from slm_native.host_batch import HostBatch

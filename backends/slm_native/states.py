@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import RecurrentSpec
+from slm_core.container import check_numbers
 from slm_core.errors import InvalidSnapshot
-from slm_core.snapshot import check_numbers
 from slm_native.kernels import Device, Ops
 from slm_native.kv import Array, Run
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.container import check_numbers
 from slm_core.errors import InvalidSnapshot
-from slm_core.snapshot import check_numbers
 from slm_onnx import runtime
 from slm_onnx.cells import Cells
 from slm_onnx.kvstore import KvStore

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec, ReadFactors
-from slm_core.contextbase import ContextBase, check_context_options
+from slm_core.context import ContextBase, check_context_options
+from slm_core.context.places import Places
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedModel
-from slm_core.places import Places
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, KvType, Logits

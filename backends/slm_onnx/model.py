@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 
 from slm_core.closing import Closing
-from slm_core.contextbase import ContextBase
+from slm_core.context import ContextBase
 from slm_core.errors import ModelClosed
 from slm_core.protocols import Vocab
 from slm_core.types import ContextOptions, ModelInfo

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.contextbase import ContextBase, check_context_options
+from slm_core.context import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, InvalidOption
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits

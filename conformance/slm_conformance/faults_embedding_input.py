@@ -10,10 +10,10 @@ import numpy as np
 from slm_conformance.faults import fault
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Array, Cell
-from slm_core.batch import TokenBatch
-from slm_core.inputs import HeldInput, row_of
+from slm_core.context.batch import TokenBatch
+from slm_core.context.inputs import HeldInput, row_of
+from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.protocols import Batch
-from slm_core.snapshot import Edit, SequenceSnapshot
 from slm_core.types import EMBEDDED, Capability, Logits, Pos, States
 
 

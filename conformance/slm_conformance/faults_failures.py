@@ -11,10 +11,10 @@ from slm_conformance.faults import fault
 from slm_conformance.toy import ToyModel
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Array, Cell
+from slm_core.context.inputs import held_inputs
+from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.errors import ContextFull
-from slm_core.inputs import held_inputs
 from slm_core.protocols import Batch, Context
-from slm_core.snapshot import Edit, SequenceSnapshot
 from slm_core.types import ContextOptions, Logits, Pos
 
 

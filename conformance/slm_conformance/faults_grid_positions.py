@@ -10,9 +10,9 @@ import numpy as np
 from slm_conformance.faults import fault
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Cell
-from slm_core.inputs import NO_OFFSETS, HeldInput, offset_of, row_of
+from slm_core.context.inputs import NO_OFFSETS, HeldInput, offset_of, row_of
+from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.protocols import Batch
-from slm_core.snapshot import Edit, SequenceSnapshot
 from slm_core.types import Capability, Logits
 
 

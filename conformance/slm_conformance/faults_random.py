@@ -11,9 +11,9 @@ import numpy as np
 from slm_conformance.faults import fault
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Cell
+from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.errors import SlmError
 from slm_core.protocols import Batch
-from slm_core.snapshot import Edit, SequenceSnapshot
 from slm_core.types import Logits, Pos
 
 PROGRAMS = "TestModelBased::test_random_programs"

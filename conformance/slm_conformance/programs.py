@@ -29,9 +29,9 @@ from slm_conformance.program_steps import (
 )
 from slm_conformance.tolerance import relative_errors
 from slm_conformance.twin import Twin, add_run
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import SlmError
 from slm_core.protocols import Batch, Context, Model
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import Capability, Pos, TopLogits, WantLogits
 
 _KEPT, _PROBED = 100, 99

@@ -13,7 +13,7 @@ from typing import Self
 from slm_conformance.toy_context import PlainToyContext, ToyContext
 from slm_conformance.toy_engine import ToyEngine
 from slm_conformance.weights import Weights, check_readable
-from slm_core.contextbase import check_context_options
+from slm_core.context import check_context_options
 from slm_core.errors import (
     BackendUnavailable,
     InvalidOption,

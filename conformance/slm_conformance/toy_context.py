@@ -14,7 +14,20 @@ from typing import Self
 import numpy as np
 
 from slm_conformance.toy_engine import Array, Cell, ToyEngine
-from slm_core.batch import TokenBatch
+from slm_core.context.batch import TokenBatch
+from slm_core.context.inputs import (
+    ahead_of,
+    all_ahead_of,
+    are_spans,
+    check_rows,
+    held_inputs,
+    next_place,
+    offsets_of,
+    row_of,
+    rows_of,
+)
+from slm_core.context.ledger import replay_plan, truncated_edits
+from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.errors import (
     BatchFull,
     ContextBusy,
@@ -30,20 +43,7 @@ from slm_core.errors import (
     UnsupportedInput,
     UnsupportedOutput,
 )
-from slm_core.inputs import (
-    ahead_of,
-    all_ahead_of,
-    are_spans,
-    check_rows,
-    held_inputs,
-    next_place,
-    offsets_of,
-    row_of,
-    rows_of,
-)
-from slm_core.ledger import replay_plan, truncated_edits
 from slm_core.protocols import Batch
-from slm_core.snapshot import Edit, SequenceSnapshot
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.weights import Weights, rope_frequencies, section_of_pairs
-from slm_core.inputs import next_place, offset_of, row_of
+from slm_core.context.inputs import next_place, offset_of, row_of
 
 Array = NDArray[np.float32]
 

@@ -18,6 +18,7 @@ from slm_core.chat.toolbox import Toolbox
 from slm_core.chat.tools import ChatStream, ToolErrors, ToolUse, Turn, open_calls
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
+from slm_core.container import pack
 from slm_core.errors import InvalidOption, InvalidSnapshot, SessionError, SlmError
 from slm_core.generation import Answer, Brake, Event
 from slm_core.generation.control import checked_timeout
@@ -25,7 +26,6 @@ from slm_core.generation.events import Overflowed
 from slm_core.generation.speculation import Speculation
 from slm_core.protocols import Constraint, Context, Formatter, Vocab
 from slm_core.sampling import SamplerChain, Sampling
-from slm_core.snapshot import pack
 from slm_core.types import EditLevel, Message, ModelInfo, PrefillProgress, Role, Tool, ToolCall
 
 if TYPE_CHECKING:

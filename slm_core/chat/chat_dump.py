@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from slm_core.chat.messages import from_json
 from slm_core.chat.overflow import NAMES
 from slm_core.chat.session_dump import read_sampling
+from slm_core.container import is_count, unpack
 from slm_core.errors import InvalidSnapshot
 from slm_core.sampling import Sampling
-from slm_core.snapshot import is_count, unpack
 from slm_core.types import Message
 
 # A forged dump must not make us reserve the machine's memory.

@@ -15,10 +15,10 @@ from slm_core.constraints.specs import Spec
 from slm_core.constraints.tokens import Bits, Prototype, TokenTable, token_table
 from slm_core.constraints.trouble import trouble
 from slm_core.constraints.written import spec_from_dict
+from slm_core.container import is_count
 from slm_core.errors import ConstraintError, InvalidSnapshot, InvalidToken, SamplingError
 from slm_core.foreign import reported
 from slm_core.protocols import Advance, FastForward, Forward, Stop, Vocab
-from slm_core.snapshot import is_count
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

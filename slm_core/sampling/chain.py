@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.container import is_count
 from slm_core.errors import InvalidSnapshot, SamplingError
 from slm_core.protocols import Vocab
 from slm_core.sampling.candidates import Candidates, best_of, shortlist, softmax, take
@@ -22,7 +23,6 @@ from slm_core.sampling.state import History, StepState
 from slm_core.sampling.steps import MOST_RANKED, Known, breaker_tokens, build_steps, history_window
 from slm_core.sampling.stream import MASK64, UniformStream
 from slm_core.sampling.temperatures import MU, next_mu
-from slm_core.snapshot import is_count
 
 _breakers: weakref.WeakKeyDictionary[Vocab, dict[tuple[str | int, ...], frozenset[int]]] = weakref.WeakKeyDictionary()
 

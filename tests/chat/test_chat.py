@@ -13,6 +13,7 @@ from pydantic import BaseModel, field_validator
 from scripted import ALL, END, ByteVocab, Script, ScriptedContext, TagFormatter, says
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.constraints import Choice
+from slm_core.container import pack, unpack
 from slm_core.errors import (
     ConstraintError,
     ContextFull,
@@ -24,7 +25,6 @@ from slm_core.errors import (
 )
 from slm_core.generation import BrakeAction, FinishReason
 from slm_core.sampling import Sampling
-from slm_core.snapshot import pack, unpack
 from slm_core.types import Capability, EditLevel, Message, Role
 
 GREEDY = Sampling(temperature=0)

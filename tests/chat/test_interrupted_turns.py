@@ -13,9 +13,9 @@ from scripted import ByteVocab, ScriptedContext
 from slm_core.chat import Chat, encode_segments
 from slm_core.chat.toolbox import Toolbox
 from slm_core.chat.tools import open_calls
+from slm_core.container import pack, unpack
 from slm_core.errors import InvalidSnapshot, SessionError
 from slm_core.generation import BrakeAction, FinishReason
-from slm_core.snapshot import pack, unpack
 from slm_core.types import EditLevel
 
 

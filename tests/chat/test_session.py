@@ -9,6 +9,7 @@ import pytest
 
 from scripted import END, ByteVocab, ScriptedContext
 from slm_core.chat import Session
+from slm_core.container import pack, unpack
 from slm_core.errors import (
     ContextFull,
     InvalidMark,
@@ -20,7 +21,6 @@ from slm_core.errors import (
 )
 from slm_core.generation import BrakeAction
 from slm_core.sampling import SamplerChain, Sampling
-from slm_core.snapshot import pack, unpack
 from slm_core.types import EditLevel, Segment
 
 LEVELS = pytest.mark.parametrize("level", list(EditLevel))

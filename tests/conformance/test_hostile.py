@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slm_conformance.hostile import hostile_dumps
-from slm_core.snapshot import pack
+from slm_core.container import pack
 
 
 def test_the_same_seed_makes_the_same_dumps_whatever_was_made_before() -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import slm_core as slm
-from slm_core.contextbase import ContextBase
+from slm_core.context import ContextBase
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.embedding import embed, token_states
 from slm_core.errors import ContextFull, InvalidOption, InvalidSequence, InvalidSnapshot, UnsupportedOutput
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import Capability, ContextOptions, EditLevel, Pooling, Pos
 
 DECODER = frozenset({Capability.EMBEDDINGS})

@@ -16,10 +16,10 @@ from slm_conformance import factories
 from slm_conformance.factories import ModelShape, make_tiny_model
 from slm_core.chat import Session
 from slm_core.constraints import Regex
+from slm_core.container import unpack
 from slm_core.generation import BrakeAction
 from slm_core.loading import LoadedModel
 from slm_core.sampling import Sampling
-from slm_core.snapshot import unpack
 from slm_core.types import Message, Pos, Role
 
 SMALL = ModelShape("llama", 1, 32, 32, 2, 1, 16, 1e4, 1e-5, tied=True)

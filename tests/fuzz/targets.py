@@ -16,6 +16,7 @@ from slm_core.chat import Chat, Session
 from slm_core.checkpoints.config import Config
 from slm_core.checkpoints.reading import recipe_of
 from slm_core.checkpoints.safetensors import SafetensorsFile
+from slm_core.container import pack
 from slm_core.errors import SlmError
 from slm_core.gguf import GgufFile
 from slm_core.jsonfile import read_json
@@ -23,7 +24,6 @@ from slm_core.loading import LoadedModel
 from slm_core.modelinfo import chat_template
 from slm_core.protocols import Context
 from slm_core.sampling import Sampling
-from slm_core.snapshot import pack
 from slm_core.tokenization import build_vocab
 from slm_core.tokenization.directory import directory_vocab
 from slm_core.types import ContextOptions, ModelOptions, Pos

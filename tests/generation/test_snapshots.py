@@ -11,12 +11,12 @@ from clear_answer import ANSWER, PENALTY, QUESTION, least_lead
 from scripted import ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.constraints import Regex
+from slm_core.container import pack, unpack
 from slm_core.errors import InvalidSnapshot, SlmError, SnapshotMismatch
 from slm_core.generation import BrakeAction, Generation
 from slm_core.generation.speculation import DraftModel, PromptLookup, Speculation, SuffixIndex
 from slm_core.loading import demo_model_path
 from slm_core.sampling import Sampling
-from slm_core.snapshot import pack, unpack
 from slm_core.types import EditLevel
 
 N = 24

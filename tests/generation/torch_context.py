@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_core.contextbase import ContextBase
+from slm_core.context import ContextBase
 from slm_core.errors import DecodeFailed
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits

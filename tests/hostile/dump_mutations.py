@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from slm_conformance.hostile import hostile_dumps
-from slm_core.snapshot import SequenceSnapshot
+from slm_core.context.snapshot import SequenceSnapshot
 
 _FLOATS = (3.4e38, -3.4e38, 1e38, 1e30, 1e25, -1e20, 1e19, 1e18, 1e15, 1e12, 1e-45, float("nan"), float("inf"))
 _HALVES = (0x7BFF, 0xFBFF, 0x7C00, 0x7E00, 0x7F7F, 0xFF7F, 0x7F80, 0x0001, 0x7800)  # of float16 and bfloat16

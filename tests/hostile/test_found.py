@@ -17,9 +17,9 @@ from slm_conformance.families import family_model
 from slm_core import constraints
 from slm_core.checkpoints.config import Config
 from slm_core.constraints import Choice, JsonSchema, Lark, Spec, ToolCalls
+from slm_core.container import LARGEST_NUMBER, check_numbers
 from slm_core.errors import ConstraintError, InvalidModelFile, InvalidSnapshot, ModelError, VocabError
 from slm_core.jsonfile import depth_of, read_json
-from slm_core.snapshot import LARGEST_NUMBER, check_numbers
 from slm_core.tokenization.directory import directory_vocab
 from slm_llamacpp.backend import LlamaCppBackend
 from slm_llamacpp.logs import Complaint, reason_in

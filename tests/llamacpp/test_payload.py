@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidSnapshot
 from slm_core.protocols import Context
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import KvType, Pos
 from slm_llamacpp.payload import GGML_TYPES, check_payload
 from tests.llamacpp.conftest import LoadModel

@@ -9,8 +9,8 @@ from slm_conformance.factories import SHAPES, make_tiny_model
 from slm_conformance.reference import Reference
 from slm_conformance.tolerance import Precision, Tolerance
 from slm_conformance.weights import Weights
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidSnapshot
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Pos
 
 FLOAT32 = 1e-4  # clause 9 of the contract, relative

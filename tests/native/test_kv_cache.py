@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slm_core.context.ledger import Ledger
 from slm_core.errors import InvalidOption
-from slm_core.ledger import Ledger
 from slm_core.types import KvType
 from slm_native.kv import PAGE_TOKENS, PagedKvCache, PageLayout, codec_of
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from slm_conformance.families import family_model
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import DecodeFailed, InvalidSnapshot, UnsupportedEdit
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import ContextOptions, EditLevel, Pos
 from slm_native import _extension
 from slm_native.kernels import select_kernels

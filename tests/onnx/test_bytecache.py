@@ -9,8 +9,8 @@ import pytest
 
 from slm_conformance.families import family_model
 from slm_conformance.tolerance import relative_errors
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidSnapshot
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
 from slm_native.backend import NativeBackend
 

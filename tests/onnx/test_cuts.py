@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from slm_conformance.families import family_model
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidSnapshot
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import ContextOptions, ModelOptions, Pos
 from slm_native.backend import NativeBackend
 from slm_onnx.cells import FARTHEST

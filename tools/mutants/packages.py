@@ -56,14 +56,13 @@ def _each(pattern: str, names: str) -> tuple[str, ...]:
 
 
 _HOST = ("native", "native_states", "toy_replay")
-_CONTEXT = "contextbase ledger places batch inputs snapshot"
 
 PACKAGES = (
     Package(
-        "contexts (`slm_core`)",
-        _each("slm_core/{}.py", _CONTEXT),
+        "contexts (`slm_core.context`)",
+        ("slm_core/container.py", "slm_core/context/*.py"),
         ("native", "native_states", "llamacpp"),
-        _each("tests/core/test_{}.py", _CONTEXT),
+        ("tests/context",),
     ),
     Package(
         "KV cache (`slm_native.kv`)",

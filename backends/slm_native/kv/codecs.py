@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.container import LARGEST_NUMBER
 from slm_core.errors import InvalidOption
-from slm_core.snapshot import LARGEST_NUMBER
 from slm_core.types import KvType
 
 FloatArray: TypeAlias = NDArray[np.float32]

@@ -11,10 +11,10 @@ import numpy as np
 from slm_conformance.faults.registry import fault
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Cell
-from slm_core.batch import TokenBatch
+from slm_core.context.batch import TokenBatch
+from slm_core.context.snapshot import Edit
 from slm_core.errors import ContextFull, DecodeFailed
 from slm_core.protocols import Batch
-from slm_core.snapshot import Edit
 from slm_core.types import Logits, Pos
 
 

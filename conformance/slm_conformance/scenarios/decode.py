@@ -8,7 +8,7 @@ import numpy as np
 
 from slm_conformance.bench import Bench
 from slm_conformance.scenarios.base import Scenarios
-from slm_core.batch import TokenBatch
+from slm_core.context.batch import TokenBatch
 from slm_core.errors import BatchFull, ContextFull, InvalidPosition, InvalidSequence, InvalidToken, SlmError
 from slm_core.types import Capability, Pos
 

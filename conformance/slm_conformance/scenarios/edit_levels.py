@@ -6,8 +6,8 @@ import dataclasses
 
 from slm_conformance.bench import Bench
 from slm_conformance.scenarios.base import Scenarios
+from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.errors import UnsupportedEdit
-from slm_core.snapshot import Edit, SequenceSnapshot
 from slm_core.types import Capability, EditLevel, Pos
 
 

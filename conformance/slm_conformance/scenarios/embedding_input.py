@@ -12,6 +12,7 @@ from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.scenarios.snapshots import foreign
 from slm_conformance.tolerance import N_SAMPLE
 from slm_conformance.toy import ToyBackend
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import (
     ContextFull,
     InvalidEmbedding,
@@ -21,7 +22,6 @@ from slm_core.errors import (
     UnsupportedInput,
 )
 from slm_core.protocols import Context
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, ModelOptions, Pos
 
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from slm_conformance.bench import Bench, held
 from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.scenarios.snapshots import foreign
-from slm_core.batch import TokenBatch
+from slm_core.context.batch import TokenBatch
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import ContextFull, SlmError
 from slm_core.protocols import Context
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import Capability, Pos
 
 _SHARES = (0.25, 0.5)

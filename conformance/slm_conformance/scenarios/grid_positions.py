@@ -10,9 +10,9 @@ from slm_conformance.reference import Reference
 from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.scenarios.snapshots import foreign
 from slm_conformance.toy import ToyBackend
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Batch, Context
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelOptions, Pos
 
 _GRID = [(0, y, x) for y in range(3) for x in range(5)]

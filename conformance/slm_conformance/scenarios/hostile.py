@@ -12,9 +12,9 @@ import numpy as np
 from slm_conformance.bench import Bench, held
 from slm_conformance.hostile import hostile_dumps
 from slm_conformance.scenarios.base import Scenarios
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidSnapshot, SlmError, SnapshotMismatch
 from slm_core.protocols import Context
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import EditLevel, Pos
 
 N_HOSTILE = 3_000

@@ -14,11 +14,11 @@ from slm_conformance.scenarios.chats import BenchModel
 from slm_conformance.scenarios.hostile import places
 from slm_conformance.scenarios.sessions import fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session
+from slm_core.container import pack, unpack
 from slm_core.errors import ContextClosed, InvalidSnapshot, SlmError, SnapshotMismatch
 from slm_core.generation import BrakeAction
 from slm_core.protocols import Context
 from slm_core.sampling import Sampling
-from slm_core.snapshot import pack, unpack
 from slm_core.types import Message, Role
 
 _Restored = TypeVar("_Restored")

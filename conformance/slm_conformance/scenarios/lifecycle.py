@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from slm_conformance.bench import Bench
 from slm_conformance.scenarios.base import Scenarios
-from slm_core.batch import TokenBatch
+from slm_core.context.batch import TokenBatch
 from slm_core.errors import ContextBusy, ContextClosed, InvalidOption, InvalidSequence, ModelClosed
 from slm_core.protocols import Context
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Pos

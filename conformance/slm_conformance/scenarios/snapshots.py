@@ -13,9 +13,9 @@ from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.tolerance import KV_LEVELS
 from slm_conformance.toy import ToyBackend
 from slm_conformance.twin import Oracle
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import ContextFull, InvalidSequence, InvalidSnapshot, SlmError, SnapshotMismatch
 from slm_core.protocols import Context
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos
 
 _KV_BYTES = {

@@ -13,9 +13,9 @@ from slm_conformance.reference import Reference
 from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.scenarios.snapshots import foreign
 from slm_conformance.toy import ToyBackend
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidPosition, InvalidSnapshot, SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Batch, Context
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelOptions, Pos
 
 Places = tuple[tuple[int, int], ...]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from slm_core.container import is_count
 from slm_core.errors import InvalidOption, InvalidSnapshot, SessionError
 from slm_core.generation.events import SpeculationStats
 from slm_core.generation.speculation.proposal import Odds, Proposal, never
 from slm_core.generation.speculation.settings import Speculation, drafter_of
-from slm_core.snapshot import is_count
 
 _COUNTED = tuple(field.name for field in fields(SpeculationStats) if field.name != "reason")
 MISSING = (

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from my_backend.engine import Array, Qwen3
-from slm_core.contextbase import ContextBase
+from slm_core.context import ContextBase
 from slm_core.errors import DecodeFailed, InvalidSnapshot
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits

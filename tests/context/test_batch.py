@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slm_core.batch import TokenBatch
+from slm_core.context.batch import TokenBatch
 from slm_core.errors import BatchFull, InvalidOption, InvalidPosition, InvalidSequence, InvalidToken
 from slm_core.types import Pos
 

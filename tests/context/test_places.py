@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from slm_core.batch import TokenBatch
-from slm_core.inputs import held_inputs
-from slm_core.places import Places, places_of
+from slm_core.context.batch import TokenBatch
+from slm_core.context.inputs import held_inputs
+from slm_core.context.places import Places, places_of
 from slm_core.types import Pos
 
 IMAGE = np.array([(0, y, x) for y in range(2) for x in range(3)])

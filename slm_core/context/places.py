@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.inputs import HeldInput, next_place
+from slm_core.context.inputs import HeldInput, next_place
 from slm_core.protocols import Batch
 from slm_core.types import EMBEDDED
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slm_core.container import pack, unpack
+from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.errors import InvalidSnapshot, SnapshotError, SnapshotMismatch
-from slm_core.snapshot import Edit, SequenceSnapshot, pack, unpack
 
 
 def container(header: bytes, *sections: bytes, version: int = 1, magic: bytes = b"SLMSNAP\0") -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.snapshot import Edit
+from slm_core.context.snapshot import Edit
 
 
 class SequenceRecord:

@@ -8,8 +8,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context.inputs import NO_OFFSETS, NO_ROWS, check_offsets, check_rows, from_each
 from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidPosition, InvalidSequence, InvalidToken
-from slm_core.inputs import NO_OFFSETS, NO_ROWS, check_offsets, check_rows, from_each
 from slm_core.types import EMBEDDED, Pos, WantLogits
 
 _INT32_MAX = 2**31 - 1

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm_core.ledger import Ledger, replay_plan, truncated_edits
-from slm_core.snapshot import Edit
+from slm_core.context.ledger import Ledger, replay_plan, truncated_edits
+from slm_core.context.snapshot import Edit
 
 N_CTX, N_SEQ = 48, 3
 

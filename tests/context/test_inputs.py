@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slm_core.batch import TokenBatch
-from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidSnapshot
-from slm_core.inputs import (
+from slm_core.container import unpack
+from slm_core.context.batch import TokenBatch
+from slm_core.context.inputs import (
     NO_AHEAD,
     NO_OFFSETS,
     HeldInput,
@@ -23,8 +23,9 @@ from slm_core.inputs import (
     offsets_of,
     rows_of,
 )
-from slm_core.ledger import Ledger, replay_plan
-from slm_core.snapshot import Edit, SequenceSnapshot, unpack
+from slm_core.context.ledger import Ledger, replay_plan
+from slm_core.context.snapshot import Edit, SequenceSnapshot
+from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidSnapshot
 from slm_core.types import EMBEDDED, Pos
 
 ROWS = np.arange(20, dtype=np.float32).reshape(4, 5)

@@ -11,8 +11,9 @@ import zlib
 import numpy as np
 import pytest
 
-from slm_core.batch import TokenBatch
-from slm_core.contextbase import ContextBase
+from slm_core.context import ContextBase
+from slm_core.context.batch import TokenBatch
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import (
     BatchFull,
     ContextBusy,
@@ -29,7 +30,6 @@ from slm_core.errors import (
     UnsupportedInput,
     UnsupportedOutput,
 )
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, Pos
 
 N_VOCAB = 50

@@ -14,8 +14,22 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.batch import TokenBatch
 from slm_core.closing import Closing
+from slm_core.context.batch import TokenBatch
+from slm_core.context.inputs import (
+    add_held,
+    ahead_of,
+    all_ahead_of,
+    are_spans,
+    check_rows,
+    chunks_of,
+    held_inputs,
+    offsets_of,
+    row_of,
+    rows_of,
+)
+from slm_core.context.ledger import Ledger, replay_plan
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import (
     BatchFull,
     ContextBusy,
@@ -31,21 +45,7 @@ from slm_core.errors import (
     UnsupportedInput,
     UnsupportedOutput,
 )
-from slm_core.inputs import (
-    add_held,
-    ahead_of,
-    all_ahead_of,
-    are_spans,
-    check_rows,
-    chunks_of,
-    held_inputs,
-    offsets_of,
-    row_of,
-    rows_of,
-)
-from slm_core.ledger import Ledger, replay_plan
 from slm_core.protocols import Batch
-from slm_core.snapshot import SequenceSnapshot
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 
 

@@ -1,0 +1,5 @@
+"""What the contexts of all backends share: argument checks, the ledger, batches, dumps and their replay."""
+
+from slm_core.context.base import ContextBase, check_context_options, no_top_logits
+
+__all__ = ["ContextBase", "check_context_options", "no_top_logits"]
