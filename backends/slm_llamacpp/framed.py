@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from slm_core.context.inputs import held_inputs, offsets_of
 from slm_core.context.places import Places, places_of
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions
@@ -58,8 +59,9 @@ class FramedContext(LlamaCppContext):
                     raise UnsupportedInput(why)
         return found
 
-    def _check_dumped_offsets(self, every: Sequence[int]) -> None:
-        super()._check_dumped_offsets(every)
+    def _check_dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
+        super()._check_dumped_inputs(snapshot)
+        every = snapshot.every_input()
         if len(offsets_of(every)) and (why := why_out_of_order(every)) is not None:
             raise SnapshotMismatch(f"in the dump, {why}")
 

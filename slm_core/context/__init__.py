@@ -1,5 +1,6 @@
 """What the contexts of all backends share: argument checks, the ledger, batches, dumps and their replay."""
 
-from slm_core.context.base import ContextBase, check_context_options, no_top_logits
+from slm_core.context.base import ContextBase, no_top_logits
+from slm_core.context.checks import check_context_options
 
 __all__ = ["ContextBase", "check_context_options", "no_top_logits"]

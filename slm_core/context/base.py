@@ -12,53 +12,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-from numpy.typing import NDArray
 
 from slm_core.closing import Closing
 from slm_core.context.batch import TokenBatch
+from slm_core.context.checks import Checks, Declaration, check_context_options
 from slm_core.context.inputs import (
     add_held,
-    ahead_of,
     all_ahead_of,
-    are_spans,
-    check_rows,
     chunks_of,
     held_inputs,
     offsets_of,
-    row_of,
     rows_of,
 )
 from slm_core.context.ledger import Ledger, replay_plan
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import (
-    BatchFull,
     ContextBusy,
     ContextClosed,
-    ContextFull,
     InvalidOption,
     InvalidPosition,
     InvalidSequence,
-    InvalidSnapshot,
-    InvalidToken,
-    SnapshotMismatch,
-    UnsupportedEdit,
-    UnsupportedInput,
     UnsupportedOutput,
 )
 from slm_core.protocols import Batch
-from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
-
-
-def check_context_options(options: ContextOptions) -> None:
-    """Refuse sizes that no context can have.
-
-    Raises:
-        InvalidOption: a size below 1.
-    """
-    for name in ("n_ctx", "n_seq_max", "n_batch"):
-        value = getattr(options, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidOption(f"{name}={value!r} (accepted: an integer from 1 on)")
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 
 
 def no_top_logits(k: int) -> TopLogits:
@@ -102,16 +79,21 @@ class ContextBase(Closing):
         n_embd: int = 0,
     ) -> None:
         check_context_options(options)
-        self._options = options
-        self._backend = backend
-        self._fingerprint = fingerprint
+        self._declared = Declaration(
+            options=options,
+            backend=backend,
+            fingerprint=fingerprint,
+            n_vocab=n_vocab,
+            edit_level=edit_level,
+            capabilities=capabilities,
+            payload_format=payload_format,
+            n_embd=n_embd,
+        )
         self._n_vocab = n_vocab
         self._n_embd = n_embd
-        self._edit_level = edit_level
-        self._capabilities = capabilities
-        self._payload_format = payload_format
         share_forks = Capability.SHARED_FORK in capabilities
         self._ledger = Ledger(options.n_ctx, options.n_seq_max, share_forks=share_forks)
+        self._checks = Checks(self._declared, self._ledger)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -176,27 +158,27 @@ class ContextBase(Closing):
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What this context can do beyond the core."""
-        return self._capabilities
+        return self._declared.capabilities
 
     @property
     def edit_level(self) -> EditLevel:
         """The highest edit that works."""
-        return self._edit_level
+        return self._declared.edit_level
 
     @property
     def n_ctx(self) -> int:
         """Positions that all sequences together may hold."""
-        return self._options.n_ctx
+        return self._declared.options.n_ctx
 
     @property
     def n_batch(self) -> int:
         """Tokens that one ``decode`` may carry."""
-        return self._options.n_batch
+        return self._declared.options.n_batch
 
     @property
     def n_seq_max(self) -> int:
         """Sequences."""
-        return self._options.n_seq_max
+        return self._declared.options.n_seq_max
 
     @property
     def n_free(self) -> int:
@@ -206,12 +188,12 @@ class ContextBase(Closing):
     def length(self, seq_id: int) -> int:
         """Tokens that a sequence holds."""
         self._check_open()
-        return self._ledger.length(self._checked_sequence(seq_id))
+        return self._ledger.length(self._checks.sequence(seq_id))
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
         """The tokens that a sequence holds, in order; ``EMBEDDED`` for each embedding row."""
         self._check_open()
-        return tuple(self._ledger.tokens(self._checked_sequence(seq_id)))
+        return tuple(self._ledger.tokens(self._checks.sequence(seq_id)))
 
     def new_batch(self, capacity: int | None = None) -> Batch:
         """An empty batch of at most ``n_batch`` tokens."""
@@ -225,7 +207,7 @@ class ContextBase(Closing):
     def decode(self, batch: Batch) -> Logits:
         """Run a batch; returns the rows asked for, float32 [n_rows, V]."""
         with self._call():
-            if Capability.ENCODER in self._capabilities:
+            if Capability.ENCODER in self._declared.capabilities:
                 raise UnsupportedOutput("this model is an encoder: it has hidden states (embed), and no logits")
             found = self._check_batch(batch)
             if not found:
@@ -238,8 +220,10 @@ class ContextBase(Closing):
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
         """Run a batch; returns the k largest logits of each of the rows asked for."""
         with self._call():
-            if Capability.DEVICE_SAMPLING not in self._capabilities:
-                raise UnsupportedOutput(f"the backend {self._backend} gives whole rows of logits alone: decode")
+            if Capability.DEVICE_SAMPLING not in self._declared.capabilities:
+                raise UnsupportedOutput(
+                    f"the backend {self._declared.backend} gives whole rows of logits alone: decode"
+                )
             if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= self._n_vocab:
                 raise InvalidOption(f"k={k!r} (accepted: 1 to {self._n_vocab}, the size of the vocabulary)")
             found = self._check_batch(batch)
@@ -253,28 +237,28 @@ class ContextBase(Closing):
     def embed(self, batch: Batch) -> States:
         """Run a batch; returns hidden states of the tokens asked for, float32 [n_rows, E]."""
         with self._call():
-            if Capability.EMBEDDINGS not in self._capabilities:
-                raise UnsupportedOutput(f"the backend {self._backend} gives no hidden states of this model")
+            if Capability.EMBEDDINGS not in self._declared.capabilities:
+                raise UnsupportedOutput(f"the backend {self._declared.backend} gives no hidden states of this model")
             found = self._check_batch(batch)
             if not found:
                 return np.empty((0, self._n_embd), np.float32)
             runs = _runs(batch, found)
             rows = self._engine_embed(batch)
-            if Capability.ENCODER not in self._capabilities:
+            if Capability.ENCODER not in self._declared.capabilities:
                 self._append(runs)
         return rows
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Make the empty sequence ``dst`` a copy of ``src[:end]``."""
         with self._call():
-            self._checked_sequence(src)
-            self._checked_sequence(dst)
+            self._checks.sequence(src)
+            self._checks.sequence(dst)
             if src == dst or self._ledger.length(dst):
                 raise InvalidSequence(f"cannot fork {src} into {dst}: the destination must be another, empty sequence")
-            length = self._checked_index(src, self._ledger.length(src) if end is None else end)
-            self._check_whole_spans(src, length)
+            length = self._checks.index(src, self._ledger.length(src) if end is None else end)
+            self._checks.whole_spans(src, length)
             n_copied = self._n_copied_by_fork(src, length)
-            self._check_room(self._ledger.fork_cost(length, n_copied))
+            self._checks.room(self._ledger.fork_cost(length, n_copied))
             if length:
                 self._engine_fork(src, dst, length)
                 self._ledger.fork(src, dst, length, n_copied)
@@ -283,9 +267,9 @@ class ContextBase(Closing):
     def truncate(self, pos: Pos) -> Pos:
         """Forget ``pos.index`` and all after it in that sequence."""
         with self._call():
-            self._check_level(EditLevel.TRUNCATE)
-            index = self._checked_index(self._checked_sequence(pos.seq_id), pos.index)
-            self._check_whole_spans(pos.seq_id, index)
+            self._checks.level(EditLevel.TRUNCATE)
+            index = self._checks.index(self._checks.sequence(pos.seq_id), pos.index)
+            self._checks.whole_spans(pos.seq_id, index)
             if index < self._ledger.length(pos.seq_id):
                 self._engine_truncate(pos.seq_id, index)
                 self._ledger.truncate(pos.seq_id, index)
@@ -294,23 +278,23 @@ class ContextBase(Closing):
     def cut(self, start: Pos, end: Pos) -> Pos:
         """Forget [start, end) of one sequence; later tokens move down."""
         with self._call():
-            self._check_level(EditLevel.CUT)
+            self._checks.level(EditLevel.CUT)
             if start.seq_id != end.seq_id:
                 raise InvalidSequence(f"a cut has one sequence, not {start.seq_id} and {end.seq_id}")
-            seq_id = self._checked_sequence(start.seq_id)
-            first, last = self._checked_index(seq_id, start.index), self._checked_index(seq_id, end.index)
+            seq_id = self._checks.sequence(start.seq_id)
+            first, last = self._checks.index(seq_id, start.index), self._checks.index(seq_id, end.index)
             if last < first:
                 raise InvalidPosition(f"a cut cannot end ({last}) before it starts ({first})")
             if first < last:
                 if last == self._ledger.length(seq_id):
-                    self._check_whole_spans(seq_id, first)
+                    self._checks.whole_spans(seq_id, first)
                 self._cut(seq_id, first, last)
             return Pos(seq_id, self._ledger.length(seq_id))
 
     def drop(self, seq_id: int) -> None:
         """Forget one sequence."""
         with self._call():
-            self._drop(self._checked_sequence(seq_id))
+            self._drop(self._checks.sequence(seq_id))
 
     def clear(self) -> None:
         """Forget all sequences."""
@@ -321,13 +305,13 @@ class ContextBase(Closing):
     def dump(self, seq_id: int) -> bytes:
         """The whole state of a sequence."""
         with self._call():
-            return self._snapshot(self._checked_sequence(seq_id)).to_bytes()
+            return self._snapshot(self._checks.sequence(seq_id)).to_bytes()
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Replace a sequence by a dumped one, of this backend or of another."""
         snapshot = SequenceSnapshot.from_bytes(data)
         with self._call():
-            self._check_snapshot(self._checked_sequence(seq_id), snapshot)
+            self._check_snapshot(self._checks.sequence(seq_id), snapshot)
             before = self._snapshot(seq_id)
             try:
                 self._drop(seq_id)
@@ -365,160 +349,19 @@ class ContextBase(Closing):
         if self._closed:
             raise ContextClosed("the context is closed")
 
-    def _check_level(self, level: EditLevel) -> None:
-        if self._edit_level < level:
-            able = "truncate" if self._edit_level >= EditLevel.TRUNCATE else "drop"
-            raise UnsupportedEdit(
-                f"this context cannot {level.name.lower()} (its edit level is {self._edit_level.name}):"
-                f" {able} the sequence and decode the kept tokens again, or let a Session do it"
-            )
-
-    def _checked_sequence(self, seq_id: int) -> int:
-        if not 0 <= seq_id < self.n_seq_max:
-            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {self.n_seq_max - 1})")
-        return seq_id
-
-    def _checked_index(self, seq_id: int, index: int) -> int:
-        length = self._ledger.length(seq_id)
-        if not 0 <= index <= length:
-            raise InvalidPosition(f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})")
-        return index
-
-    def _check_whole_spans(self, seq_id: int, length: int) -> None:
-        """Tokens of a span have seen those behind them: none can be kept without the rest."""
-        held = self._ledger.tokens(seq_id)
-        if length == 0 or length == len(held) or not ahead_of(held[length - 1]):
-            return
-        begin = next(i for i in range(length - 1, -1, -1) if i == 0 or not ahead_of(held[i - 1]))
-        raise InvalidPosition(
-            f"position {length} of sequence {seq_id} lies in a span whose tokens have seen each other (accepted: as far"
-            f" as {begin}, where it begins, or past it)"
-        )
-
-    def _check_room(self, needed: int) -> None:
-        if needed > self._ledger.n_free:
-            raise ContextFull(needed, self._ledger.n_free)
-
     def _check_batch(self, batch: Batch) -> list[int]:
-        """The sequences of a sound batch, each once; raises where it is not sound."""
-        tokens, seq_ids, positions = batch.tokens, batch.seq_ids, batch.positions
-        n = len(tokens)
-        if n > self.n_batch:
-            raise BatchFull(f"a batch of {n} tokens is more than one decode carries (n_batch is {self.n_batch})")
-        if n == 0:
-            return []
-        rows = batch.embeddings
-        if len(rows):
-            self._check_rows(rows)
-        if len(batch.offsets) and Capability.GRID_POSITIONS not in self._capabilities:
-            raise UnsupportedInput(
-                f"the backend {self._backend} takes no offsets of rows for this model: it does not declare"
-                f" {Capability.GRID_POSITIONS}"
-            )
-        if batch.ahead.any():
-            self._check_spans(batch)
-        if tokens.min() < 0 or tokens.max() >= self._n_vocab or len(rows):
-            self._check_ids(tokens, len(rows))
-        found = [int(seq_ids[0])] if (seq_ids == seq_ids[0]).all() else np.unique(seq_ids).tolist()
-        for seq_id in found:
-            mine = positions if len(found) == 1 else positions[seq_ids == seq_id]
-            self._check_positions(self._checked_sequence(seq_id), mine)
-        self._check_room(n)
-        return found
+        """The sequences of a sound batch, each once. A backend that cannot run some batches refuses them here."""
+        return self._checks.batch(batch)
 
-    def _check_rows(self, rows: NDArray[np.float32]) -> None:
-        if Capability.EMBEDDING_INPUT not in self._capabilities:
-            raise UnsupportedInput(
-                f"the backend {self._backend} takes no embedding rows for this model: it does not declare"
-                f" {Capability.EMBEDDING_INPUT}"
-            )
-        check_rows(rows, self._n_embd)
-
-    def _check_spans(self, batch: Batch) -> None:
-        if Capability.SPANS not in self._capabilities:
-            raise UnsupportedInput(
-                f"the backend {self._backend} takes no spans for this model: it does not declare {Capability.SPANS}"
-            )
-        follows = (np.diff(batch.seq_ids) == 0) & (np.diff(batch.positions) == 1)
-        if not are_spans(batch.ahead) or not follows[batch.ahead[:-1] > 0].all():
-            raise InvalidOption("the batch has spans that are no runs of one sequence (Batch.join makes them)")
-
-    def _check_ids(self, tokens: NDArray[np.int32], n_rows: int) -> None:
-        outside = (tokens < 0) | (tokens >= self._n_vocab)
-        if np.count_nonzero(tokens == EMBEDDED) == n_rows:
-            outside &= tokens != EMBEDDED
-        if outside.any():
-            bad = tokens[outside][0]
-            raise InvalidToken(f"token {bad} is outside the vocabulary (accepted: 0 to {self._n_vocab - 1})")
-
-    def _check_positions(self, seq_id: int, positions: NDArray[np.int32]) -> None:
-        length = self._ledger.length(seq_id)
-        wanted = np.arange(length, length + len(positions), dtype=np.int32)
-        others = positions != wanted
-        if others.any():
-            i = int(np.flatnonzero(others)[0])
-            raise InvalidPosition(
-                f"position {positions[i]} is not the next of sequence {seq_id} (accepted: {wanted[i]},"
-                f" as the sequence holds {length} tokens and the batch brings {i} before it)"
-            )
+    def _check_dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
+        """Refuse a dump whose inputs ``_check_batch`` would refuse. A backend that refuses more does so here."""
+        self._checks.dumped_inputs(snapshot)
 
     def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
-        if snapshot.fingerprint != self._fingerprint:
-            raise SnapshotMismatch(
-                f"the dump is of another model (fingerprint {snapshot.fingerprint[:12]}..., this model's is"
-                f" {self._fingerprint[:12]}...)"
-            )
-        every = [*snapshot.held(), *(token for edit in snapshot.edits for token in edit.removed)]
-        if (rows := rows_of(every)).size:
-            self._check_dumped_rows(rows)
-            self._check_dumped_offsets(every)
-        ids = [token for token in every if row_of(token) is None]
-        if ids and not (min(ids) >= 0 and max(ids) < self._n_vocab):
-            raise InvalidSnapshot(f"the dump holds tokens outside the vocabulary (accepted: 0 to {self._n_vocab - 1})")
-        if every and Capability.ENCODER in self._capabilities:
-            raise InvalidSnapshot("the dump holds tokens, and an encoder keeps none")
-        runs, peak = replay_plan(snapshot.held(), snapshot.edits)
-        self._check_dumped_spans(runs)
-        needed = len(snapshot.tokens)
-        if not self._fits_payload(snapshot):
-            if snapshot.edits:
-                self._check_level(EditLevel.CUT)
-            needed = peak
-        # Should the new state fail to load, the old one comes back without shared storage: it needs room, too.
-        needed = max(needed, self._ledger.length(seq_id))
-        free = self._ledger.n_free + self._ledger.n_exclusive(seq_id)
-        if needed > free:
-            raise ContextFull(needed, free)
-        if self._fits_payload(snapshot) and len(snapshot.tokens):
+        self._check_dumped_inputs(snapshot)
+        self._checks.dumped_room(seq_id, snapshot)
+        if self._declared.fits_payload(snapshot) and len(snapshot.tokens):
             self._engine_check_payload(len(snapshot.tokens), snapshot.payload)
-
-    def _check_dumped_rows(self, rows: NDArray[np.float32]) -> None:
-        if Capability.EMBEDDING_INPUT not in self._capabilities:
-            raise SnapshotMismatch(
-                f"the dump holds {len(rows)} embedding rows, which the backend {self._backend} does not take for this"
-                f" model (restore it where {Capability.EMBEDDING_INPUT} is declared)"
-            )
-        if rows.shape[1] != self._n_embd:
-            raise InvalidSnapshot(f"the dump's embedding rows are {rows.shape[1]} wide (accepted: {self._n_embd})")
-
-    def _check_dumped_offsets(self, every: Sequence[int]) -> None:
-        if len(offsets_of(every)) and Capability.GRID_POSITIONS not in self._capabilities:
-            raise SnapshotMismatch(
-                f"the dump holds rows with offsets, which the backend {self._backend} does not take for this model"
-                f" (restore it where {Capability.GRID_POSITIONS} is declared)"
-            )
-
-    def _check_dumped_spans(self, runs: Sequence[Sequence[int]]) -> None:
-        for ahead in map(all_ahead_of, runs):
-            if not len(ahead):
-                continue
-            if not are_spans(ahead):
-                raise InvalidSnapshot("the dump holds parts of spans")
-            if Capability.SPANS not in self._capabilities or ahead.max() >= self.n_batch:
-                raise SnapshotMismatch(
-                    f"the dump holds spans of up to {ahead.max() + 1} tokens that see each other (restore it where"
-                    f" {Capability.SPANS} is declared, in a context with n_batch of as many)"
-                )
 
     # Steps that several calls share.
 
@@ -527,7 +370,7 @@ class ContextBase(Closing):
             self._ledger.append(seq_id, run)
 
     def _cut(self, seq_id: int, start: int, end: int) -> None:
-        self._check_room(self._ledger.cut_cost(seq_id, start, end))
+        self._checks.room(self._ledger.cut_cost(seq_id, start, end))
         if end == self._ledger.length(seq_id):
             self._engine_truncate(seq_id, start)
             self._ledger.truncate(seq_id, start)
@@ -542,21 +385,25 @@ class ContextBase(Closing):
 
     def _snapshot(self, seq_id: int) -> SequenceSnapshot:
         held = self._ledger.tokens(seq_id)
-        with_payload = Capability.KV_PAYLOAD in self._capabilities and len(held) > 0
+        with_payload = Capability.KV_PAYLOAD in self._declared.capabilities and len(held) > 0
         payload = self._engine_export(seq_id) if with_payload else b""
-        ids, edits = np.array(held, np.int32), self._ledger.edits(seq_id)
-        more = rows_of(held), all_ahead_of(held), offsets_of(held)
-        return SequenceSnapshot(self._backend, self._payload_format, self._fingerprint, ids, edits, payload, *more)
-
-    def _fits_payload(self, snapshot: SequenceSnapshot) -> bool:
-        same_engine = (snapshot.backend, snapshot.payload_format) == (self._backend, self._payload_format)
-        return same_engine and Capability.KV_PAYLOAD in self._capabilities and len(snapshot.payload) > 0
+        return SequenceSnapshot(
+            self._declared.backend,
+            self._declared.payload_format,
+            self._declared.fingerprint,
+            tokens=np.array(held, np.int32),
+            edits=self._ledger.edits(seq_id),
+            payload=payload,
+            rows=rows_of(held),
+            ahead=all_ahead_of(held),
+            offsets=offsets_of(held),
+        )
 
     def _fill(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
         """Fill an empty sequence: by its payload where that fits, else by decoding and cutting again."""
         if len(snapshot.tokens) == 0:
             return
-        if self._fits_payload(snapshot):
+        if self._declared.fits_payload(snapshot):
             self._engine_import(seq_id, len(snapshot.tokens), snapshot.payload)
             self._ledger.append(seq_id, snapshot.held())
             self._ledger.set_edits(seq_id, snapshot.edits)

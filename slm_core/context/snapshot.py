@@ -75,6 +75,10 @@ class SequenceSnapshot:
         """What the sequence holds: ids, and ``HeldInput`` for embedding rows and in spans."""
         return held_inputs(self.tokens, self.rows, self.ahead, self.offsets)
 
+    def every_input(self) -> list[int]:
+        """What the sequence holds, and all that its cuts removed."""
+        return [*self.held(), *(one for edit in self.edits for one in edit.removed)]
+
     def to_bytes(self) -> bytes:
         """The container, kind "sequence"; sections of rows, spans and offsets come last, as many as it takes."""
         meta = {

@@ -1,0 +1,247 @@
+"""The checks of a context's arguments. They raise before anything changes, and change nothing themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.context.inputs import ahead_of, all_ahead_of, are_spans, check_rows, offsets_of, row_of, rows_of
+from slm_core.context.ledger import Ledger, replay_plan
+from slm_core.context.snapshot import SequenceSnapshot
+from slm_core.errors import (
+    BatchFull,
+    ContextFull,
+    InvalidOption,
+    InvalidPosition,
+    InvalidSequence,
+    InvalidSnapshot,
+    InvalidToken,
+    SnapshotMismatch,
+    UnsupportedEdit,
+    UnsupportedInput,
+)
+from slm_core.protocols import Batch
+from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel
+
+
+def check_context_options(options: ContextOptions) -> None:
+    """Refuse sizes that no context can have.
+
+    Raises:
+        InvalidOption: a size below 1.
+    """
+    for name in ("n_ctx", "n_seq_max", "n_batch"):
+        value = getattr(options, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidOption(f"{name}={value!r} (accepted: an integer from 1 on)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What a backend declares about a context; see ``ContextBase``, whose arguments these are."""
+
+    options: ContextOptions
+    backend: str
+    fingerprint: str
+    n_vocab: int
+    edit_level: EditLevel
+    capabilities: frozenset[Capability]
+    payload_format: str
+    n_embd: int
+
+    def fits_payload(self, snapshot: SequenceSnapshot) -> bool:
+        """Whether the context can load the dump's KV payload without decoding again."""
+        same_engine = (snapshot.backend, snapshot.payload_format) == (self.backend, self.payload_format)
+        return same_engine and Capability.KV_PAYLOAD in self.capabilities and len(snapshot.payload) > 0
+
+
+class Checks:
+    """The checks of one context.
+
+    Args:
+        declared: the context's sizes and abilities.
+        ledger: what its sequences hold; only read.
+    """
+
+    def __init__(self, declared: Declaration, ledger: Ledger) -> None:
+        self._declared = declared
+        self._ledger = ledger
+
+    def level(self, level: EditLevel) -> None:
+        """Refuse an edit above the declared level: ``UnsupportedEdit``."""
+        declared = self._declared.edit_level
+        if declared < level:
+            able = "truncate" if declared >= EditLevel.TRUNCATE else "drop"
+            raise UnsupportedEdit(
+                f"this context cannot {level.name.lower()} (its edit level is {declared.name}):"
+                f" {able} the sequence and decode the kept tokens again, or let a Session do it"
+            )
+
+    def sequence(self, seq_id: int) -> int:
+        """The sequence, if the context has it; else ``InvalidSequence``."""
+        n_seq_max = self._declared.options.n_seq_max
+        if not 0 <= seq_id < n_seq_max:
+            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {n_seq_max - 1})")
+        return seq_id
+
+    def index(self, seq_id: int, index: int) -> int:
+        """The position, if it is in the sequence or its end; else ``InvalidPosition``."""
+        length = self._ledger.length(seq_id)
+        if not 0 <= index <= length:
+            raise InvalidPosition(f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})")
+        return index
+
+    def whole_spans(self, seq_id: int, length: int) -> None:
+        """Refuse to keep a part of a span, whose tokens attend to later ones of it: ``InvalidPosition``."""
+        held = self._ledger.tokens(seq_id)
+        if length == 0 or length == len(held) or not ahead_of(held[length - 1]):
+            return
+        begin = next(i for i in range(length - 1, -1, -1) if i == 0 or not ahead_of(held[i - 1]))
+        raise InvalidPosition(
+            f"position {length} of sequence {seq_id} lies in a span whose tokens have seen each other (accepted: as far"
+            f" as {begin}, where it begins, or past it)"
+        )
+
+    def room(self, needed: int) -> None:
+        """Refuse what needs more positions than are free: ``ContextFull``."""
+        if needed > self._ledger.n_free:
+            raise ContextFull(needed, self._ledger.n_free)
+
+    # A batch.
+
+    def batch(self, batch: Batch) -> list[int]:
+        """The sequences of a sound batch, each once; raises as ``Context.decode`` promises."""
+        tokens, seq_ids, positions = batch.tokens, batch.seq_ids, batch.positions
+        n, n_batch = len(tokens), self._declared.options.n_batch
+        if n > n_batch:
+            raise BatchFull(f"a batch of {n} tokens is more than one decode carries (n_batch is {n_batch})")
+        if n == 0:
+            return []
+        n_rows = self._batch_extras(batch)
+        if tokens.min() < 0 or tokens.max() >= self._declared.n_vocab or n_rows:
+            self._batch_ids(tokens, n_rows)
+        found = [int(seq_ids[0])] if (seq_ids == seq_ids[0]).all() else np.unique(seq_ids).tolist()
+        for seq_id in found:
+            mine = positions if len(found) == 1 else positions[seq_ids == seq_id]
+            self._batch_positions(self.sequence(seq_id), mine)
+        self.room(n)
+        return found
+
+    def _batch_extras(self, batch: Batch) -> int:
+        """Check embedding rows, their offsets, and spans; returns the number of rows."""
+        rows = batch.embeddings
+        if len(rows):
+            self._supported(Capability.EMBEDDING_INPUT, "embedding rows")
+            check_rows(rows, self._declared.n_embd)
+        if len(batch.offsets):
+            self._supported(Capability.GRID_POSITIONS, "offsets of rows")
+        if batch.ahead.any():
+            self._supported(Capability.SPANS, "spans")
+            follows = (np.diff(batch.seq_ids) == 0) & (np.diff(batch.positions) == 1)
+            if not are_spans(batch.ahead) or not follows[batch.ahead[:-1] > 0].all():
+                raise InvalidOption("the batch has spans that are no runs of one sequence (Batch.join makes them)")
+        return len(rows)
+
+    def _supported(self, capability: Capability, what: str) -> None:
+        if capability not in self._declared.capabilities:
+            raise UnsupportedInput(
+                f"the backend {self._declared.backend} takes no {what} for this model: it does not declare {capability}"
+            )
+
+    def _batch_ids(self, tokens: NDArray[np.int32], n_rows: int) -> None:
+        outside = (tokens < 0) | (tokens >= self._declared.n_vocab)
+        if np.count_nonzero(tokens == EMBEDDED) == n_rows:
+            outside &= tokens != EMBEDDED
+        if outside.any():
+            bad, last = tokens[outside][0], self._declared.n_vocab - 1
+            raise InvalidToken(f"token {bad} is outside the vocabulary (accepted: 0 to {last})")
+
+    def _batch_positions(self, seq_id: int, positions: NDArray[np.int32]) -> None:
+        length = self._ledger.length(seq_id)
+        expected = np.arange(length, length + len(positions), dtype=np.int32)
+        others = positions != expected
+        if others.any():
+            i = int(np.flatnonzero(others)[0])
+            raise InvalidPosition(
+                f"position {positions[i]} is not the next of sequence {seq_id} (accepted: {expected[i]},"
+                f" as the sequence holds {length} tokens and the batch brings {i} before it)"
+            )
+
+    # A dump.
+
+    def dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
+        """Refuse tokens, rows, offsets and spans of a dump that ``decode`` would refuse.
+
+        Raises:
+            InvalidSnapshot: values that no dump of this model has.
+            SnapshotMismatch: a dump of another model, or inputs that this context does not declare.
+        """
+        declared = self._declared
+        if snapshot.fingerprint != declared.fingerprint:
+            raise SnapshotMismatch(
+                f"the dump is of another model (fingerprint {snapshot.fingerprint[:12]}..., this model's is"
+                f" {declared.fingerprint[:12]}...)"
+            )
+        every = snapshot.every_input()
+        if (rows := rows_of(every)).size:
+            self._dumped_rows(rows)
+            self._dumped_offsets(every)
+        ids = [token for token in every if row_of(token) is None]
+        if ids and not (min(ids) >= 0 and max(ids) < declared.n_vocab):
+            raise InvalidSnapshot(
+                f"the dump holds tokens outside the vocabulary (accepted: 0 to {declared.n_vocab - 1})"
+            )
+        if every and Capability.ENCODER in declared.capabilities:
+            raise InvalidSnapshot("the dump holds tokens, and an encoder keeps none")
+        self._dumped_spans(replay_plan(snapshot.held(), snapshot.edits)[0])
+
+    def dumped_room(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
+        """Refuse a dump that does not fit, or whose edits this context cannot make again.
+
+        Raises:
+            UnsupportedEdit: the edit history has cuts, and the context cannot cut.
+            ContextFull: no room.
+        """
+        needed = len(snapshot.tokens)
+        if not self._declared.fits_payload(snapshot):
+            if snapshot.edits:
+                self.level(EditLevel.CUT)
+            _, needed = replay_plan(snapshot.held(), snapshot.edits)
+        # Should the new state fail to load, the old one comes back without shared storage: it needs room, too.
+        needed = max(needed, self._ledger.length(seq_id))
+        free = self._ledger.n_free + self._ledger.n_exclusive(seq_id)
+        if needed > free:
+            raise ContextFull(needed, free)
+
+    def _dumped_rows(self, rows: NDArray[np.float32]) -> None:
+        if Capability.EMBEDDING_INPUT not in self._declared.capabilities:
+            raise SnapshotMismatch(
+                f"the dump holds {len(rows)} embedding rows, which the backend {self._declared.backend} does not take"
+                f" for this model (restore it where {Capability.EMBEDDING_INPUT} is declared)"
+            )
+        if rows.shape[1] != self._declared.n_embd:
+            width = self._declared.n_embd
+            raise InvalidSnapshot(f"the dump's embedding rows are {rows.shape[1]} wide (accepted: {width})")
+
+    def _dumped_offsets(self, every: Sequence[int]) -> None:
+        if len(offsets_of(every)) and Capability.GRID_POSITIONS not in self._declared.capabilities:
+            raise SnapshotMismatch(
+                f"the dump holds rows with offsets, which the backend {self._declared.backend} does not take for this"
+                f" model (restore it where {Capability.GRID_POSITIONS} is declared)"
+            )
+
+    def _dumped_spans(self, runs: Sequence[Sequence[int]]) -> None:
+        for ahead in map(all_ahead_of, runs):
+            if not len(ahead):
+                continue
+            if not are_spans(ahead):
+                raise InvalidSnapshot("the dump holds parts of spans")
+            declared = Capability.SPANS in self._declared.capabilities
+            if not declared or ahead.max() >= self._declared.options.n_batch:
+                raise SnapshotMismatch(
+                    f"the dump holds spans of up to {ahead.max() + 1} tokens that see each other (restore it where"
+                    f" {Capability.SPANS} is declared, in a context with n_batch of as many)"
+                )
