@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from slm_core.context import ContextBase, check_context_options
 from slm_core.context.batch import TokenBatch
-from slm_core.context.inputs import add_held, chunks_of
+from slm_core.context.inputs import Held, add_held, chunks_of
 from slm_core.context.ledger import replay_plan
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedEdit
 from slm_core.protocols import Batch
@@ -247,7 +247,7 @@ class LlamaCppContext(ContextBase):
     def _rebuild(self, seq_id: int) -> None:
         self._memory.remove(seq_id, 0)
         edits = self._ledger.edits(seq_id)
-        runs, _ = replay_plan(self._ledger.tokens(seq_id), edits)
+        runs, _ = replay_plan(self._ledger.inputs(seq_id), edits)
         length = 0
         for run, edit in zip(runs, (*edits, None), strict=True):
             self._replay(seq_id, length, run, self._positions_of(run, length))
@@ -258,7 +258,7 @@ class LlamaCppContext(ContextBase):
                 self._keys_lag = True
                 length -= len(edit.removed)
 
-    def _replay(self, seq_id: int, start: int, tokens: Sequence[int], positions: NDArray[np.integer]) -> None:
+    def _replay(self, seq_id: int, start: int, tokens: Sequence[Held], positions: NDArray[np.integer]) -> None:
         done = 0
         for chunk in chunks_of(tokens, self.n_batch):
             batch = TokenBatch(self.n_batch)
@@ -272,7 +272,7 @@ class LlamaCppContext(ContextBase):
         """What llama.cpp is given as positions, see ``parts_of_a_kind``."""
         return batch.positions
 
-    def _positions_of(self, tokens: Sequence[int], start: int) -> NDArray[np.integer]:
+    def _positions_of(self, tokens: Sequence[Held], start: int) -> NDArray[np.integer]:
         """The same for tokens that are decoded again, the first at ``start``."""
         return np.arange(start, start + len(tokens))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.context.inputs import held_inputs, offsets_of
+from slm_core.context.inputs import Held, batch_inputs, offsets_of
 from slm_core.context.places import Places, places_of
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import SnapshotMismatch, UnsupportedInput
@@ -38,7 +38,7 @@ class FramedContext(LlamaCppContext):
     def __init__(
         self, model: LlamaCppModel, api: Any, model_pointer: int, options: ContextOptions, settings: Settings
     ) -> None:
-        self._places = Places(lambda seq_id: self._ledger.tokens(seq_id))
+        self._places = Places(lambda seq_id: self._ledger.inputs(seq_id))
         self._counted: dict[int, int] = {}
         super().__init__(model, api, model_pointer, options, settings)
 
@@ -52,10 +52,10 @@ class FramedContext(LlamaCppContext):
     def _check_batch(self, batch: Batch) -> list[int]:
         found = super()._check_batch(batch)
         if len(batch.offsets):
-            given = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets)
+            given = batch_inputs(batch)
             for seq_id in found:
                 own = [given[i] for i in np.flatnonzero(batch.seq_ids == seq_id).tolist()]
-                if (why := why_out_of_order([*self._ledger.tokens(seq_id), *own])) is not None:
+                if (why := why_out_of_order([*self._ledger.inputs(seq_id), *own])) is not None:
                     raise UnsupportedInput(why)
         return found
 
@@ -68,14 +68,14 @@ class FramedContext(LlamaCppContext):
     # Edits.
 
     def _n_copied_by_fork(self, src: int, end: int) -> int:
-        tokens = self._ledger.tokens(src)
+        tokens = self._ledger.inputs(src)
         return 0 if end == len(tokens) else end - frame_begin(places_of(tokens), end)
 
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         self._sync(src)
         self._sync(dst)
         self._check_fork(src, end)
-        tokens, first = self._ledger.tokens(src)[:end], end - self._n_copied_by_fork(src, end)
+        tokens, first = self._ledger.inputs(src)[:end], end - self._n_copied_by_fork(src, end)
         places = places_of(tokens)
         if first:
             self._counted[dst] = _UNKNOWN
@@ -84,14 +84,14 @@ class FramedContext(LlamaCppContext):
 
     def _engine_truncate(self, seq_id: int, length: int) -> None:
         self._sync(seq_id)
-        tokens = self._ledger.tokens(seq_id)
+        tokens = self._ledger.inputs(seq_id)
         places = places_of(tokens)
         first = frame_begin(places, length)
         self._counted[seq_id] = _UNKNOWN
         self._memory.remove(seq_id, int(places[first, 0]))
         self._decode_again(seq_id, first, tokens[:length], places[:length])
 
-    def _decode_again(self, seq_id: int, first: int, tokens: Sequence[int], places: NDArray[np.int64]) -> None:
+    def _decode_again(self, seq_id: int, first: int, tokens: Sequence[Held], places: NDArray[np.int64]) -> None:
         """Tokens from ``first`` on: what is to be kept of a frame."""
         try:
             self._replay(seq_id, first, tokens[first:], places[first:])
@@ -113,7 +113,7 @@ class FramedContext(LlamaCppContext):
     def _positions(self, batch: Batch) -> NDArray[np.integer]:
         return self._places.of(batch)
 
-    def _positions_of(self, tokens: Sequence[int], start: int) -> NDArray[np.integer]:
+    def _positions_of(self, tokens: Sequence[Held], start: int) -> NDArray[np.integer]:
         return places_of(tokens)  # without cuts there is one run, from the first token on
 
     def _ran(self, batch: Batch, wants_rows: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context.inputs import Held
 from slm_core.context.places import places_of
 
 _FARTHEST = 2**31 - 1  # positions are int32
@@ -25,7 +26,7 @@ def frame_begin(places: Places, length: int) -> int:
     return int(np.searchsorted(places[:length, 0], places[length, 0]))
 
 
-def why_out_of_order(held: Sequence[int]) -> str | None:
+def why_out_of_order(held: Sequence[Held]) -> str | None:
     """Why llama.cpp would let what a sequence holds see others than those before it; None where it does not."""
     places = places_of(held)
     wrong = np.flatnonzero(~_in_order(places))

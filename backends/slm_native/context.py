@@ -53,7 +53,7 @@ class NativeContext(ContextBase):
         self._memory = transformer.new_memory(room)  # refuses what no memory could hold
         self._transformer = transformer
         self._positions = transformer.positions(options.n_ctx)
-        self._places = Places(lambda seq_id: self._ledger.tokens(seq_id)) if spec.has_sections else None
+        self._places = Places(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
         transformer.warm(self._memory.layers, self._positions)
         super().__init__(
             options,
@@ -103,7 +103,7 @@ class NativeContext(ContextBase):
         Raises:
             DecodeFailed: the device failed; nothing has changed.
         """
-        past, tokens = self._memory.nearest(seq_id, length), self._ledger.tokens(seq_id)
+        past, tokens = self._memory.nearest(seq_id, length), self._ledger.inputs(seq_id)
         while past.position < length:
             stop = min(length, past.position + REPLAY_TOKENS)
             plan = self._memory.replay(seq_id, past, stop)

@@ -113,7 +113,7 @@ class OnnxContext(ContextBase):
         self._store = KvStore(spec, options.n_ctx + spare, self._kv_type, engine.device, clearer)
         self._transfer = _transfer(self._store, sessions)
         self._positions = Positions(spec, options.n_ctx, engine.read_factors)
-        self._places = Places(lambda seq_id: self._ledger.tokens(seq_id)) if spec.has_sections else None
+        self._places = Places(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
         self._mover = CellMover(sessions.mover, sessions.turner, self._store, self._positions)
         self._feed = self._new_feed(sessions.decoder)
         self._feed_both_ways: Feed | None = None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from slm_conformance.faults import fault
 from slm_conformance.toy_context import ToyContext
-from slm_conformance.toy_engine import Array, Cell
+from slm_conformance.toy_engine import Array, Cell, Step
 from slm_core.context.batch import TokenBatch
-from slm_core.context.inputs import HeldInput, row_of
+from slm_core.context.inputs import Held, HeldInput, row_of, token_of
 from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.protocols import Batch
 from slm_core.types import EMBEDDED, Capability, Logits, Pos, States
@@ -56,12 +56,12 @@ class LateEmbeddingsScaled(ToyContext):
 class NearestToken(ToyContext):
     """A row is taken for the token whose embedding is the nearest."""
 
-    def _ran(self, batch: Batch, step: Callable[[int, Sequence[Cell]], tuple[Cell, Array]], width: int) -> Array:
+    def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         table = self.engine.table
 
-        def nearest(token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
+        def nearest(token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
             if (row := row_of(token)) is not None:
-                token = HeldInput(token, table[int(np.argmin(np.square(table - row).sum(axis=1)))])
+                token = HeldInput(token_of(token), table[int(np.argmin(np.square(table - row).sum(axis=1)))])
             return step(token, past)
 
         return super()._ran(batch, nearest, width)

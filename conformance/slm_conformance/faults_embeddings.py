@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 
 from slm_conformance.faults import fault
 from slm_conformance.toy_context import ToyContext
-from slm_conformance.toy_engine import Array, Cell
+from slm_conformance.toy_engine import Array, Step
 from slm_core.protocols import Batch
 from slm_core.types import Capability, Pos, States
 
@@ -89,7 +87,7 @@ class StatesInTheCache(ToyContext):
 
     decoded = False
 
-    def _ran(self, batch: Batch, step: Callable[[int, Sequence[Cell]], tuple[Cell, Array]], width: int) -> Array:
+    def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         self.decoded |= width == self.engine.n_vocab
         return super()._ran(batch, step, width)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from slm_conformance.faults import fault
 from slm_conformance.toy import ToyModel
 from slm_conformance.toy_context import ToyContext
-from slm_conformance.toy_engine import Array, Cell
-from slm_core.context.inputs import held_inputs
+from slm_conformance.toy_engine import Array, Cell, Step
+from slm_core.context.inputs import batch_inputs
 from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.errors import ContextFull
 from slm_core.protocols import Batch, Context
@@ -22,7 +22,7 @@ from slm_core.types import ContextOptions, Logits, Pos
 class RowsAskedLast(ToyContext):
     """Which rows are wanted is read from the batch when the sequence holds its tokens already."""
 
-    def _ran(self, batch: Batch, step: Callable[[int, Sequence[Cell]], tuple[Cell, Array]], width: int) -> Array:
+    def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         rows = super()._ran(batch, step, width)
         return rows[: np.count_nonzero(batch.wants_logits)]
 
@@ -31,11 +31,11 @@ class RowsAskedLast(ToyContext):
 class TokensBeforeTheirTurn(ToyContext):
     """A sequence holds each token as soon as it has run, whatever becomes of the batch."""
 
-    def _ran(self, batch: Batch, step: Callable[[int, Sequence[Cell]], tuple[Cell, Array]], width: int) -> Array:
+    def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         if batch.ahead.any():
             return super()._ran(batch, step, width)
         wanted, rows = batch.wants_logits.copy(), np.empty((len(batch), width), np.float32)
-        inputs = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets)
+        inputs = batch_inputs(batch)
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
             made, rows[i] = step(token, self.cells[seq_id])
             self.cells[seq_id].append(made)

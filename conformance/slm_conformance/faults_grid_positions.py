@@ -10,7 +10,7 @@ import numpy as np
 from slm_conformance.faults import fault
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Cell
-from slm_core.context.inputs import NO_OFFSETS, HeldInput, offset_of, row_of
+from slm_core.context.inputs import NO_OFFSETS, Held, HeldInput, offset_of, row_of, token_of
 from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.protocols import Batch
 from slm_core.types import Capability, Logits
@@ -19,7 +19,7 @@ from slm_core.types import Capability, Logits
 def as_a_token(cell: Cell) -> Cell:
     """The cell without where its row stands."""
     row = row_of(cell.token)
-    return cell if row is None else Cell(HeldInput(cell.token, row), cell.keys, cell.values)
+    return cell if row is None else Cell(HeldInput(token_of(cell.token), row), cell.keys, cell.values)
 
 
 @fault("TestGridPositions::test_as_declared")
@@ -39,7 +39,7 @@ class DumpsBringOffsets(ToyContext):
 
     capabilities = ToyContext.capabilities - {Capability.GRID_POSITIONS}
 
-    def _check_dumped_offsets(self, every: Sequence[int]) -> None:
+    def _check_dumped_offsets(self, every: Sequence[Held]) -> None:
         pass
 
 

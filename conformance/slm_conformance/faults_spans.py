@@ -9,7 +9,7 @@ import numpy as np
 from slm_conformance.faults import fault
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Array, Cell
-from slm_core.context.inputs import HeldInput, ahead_of, row_of
+from slm_core.context.inputs import Held, HeldInput, ahead_of, row_of, token_of
 from slm_core.context.ledger import replay_plan
 from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.protocols import Batch
@@ -19,11 +19,11 @@ from slm_core.types import Capability
 class CausalContext(ToyContext):
     """Runs some spans as if they were none; what is held says otherwise."""
 
-    def is_causal(self, inputs: Sequence[int], cells: Sequence[Cell]) -> bool:
+    def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
         """Whether a span is run so."""
         raise NotImplementedError
 
-    def _ran_span(self, inputs: Sequence[int], cells: Sequence[Cell], rows: Array) -> list[Cell]:
+    def _ran_span(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
         if not self.is_causal(inputs, cells):
             return super()._ran_span(inputs, cells, rows)
         made: list[Cell] = []
@@ -57,7 +57,7 @@ class DumpsBringSpans(ToyContext):
 class LongSpansAreNone(CausalContext):
     """Tokens of a span longer than 16 see those before them alone."""
 
-    def is_causal(self, inputs: Sequence[int], cells: Sequence[Cell]) -> bool:
+    def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
         """Look at the length."""
         return len(inputs) > 16
 
@@ -66,7 +66,7 @@ class LongSpansAreNone(CausalContext):
 class SpansOfTokensAlone(CausalContext):
     """A span with rows in it is none."""
 
-    def is_causal(self, inputs: Sequence[int], cells: Sequence[Cell]) -> bool:
+    def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
         """Look for rows."""
         return any(row_of(token) is not None for token in inputs)
 
@@ -75,7 +75,7 @@ class SpansOfTokensAlone(CausalContext):
 class SecondSpanIsNone(CausalContext):
     """A span right behind another is none."""
 
-    def is_causal(self, inputs: Sequence[int], cells: Sequence[Cell]) -> bool:
+    def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
         """Look at the token but one before it."""
         return len(cells) > 1 and ahead_of(cells[-2].token) > 0
 
@@ -123,7 +123,7 @@ class SpansReturnCausal(ToyContext):
         runs, _ = replay_plan(snapshot.held(), snapshot.edits)
         for run, edit in zip(runs, (*snapshot.edits, None), strict=True):
             for token in run:
-                cells.append(self.engine.state(HeldInput(token, row_of(token)), cells)[0])
+                cells.append(self.engine.state(HeldInput(token_of(token), row_of(token)), cells)[0])
             if edit is not None:
                 cells, edits = self.without(cells, edits, edit.start, edit.end)
         return cells, edits

@@ -6,25 +6,28 @@ A fork is a copy of a list, and a call that raises has changed nothing because l
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
-from slm_conformance.toy_engine import Array, Cell, ToyEngine
+from slm_conformance.toy_engine import Array, Cell, Step, ToyEngine
 from slm_core.context.batch import TokenBatch
 from slm_core.context.inputs import (
+    Held,
     ahead_of,
     all_ahead_of,
     are_spans,
+    batch_inputs,
     check_rows,
-    held_inputs,
     next_place,
     offsets_of,
     row_of,
     rows_of,
+    token_ids,
+    token_of,
 )
 from slm_core.context.ledger import replay_plan, truncated_edits
 from slm_core.context.snapshot import Edit, SequenceSnapshot
@@ -87,7 +90,7 @@ class ToyContext:
     def tokens(self, seq_id: int) -> tuple[int, ...]:
         """The tokens that a sequence holds."""
         self._check_open()
-        return tuple(cell.token for cell in self.cells[self._checked(seq_id)])
+        return tuple(token_of(cell.token) for cell in self.cells[self._checked(seq_id)])
 
     def new_batch(self, capacity: int | None = None) -> Batch:
         """An empty batch."""
@@ -121,10 +124,10 @@ class ToyContext:
             self._check_batch(batch)
             return self._ran(batch, self.engine.state, self.engine.shape.n_embd)
 
-    def _ran(self, batch: Batch, step: Callable[[int, Sequence[Cell]], tuple[Cell, Array]], width: int) -> Array:
+    def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         grown: dict[int, list[Cell]] = {}
         rows, wanted = np.empty((len(batch), width), np.float32), batch.wants_logits.copy()
-        inputs, done = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets), 0
+        inputs, done = batch_inputs(batch), 0
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
             cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
             if i < done:
@@ -139,7 +142,7 @@ class ToyContext:
             self.cells[seq_id] = cells
         return rows[wanted]
 
-    def _ran_span(self, inputs: Sequence[int], cells: Sequence[Cell], rows: Array) -> list[Cell]:
+    def _ran_span(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
         """Run a span; fills its rows, of logits or of states."""
         made, states = self.engine.span(inputs, cells)
         for row, state in zip(rows, states, strict=True):
@@ -217,10 +220,18 @@ class ToyContext:
         """Tokens, edits, and the cells as they are."""
         with self._call():
             cells = self.cells[self._checked(seq_id)]
-            tokens = np.array([cell.token for cell in cells], np.int32)
-            held, edits = [cell.token for cell in cells], tuple(self.edits[seq_id])
-            more = self.packed(cells), rows_of(held), all_ahead_of(held), offsets_of(held)
-            return SequenceSnapshot("toy", self.payload_format, self.fingerprint, tokens, edits, *more).to_bytes()
+            held = [cell.token for cell in cells]
+            return SequenceSnapshot(
+                "toy",
+                self.payload_format,
+                self.fingerprint,
+                tokens=np.array(token_ids(held), np.int32),
+                edits=tuple(self.edits[seq_id]),
+                payload=self.packed(cells),
+                rows=rows_of(held),
+                ahead=all_ahead_of(held),
+                offsets=offsets_of(held),
+            ).to_bytes()
 
     def packed(self, cells: list[Cell]) -> bytes:
         """The payload of a dump."""
@@ -321,9 +332,9 @@ class ToyContext:
         self._check_spans(batch)
         self._check_offsets(batch)
         lengths: dict[int, int] = {}
-        inputs = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets)
+        inputs = batch_inputs(batch)
         for token, seq_id, position in zip(inputs, batch.seq_ids.tolist(), batch.positions, strict=True):
-            if not (row_of(token) is not None or 0 <= token < self.engine.n_vocab):
+            if not (row_of(token) is not None or 0 <= token_of(token) < self.engine.n_vocab):
                 raise InvalidToken(f"token {token} (accepted: 0 to {self.engine.n_vocab - 1})")
             length = lengths.setdefault(seq_id, len(self.cells[self._checked(seq_id)]))
             if position != length:
@@ -352,7 +363,7 @@ class ToyContext:
         if 0 < length < len(cells) and ahead_of(cells[length - 1].token):
             raise InvalidPosition(f"position {length} lies in a span (accepted: where it begins, or past it)")
 
-    def _check_dumped_offsets(self, every: Sequence[int]) -> None:
+    def _check_dumped_offsets(self, every: Sequence[Held]) -> None:
         if len(offsets_of(every)) and Capability.GRID_POSITIONS not in self.capabilities:
             raise SnapshotMismatch("the dump holds rows with offsets, which this toy does not take")
 
@@ -374,7 +385,7 @@ class ToyContext:
             raise InvalidSnapshot("the dump's embedding rows are of another width")
         self._check_dumped_offsets(every)
         self._check_dumped_spans(snapshot)
-        if any(not (row_of(token) is not None or 0 <= token < self.engine.n_vocab) for token in every):
+        if any(not (row_of(token) is not None or 0 <= token_of(token) < self.engine.n_vocab) for token in every):
             raise InvalidSnapshot("the dump holds tokens outside the vocabulary")
         needed = (
             len(snapshot.tokens)

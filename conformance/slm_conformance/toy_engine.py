@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.weights import Weights, rope_frequencies, section_of_pairs
-from slm_core.context.inputs import next_place, offset_of, row_of
+from slm_core.context.inputs import Held, next_place, offset_of, row_of, token_of
 
 Array = NDArray[np.float32]
 
@@ -19,14 +20,18 @@ class Cell:
     """What the engine remembers of one token. Never changed, so sequences may share it.
 
     Attributes:
-        token: its id, with the embedding row in its place and its span (``HeldInput``), if any.
+        token: the token, with its embedding row and its span, if any.
         keys: rotated to the token's position, float32 [L, K, D].
         values: float32 [L, K, D].
     """
 
-    token: int
+    token: Held
     keys: Array
     values: Array
+
+
+Step: TypeAlias = Callable[[Held, Sequence[Cell]], tuple[Cell, Array]]
+"""Runs one token or row after cells; returns its cell, and its logits or hidden state."""
 
 
 class ToyEngine:
@@ -48,12 +53,12 @@ class ToyEngine:
         """The embeddings of tokens, [V, E]."""
         return self._tensors["token_embd.weight"]
 
-    def step(self, token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
+    def step(self, token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
         """Run one token after ``past``; returns what to remember of it, and the logits, float32 [V]."""
         cell, state = self.state(token, past)
         return cell, self.logits(state)
 
-    def state(self, token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
+    def state(self, token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
         """The same, with the hidden state behind the last norm in place of logits, float32 [E]."""
         (cell,), (state,) = self.span([token], past)
         return cell, state
@@ -62,7 +67,7 @@ class ToyEngine:
         """What a hidden state [E] leads to, [V]."""
         return self._linear("token_embd" if self.shape.tied else "output", state)
 
-    def span(self, tokens: Sequence[int], past: Sequence[Cell]) -> tuple[list[Cell], list[Array]]:
+    def span(self, tokens: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], list[Array]]:
         """Run tokens that see each other both ways after ``past``; cells and hidden states."""
         shape, n = self.shape, len(tokens)
         kept = np.empty((2, shape.n_layers, len(past) + n, shape.n_kv_heads, shape.head_dim), np.float32)
@@ -70,7 +75,7 @@ class ToyEngine:
             kept[0, :, :-n] = np.stack([cell.keys for cell in past], axis=1)
             kept[1, :, :-n] = np.stack([cell.values for cell in past], axis=1)
         places = self.places(tokens, past)
-        xs = [self.table[token] if (row := row_of(token)) is None else row for token in tokens]  # of [E]
+        xs = [self.table[token_of(one)] if (row := row_of(one)) is None else row for one in tokens]  # of [E]
         for layer in range(shape.n_layers):
             block = f"blk.{layer}."
             mixed = self._attend(block, [self._norm(block + "attn_norm", x) for x in xs], places, *kept[:, layer])
@@ -83,7 +88,7 @@ class ToyEngine:
         """The cell as if its token stood ``by`` places further on: key re-rotated, value kept."""
         return Cell(cell.token, self._rotate(cell.keys, np.full(3, by)), cell.values)
 
-    def places(self, tokens: Sequence[int], past: Sequence[Cell]) -> list[NDArray[np.int64]]:
+    def places(self, tokens: Sequence[Held], past: Sequence[Cell]) -> list[NDArray[np.int64]]:
         """Where tokens after ``past`` stand in time, height and width, each [3]."""
         place, found = next_place(cell.token for cell in past), []
         for token in tokens:

@@ -17,12 +17,14 @@ from slm_core.closing import Closing
 from slm_core.context.batch import TokenBatch
 from slm_core.context.checks import Checks, Declaration, check_context_options
 from slm_core.context.inputs import (
+    Held,
     add_held,
     all_ahead_of,
+    batch_inputs,
     chunks_of,
-    held_inputs,
     offsets_of,
     rows_of,
+    token_ids,
 )
 from slm_core.context.ledger import Ledger, replay_plan
 from slm_core.context.snapshot import SequenceSnapshot
@@ -43,9 +45,9 @@ def no_top_logits(k: int) -> TopLogits:
     return TopLogits(np.empty((0, k), np.int32), np.empty((0, k), np.float32), np.empty(0, np.float32))
 
 
-def _runs(batch: Batch, seq_ids: Sequence[int]) -> dict[int, Sequence[int]]:
+def _runs(batch: Batch, seq_ids: Sequence[int]) -> dict[int, Sequence[Held]]:
     """What each sequence will hold of a batch. It is read before the engine runs: a read that fails changes nothing."""
-    inputs, of = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets), batch.seq_ids
+    inputs, of = batch_inputs(batch), batch.seq_ids
     if len(seq_ids) == 1:
         return {seq_ids[0]: inputs}
     return {seq_id: [inputs[i] for i in np.flatnonzero(of == seq_id).tolist()] for seq_id in seq_ids}
@@ -193,7 +195,7 @@ class ContextBase(Closing):
     def tokens(self, seq_id: int) -> tuple[int, ...]:
         """The tokens that a sequence holds, in order; ``EMBEDDED`` for each embedding row."""
         self._check_open()
-        return tuple(self._ledger.tokens(self._checks.sequence(seq_id)))
+        return tuple(token_ids(self._ledger.inputs(self._checks.sequence(seq_id))))
 
     def new_batch(self, capacity: int | None = None) -> Batch:
         """An empty batch of at most ``n_batch`` tokens."""
@@ -365,7 +367,7 @@ class ContextBase(Closing):
 
     # Steps that several calls share.
 
-    def _append(self, runs: Mapping[int, Sequence[int]]) -> None:
+    def _append(self, runs: Mapping[int, Sequence[Held]]) -> None:
         for seq_id, run in runs.items():
             self._ledger.append(seq_id, run)
 
@@ -384,14 +386,14 @@ class ContextBase(Closing):
             self._ledger.drop(seq_id)
 
     def _snapshot(self, seq_id: int) -> SequenceSnapshot:
-        held = self._ledger.tokens(seq_id)
+        held = self._ledger.inputs(seq_id)
         with_payload = Capability.KV_PAYLOAD in self._declared.capabilities and len(held) > 0
         payload = self._engine_export(seq_id) if with_payload else b""
         return SequenceSnapshot(
             self._declared.backend,
             self._declared.payload_format,
             self._declared.fingerprint,
-            tokens=np.array(held, np.int32),
+            tokens=np.array(token_ids(held), np.int32),
             edits=self._ledger.edits(seq_id),
             payload=payload,
             rows=rows_of(held),
@@ -414,9 +416,9 @@ class ContextBase(Closing):
             if edit is not None:
                 self._cut(seq_id, edit.start, edit.end)
 
-    def _decode_run(self, seq_id: int, tokens: Sequence[int]) -> None:
+    def _decode_run(self, seq_id: int, inputs: Sequence[Held]) -> None:
         batch = TokenBatch(self.n_batch)
-        for chunk in chunks_of(tokens, self.n_batch):
+        for chunk in chunks_of(inputs, self.n_batch):
             batch.clear()
             add_held(batch, chunk, Pos(seq_id, self._ledger.length(seq_id)))
             self._engine_decode(batch)

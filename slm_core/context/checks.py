@@ -8,7 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.context.inputs import ahead_of, all_ahead_of, are_spans, check_rows, offsets_of, row_of, rows_of
+from slm_core.context.inputs import (
+    Held,
+    ahead_of,
+    all_ahead_of,
+    are_spans,
+    check_rows,
+    offsets_of,
+    row_of,
+    rows_of,
+    token_of,
+)
 from slm_core.context.ledger import Ledger, replay_plan
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import (
@@ -96,7 +106,7 @@ class Checks:
 
     def whole_spans(self, seq_id: int, length: int) -> None:
         """Refuse to keep a part of a span, whose tokens attend to later ones of it: ``InvalidPosition``."""
-        held = self._ledger.tokens(seq_id)
+        held = self._ledger.inputs(seq_id)
         if length == 0 or length == len(held) or not ahead_of(held[length - 1]):
             return
         begin = next(i for i in range(length - 1, -1, -1) if i == 0 or not ahead_of(held[i - 1]))
@@ -189,7 +199,7 @@ class Checks:
         if (rows := rows_of(every)).size:
             self._dumped_rows(rows)
             self._dumped_offsets(every)
-        ids = [token for token in every if row_of(token) is None]
+        ids = [token_of(one) for one in every if row_of(one) is None]
         if ids and not (min(ids) >= 0 and max(ids) < declared.n_vocab):
             raise InvalidSnapshot(
                 f"the dump holds tokens outside the vocabulary (accepted: 0 to {declared.n_vocab - 1})"
@@ -226,14 +236,14 @@ class Checks:
             width = self._declared.n_embd
             raise InvalidSnapshot(f"the dump's embedding rows are {rows.shape[1]} wide (accepted: {width})")
 
-    def _dumped_offsets(self, every: Sequence[int]) -> None:
+    def _dumped_offsets(self, every: Sequence[Held]) -> None:
         if len(offsets_of(every)) and Capability.GRID_POSITIONS not in self._declared.capabilities:
             raise SnapshotMismatch(
                 f"the dump holds rows with offsets, which the backend {self._declared.backend} does not take for this"
                 f" model (restore it where {Capability.GRID_POSITIONS} is declared)"
             )
 
-    def _dumped_spans(self, runs: Sequence[Sequence[int]]) -> None:
+    def _dumped_spans(self, runs: Sequence[Sequence[Held]]) -> None:
         for ahead in map(all_ahead_of, runs):
             if not len(ahead):
                 continue

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,80 +28,97 @@ Offset: TypeAlias = tuple[int, int, int]
 _AS_A_TOKEN: Offset = (0, 0, 0)
 
 
-class HeldInput(int):
-    """An id that a sequence holds, and what else must be known of it to decode it again.
-
-    Whatever moves ids about (forks, cuts, edits that are made again) moves this along, and need not know of it.
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldInput:
+    """One position of a sequence, where a token id alone does not suffice to decode it again.
 
     Attributes:
-        row: the embedding row in place of a token, float32 [E], where the id is ``EMBEDDED``; else None.
-        ahead: how many tokens behind it were in its span when it was decoded.
-        offset: where it stands, counted from where a token in its place would: one behind the furthest before it.
+        token: the id; ``EMBEDDED`` for an embedding row.
+        row: the embedding row in place of a token, float32 [E]; None for a token.
+        ahead: how many tokens after it were in its span when it was decoded.
+        offset: its M-RoPE position, relative to the position that a token would have in its place.
     """
 
-    row: NDArray[np.float32] | None
-    ahead: int
-    offset: Offset
-
-    def __new__(
-        cls, token: int, row: NDArray[np.float32] | None = None, ahead: int = 0, offset: Offset = _AS_A_TOKEN
-    ) -> Self:
-        """The id ``token``, with more."""
-        made = super().__new__(cls, token)
-        made.row, made.ahead, made.offset = row, ahead, offset
-        return made
+    token: int
+    row: NDArray[np.float32] | None = None
+    ahead: int = 0
+    offset: Offset = _AS_A_TOKEN
 
 
-def row_of(held: int) -> NDArray[np.float32] | None:
+Held: TypeAlias = int | HeldInput
+"""What a sequence holds at one position: a token id, or a record where the id alone does not suffice."""
+
+
+def token_of(held: Held) -> int:
+    """The token id; ``EMBEDDED`` for an embedding row."""
+    return held.token if isinstance(held, HeldInput) else held
+
+
+def token_ids(held: Iterable[Held]) -> list[int]:
+    """The token ids, ``EMBEDDED`` for each embedding row."""
+    return [one.token if isinstance(one, HeldInput) else one for one in held]
+
+
+def row_of(held: Held) -> NDArray[np.float32] | None:
     """The row [E] in place of a token, None where there is a token."""
     return held.row if isinstance(held, HeldInput) else None
 
 
-def ahead_of(held: int) -> int:
+def ahead_of(held: Held) -> int:
     """How many tokens behind it were in its span."""
     return held.ahead if isinstance(held, HeldInput) else 0
 
 
-def offset_of(held: int) -> Offset:
+def offset_of(held: Held) -> Offset:
     """Where it stands in time, height and width, counted from where a token in its place would."""
     return held.offset if isinstance(held, HeldInput) else _AS_A_TOKEN
 
 
 def held_inputs(
-    tokens: NDArray[np.int32], rows: NDArray[np.float32], ahead: NDArray[np.int32], offsets: NDArray[np.int32]
-) -> list[int]:
+    tokens: NDArray[np.int32],
+    *,
+    rows: NDArray[np.float32] = NO_ROWS,
+    ahead: NDArray[np.int32] = NO_AHEAD,
+    offsets: NDArray[np.int32] = NO_OFFSETS,
+) -> list[Held]:
     """Inputs as a sequence holds them.
 
     Args:
-        tokens: ids [T].
-        rows: of those that are ``EMBEDDED`` [n, E].
-        ahead: tokens behind each that are in its span [T]; [0] where there are no spans.
-        offsets: where each row stands [n, 3]; [0, 3] where all do as tokens would.
+        tokens: int32 [T], ``EMBEDDED`` for each embedding row.
+        rows: the embedding rows, float32 [n, E].
+        ahead: for each token, how many tokens after it are in its span, int32 [T]; [0] without spans.
+        offsets: the offset of each row, int32 [n, 3]; [0, 3] if all rows stand as tokens would.
     """
-    ids: list[int] = tokens.tolist()
+    held: list[Held] = tokens.tolist()
     if not len(rows) and not ahead.any():
-        return ids
-    stand = offsets.tolist() if len(offsets) else [_AS_A_TOKEN] * len(rows)
-    for place, row, offset in zip(np.flatnonzero(tokens == EMBEDDED).tolist(), rows, stand, strict=True):
-        ids[place] = HeldInput(EMBEDDED, row, 0, tuple(offset))
-    for place in np.flatnonzero(ahead).tolist():
-        ids[place] = HeldInput(ids[place], row_of(ids[place]), int(ahead[place]), offset_of(ids[place]))
-    return ids
+        return held
+    offset_list = offsets.tolist() if len(offsets) else [_AS_A_TOKEN] * len(rows)
+    for index, row, offset in zip(np.flatnonzero(tokens == EMBEDDED).tolist(), rows, offset_list, strict=True):
+        held[index] = HeldInput(EMBEDDED, row, offset=tuple(offset))
+    for index in np.flatnonzero(ahead).tolist():
+        one = held[index]
+        held[index] = HeldInput(token_of(one), row_of(one), int(ahead[index]), offset_of(one))
+    return held
 
 
-def rows_of(held: Iterable[int]) -> NDArray[np.float32]:
+def batch_inputs(batch: Batch) -> list[Held]:
+    """The inputs of a batch as sequences will hold them."""
+    return held_inputs(batch.tokens, rows=batch.embeddings, ahead=batch.ahead, offsets=batch.offsets)
+
+
+def rows_of(held: Iterable[Held]) -> NDArray[np.float32]:
     """The rows among what a sequence holds, float32 [n, E]; [0, 0] where there are none."""
     rows = [row for one in held if (row := row_of(one)) is not None]
     return np.stack(rows) if rows else NO_ROWS
 
 
-def offsets_of(held: Iterable[int]) -> NDArray[np.int32]:
+def offsets_of(held: Iterable[Held]) -> NDArray[np.int32]:
     """Where the rows among what a sequence holds stand, int32 [n, 3]; [0, 3] where all do as tokens would."""
     offsets = [offset_of(one) for one in held if row_of(one) is not None]
     return np.array(offsets, np.int32) if any(map(any, offsets)) else NO_OFFSETS
 
 
-def next_place(held: Iterable[int], start: int = 0) -> int:
+def next_place(held: Iterable[Held], start: int = 0) -> int:
     """Where a token behind these would stand, of which the first does, or would, at ``start``."""
     for one in held:
         start += max(0, 1 + max(offset_of(one)))
@@ -115,13 +133,13 @@ def from_each(offsets: NDArray[np.int32]) -> NDArray[np.int32]:
     return found
 
 
-def all_ahead_of(held: Sequence[int]) -> NDArray[np.int32]:
+def all_ahead_of(held: Sequence[Held]) -> NDArray[np.int32]:
     """How many tokens behind each were in its span, int32 [T]; [0] where there are no spans."""
     ahead = [ahead_of(one) for one in held]
     return np.array(ahead, np.int32) if any(ahead) else NO_AHEAD
 
 
-def add_held(batch: Batch, held: Sequence[int], start: Pos) -> None:
+def add_held(batch: Batch, held: Sequence[Held], start: Pos) -> None:
     """Add what a sequence holds to a batch that has room, to decode it again; no logits are asked for."""
     index = start.index
     for piece in _pieces(held):
@@ -130,13 +148,13 @@ def add_held(batch: Batch, held: Sequence[int], start: Pos) -> None:
             if is_row:
                 batch.add_embeddings(rows_of(run), place, offsets=_from_start(run))
             else:
-                batch.extend(run, place)
+                batch.extend(token_ids(run), place)
             index += len(run)
         if ahead_of(piece[0]):
             batch.join(len(piece))
 
 
-def chunks_of(held: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+def chunks_of(held: Sequence[Held], size: int) -> Iterator[Sequence[Held]]:
     """What a sequence holds, at most ``size`` at a time; no span, of which none is longer, is parted."""
     first = 0
     while first < len(held):
@@ -193,7 +211,7 @@ def check_offsets(offsets: object, n_rows: int) -> None:
         raise InvalidEmbedding(f"offsets are out of range (accepted: {-MAX_OFFSET} to {MAX_OFFSET})")
 
 
-def _from_start(held: Sequence[int]) -> NDArray[np.int32] | None:
+def _from_start(held: Sequence[Held]) -> NDArray[np.int32] | None:
     """Where rows stand, counted from the start of their run, [n, 3]; None where they do as tokens would."""
     if not any(any(offset_of(one)) for one in held):
         return None
@@ -204,7 +222,7 @@ def _from_start(held: Sequence[int]) -> NDArray[np.int32] | None:
     return found
 
 
-def _pieces(held: Sequence[int]) -> Iterator[Sequence[int]]:
+def _pieces(held: Sequence[Held]) -> Iterator[Sequence[Held]]:
     """Spans, and what is between them."""
     begin = 0
     while begin < len(held):

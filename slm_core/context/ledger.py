@@ -1,6 +1,6 @@
 """Who holds which positions: token histories, their edits, and the cells of a KV cache that they share.
 
-A history holds ids, and ``HeldInput`` where more than an id was decoded: embedding rows, and tokens of spans.
+A history holds ``Held`` inputs: token ids, and records of embedding rows and of tokens in spans.
 
 A cell is one position's worth of KV storage. Each context has ``n_ctx`` of them; a fork shares its source's cells
 until one side changes them. A backend may use the cell numbers as rows of its own buffers, or ignore them.
@@ -13,16 +13,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context.inputs import Held
 from slm_core.context.snapshot import Edit
 
 
 class SequenceRecord:
-    """One sequence: its tokens, the cell of each, and the cuts that led here."""
+    """One sequence: its inputs, the cell of each, and the cuts that led here."""
 
-    __slots__ = ("cells", "edits", "tokens")
+    __slots__ = ("cells", "edits", "inputs")
 
-    def __init__(self, tokens: Iterable[int] = (), cells: Iterable[int] = (), edits: Iterable[Edit] = ()) -> None:
-        self.tokens = list(tokens)
+    def __init__(self, inputs: Iterable[Held] = (), cells: Iterable[int] = (), edits: Iterable[Edit] = ()) -> None:
+        self.inputs = list(inputs)
         self.cells = list(cells)
         self.edits = list(edits)
 
@@ -52,11 +53,11 @@ class Ledger:
 
     def length(self, seq_id: int) -> int:
         """Tokens of a sequence."""
-        return len(self._sequences[seq_id].tokens)
+        return len(self._sequences[seq_id].inputs)
 
-    def tokens(self, seq_id: int) -> Sequence[int]:
-        """Tokens of a sequence; not a copy."""
-        return self._sequences[seq_id].tokens
+    def inputs(self, seq_id: int) -> Sequence[Held]:
+        """What a sequence holds; not a copy."""
+        return self._sequences[seq_id].inputs
 
     def cells(self, seq_id: int) -> NDArray[np.int32]:
         """The cell of each position, int32 [S]."""
@@ -81,12 +82,12 @@ class Ledger:
         freed = np.count_nonzero(self._references[cells[start:end]] == 1)
         return int(copied - freed)
 
-    def append(self, seq_id: int, tokens: Iterable[int]) -> None:
+    def append(self, seq_id: int, inputs: Iterable[Held]) -> None:
         """Tokens were decoded."""
         record = self._sequences[seq_id]
-        known = len(record.tokens)
-        record.tokens.extend(tokens)
-        record.cells.extend(self._take(len(record.tokens) - known))
+        known = len(record.inputs)
+        record.inputs.extend(inputs)
+        record.cells.extend(self._take(len(record.inputs) - known))
 
     def fork(self, src: int, dst: int, end: int, n_copied: int = 0) -> None:
         """``dst``, which is empty, became a copy of ``src[:end]``; the last ``n_copied`` cells are not shared."""
@@ -95,19 +96,19 @@ class Ledger:
         np.add.at(self._references, shared, 1)
         cells = [*shared, *self._take(end - len(shared))]
         edits = truncated_edits(source.edits, end)
-        self._sequences[dst] = SequenceRecord(source.tokens[:end], cells, edits)
+        self._sequences[dst] = SequenceRecord(source.inputs[:end], cells, edits)
 
     def truncate(self, seq_id: int, length: int) -> None:
         """The tail from ``length`` on was forgotten."""
         record = self._sequences[seq_id]
         self._release(record.cells[length:])
-        del record.tokens[length:], record.cells[length:]
+        del record.inputs[length:], record.cells[length:]
         record.edits = truncated_edits(record.edits, length)
 
     def cut(self, seq_id: int, start: int, end: int) -> None:
         """[start, end) was forgotten and later tokens moved down."""
         record = self._sequences[seq_id]
-        record.edits.append(Edit(start, tuple(record.tokens[start:end]), len(record.tokens)))
+        record.edits.append(Edit(start, tuple(record.inputs[start:end]), len(record.inputs)))
         moved = record.cells[end:]
         shared = [cell for cell in moved if self._references[cell] > 1]
         self._release(record.cells[start:end])
@@ -115,7 +116,7 @@ class Ledger:
         fresh = iter(self._take(len(shared)))
         kept = set(moved).difference(shared)
         record.cells[start:] = [cell if cell in kept else next(fresh) for cell in moved]
-        del record.tokens[start:end]
+        del record.inputs[start:end]
 
     def drop(self, seq_id: int) -> None:
         """The sequence was forgotten."""
@@ -164,21 +165,21 @@ def truncated_edits(edits: Sequence[Edit], length: int) -> list[Edit]:
     return kept[::-1]
 
 
-def replay_plan(tokens: Sequence[int], edits: Sequence[Edit]) -> tuple[list[list[int]], int]:
+def replay_plan(inputs: Sequence[Held], edits: Sequence[Edit]) -> tuple[list[list[Held]], int]:
     """What to decode, and between which runs to cut, to rebuild an edited sequence.
 
     Returns:
-        runs: ``len(edits) + 1`` runs of tokens: decode ``runs[i]``, then make ``edits[i]``, ...
+        runs: ``len(edits) + 1`` runs of inputs: decode ``runs[i]``, then make ``edits[i]``, ...
         peak: the longest the sequence gets on the way.
     """
-    original = list(tokens)
+    original = list(inputs)
     for edit in reversed(edits):
         original[edit.start : edit.start] = edit.removed
-    runs: list[list[int]] = []
+    runs: list[list[Held]] = []
     done = held = peak = 0
     for edit in edits:
         n = edit.length_before - held
         runs.append(original[done : done + n])
         done, peak, held = done + n, max(peak, edit.length_before), edit.length_before - len(edit.removed)
     runs.append(original[done:])
-    return runs, max(peak, len(tokens))
+    return runs, max(peak, len(inputs))

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.context.inputs import HeldInput, next_place
+from slm_core.context.inputs import Held, HeldInput, next_place
 from slm_core.protocols import Batch
 from slm_core.types import EMBEDDED
 
-Held = Callable[[int], Sequence[int]]
-"""What a sequence holds."""
+HeldBy = Callable[[int], Sequence[Held]]
+"""What a sequence holds, by its seq_id."""
 
 
-def places_of(held: Sequence[int]) -> NDArray[np.int64]:
+def places_of(held: Sequence[Held]) -> NDArray[np.int64]:
     """Where all that a sequence holds stands, in time, height and width, [S, 3]."""
     offsets, taken = np.zeros((len(held), 3), np.int64), np.ones(len(held), np.int64)
     for i, one in enumerate(held):
@@ -32,7 +32,7 @@ class Places:
         held: what a sequence holds.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: HeldBy) -> None:
         self._held = held
         self._next: dict[int, tuple[int, int]] = {}  # of a sequence, its length and the place of the next token
 

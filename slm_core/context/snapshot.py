@@ -15,11 +15,13 @@ from slm_core.context.inputs import (
     NO_AHEAD,
     NO_OFFSETS,
     NO_ROWS,
+    Held,
     ahead_of,
     held_inputs,
     offset_of,
     row_of,
     rows_of,
+    token_ids,
 )
 from slm_core.errors import InvalidSnapshot
 from slm_core.types import EMBEDDED
@@ -31,12 +33,12 @@ class Edit:
 
     Attributes:
         start: first position that was cut.
-        removed: the tokens that were cut, ``HeldInput`` for embedding rows and in spans.
+        removed: the inputs that were cut.
         length_before: tokens the sequence held when it was cut, those removed included.
     """
 
     start: int
-    removed: tuple[int, ...]
+    removed: tuple[Held, ...]
     length_before: int
 
     @property
@@ -71,11 +73,11 @@ class SequenceSnapshot:
     ahead: NDArray[np.int32] = field(default_factory=lambda: NO_AHEAD)
     offsets: NDArray[np.int32] = field(default_factory=lambda: NO_OFFSETS)
 
-    def held(self) -> list[int]:
-        """What the sequence holds: ids, and ``HeldInput`` for embedding rows and in spans."""
-        return held_inputs(self.tokens, self.rows, self.ahead, self.offsets)
+    def held(self) -> list[Held]:
+        """What the sequence holds."""
+        return held_inputs(self.tokens, rows=self.rows, ahead=self.ahead, offsets=self.offsets)
 
-    def every_input(self) -> list[int]:
+    def every_input(self) -> list[Held]:
         """What the sequence holds, and all that its cuts removed."""
         return [*self.held(), *(one for edit in self.edits for one in edit.removed)]
 
@@ -87,14 +89,14 @@ class SequenceSnapshot:
             "fingerprint": self.fingerprint,
             "edits": [[e.start, len(e.removed), e.length_before] for e in self.edits],
         }
-        removed = [token for e in self.edits for token in e.removed]
-        ids = self.tokens.astype("<i4").tobytes(), np.array(removed, "<i4").tobytes()
+        removed = [one for e in self.edits for one in e.removed]
+        ids = self.tokens.astype("<i4").tobytes(), np.array(token_ids(removed), "<i4").tobytes()
         more = [
             b"".join(part.astype("<f4").tobytes() for part in (self.rows, rows_of(removed))),
             _integers(self.ahead if len(self.ahead) else [0] * len(self.tokens), map(ahead_of, removed)),
             _integers(
                 self.offsets if len(self.offsets) else [(0, 0, 0)] * len(self.rows),
-                (offset_of(token) for token in removed if row_of(token) is not None),
+                (offset_of(one) for one in removed if row_of(one) is not None),
             ),
         ]
         while more and not more[-1]:
@@ -117,13 +119,17 @@ class SequenceSnapshot:
         n_own, n_removed = (int(np.count_nonzero(ids == EMBEDDED)) for ids in (tokens, removed))
         rows = _rows(sections[3] if len(sections) > 3 else b"", n_own + n_removed)
         ahead = _ahead(sections[4] if len(sections) > 4 else b"", len(tokens) + len(removed))
-        own, of_removed = ahead[: len(tokens)], ahead[len(tokens) :]
         offsets = _offsets(sections[5] if len(sections) > 5 else b"", n_own + n_removed)
-        gone = held_inputs(removed, rows[n_own:], of_removed, offsets[n_own:])
-        edits = _read_edits(meta["edits"], gone, len(tokens))
-        backend, payload_format, fingerprint = (str(meta[n]) for n in names)
-        more = rows[:n_own], own, offsets[:n_own]
-        return cls(backend, payload_format, fingerprint, tokens, edits, sections[2], *more)
+        cut_inputs = held_inputs(removed, rows=rows[n_own:], ahead=ahead[len(tokens) :], offsets=offsets[n_own:])
+        return cls(
+            **{name: str(meta[name]) for name in names},
+            tokens=tokens,
+            edits=_read_edits(meta["edits"], cut_inputs, len(tokens)),
+            payload=sections[2],
+            rows=rows[:n_own],
+            ahead=ahead[: len(tokens)],
+            offsets=offsets[:n_own],
+        )
 
 
 def _integers(own: NDArray[np.int32] | Sequence[object], removed: Iterable[object]) -> bytes:
@@ -170,7 +176,7 @@ def _ahead(section: bytes, n: int) -> NDArray[np.int32]:
     return ahead
 
 
-def _read_edits(rows: object, removed: Sequence[int], n_tokens: int) -> tuple[Edit, ...]:
+def _read_edits(rows: object, removed: Sequence[Held], n_tokens: int) -> tuple[Edit, ...]:
     """The edits, checked to be a history that can have led to ``n_tokens`` tokens."""
     if not isinstance(rows, list):
         raise InvalidSnapshot("the dump's edit history is malformed")

@@ -11,17 +11,17 @@ import pytest
 from slm_core.container import unpack
 from slm_core.context.batch import TokenBatch
 from slm_core.context.inputs import (
-    NO_AHEAD,
-    NO_OFFSETS,
     HeldInput,
     add_held,
     ahead_of,
+    batch_inputs,
     chunks_of,
     held_inputs,
     next_place,
     offset_of,
     offsets_of,
     rows_of,
+    token_ids,
 )
 from slm_core.context.ledger import Ledger, replay_plan
 from slm_core.context.snapshot import Edit, SequenceSnapshot
@@ -82,12 +82,12 @@ def test_rows_that_do_not_fit_are_not_kept():
 
 
 def test_what_is_held_goes_into_a_batch_again():
-    held = held_inputs(np.array([5, EMBEDDED, EMBEDDED, 6, EMBEDDED], np.int32), ROWS[:3], NO_AHEAD, NO_OFFSETS)
-    assert held == [5, EMBEDDED, EMBEDDED, 6, EMBEDDED]
+    held = held_inputs(np.array([5, EMBEDDED, EMBEDDED, 6, EMBEDDED], np.int32), rows=ROWS[:3])
+    assert token_ids(held) == [5, EMBEDDED, EMBEDDED, 6, EMBEDDED]
     np.testing.assert_array_equal(rows_of(held), ROWS[:3])
     batch = TokenBatch(5)
     add_held(batch, held, Pos(1, 10))
-    assert batch.tokens.tolist() == held
+    assert batch.tokens.tolist() == token_ids(held)
     assert batch.positions.tolist() == [10, 11, 12, 13, 14]
     np.testing.assert_array_equal(batch.embeddings, ROWS[:3])
 
@@ -95,17 +95,15 @@ def test_what_is_held_goes_into_a_batch_again():
 def test_edits_carry_rows_along():
     """What a replay decodes is what was decoded, whatever was forked, cut and forgotten since."""
     ledger = Ledger(64, 3, share_forks=True)
-    ledger.append(
-        0, held_inputs(np.array([1, EMBEDDED, 2, EMBEDDED, EMBEDDED, 3], np.int32), ROWS[:3], NO_AHEAD, NO_OFFSETS)
-    )
+    ledger.append(0, held_inputs(np.array([1, EMBEDDED, 2, EMBEDDED, EMBEDDED, 3], np.int32), rows=ROWS[:3]))
     ledger.cut(0, 1, 4)  # forgets rows 0 and 1
     ledger.append(0, [HeldInput(EMBEDDED, ROWS[3])])
     ledger.fork(0, 1, 4)
     ledger.truncate(1, 2)
-    runs, _ = replay_plan(ledger.tokens(0), ledger.edits(0))
-    assert runs == [[1, EMBEDDED, 2, EMBEDDED, EMBEDDED, 3], [EMBEDDED]]
+    runs, _ = replay_plan(ledger.inputs(0), ledger.edits(0))
+    assert [token_ids(run) for run in runs] == [[1, EMBEDDED, 2, EMBEDDED, EMBEDDED, 3], [EMBEDDED]]
     np.testing.assert_array_equal(rows_of([*runs[0], *runs[1]]), ROWS)
-    np.testing.assert_array_equal(rows_of(ledger.tokens(1)), ROWS[2:3])
+    np.testing.assert_array_equal(rows_of(ledger.inputs(1)), ROWS[2:3])
 
 
 def dumped(**changes) -> SequenceSnapshot:
@@ -191,16 +189,16 @@ def test_a_span_is_one_run_of_one_sequence():
 
 def test_chunks_do_not_part_spans():
     ahead = np.array([0, 0, 2, 1, 0, 0, 1, 0, 0], np.int32)
-    held = held_inputs(np.arange(9, dtype=np.int32), ROWS[:0], ahead, NO_OFFSETS)
-    assert [list(chunk) for chunk in chunks_of(held, 4)] == [[0, 1], [2, 3, 4, 5], [6, 7, 8]]
-    assert [list(chunk) for chunk in chunks_of(held, 3)] == [[0, 1], [2, 3, 4], [5, 6, 7], [8]]
+    held = held_inputs(np.arange(9, dtype=np.int32), ahead=ahead)
+    assert [token_ids(chunk) for chunk in chunks_of(held, 4)] == [[0, 1], [2, 3, 4, 5], [6, 7, 8]]
+    assert [token_ids(chunk) for chunk in chunks_of(held, 3)] == [[0, 1], [2, 3, 4], [5, 6, 7], [8]]
     batch = TokenBatch(9)
     add_held(batch, held, Pos(0, 0))
     assert batch.ahead.tolist() == ahead.tolist()
 
 
 def test_a_dump_has_its_spans_in_a_section_of_their_own():
-    whole = dumped(ahead=np.array([2, 1, 0], np.int32), edits=(Edit(1, (HeldInput(7, None, 1), 8), 5),), rows=ROWS[:2])
+    whole = dumped(ahead=np.array([2, 1, 0], np.int32), edits=(Edit(1, (HeldInput(7, ahead=1), 8), 5),), rows=ROWS[:2])
     data = whole.to_bytes()
     _, sections = unpack("sequence", data)
     assert sections[4] == struct.pack("<5i", 2, 1, 0, 1, 0)
@@ -226,7 +224,7 @@ def test_offsets_count_from_the_start_of_a_run():
 
 
 def test_what_stands_behind_rows_in_a_grid():
-    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), ROWS, NO_AHEAD, np.array(OF_EACH, np.int32))
+    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
     assert [next_place(held[:n]) for n in range(7)] == [0, 1, 2, 3, 3, 3, 4]
     assert offsets_of(held).tolist() == OF_EACH
     assert offsets_of([held[0], held[1], held[5]]).shape == (0, 3)
@@ -234,13 +232,13 @@ def test_what_stands_behind_rows_in_a_grid():
 
 def test_rows_in_a_grid_are_added_again_where_they_stood():
     """Whole, and in parts, of which each begins anew."""
-    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), ROWS, NO_AHEAD, np.array(OF_EACH, np.int32))
+    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
     for sizes in ([6], [3, 3], [1, 1, 1, 1, 1, 1]):
         found, done = [], 0
         for n in sizes:
             batch = TokenBatch(n)
             add_held(batch, held[done : done + n], Pos(0, done))
-            found += held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets)
+            found += batch_inputs(batch)
             done += n
         assert [offset_of(one) for one in found] == [offset_of(one) for one in held]
 
@@ -257,10 +255,10 @@ def test_offsets_that_are_none_are_refused(offsets):
 
 
 def test_a_dump_holds_offsets_of_rows_that_were_cut_too():
-    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), ROWS, NO_AHEAD, np.array(OF_EACH, np.int32))
+    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
     edits = (Edit(1, tuple(held[1:4]), 6),)
     left = [held[0], *held[4:]]
-    snapshot = SequenceSnapshot("a", "b", "c", np.array(left, np.int32), edits, b"", rows_of(left))
+    snapshot = SequenceSnapshot("a", "b", "c", np.array(token_ids(left), np.int32), edits, b"", rows_of(left))
     found = SequenceSnapshot.from_bytes(replace(snapshot, offsets=offsets_of(left)).to_bytes())
     assert [offset_of(one) for one in found.held()] == [offset_of(one) for one in left]
     assert [offset_of(one) for one in found.edits[0].removed] == [offset_of(one) for one in held[1:4]]

@@ -114,7 +114,7 @@ def test_cells_are_shared_and_freed_as_objects_are(steps, share_forks):
         # The same cell where it is the same object, and only there.
         assert len(set(pairs)) == len({cell for cell, _ in pairs}) == len({obj for _, obj in pairs})
         for seq_id in range(N_SEQ):
-            assert list(ledger.tokens(seq_id)) == [cell.token for cell in model.cells[seq_id]]
+            assert list(ledger.inputs(seq_id)) == [cell.token for cell in model.cells[seq_id]]
             others = {id(c) for s, cells in enumerate(model.cells) if s != seq_id for c in cells}
             own = [cell for cell in model.cells[seq_id] if id(cell) not in others]
             assert ledger.n_exclusive(seq_id) == len(own)
@@ -128,7 +128,7 @@ def test_a_history_replays_to_cells_that_saw_the_same(steps):
         play(ledger, model, step)
     for seq_id in range(N_SEQ):
         edits = ledger.edits(seq_id)
-        runs, peak = replay_plan(list(ledger.tokens(seq_id)), edits)
+        runs, peak = replay_plan(list(ledger.inputs(seq_id)), edits)
         replayed, lengths = Model(share_forks=True), [0]
         for run, edit in itertools.zip_longest(runs, edits):
             replayed.append(0, run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slm_core.context.batch import TokenBatch
-from slm_core.context.inputs import held_inputs
+from slm_core.context.inputs import batch_inputs
 from slm_core.context.places import Places, places_of
 from slm_core.types import Pos
 
@@ -26,7 +26,7 @@ def text_and_image() -> TokenBatch:
 
 def places_after(batch: TokenBatch) -> Places:
     """Of sequences that hold nothing, and four tokens, before this batch."""
-    held = held_inputs(batch.tokens, batch.embeddings, batch.ahead, batch.offsets)
+    held = batch_inputs(batch)
     HELD.clear()
     HELD.update({0: [one for one, seq_id in zip(held, batch.seq_ids, strict=True) if seq_id == 0], 1: [1, 2, 3, 4, 9]})
     return Places(lambda seq_id: HELD[seq_id])

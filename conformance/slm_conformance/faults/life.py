@@ -21,6 +21,7 @@ from slm_conformance.toy import ToyBackend, ToyModel
 from slm_conformance.toy_context import ToyContext
 from slm_conformance.toy_engine import Array, Cell, ToyEngine
 from slm_conformance.weights import Weights
+from slm_core.context.inputs import Held
 from slm_core.errors import ContextBusy, InvalidModelFile, SlmError
 from slm_core.protocols import Batch, Context
 from slm_core.types import (
@@ -125,7 +126,7 @@ class LateRowsScaled(ToyContext):
 
 
 class _NoSuchRow(ToyEngine):
-    def step(self, token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
+    def step(self, token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
         cell, logits = super().step(token, past)
         return cell, logits * np.float32(np.nan) if token == _UNUSED else logits
 
@@ -382,7 +383,7 @@ class RefusalHurtsTheNext(ToyContext):
 class _Scratch(ToyEngine):
     past: Sequence[Cell] = ()
 
-    def step(self, token: int, past: Sequence[Cell]) -> tuple[Cell, Array]:
+    def step(self, token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
         self.past = past
         time.sleep(1e-4)  # as an engine that lets go of Python's global lock
         return super().step(token, self.past)
