@@ -14,6 +14,7 @@ from slm_conformance.faults import fault
 from slm_conformance.toy import ToyModel
 from slm_conformance.toy_context import ToyContext
 from slm_core.chat import Session, session_dump
+from slm_core.chat.source import SessionSource
 from slm_core.errors import DecodeFailed
 from slm_core.generation import (
     Brake,
@@ -36,7 +37,7 @@ from slm_core.types import EditLevel
 # ruff: noqa: N802  (the names are those of backends)
 
 _CHOOSE = Generation._choose  # noqa: SLF001  (a fault inside)
-_RESUME, _NEXT, _FEED, _NEXT_LOGITS = Generation.resume, Generation.__next__, TextStream.feed, Session.next_logits
+_RESUME, _NEXT, _FEED, _NEXT_LOGITS = Generation.resume, Generation.__next__, TextStream.feed, SessionSource.next_logits
 _CHAIN, _WRITE = SamplerChain.__init__, session_dump.write
 _TAKE, _PENALTIES = UniformStream.take, biases.penalties
 _ROWS: list[Any] = []
@@ -218,12 +219,12 @@ class OnlyEosEnds(ToyModel):
 class PrefillGoesOn(Above):
     """A prompt is decoded to its end, though it was cancelled."""
 
-    owner, attribute = Session, "next_logits"
+    owner, attribute = SessionSource, "next_logits"
 
     @staticmethod
-    def broken(session: Session, cancelled: Any = None, **options: Any) -> Any:
+    def broken(source: SessionSource, cancelled: Any, **options: Any) -> Any:
         """Do not ask."""
-        return _NEXT_LOGITS(session, **options)
+        return _NEXT_LOGITS(source, lambda: False, **options)
 
 
 @fault("TestGeneration::test_paused_anywhere")
@@ -261,12 +262,12 @@ class GreedyTires(Above):
 class RowOfTheStepBefore(Above):
     """A generation chooses from the row before the one it asked for."""
 
-    owner, attribute = Session, "next_logits"
+    owner, attribute = SessionSource, "next_logits"
 
     @staticmethod
-    def broken(session: Session, cancelled: Any = lambda: False, **options: Any) -> Any:
+    def broken(source: SessionSource, cancelled: Any, **options: Any) -> Any:
         """Give the last one."""
-        _ROWS.append(_NEXT_LOGITS(session, cancelled, **options))
+        _ROWS.append(_NEXT_LOGITS(source, cancelled, **options))
         return _ROWS[-2] if len(_ROWS) > 1 else _ROWS[0]
 
 

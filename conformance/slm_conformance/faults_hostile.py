@@ -32,10 +32,10 @@ def ChatChecksumCut(whole: Any, kind: str, data: bytes) -> Any:
 @breaks("TestHostileSessions::test_hostile_sessions", Session, "close")
 def RefusedSessionsStay(whole: Any, session: Session) -> None:
     """A session that is refused when its context has taken the sequence leaves the sequence there."""
-    if session._tokens:
+    if session._source.tokens:
         whole(session)
     else:
-        session._closed = True
+        session._source.closed = True
         release(session.context, session.seq_id)
 
 

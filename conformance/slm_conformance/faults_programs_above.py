@@ -21,7 +21,7 @@ def ForksLoseWhatWaits(whole: Any, session: Session, seq_id: int | None = None) 
     """A fork has none of the tokens that its original has yet to decode, where these are two or more."""
     twin: Session = whole(session, seq_id)
     if session.n_pending > 1:
-        twin._tokens = twin._tokens[: session.n_tokens - session.n_pending]
+        twin._source.tokens = twin._source.tokens[: session.n_tokens - session.n_pending]
     return twin
 
 

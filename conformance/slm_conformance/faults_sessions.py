@@ -14,6 +14,7 @@ from slm_conformance.toy_context import ToyContext
 from slm_core.chat import Session, session_dump
 from slm_core.chat.decoded import DecodedSequence
 from slm_core.chat.marks import Mark, Marks
+from slm_core.chat.source import SessionSource
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.types import EditLevel
 
@@ -36,7 +37,7 @@ def AppendsThenChecks(whole: Any, session: Session, tokens: Sequence[int]) -> No
     try:
         whole(session, tokens)
     except ContextFull:
-        session._edited([*session._tokens, *tokens])
+        session._edited([*session._source.tokens, *tokens])
         raise
 
 
@@ -44,15 +45,15 @@ def AppendsThenChecks(whole: Any, session: Session, tokens: Sequence[int]) -> No
 def MarksServeOnce(whole: Any, session: Session, mark: Any) -> None:
     """A mark that was used is gone."""
     whole(session, mark)
-    del session._marks._places[mark]
+    del session._source.marks._places[mark]
 
 
 @breaks("TestSession::test_rollback", Session, "rollback")
 def RollbacksKeepLogits(whole: Any, session: Session, mark: Mark) -> None:
     """After a rollback, the next logits are those from before it."""
-    row = session._decoded.row
+    row = session._source.decoded.row
     whole(session, mark)
-    session._decoded.keep(row)
+    session._source.decoded.keep(row)
 
 
 @breaks("TestSession::test_a_fork_draws_as_the_original", Session, "fork")
@@ -99,7 +100,9 @@ def ExactIsIgnored(whole: Any, session: Session, start: int, end: int, *, exact:
 @breaks("TestSession::test_remove", Session, "remove")
 def RemovesAlwaysExactly(whole: Any, session: Session, start: Any, end: Any, *, exact: bool = False) -> Any:
     """``remove`` computes what follows afresh, where it could cut."""
-    return whole(session, start, end, exact=exact or session._marks.place(start) != session._marks.place(end))
+    return whole(
+        session, start, end, exact=exact or session._source.marks.place(start) != session._source.marks.place(end)
+    )
 
 
 @breaks("TestSession::test_marks_after_a_removal", Marks, "remove")
@@ -118,7 +121,7 @@ def ForksChooseTheirPlace(whole: Any, session: Session, seq_id: int | None = Non
 def ForksShareTheirTokens(whole: Any, session: Session, seq_id: int | None = None) -> Session:
     """A fork and its original have one list of tokens, until either is edited."""
     twin: Session = whole(session, seq_id)
-    twin._tokens = session._tokens
+    twin._source.tokens = session._source.tokens
     return twin
 
 
@@ -143,12 +146,12 @@ def DumpWithoutPendingText(whole: Any, state: Any) -> bytes:
 @contextlib.contextmanager
 def DetoursForgetMarks(whole: Any, session: Session) -> Iterator[Session]:
     """A detour in the session itself costs the marks behind the place where it turned off."""
-    before = session._marks.places()
+    before = session._source.marks.places()
     with whole(session) as elsewhere:
         yield elsewhere
-        lost = [mark for mark in before if elsewhere is session and mark not in session._marks.places()]
+        lost = [mark for mark in before if elsewhere is session and mark not in session._source.marks.places()]
     for mark in lost:
-        del session._marks._places[mark]
+        del session._source.marks._places[mark]
 
 
 @breaks("TestSession::test_a_mark_at_the_end", Session, "remove_span")
@@ -184,7 +187,7 @@ def DetoursNeedRoom(whole: Any, session: Session, tokens: list[int], n_held: int
 def RestoredAnswersCountAnew(whole: Any, session: Session, state: Any) -> None:
     """A restored answer has said nothing yet, for ``min_tokens``."""
     whole(session, state)
-    session._sampler.set_history(session._tokens)
+    session._sampler.set_history(session._source.tokens)
 
 
 @breaks("TestSession::test_refused_options", Session, "generate")
@@ -197,6 +200,6 @@ def RefusedOptionsEndTheAnswer(whole: Any, session: Session, *args: Any, **optio
         raise
 
 
-@breaks("TestSession::test_close", Session, "_check_open")
-def ClosedSessionsGoOn(whole: Any, session: Session) -> None:
+@breaks("TestSession::test_close", SessionSource, "check_open")
+def ClosedSessionsGoOn(whole: Any, source: SessionSource) -> None:
     """A session that is closed takes calls like any other."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from slm_core.chat.session_dump import OwnSampler, UnfinishedAnswer, restore_constraint
+from slm_core.chat.source import SessionSource
 from slm_core.constraints import GrammarConstraint, Spec, compile  # noqa: A004  (as in re.compile)
 from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation import Control, Generation
@@ -16,10 +16,6 @@ from slm_core.generation.speculation.source import SpeculativeSource
 from slm_core.generation.top import TopChoice, top_choice
 from slm_core.protocols import Constraint, Sampler, Vocab
 from slm_core.sampling import SamplerChain
-from slm_core.types import Capability
-
-if TYPE_CHECKING:
-    from slm_core.chat.session import Session
 
 
 def check_kind(name: str, given: object, kind: type, *others: type) -> None:
@@ -61,7 +57,8 @@ def check_source(speculation: Speculation | None, shift: TokenShift | None) -> N
 
 
 def begun(
-    session: Session,
+    history: SessionSource,
+    vocab: Vocab,
     sampler: Sampler,
     progress: Progress,
     control: Control,
@@ -73,19 +70,19 @@ def begun(
     """An answer that begins; see ``Session.generate``."""
     drafts = shifting = None
     if isinstance(source, Speculation):
-        drafts = SpeculativeSource(session, source, progress, constraint=constraint)
+        drafts = SpeculativeSource(history, source, progress, constraint=constraint)
     elif source is not None:
-        shifting = ShiftingSource(session, source)
+        shifting = ShiftingSource(history, source)
     return Generation(
-        drafts or shifting or session,
-        session.vocab,
+        drafts or shifting or history,
+        vocab,
         sampler,
         progress,
         control=control,
         constraint=constraint,
         speculation=drafts,
         shifting=shifting,
-        top=_top_choice(session, sampler) if constraint is None and source is None else None,
+        top=_top_choice(history, sampler, vocab) if constraint is None and source is None else None,
         special=special,
     )
 
@@ -120,40 +117,39 @@ def kept(running: Generation | None, sampler: Sampler) -> UnfinishedAnswer | Non
     )
 
 
-def taken_up(session: Session, sampler: Sampler, answer: UnfinishedAnswer) -> Generation:
+def taken_up(history: SessionSource, vocab: Vocab, sampler: Sampler, answer: UnfinishedAnswer) -> Generation:
     """A generation that waits to go on where a dumped one stood.
 
     Args:
-        session: it holds the dump's history.
+        history: the dump's.
+        vocab: the model's.
         sampler: the session's own, in the dumped state.
         answer: what the dump held.
     """
     if answer.sampler is not None:
-        sampler = SamplerChain.for_vocab(answer.sampler.sampling, session.vocab)
+        sampler = SamplerChain.for_vocab(answer.sampler.sampling, vocab)
         sampler.set_state(answer.sampler.state)
-        sampler.set_history(session.tokens, n_said=len(answer.progress.tokens))
+        sampler.set_history(history.tokens, n_said=len(answer.progress.tokens))
     drafts = answer.speculation
-    rule, source = restore_constraint(answer, session.vocab), None
+    rule, source = restore_constraint(answer, vocab), None
     if drafts is not None:
-        source = SpeculativeSource(session, drafts.speculation, answer.progress, constraint=rule, taken_up=drafts)
+        source = SpeculativeSource(history, drafts.speculation, answer.progress, constraint=rule, taken_up=drafts)
     return Generation(
-        source or session,
-        session.vocab,
+        source or history,
+        vocab,
         sampler,
         answer.progress,
         constraint=rule,
         speculation=source,
-        top=_top_choice(session, sampler) if rule is None and source is None else None,
+        top=_top_choice(history, sampler, vocab) if rule is None and source is None else None,
         special=answer.special,
         paused=True,
     )
 
 
-def _top_choice(session: Session, sampler: Sampler) -> TopChoice | None:
-    """How to choose without rows of logits; None where the context hands out rows alone, or more of them is needed."""
-    if Capability.DEVICE_SAMPLING not in session.context.capabilities:
-        return None
-    return top_choice(session, sampler, session.vocab.size)
+def _top_choice(history: SessionSource, sampler: Sampler, vocab: Vocab) -> TopChoice | None:
+    """How to choose without rows of logits; None if the context returns only rows, or the sampler needs more."""
+    return top_choice(history, sampler, vocab.size) if history.picks_top else None
 
 
 def _own_sampler(running: Generation, sampler: Sampler) -> OwnSampler | None:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.chat import answers, branching, session_dump
-from slm_core.chat.decoded import DecodedSequence
-from slm_core.chat.marks import Mark, Marks
+from slm_core.chat.marks import Mark
 from slm_core.chat.prompt import encode_segments
 from slm_core.chat.sequences import claim, free_sequences, release
+from slm_core.chat.source import SessionSource
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.errors import ContextClosed, ContextFull, InvalidMark, SessionError
@@ -24,10 +24,9 @@ from slm_core.generation.scoring import Score, checked_top
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.speculation.lookup import common_prefix
-from slm_core.generation.top import Row
 from slm_core.protocols import Constraint, Context, Sampler, Vocab
 from slm_core.sampling import SamplerChain, Sampling
-from slm_core.types import Capability, EditLevel, Pos, PrefillProgress, Segment
+from slm_core.types import Capability, EditLevel, PrefillProgress, Segment
 
 
 class Session(Closing):
@@ -61,37 +60,30 @@ class Session(Closing):
         self.sampling = sampling if sampling is not None else Sampling()
         self.seq_id = claim(context, seq_id, self)
         self._sampler = SamplerChain.for_vocab(self.sampling, vocab)
-        self._tokens: list[int] = []
-        self._decoded = DecodedSequence(context, self.seq_id)
-        self._marks = Marks()
+        self._source = SessionSource(context, self.seq_id)
         self._generation: Generation | None = None
-        self._closed = False
 
     # What it holds.
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """The history, decoded or not."""
-        return tuple(self._tokens)
+        return tuple(self._source.tokens)
 
     @property
     def text(self) -> str:
         """The history as text, control tokens spelled out."""
-        return self.vocab.decode(self._tokens, special=True)
+        return self.vocab.decode(self._source.tokens, special=True)
 
     @property
     def n_tokens(self) -> int:
         """Tokens of the history."""
-        return len(self._tokens)
+        return len(self._source.tokens)
 
     @property
     def n_pending(self) -> int:
         """Those of them that have yet to be decoded."""
-        return len(self._tokens) - self._n_held
-
-    @property
-    def _n_held(self) -> int:
-        return self._decoded.n_held
+        return self._source.n_pending
 
     # Growing.
 
@@ -104,7 +96,7 @@ class Session(Closing):
             ContextFull: no room; nothing changed.
         """
         if isinstance(content, str):
-            ids = self.vocab.encode(content, add_special=not self._tokens, parse_special=False)
+            ids = self.vocab.encode(content, add_special=not self._source.tokens, parse_special=False)
         else:
             ids = encode_segments(self.vocab, content)
         self.append_tokens(ids)
@@ -121,7 +113,7 @@ class Session(Closing):
         if needed > self.context.n_free:
             raise ContextFull(needed, self.context.n_free)
         if tokens:
-            self._edited([*self._tokens, *tokens])
+            self._edited([*self._source.tokens, *tokens])
 
     def generate(
         self,
@@ -161,10 +153,10 @@ class Session(Closing):
             InvalidOption: a value of the wrong kind, a timeout that is not above 0, or speculation and shift together.
             ConstraintError: the spec of a constraint is invalid or unsupported.
         """
-        self._check_open()
+        self._source.check_open()
         answers.check_kind("sampling", sampling, Sampling)
         answers.check_source(speculation, shift)
-        if not self._tokens:
+        if not self._source.tokens:
             raise SessionError("there is nothing to continue: append text first")
         if self._generation is not None and self._generation.paused:
             if special or any(given is not None for given in (sampling, constraint, sampler, shift)):
@@ -177,12 +169,15 @@ class Session(Closing):
         options = sampling if sampling is not None else self.sampling
         if sampler is None:
             sampler = self._sampler if sampling is None else SamplerChain.for_vocab(sampling, self.vocab)
-        sampler.set_history(self._tokens)
+        sampler.set_history(self._source.tokens)
         self._abandon()  # not before: what raises above leaves the answer that is being made
-        self._decoded.settle()
-        begun = Progress(self.n_tokens, self._n_held, options.max_tokens, options.stop, time_left_s=seconds)
+        self._source.decoded.settle()
+        n_cached = self.n_tokens - self.n_pending
+        begun = Progress(self.n_tokens, n_cached, options.max_tokens, options.stop, time_left_s=seconds)
         control = Control(brakes or (), on_event, progress)
-        self._generation = answers.begun(self, sampler, begun, control, rule, speculation or shift, special=special)
+        self._generation = answers.begun(
+            self._source, self.vocab, sampler, begun, control, rule, speculation or shift, special=special
+        )
         return self._generation
 
     def next_logits(
@@ -200,35 +195,14 @@ class Session(Closing):
                 their logits are there already.
             progress: called after each batch.
         """
-        self._check_continuable()
-        return self._decoded.next_row(self._tokens, cancelled, expected, progress)
-
-    def next_top(
-        self,
-        k: int,
-        cancelled: Callable[[], bool] = lambda: False,
-        *,
-        progress: PrefillProgress | None = None,
-    ) -> Row | None:
-        """``next_logits``, but the ``k`` largest alone where the context picks them; for generations.
-
-        Args:
-            k: how many, 1 to V.
-            cancelled: asked before each batch; None is returned where it came true.
-            progress: called after each batch.
-
-        Raises:
-            UnsupportedOutput: the context does not declare ``DEVICE_SAMPLING``.
-        """
-        self._check_continuable()
-        return self._decoded.next_top(self._tokens, k, cancelled, progress)
+        return self._source.next_logits(cancelled, expected=expected, progress=progress)
 
     def prefill(
         self, cancelled: Callable[[], bool] = lambda: False, *, progress: PrefillProgress | None = None
     ) -> NDArray[np.float32] | None:
         """Decode the whole history; returns what ``next_logits`` does."""
         row = self.next_logits(cancelled, progress=progress)
-        if row is not None and self.n_pending and self._decoded.decode(self._tokens, cancelled) is None:
+        if row is not None and self.n_pending and self._source.decoded.decode(self._source.tokens, cancelled) is None:
             return None  # what was taken back from the context could not be decoded again: cancelled
         return row
 
@@ -321,35 +295,6 @@ class Session(Closing):
         """
         return branching.score(self, content, checked_top(top))
 
-    @property
-    def history(self) -> Sequence[int]:
-        """The tokens, as ``tokens`` has them but not copied: not to be changed; for drafters."""
-        return self._tokens
-
-    @property
-    def n_ahead(self) -> int:
-        """Tokens that are decoded after the history; for drafters."""
-        return self._decoded.n_ahead
-
-    @property
-    def knows_next(self) -> bool:
-        """Whether ``next_logits`` has nothing to decode; for drafters."""
-        return self._decoded.row is not None
-
-    @property
-    def edit_level(self) -> EditLevel:
-        """What the context can undo."""
-        return self.context.edit_level
-
-    def take(self, token: int) -> None:
-        """Add a token that was chosen; for generations."""
-        self._decoded.take(token)
-        self._tokens.append(token)
-
-    def settle(self) -> None:
-        """Forget what was decoded ahead of the history; for generations."""
-        self._decoded.settle()
-
     def follow(self, tokens: Sequence[int]) -> None:
         """Make ``tokens`` the history: the longest common prefix is kept, the rest is decoded when it is needed.
 
@@ -357,12 +302,12 @@ class Session(Closing):
             ContextFull: no room; nothing changed.
         """
         self._check_settled()
-        common = common_prefix(self._tokens, tokens)
-        kept = min(common, self._n_held)
-        needed, free = len(tokens) - kept, self.context.n_free + self._n_held - kept
+        common = common_prefix(self._source.tokens, tokens)
+        kept = min(common, self._source.decoded.n_held)
+        needed, free = len(tokens) - kept, self.context.n_free + self._source.decoded.n_held - kept
         if needed > free:
             raise ContextFull(needed, free)
-        if common < len(self._tokens):
+        if common < len(self._source.tokens):
             self.truncate(common)
         if common < len(tokens):
             self._edited(list(tokens))
@@ -371,8 +316,8 @@ class Session(Closing):
 
     def mark(self) -> Mark:
         """Remember this place. Marks after it go stale when the history before them is taken away."""
-        self._check_open()
-        return self._marks.add(len(self._tokens))
+        self._source.check_open()
+        return self._source.marks.add(len(self._source.tokens))
 
     def rollback(self, mark: Mark) -> None:
         """Forget everything after a mark; any number of times.
@@ -380,8 +325,8 @@ class Session(Closing):
         Raises:
             InvalidMark: of another session, or stale.
         """
-        self._check_open()
-        self.truncate(self._marks.place(mark))
+        self._source.check_open()
+        self.truncate(self._source.marks.place(mark))
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens.
@@ -390,14 +335,14 @@ class Session(Closing):
             SessionError: there are fewer.
         """
         self._check_settled()
-        if not 0 <= length <= len(self._tokens):
-            raise SessionError(f"cannot keep {length} tokens (accepted: 0 to {len(self._tokens)})")
-        if length == len(self._tokens):
+        if not 0 <= length <= len(self._source.tokens):
+            raise SessionError(f"cannot keep {length} tokens (accepted: 0 to {len(self._source.tokens)})")
+        if length == len(self._source.tokens):
             return
-        if length < self._n_held:
-            self._decoded.forget_from(length)
-        self._edited(self._tokens[:length])
-        self._marks.truncate(length)
+        if length < self._source.decoded.n_held:
+            self._source.decoded.forget_from(length)
+        self._edited(self._source.tokens[:length])
+        self._source.marks.truncate(length)
 
     def remove(self, start: Mark, end: Mark, *, exact: bool = False) -> EditLevel:
         """Forget what lies between two marks.
@@ -413,8 +358,8 @@ class Session(Closing):
         Raises:
             InvalidMark: of another session, stale, or end before start.
         """
-        self._check_open()
-        first, last = self._marks.place(start), self._marks.place(end)
+        self._source.check_open()
+        first, last = self._source.marks.place(start), self._source.marks.place(end)
         if last < first:
             raise InvalidMark(f"the end mark (at {last}) is before the start mark (at {first})")
         return self.remove_span(first, last, exact=exact)
@@ -422,32 +367,12 @@ class Session(Closing):
     def remove_span(self, start: int, end: int, *, exact: bool = False) -> EditLevel:
         """``remove`` by positions: forget [start, end) of the history."""
         self._check_settled()
-        if not 0 <= start <= end <= len(self._tokens):
-            raise SessionError(f"cannot remove [{start}, {end}) (accepted: within 0 to {len(self._tokens)})")
-        level = self._take_out(start, end, exact=exact)
+        if not 0 <= start <= end <= len(self._source.tokens):
+            raise SessionError(f"cannot remove [{start}, {end}) (accepted: within 0 to {len(self._source.tokens)})")
+        level = self._source.take_out(start, end, exact=exact)
         if start < end:
-            self._edited(self._tokens)
+            self._edited(self._source.tokens)
         return level
-
-    def shift_out(self, start: int, end: int) -> EditLevel:
-        """``remove_span`` while an answer is made, which goes on."""
-        self._check_settled()
-        return self._take_out(start, end)
-
-    def _take_out(self, start: int, end: int, *, exact: bool = False) -> EditLevel:
-        level = self.context.edit_level
-        held = self._n_held
-        if start < min(end, held):
-            if level is EditLevel.CUT and not exact:
-                self.context.cut(Pos(self.seq_id, start), Pos(self.seq_id, min(end, held)))
-            else:
-                level = min(level, EditLevel.TRUNCATE)
-                self._decoded.forget_from(start)
-        if start < end:
-            self._tokens = self._tokens[:start] + self._tokens[end:]
-            self._decoded.keep(None)
-            self._marks.remove(start, end)
-        return min(level, EditLevel.TRUNCATE) if exact else level
 
     # Copies.
 
@@ -465,7 +390,7 @@ class Session(Closing):
         except BaseException:
             twin.close()
             raise
-        twin._tokens = list(self._tokens)
+        twin._source.tokens = list(self._source.tokens)
         twin._sampler = self._sampler.clone()
         return twin
 
@@ -479,7 +404,7 @@ class Session(Closing):
         return session_dump.write(
             session_dump.SessionState(
                 sequence=self.context.dump(self.seq_id),
-                tokens=tuple(self._tokens),
+                tokens=tuple(self._source.tokens),
                 sampling=self.sampling,
                 sampler=self._sampler.state(),
                 answer=answers.kept(self._generation, self._sampler),
@@ -520,54 +445,45 @@ class Session(Closing):
             with self.fork() as twin:
                 yield twin
             return
-        tokens, n_held, row = list(self._tokens), self._n_held, self._decoded.row
-        generation, sampler, marks = self._generation, self._sampler.state(), self._marks.places()
+        tokens, n_held, row = list(self._source.tokens), self._source.decoded.n_held, self._source.decoded.row
+        generation, sampler, marks = self._generation, self._sampler.state(), self._source.marks.places()
         self._generation = None
         try:
             yield self
         finally:
             self._return_to(tokens, n_held)
-            self._decoded.keep(row)
+            self._source.decoded.keep(row)
             self._generation = generation
             self._sampler.set_state(sampler)
-            self._marks.bring_back(marks)
+            self._source.marks.bring_back(marks)
 
     def close(self) -> None:
         """Forget the sequence and give it back, or close the context that is the session's own. Twice is fine."""
-        if self._closed:
+        if self._source.closed:
             return
-        self._closed = True
+        self._source.closed = True
         release(self.context, self.seq_id)
         with contextlib.suppress(ContextClosed):
-            self._decoded.clear()
+            self._source.decoded.clear()
         if self._owns_context:
             self.context.close()
 
     # Steps that several calls share.
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SessionError("the session is closed")
-
-    def _check_continuable(self) -> None:
-        self._check_open()
-        if not self._tokens:
-            raise SessionError("there is nothing to continue: append text first")
-
     def _check_settled(self) -> None:
         """Open, and the context holds nothing but the history."""
-        self._check_open()
-        self._decoded.settle()
+        self._source.check_open()
+        self._source.settle()
 
     def _load(self, state: session_dump.SessionState) -> None:
         self.context.restore(self.seq_id, state.sequence)
         session_dump.check_history(state, self.context.tokens(self.seq_id), self.vocab.size, self.context.n_free)
-        self._tokens = list(state.tokens)
+        self._source.tokens = list(state.tokens)
         self._sampler.set_state(state.sampler)
         n_said = 0 if state.answer is None else len(state.answer.progress.tokens)
-        self._sampler.set_history(self._tokens, n_said=n_said)  # the state's own history may hold anything
+        self._sampler.set_history(self._source.tokens, n_said=n_said)  # the state's own history may hold anything
         if state.answer is not None:
-            self._generation = answers.taken_up(self, self._sampler, state.answer)
+            self._generation = answers.taken_up(self._source, self.vocab, self._sampler, state.answer)
 
     def _abandon(self) -> None:
         """An unfinished answer can no longer go on: the history it belongs to changes."""
@@ -578,15 +494,15 @@ class Session(Closing):
     def _return_to(self, tokens: list[int], n_held: int) -> None:
         """Make ``tokens`` the history again, and hold the first ``n_held``; those that wait may have no room now."""
         self._check_settled()
-        kept = min(common_prefix(self._tokens, tokens), n_held)
-        if kept < self._n_held:
-            self._decoded.forget_from(kept)
+        kept = min(common_prefix(self._source.tokens, tokens), n_held)
+        if kept < self._source.decoded.n_held:
+            self._source.decoded.forget_from(kept)
         self._edited(tokens)
         with contextlib.suppress(ContextFull):  # a fork may share what was taken back: that freed no room
-            self._decoded.decode(tokens[:n_held], lambda: False)
+            self._source.decoded.decode(tokens[:n_held], lambda: False)
 
     def _edited(self, tokens: list[int]) -> None:
         self._abandon()
-        self._decoded.keep(None)
-        self._tokens = tokens
+        self._source.decoded.keep(None)
+        self._source.tokens = tokens
         self._sampler.set_history(tokens)
