@@ -29,7 +29,7 @@ from slm_core.generation import (
     loop,
 )
 from slm_core.generation.brakes import ask
-from slm_core.generation.loop import log_probability
+from slm_core.numerics import log_probability
 from slm_core.sampling import SamplerChain, Sampling, biases
 from slm_core.sampling.stream import UniformStream
 from slm_core.types import EditLevel

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from slm_core.chat.session import Session
 from slm_core.errors import InvalidOption, SessionError
-from slm_core.generation.beam import log_sum_exp
 from slm_core.generation.speculation import same_tokens
+from slm_core.numerics import checked_log_sum_exp
 from slm_core.protocols import Sampler, Vocab
 
 
@@ -55,7 +55,7 @@ class ContrastiveSampler:
         other = self._amateur.next_logits()
         if other is None:
             raise SessionError("the amateur's session gave no logits")
-        scores = (logits - log_sum_exp(logits)) - (other - log_sum_exp(other))
+        scores = (logits - checked_log_sum_exp(logits)) - (other - checked_log_sum_exp(other))
         scores[logits < logits.max() + math.log(self._plausibility)] = -np.inf
         return np.asarray(scores, np.float32)
 

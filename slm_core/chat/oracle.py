@@ -15,7 +15,7 @@ from slm_core.chat.session import Session
 from slm_core.constraints import AfterThinking, Spec
 from slm_core.errors import InvalidOption, OracleError
 from slm_core.generation import Answer, Brake, FinishReason
-from slm_core.generation.loop import log_probability
+from slm_core.numerics import log_probability
 from slm_core.protocols import Constraint
 from slm_core.sampling import Sampling
 

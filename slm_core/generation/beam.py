@@ -15,6 +15,7 @@ from slm_core.generation.beam_options import Beams, Hypothesis
 from slm_core.generation.branches import Branches
 from slm_core.generation.events import FinishReason
 from slm_core.generation.forced_words import ForcedWords
+from slm_core.numerics import checked_log_sum_exp
 from slm_core.protocols import Constraint, Stop, Vocab
 
 Scores = NDArray[np.float64]
@@ -147,7 +148,7 @@ class Group:
         ranked: list[Beam] = []
         ended: list[int] = []
         n_complete = 0
-        norms = [log_sum_exp(row) for row in rows]
+        norms = [checked_log_sum_exp(row) for row in rows]
         for beam, token, score in self._candidates(rows, norms, chosen):
             extended = self._rules.extend(self.live[beam], token, float(rows[beam, token]) - norms[beam], score)
             if extended is None:
@@ -297,18 +298,6 @@ class BeamSearch:
             else:
                 placed.append(replace(beam, seq_id=self._branches.fork(beam.seq_id)))
         return placed
-
-
-def log_sum_exp(row: NDArray[np.float32]) -> float:
-    """What to take from logits, float32 [V], to make them natural logarithms of probabilities.
-
-    Raises:
-        SamplingError: the row has no finite largest logit.
-    """
-    best = float(row.max())
-    if not np.isfinite(best):
-        raise SamplingError(f"no token can be chosen: the largest logit is {best}")
-    return best + float(np.log(np.exp(row - best).sum(dtype=np.float64)))
 
 
 def largest(values: Scores, n: int) -> list[int]:

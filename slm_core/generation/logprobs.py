@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.generation.events import Logprobs
+from slm_core.numerics import log_sum_exp
 from slm_core.protocols import Sampler
 from slm_core.sampling import SamplerChain
-from slm_core.sampling.candidates import Values, largest, log_total
+from slm_core.sampling.candidates import Values, largest
 
 Likeliest: TypeAlias = tuple[tuple[int, float], ...]
 """Tokens and natural logarithms of their probabilities, likeliest first."""
@@ -32,7 +33,7 @@ def logprobs_of(chain: SamplerChain, logits: NDArray[np.float32], token: int) ->
         token: the token.
     """
     n = chain.sampling.logprobs or 0
-    model = likeliest(np.arange(len(logits)), logits - log_total(logits), n)
+    model = likeliest(np.arange(len(logits)), logits - log_sum_exp(logits), n)
     if chain.drawn_from is None:
         return Logprobs(model)
     ids, probs = chain.drawn_from

@@ -21,6 +21,7 @@ from slm_core.generation.events import Answer, Event, FinishReason, Logprobs, Ti
 from slm_core.generation.logprobs import logprobs_of, wanted_logprobs
 from slm_core.generation.text import TextStream
 from slm_core.generation.top import Row, TopChoice, TopRow
+from slm_core.numerics import log_probability
 from slm_core.protocols import Constraint, FastForward, Sampler, Stop, Vocab
 from slm_core.types import PrefillProgress
 
@@ -391,27 +392,3 @@ class Generation(EventStream):
         progress.prefill_s += now - started
         if progress.tokens:
             progress.first_token_s = now - self._made_at
-
-
-class _Scratch(threading.local):
-    """A row for each thread: to allocate one a token costs as much as to compute it."""
-
-    row = np.empty(0, np.float32)
-
-
-_scratch = _Scratch()
-_SAFE = 1e26
-"""Up to here and down to its inverse, a float32 sum of exponentials has neither overflown nor lost what counts."""
-
-
-def log_probability(logits: NDArray[np.float32], token: int) -> float:
-    """Natural logarithm of a token's probability under one row of logits, float32 [V]."""
-    if len(_scratch.row) != len(logits):
-        _scratch.row = np.empty(len(logits), np.float32)
-    with np.errstate(over="ignore"):
-        total = float(np.einsum("i->", np.exp(logits, out=_scratch.row)))  # in half the time that sum() takes
-    if 1 / _SAFE < total < _SAFE:  # as a rule: then there was no need to look for the largest first
-        return float(logits[token]) - math.log(total)
-    best = logits.max()
-    total = float(np.einsum("i->", np.exp(np.subtract(logits, best, out=_scratch.row), out=_scratch.row)))
-    return float(logits[token]) - float(best) - math.log(total)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from slm_core.errors import InvalidOption
 from slm_core.generation.logprobs import Likeliest, likeliest
+from slm_core.numerics import log_sum_exp
 from slm_core.protocols import Context
 from slm_core.types import Pos
 
@@ -128,11 +129,10 @@ class _Found:
     def add(self, rows: NDArray[np.float32], tokens: Sequence[int]) -> None:
         """Tokens, each with the row of logits it was said after, float32 [n, V]."""
         for row, token in zip(rows, tokens, strict=True):
-            shifted = row - row.max()
-            total = float(np.log(np.exp(shifted).sum(dtype=np.float64)))
-            self._logprobs.append(float(shifted[token]) - total)
+            total = log_sum_exp(row, dtype=np.float64)
+            self._logprobs.append(float(row[token]) - total)
             if self._n:
-                self._top.append(likeliest(np.arange(len(row)), shifted.astype(np.float64) - total, self._n))
+                self._top.append(likeliest(np.arange(len(row)), row.astype(np.float64) - total, self._n))
 
     def score(self, tokens: Sequence[int]) -> Score:
         """All of it."""

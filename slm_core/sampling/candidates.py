@@ -74,14 +74,6 @@ def softmax(logits: Values) -> Values:
     return weights
 
 
-def log_total(logits: Values) -> float:
-    """Logarithm of the sum of exponentials: a logit less this is a log-probability."""
-    best = best_of(logits)
-    weights = logits - best
-    np.exp(weights, out=weights)
-    return float(best) + math.log(weights.sum())
-
-
 def entropy(logits: Values) -> float:
     """Entropy in nats."""
     shifted = logits - best_of(logits)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from slm_core.numerics import log_sum_exp
 from slm_core.sampling.candidates import (
     Candidates,
     Ids,
@@ -15,7 +16,6 @@ from slm_core.sampling.candidates import (
     fewest,
     keep,
     largest,
-    log_total,
     n_to_reach,
     softmax,
     take,
@@ -35,7 +35,7 @@ def top_k(ids: Ids, logits: Values, state: StepState, *, k: int) -> Candidates:
 
 def typical_p(ids: Ids, logits: Values, state: StepState, *, p: float, min_keep: int) -> Candidates:
     """Keep tokens with the smallest ``|-log p - H|`` that together reach ``p`` (Meister et al., arXiv 2202.00666)."""
-    surprise = log_total(logits) - logits
+    surprise = log_sum_exp(logits) - logits
     oddity = -np.abs(surprise - entropy(logits))
     return take(ids, logits, fewest(oddity, np.exp(-surprise), p, min_keep))
 
@@ -76,19 +76,19 @@ def usual(ids: Ids, logits: Values, state: StepState, *, k: int, p: float, min_p
 
 def top_a(ids: Ids, logits: Values, state: StepState, *, a: float, min_keep: int) -> Candidates:
     """Keep tokens of at least ``a`` times the square of the largest probability (BlinkDL, RWKV-LM)."""
-    bound = math.log(a) + 2 * float(logits.max()) - log_total(logits)
+    bound = math.log(a) + 2 * float(logits.max()) - log_sum_exp(logits)
     return keep(ids, logits, logits >= bound, min_keep)
 
 
 def epsilon_cutoff(ids: Ids, logits: Values, state: StepState, *, epsilon: float, min_keep: int) -> Candidates:
     """Keep tokens of at least the probability ``epsilon`` (Hewitt et al., arXiv 2210.15191)."""
-    return keep(ids, logits, logits >= log_total(logits) + math.log(epsilon), min_keep)
+    return keep(ids, logits, logits >= log_sum_exp(logits) + math.log(epsilon), min_keep)
 
 
 def eta_cutoff(ids: Ids, logits: Values, state: StepState, *, epsilon: float, min_keep: int) -> Candidates:
     """Keep tokens of at least ``min(epsilon, sqrt(epsilon) * exp(-H))`` (Hewitt et al., arXiv 2210.15191)."""
     bound = min(math.log(epsilon), math.log(epsilon) / 2 - entropy(logits))
-    return keep(ids, logits, logits >= log_total(logits) + bound, min_keep)
+    return keep(ids, logits, logits >= log_sum_exp(logits) + bound, min_keep)
 
 
 def xtc(
@@ -97,7 +97,7 @@ def xtc(
     """With ``probability``, take out all but the least likely of the tokens of at least ``threshold`` (p-e-w, XTC)."""
     if state.uniform() >= probability:
         return ids, logits
-    likely = np.flatnonzero(logits >= log_total(logits) + math.log(threshold))
+    likely = np.flatnonzero(logits >= log_sum_exp(logits) + math.log(threshold))
     if len(likely) < 2 or len(ids) - len(likely) + 1 < min_keep:
         return ids, logits
     stays = np.ones(len(ids), bool)

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from slm_core.sampling.candidates import Candidates, Ids, Values, entropy, keep, largest, log_total, take
+from slm_core.numerics import log_sum_exp
+from slm_core.sampling.candidates import Candidates, Ids, Values, entropy, keep, largest, take
 from slm_core.sampling.checks import MIN_TEMPERATURE
 from slm_core.sampling.state import StepState
 
@@ -65,7 +66,7 @@ def _zipf_k(s: float, mu: float, n_vocab: int) -> float:
 def mirostat_2(ids: Ids, logits: Values, state: StepState, *, tau: float) -> Candidates:
     """Keep tokens whose surprise, in bits, is at most mu (arXiv 2007.14966)."""
     bound = state.memory.get(MU, 2 * tau) * math.log(2)
-    return keep(ids, logits, logits >= log_total(logits) - bound, 1)
+    return keep(ids, logits, logits >= log_sum_exp(logits) - bound, 1)
 
 
 def next_mu(mu: float, surprise: float, *, tau: float, eta: float) -> float:

@@ -9,7 +9,7 @@ from scripted import END, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import ContextFull, InvalidOption, SessionError
 from slm_core.generation import BrakeAction, Draft, Event, FinishReason, loop
-from slm_core.generation.loop import log_probability
+from slm_core.numerics import log_probability
 from slm_core.protocols import Advance, FastForward, Forward, Stop
 from slm_core.sampling import Sampling
 

@@ -62,11 +62,3 @@ def continued(tokens: Sequence[int], start: int, n: int) -> list[int]:
     while 0 < len(copied) < n:
         copied.append(copied[len(copied) - (len(tokens) - start)])
     return copied
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Tokens at the beginning of both."""
-    n = min(len(a), len(b))
-    if list(a[:n]) == list(b[:n]):
-        return n
-    return next(i for i in range(n) if a[i] != b[i])

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from slm_core.closing import Closing
 from slm_core.errors import InvalidOption
-from slm_core.generation.speculation.lookup import common_prefix
 from slm_core.generation.speculation.proposal import NOTHING, Odds, Proposal, never
+from slm_core.numerics import common_prefix
 from slm_core.protocols import Context, Vocab
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.sampling.stream import split_mix

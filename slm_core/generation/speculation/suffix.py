@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from slm_core.errors import InvalidOption
-from slm_core.generation.speculation.lookup import common_prefix, continued
+from slm_core.generation.speculation.lookup import continued
 from slm_core.generation.speculation.proposal import NOTHING, Proposal, never
+from slm_core.numerics import common_prefix
 
 _CHECKED = 64
 _ROOT = 0

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from slm_core.closing import Closing
 from slm_core.errors import InvalidOption
-from slm_core.generation.speculation.lookup import common_prefix
 from slm_core.generation.speculation.model import DraftModel, same_tokens
 from slm_core.generation.speculation.proposal import NOTHING, Proposal, never
+from slm_core.numerics import common_prefix
 from slm_core.protocols import Context, Vocab
 from slm_core.sampling import Sampling
 
