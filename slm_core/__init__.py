@@ -20,7 +20,6 @@ from slm_core.generation import (
     Answer,
     BeamAnswer,
     Beams,
-    BrakeAction,
     Completion,
     CompletionEvent,
     Completions,
@@ -32,6 +31,7 @@ from slm_core.generation import (
     Logprobs,
     Overflowed,
     Score,
+    StoppingAction,
     ToolResult,
 )
 from slm_core.generation.shifting import TokenShift
@@ -68,7 +68,6 @@ __all__ = [
     "BackendStatus",
     "BeamAnswer",
     "Beams",
-    "BrakeAction",
     "CallArguments",
     "CallEnd",
     "CallStart",
@@ -114,6 +113,7 @@ __all__ = [
     "Session",
     "SlmError",
     "Speculation",
+    "StoppingAction",
     "SuffixIndex",
     "Summarize",
     "TokenShift",

@@ -6,40 +6,40 @@ import codecs
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from slm_core.generation import BrakeAction, FinishReason
+from slm_core.generation import FinishReason, StoppingAction
 from slm_core.protocols import Vocab
 from slm_core.sampling import Sampling
 
-_BRAKES = {BrakeAction.FINISH: FinishReason.STOP, BrakeAction.STOP: FinishReason.CANCELLED}
+_CRITERIA = {StoppingAction.FINISH: FinishReason.STOP, StoppingAction.STOP: FinishReason.CANCELLED}
 
 
-class BrakeError(Exception):
-    """What a brake of a program raises."""
+class CriterionError(Exception):
+    """What a stopping criterion of a program raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A brake that has an opinion after every so many tokens of the answer.
+    """A stopping criterion that has an opinion after every so many tokens of the answer.
 
     Attributes:
         n_tokens: after how many.
-        action: what it decides; None raises ``BrakeError``.
+        action: what it decides; None raises ``CriterionError``.
     """
 
     n_tokens: int
-    action: BrakeAction | None
+    action: StoppingAction | None
 
-    def __call__(self, event: object, draft: object) -> BrakeAction:
-        """See ``generation.Brake``."""
+    def __call__(self, event: object, draft: object) -> StoppingAction:
+        """See ``generation.StoppingCriterion``."""
         if len(draft.tokens) % self.n_tokens:  # type: ignore[attr-defined]
-            return BrakeAction.NEXT
+            return StoppingAction.NEXT
         if self.action is None:
-            raise BrakeError
+            raise CriterionError
         return self.action
 
     def spelled(self) -> str:
         """It as Python."""
-        return f"Every({self.n_tokens}, {'None' if self.action is None else f'BrakeAction.{self.action.name}'})"
+        return f"Every({self.n_tokens}, {'None' if self.action is None else f'StoppingAction.{self.action.name}'})"
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class AnswerModel:
         stops: texts that end it.
         special: whether control tokens become text.
         own: whether it has a sampler chain of its own, which begins with number 0 of its stream.
-        brake: what is asked after each token.
+        criterion: what is asked after each token.
         tokens: its tokens.
         n_drawn: numbers that its own chain has taken.
         paused: whether it waits to be resumed.
@@ -66,7 +66,7 @@ class AnswerModel:
     stops: tuple[str, ...] = ()
     special: bool = False
     own: bool = True
-    brake: Every | None = None
+    criterion: Every | None = None
     tokens: list[int] = field(default_factory=list)
     n_drawn: int = 0
     paused: bool = False
@@ -78,18 +78,18 @@ class AnswerModel:
         return self.sampling.max_tokens is not None and len(self.tokens) >= self.sampling.max_tokens
 
     def take(self, token: int, vocab: Vocab) -> bool:
-        """Take a token; returns whether the brake raises then."""
+        """Take a token; returns whether the stopping criterion raises then."""
         self.tokens.append(token)
         self.n_drawn += 1
         if token in vocab.eog_ids or self._first_stop(self._decoded(vocab)) is not None:
             self.reason = FinishReason.STOP
-        action = BrakeAction.NEXT
-        if self.brake is not None and len(self.tokens) % self.brake.n_tokens == 0:
-            if self.brake.action is None:
+        action = StoppingAction.NEXT
+        if self.criterion is not None and len(self.tokens) % self.criterion.n_tokens == 0:
+            if self.criterion.action is None:
                 return True
-            action = self.brake.action
-        self.reason = self.reason or _BRAKES.get(action) or (FinishReason.LENGTH if self.at_limit else None)
-        self.paused = self.reason is None and action is BrakeAction.PAUSE
+            action = self.criterion.action
+        self.reason = self.reason or _CRITERIA.get(action) or (FinishReason.LENGTH if self.at_limit else None)
+        self.paused = self.reason is None and action is StoppingAction.PAUSE
         return False
 
     def shown(self, vocab: Vocab) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slm_conformance.answer_model import AnswerModel, BrakeError, letter_bias, spelled
+from slm_conformance.answer_model import AnswerModel, CriterionError, letter_bias, spelled
 from slm_conformance.bench import Bench, Rows
 from slm_conformance.chat_steps import (
     Ask,
@@ -35,7 +35,7 @@ from slm_conformance.session_programs import PLAIN, TIGHT
 from slm_core.chat import Chat, Session, encode_segments
 from slm_core.errors import ContextFull, InvalidSequence, SessionError
 from slm_core.formatting import formatter
-from slm_core.generation import Answer, BrakeAction, FinishReason
+from slm_core.generation import Answer, FinishReason, StoppingAction
 from slm_core.protocols import Context, Formatter, Model, Vocab
 from slm_core.sampling import Sampling
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Message, Role
@@ -217,10 +217,14 @@ class ChatPlayer:
         if not asked or asked[-1].role is not Role.USER:
             errors, must = {SessionError}, True
         call = f"stream({step.text!r}" if step.text else "regenerate("
-        brakes = "" if step.brake is None else f"{', ' if step.text else ''}brakes=[{step.brake.spelled()}]"
+        stopping_criteria = (
+            ""
+            if step.criterion is None
+            else f"{', ' if step.text else ''}stopping_criteria=[{step.criterion.spelled()}]"
+        )
         before = model.messages, tuple(model.history.tokens), model.n_answers
         n_held = self._held(slot)
-        if not self._script.run(f"t{slot} = c{slot}.{call}{brakes})", errors, must=must):
+        if not self._script.run(f"t{slot} = c{slot}.{call}{stopping_criteria})", errors, must=must):
             return
         kept = _n_common(model.history.tokens, prompt := self._encoded(asked, asks=True))
         model.history.follow(prompt)
@@ -228,7 +232,12 @@ class ChatPlayer:
         n_cached = min(kept, n_held) if can_truncate else 0
         model.messages, model.before, model.n_answers = asked, before, model.n_answers + 1
         model.answer = AnswerModel(
-            self._own, len(prompt), n_cached, (*self._own.stop, *self._formatter.stops), special=True, brake=step.brake
+            self._own,
+            len(prompt),
+            n_cached,
+            (*self._own.stop, *self._formatter.stops),
+            special=True,
+            criterion=step.criterion,
         )
         self._read(slot, step.n_read)
 
@@ -249,8 +258,8 @@ class ChatPlayer:
         model = self._slot(slot)
         answer = model.answer
         assert answer is not None, "it streams"
-        fails = answer.brake is not None and answer.brake.action is None
-        errors: Errors = {BrakeError} if fails else set()
+        fails = answer.criterion is not None and answer.criterion.action is None
+        errors: Errors = {CriterionError} if fails else set()
         errors |= {ContextFull} if not answer.tokens and self._is_tight(slot, len(model.history.tokens)) else set()
         n_before = len(model.history.tokens)
         if not self._script.run(f"read(t{slot}, {n_read}, [])", errors):
@@ -271,7 +280,7 @@ class ChatPlayer:
             self._script.check(not over, f"len({name}) == {len(model.history.tokens)}", "it goes on after its end")
             self._check_choice(model.history, answer, token, model.n_answers, f"{name}[{len(model.history.tokens)}]")
             raised = answer.take(token, self._vocab)
-            self._script.check(not raised, f"{name} is None", "a brake raised, and that is not told")
+            self._script.check(not raised, f"{name} is None", "a stopping criterion raised, and that is not told")
 
     def _check_choice(self, history: History, answer: AnswerModel, token: int, stream: int, name: str) -> None:
         sampling, row = answer.sampling, history.next_row()
@@ -380,24 +389,24 @@ class ChatPlayer:
         slot, model = step.slot, self._slot(step.slot)
         asked = (*model.messages, Message(Role.USER, step.text))
         sampling = self._options[step.options]
-        brakes = "" if step.brake is None else f", brakes=[{step.brake.spelled()}]"
-        line = f"asked = c{slot}.oracle().ask({step.text!r}, sampling=options[{step.options}]{brakes})"
-        fails = step.brake is not None and step.brake.action is None
-        errors: Errors = ({BrakeError} if fails else set()) | self._full(slot, asked)
-        if step.brake is not None and step.brake.action is BrakeAction.PAUSE:
+        stopping_criteria = "" if step.criterion is None else f", stopping_criteria=[{step.criterion.spelled()}]"
+        line = f"asked = c{slot}.oracle().ask({step.text!r}, sampling=options[{step.options}]{stopping_criteria})"
+        fails = step.criterion is not None and step.criterion.action is None
+        errors: Errors = ({CriterionError} if fails else set()) | self._full(slot, asked)
+        if step.criterion is not None and step.criterion.action is StoppingAction.PAUSE:
             errors.add(SessionError)  # there is nobody to go on with it
         if not self._script.run(line, errors):
             return
         ahead = model.history.copy(_ASIDE)
         ahead.follow(self._encoded(asked, asks=True))
         stops = (*sampling.stop, *self._formatter.stops)
-        answer = AnswerModel(sampling, len(ahead.tokens), 0, stops, special=True, brake=step.brake)
+        answer = AnswerModel(sampling, len(ahead.tokens), 0, stops, special=True, criterion=step.criterion)
         found: Answer = self._script.names["asked"]
         for i, token in enumerate(found.tokens):
             over = answer.reason is not None or answer.at_limit
             self._script.check(not over, f"len(asked.tokens) == {i}", "it goes on after its end")
             self._check_choice(ahead, answer, token, 0, f"asked.tokens[{i}]")
-            self._script.check(not answer.take(token, self._vocab), "asked is None", "a brake raised")
+            self._script.check(not answer.take(token, self._vocab), "asked is None", "a stopping criterion raised")
         answer.reason = answer.reason or FinishReason.LENGTH
         text = self._formatter.parse(answer.shown(self._vocab)).content
         self._script.check(found.text == text, f"asked.text == {text!r}", f"it is {found.text!r}")
@@ -481,10 +490,10 @@ def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
 
 _IMPORTS = (
     "from math import log",
-    "from slm_conformance.answer_model import Every, BrakeError",
+    "from slm_conformance.answer_model import Every, CriterionError",
     "from slm_conformance.chat_programs import PlainModel, chat_in, chat_options",
     "from slm_conformance.session_programs import read",
     "from slm_core.chat import Chat",
-    "from slm_core.generation import BrakeAction, Usage",
+    "from slm_core.generation import StoppingAction, Usage",
     "from slm_core.types import EditLevel, KvType, Message",
 )

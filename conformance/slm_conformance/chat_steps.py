@@ -14,7 +14,7 @@ class Say:
 
     slot: int
     text: str
-    brake: Every | None
+    criterion: Every | None
     n_read: int
 
 
@@ -67,7 +67,7 @@ class Ask:
     slot: int
     text: str
     options: int
-    brake: Every | None
+    criterion: Every | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,18 @@ from slm_core.chat import Session, session_dump
 from slm_core.chat.source import SessionSource
 from slm_core.errors import DecodeFailed
 from slm_core.generation import (
-    Brake,
-    BrakeAction,
     Draft,
     Event,
     FinishReason,
     Generation,
     StopMatcher,
+    StoppingAction,
+    StoppingCriterion,
     TextStream,
     Usage,
     loop,
 )
-from slm_core.generation.brakes import ask
+from slm_core.generation.stopping import ask
 from slm_core.numerics import log_probability
 from slm_core.sampling import SamplerChain, Sampling, biases
 from slm_core.sampling.stream import UniformStream
@@ -69,46 +69,46 @@ class LogitForLogProbability(Above):
         return log_probability(logits, token) + float(np.log(np.exp(logits - logits.max()).sum()))
 
 
-@fault("TestGeneration::test_brakes")
+@fault("TestGeneration::test_stopping_criteria")
 class StopIsFinish(Above):
-    """A brake's STOP ends the answer as complete."""
+    """A stopping criterion's STOP ends the answer as complete."""
 
     owner, attribute = loop, "ask"
 
     @staticmethod
-    def broken(brakes: Sequence[Brake], event: Event, draft: Draft) -> BrakeAction:
+    def broken(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
         """Confuse them."""
-        action = ask(brakes, event, draft)
-        return BrakeAction.FINISH if action is BrakeAction.STOP else action
+        action = ask(stopping_criteria, event, draft)
+        return StoppingAction.FINISH if action is StoppingAction.STOP else action
 
 
-@fault("TestGeneration::test_brakes_in_order")
+@fault("TestGeneration::test_stopping_criteria_in_order")
 class ContinueAsksOn(Above):
     """CONTINUE is taken for NEXT."""
 
     owner, attribute = loop, "ask"
 
     @staticmethod
-    def broken(brakes: Sequence[Brake], event: Event, draft: Draft) -> BrakeAction:
+    def broken(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
         """Ask on."""
-        for brake in brakes:
-            action = brake(event, draft)
-            if action not in (BrakeAction.NEXT, BrakeAction.CONTINUE):
+        for criterion in stopping_criteria:
+            action = criterion(event, draft)
+            if action not in (StoppingAction.NEXT, StoppingAction.CONTINUE):
                 return action
-        return BrakeAction.NEXT
+        return StoppingAction.NEXT
 
 
-@fault("TestGeneration::test_a_brake_does_not_lift_the_limit")
-class BrakesLiftTheLimit(Above):
-    """A token limit counts only where there are no brakes."""
+@fault("TestGeneration::test_a_criterion_does_not_lift_the_limit")
+class CriteriaLiftTheLimit(Above):
+    """A token limit counts only where there are no stopping criteria."""
 
     owner, attribute = loop, "ask"
 
     @staticmethod
-    def broken(brakes: Sequence[Brake], event: Event, draft: Draft) -> BrakeAction:
+    def broken(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
         """Make the tokens seem few."""
-        action = ask(brakes, event, draft)
-        if action is BrakeAction.CONTINUE and isinstance(draft.tokens, list) and len(draft.tokens) > 4:
+        action = ask(stopping_criteria, event, draft)
+        if action is StoppingAction.CONTINUE and isinstance(draft.tokens, list) and len(draft.tokens) > 4:
             del draft.tokens[0]
         return action
 
@@ -450,9 +450,9 @@ def ListedFirstEndsFirst(whole: Any, matcher: StopMatcher, text: str) -> tuple[s
     return joined[: joined.find(found[0])], True
 
 
-@breaks("TestGeneration::test_a_brake_that_raises_at_the_end", Generation, "_close_step")
-def BrakesReopen(whole: Any, generation: Generation, *args: Any, **options: Any) -> Event:
-    """An answer that has ended goes on where a brake raised then."""
+@breaks("TestGeneration::test_a_criterion_that_raises_at_the_end", Generation, "_close_step")
+def CriteriaReopen(whole: Any, generation: Generation, *args: Any, **options: Any) -> Event:
+    """An answer that has ended goes on where a stopping criterion raised then."""
     try:
         event: Event = whole(generation, *args, **options)
     except BaseException:
@@ -461,10 +461,12 @@ def BrakesReopen(whole: Any, generation: Generation, *args: Any, **options: Any)
     return event
 
 
-@breaks("TestGeneration::test_brakes_stay_after_a_pause", Generation, "resume")
-def PausesLoseCallbacks(whole: Any, generation: Generation, brakes: Any = None, **options: Any) -> Generation:
+@breaks("TestGeneration::test_stopping_criteria_stay_after_a_pause", Generation, "resume")
+def PausesLoseCallbacks(
+    whole: Any, generation: Generation, stopping_criteria: Any = None, **options: Any
+) -> Generation:
     """After a pause, callbacks that are not given again are gone."""
-    whole(generation, brakes if brakes is not None else (), **options)
+    whole(generation, stopping_criteria if stopping_criteria is not None else (), **options)
     generation._control = dataclasses.replace(generation._control, on_event=options.get("on_event"))  # noqa: SLF001
     return generation
 

@@ -25,13 +25,13 @@ from slm_conformance.chat_steps import (
     Resume,
     Say,
 )
-from slm_core.generation import BrakeAction
+from slm_core.generation import StoppingAction
 
 _Value = TypeVar("_Value")
 
 N_PARTS = 10
 _N_OPTIONS = 3
-_ACTIONS = (*BrakeAction, BrakeAction.PAUSE, BrakeAction.PAUSE, None, None)
+_ACTIONS = (*StoppingAction, StoppingAction.PAUSE, StoppingAction.PAUSE, None, None)
 _TEXTS = ("the dog", "on", "<|im_end|>", "é 🙂", " you\n")
 
 
@@ -65,11 +65,11 @@ class ChatProgramMaker:
     # Parts.
 
     def _talk(self, slot: int) -> Sequence[ChatStep]:
-        return [Say(slot, self._text(), self._brake(), 99), *([LookAt(slot)] if self._rarely(0.5) else [])]
+        return [Say(slot, self._text(), self._criterion(), 99), *([LookAt(slot)] if self._rarely(0.5) else [])]
 
     def _interrupted(self, slot: int) -> Sequence[ChatStep]:
         """An answer that is paused, left or cancelled, and what comes then."""
-        pause = Every(1 + self._below(3), BrakeAction.PAUSE) if self._rarely(0.5) else None
+        pause = Every(1 + self._below(3), StoppingAction.PAUSE) if self._rarely(0.5) else None
         steps: list[ChatStep] = [Say(slot, self._text(), pause, 1 + self._below(3))]
         steps += [Resume(slot, 1)] if self._rarely(0.3) else []
         rest = Resume(slot, 99, cancel=self._rarely(0.3))
@@ -84,7 +84,7 @@ class ChatProgramMaker:
         return [*(look if self._rarely(0.4) else []), change, *(look if self._rarely(0.6) else [])]
 
     def _ask(self, slot: int) -> Sequence[ChatStep]:
-        ask = Ask(slot, self._one_of(_TEXTS), self._below(_N_OPTIONS), self._brake())
+        ask = Ask(slot, self._one_of(_TEXTS), self._below(_N_OPTIONS), self._criterion())
         questions: list[ChatStep] = [ask, ask, Choose(slot, self._one_of(_TEXTS), ("on", "in<|im_end|>", "you"))]
         return [self._one_of(questions), *([LookAt(slot)] if self._rarely(0.5) else [])]
 
@@ -112,7 +112,7 @@ class ChatProgramMaker:
     def _slot(self) -> int:
         return 0 if self._rarely(0.6) else self._below(N_SLOTS)
 
-    def _brake(self) -> Every | None:
+    def _criterion(self) -> Every | None:
         return Every(1 + self._below(3), self._one_of(_ACTIONS)) if self._rarely(0.35) else None
 
     def _one_of(self, values: Sequence[_Value]) -> _Value:
@@ -127,7 +127,7 @@ class ChatProgramMaker:
 
 def plainer(step: ChatStep) -> Iterator[ChatStep]:
     """Steps that do less, to put in place of one."""
-    if isinstance(step, Say | Ask) and step.brake is not None:
-        yield dataclasses.replace(step, brake=None)
+    if isinstance(step, Say | Ask) and step.criterion is not None:
+        yield dataclasses.replace(step, criterion=None)
     if isinstance(step, Say | Ask | Edit) and len(step.text) > 2:
         yield dataclasses.replace(step, text="on")

@@ -28,13 +28,13 @@ from slm_conformance.session_steps import (
     Shorten,
     Step,
 )
-from slm_core.generation import BrakeAction
+from slm_core.generation import StoppingAction
 
 _Value = TypeVar("_Value")
 
 N_PARTS = 16
 _N_OPTIONS = 8
-_ACTIONS = (*BrakeAction, BrakeAction.PAUSE, BrakeAction.PAUSE, None)
+_ACTIONS = (*StoppingAction, StoppingAction.PAUSE, StoppingAction.PAUSE, None)
 _TEXTS = ("a<|im_end|>", "bé", "<|im_start|>user\n")
 
 
@@ -79,11 +79,13 @@ class SessionProgramMaker:
 
     def _interrupted(self, slot: int) -> Sequence[Step]:
         """An answer that is paused, or left, something else, and the rest of it."""
-        pause = Every(1 + self._below(3), BrakeAction.PAUSE)
+        pause = Every(1 + self._below(3), StoppingAction.PAUSE)
         begun = self._asked(slot, 1 + self._below(3)) if self._rarely(0.3) else self._asked(slot, 99, pause)
         between = self._one_of([self._look_aside, self._fork, self._dump, self._odd, self._odd])(slot)
         rest = (
-            Answer(slot, None, self._brake(), 99) if self._rarely(0.7) else ReadOn(slot, 99, cancel=self._rarely(0.3))
+            Answer(slot, None, self._criterion(), 99)
+            if self._rarely(0.7)
+            else ReadOn(slot, 99, cancel=self._rarely(0.3))
         )
         return [begun, *between, rest]
 
@@ -105,13 +107,13 @@ class SessionProgramMaker:
         dst = (slot + 1 + self._below(N_SLOTS - 1)) % N_SLOTS
         steps: list[Step] = [CloseSlot(dst)] if self._rarely(0.7) else []
         steps += self._append(slot) if self._rarely(0.4) else []
-        return [*steps, ForkTo(slot, dst), Answer(dst, None, self._brake(), 99), Answer(slot, None, None, 99)]
+        return [*steps, ForkTo(slot, dst), Answer(dst, None, self._criterion(), 99), Answer(slot, None, None, 99)]
 
     def _dump(self, slot: int) -> Sequence[Step]:
         name, dst = self._below(2), self._below(N_SLOTS)
         steps: list[Step] = [DumpAs(slot, name), *self._odd(slot)]
         steps += [CloseSlot(dst), RestoreTo(dst, name, damaged=self._rarely(0.1))]
-        return [*steps, Answer(dst, None, self._brake(), 99)]
+        return [*steps, Answer(dst, None, self._criterion(), 99)]
 
     def _look_aside(self, slot: int) -> Sequence[Step]:
         detour = Detour(slot, self._tokens(3), self._below(4), fails=self._rarely(0.4))
@@ -140,15 +142,15 @@ class SessionProgramMaker:
 
     # What steps are made of.
 
-    def _asked(self, slot: int, n_read: int, brake: Every | None = None) -> Answer:
+    def _asked(self, slot: int, n_read: int, criterion: Every | None = None) -> Answer:
         options = None if self._rarely(0.5) else self._below(_N_OPTIONS)
-        return Answer(slot, options, brake or self._brake(), n_read, drafts=self._rarely(0.25))
+        return Answer(slot, options, criterion or self._criterion(), n_read, drafts=self._rarely(0.25))
 
     def _slot(self) -> int:
         """Most parts are of the first, so that there is a history."""
         return 0 if self._rarely(0.6) else self._below(N_SLOTS)
 
-    def _brake(self) -> Every | None:
+    def _criterion(self) -> Every | None:
         return Every(1 + self._below(4), self._one_of(_ACTIONS)) if self._rarely(0.4) else None
 
     def _tokens(self, most: int) -> tuple[int, ...]:
@@ -173,5 +175,5 @@ def plainer(step: Step) -> Iterator[Step]:
     if isinstance(step, Answer):
         if step.drafts:
             yield dataclasses.replace(step, drafts=False)
-        if step.brake is not None:
-            yield dataclasses.replace(step, brake=None)
+        if step.criterion is not None:
+            yield dataclasses.replace(step, criterion=None)

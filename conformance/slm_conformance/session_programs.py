@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_conformance.answer_model import AnswerModel, BrakeError, letter_bias, spelled
+from slm_conformance.answer_model import AnswerModel, CriterionError, letter_bias, spelled
 from slm_conformance.bench import Bench, Rows
 from slm_conformance.draws import Place, may_be_chosen, uniform
 from slm_conformance.histories import History
@@ -124,7 +124,7 @@ def aside(session: Session, length: int, tokens: Sequence[int], *, fails: bool) 
         elsewhere.append_tokens(tokens)
         elsewhere.generate().run()
         if fails:
-            raise BrakeError
+            raise CriterionError
 
 
 class SessionPlayer:
@@ -273,7 +273,7 @@ class SessionPlayer:
                 return self._restore_errors(name, damaged=damaged)
             case Detour(slot, _, _, fails):
                 tight: Errors = {ContextFull} if self._is_tight(slot) else set()
-                return ({BrakeError} if fails else set()) | tight, fails
+                return ({CriterionError} if fails else set()) | tight, fails
         return set(), True
 
     def _restore_errors(self, name: int, *, damaged: bool) -> tuple[Errors, bool]:
@@ -339,7 +339,7 @@ class SessionPlayer:
             case RestoreTo(slot, name, _):
                 model = self._slots[slot] = self._dumps[name].copied(self._identity(), slot)
                 if model.unfinished is not None:
-                    model.unfinished.paused, model.unfinished.brake = True, None
+                    model.unfinished.paused, model.unfinished.criterion = True, None
             case CloseSlot(slot):
                 self._slot(slot).history.drop()
                 self._slots[slot] = None
@@ -400,8 +400,8 @@ class SessionPlayer:
         pending = max(1, self._session(slot).n_pending)
         full = not answer.tokens and model.history.row is None and pending > self._context.n_free
         errors: Errors = {ContextFull} if full else set()
-        if answer.brake is not None and answer.brake.action is None:
-            errors.add(BrakeError)
+        if answer.criterion is not None and answer.criterion.action is None:
+            errors.add(CriterionError)
         n_before = len(model.history.tokens)
         done = self._script.run(f"read(g{slot}, {step.n_read}, seen := [])", errors)
         self._follow(slot, self._session(slot).tokens[n_before:], step.n_read, raised=not done)
@@ -413,8 +413,8 @@ class SessionPlayer:
         slot, model = step.slot, self._slot(step.slot)
         paused = model.unfinished if model.unfinished is not None and model.unfinished.paused else None
         arguments = [] if step.options is None else [f"options[{step.options}]"]
-        if step.brake is not None:
-            arguments.append(f"brakes=[{step.brake.spelled()}]")
+        if step.criterion is not None:
+            arguments.append(f"stopping_criteria=[{step.criterion.spelled()}]")
         if step.drafts and paused is None:
             arguments.append("speculation=Speculation(PromptLookup(3, 1), 4, adaptive=False)")
         refused = not model.history.tokens or (paused is not None and step.options is not None)
@@ -423,10 +423,10 @@ class SessionPlayer:
         if not self._script.run(f"g{slot} = s{slot}.generate({', '.join(arguments)})", errors, must=True):
             return False
         if paused is not None:
-            paused.paused, paused.brake = False, step.brake or paused.brake
+            paused.paused, paused.criterion = False, step.criterion or paused.criterion
             return True
         sampling = self._own if step.options is None else self._options[step.options]
-        model.answer = AnswerModel(sampling, len(model.history.tokens), n_held, sampling.stop, brake=step.brake)
+        model.answer = AnswerModel(sampling, len(model.history.tokens), n_held, sampling.stop, criterion=step.criterion)
         model.answer.own = step.options is not None
         return True
 
@@ -435,17 +435,17 @@ class SessionPlayer:
         model, check, line = self._slot(slot), self._script.check, f"s{slot}.tokens[-1] is not None"
         answer = model.answer
         assert answer is not None, "it was asked for"
-        brake_raised = False
+        criterion_raised = False
         for token in said:
-            over = answer.reason is not None or answer.paused or brake_raised or answer.at_limit
+            over = answer.reason is not None or answer.paused or criterion_raised or answer.at_limit
             check(not over, f"len(s{slot}.tokens) == {len(model.history.tokens)}", "the answer goes on after its end")
             self._check_choice(slot, answer, token)
-            brake_raised = answer.take(token, self._vocab)
+            criterion_raised = answer.take(token, self._vocab)
             model.n_drawn += not answer.own
         if raised:
-            check(brake_raised or not answer.tokens, line, "something raised, and no brake did")
+            check(criterion_raised or not answer.tokens, line, "something raised, and no stopping criterion did")
             return
-        check(not brake_raised, line, "a brake raised, and that is not told")
+        check(not criterion_raised, line, "a stopping criterion raised, and that is not told")
         if len(said) < n_read and answer.reason is None and not answer.paused:
             full = self._context.n_free < max(1, self._session(slot).n_pending)
             check(answer.at_limit or full, f"not g{slot}.finished", "the answer stops before its end")
@@ -548,10 +548,10 @@ class SessionPlayer:
 
 
 _IMPORTS = (
-    "from slm_conformance.answer_model import Every, BrakeError",
+    "from slm_conformance.answer_model import Every, CriterionError",
     "from slm_conformance.session_programs import aside, other_options, own_options, read",
     "from slm_core.chat import Session",
-    "from slm_core.generation import BrakeAction, Usage",
+    "from slm_core.generation import StoppingAction, Usage",
     "from slm_core.generation.speculation import PromptLookup, Speculation",
     "from slm_core.types import EditLevel",
 )

@@ -23,7 +23,7 @@ class Answer:
 
     slot: int
     options: int | None
-    brake: Every | None
+    criterion: Every | None
     n_read: int
     drafts: bool = False
 

@@ -20,7 +20,7 @@ from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.container import pack
 from slm_core.errors import InvalidOption, InvalidSnapshot, SessionError, SlmError
-from slm_core.generation import Answer, Brake, Event
+from slm_core.generation import Answer, Event, StoppingCriterion
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Overflowed
 from slm_core.generation.speculation import Speculation
@@ -87,7 +87,7 @@ class AnswerSteering(TypedDict, total=False):
     """How one answer is ruled and watched over; see ``Session.generate``."""
 
     constraint: Constraint | Spec
-    brakes: Sequence[Brake]
+    stopping_criteria: Sequence[StoppingCriterion]
     progress: PrefillProgress
     speculation: Speculation
 

@@ -14,7 +14,7 @@ from slm_core.chat.schema import Schema
 from slm_core.chat.session import Session
 from slm_core.constraints import AfterThinking, Spec
 from slm_core.errors import InvalidOption, OracleError
-from slm_core.generation import Answer, Brake, FinishReason
+from slm_core.generation import Answer, FinishReason, StoppingCriterion
 from slm_core.numerics import log_probability
 from slm_core.protocols import Constraint
 from slm_core.sampling import Sampling
@@ -72,18 +72,18 @@ class Oracle:
         question: str,
         *,
         sampling: Sampling = GREEDY,
-        brakes: Sequence[Brake] = (),
+        stopping_criteria: Sequence[StoppingCriterion] = (),
         constraint: Constraint | Spec | None = None,
     ) -> Answer:
         """The answer to a question, as the chat's next user message; ``constraint`` is what may be said."""
-        return self._ask(question, sampling, brakes, constraint, thinking=self._chat.options.thinking)
+        return self._ask(question, sampling, stopping_criteria, constraint, thinking=self._chat.options.thinking)
 
     def think(
         self,
         question: str,
         *,
         sampling: Sampling = GREEDY,
-        brakes: Sequence[Brake] = (),
+        stopping_criteria: Sequence[StoppingCriterion] = (),
         constraint: Constraint | Spec | None = None,
     ) -> Answer:
         """The same, with reasoning asked for; it is in ``Answer.reasoning``, and under the constraint, too.
@@ -91,7 +91,7 @@ class Oracle:
         Raises:
             TemplateError: the model's chat format has no way to ask for reasoning.
         """
-        return self._ask(question, sampling, brakes, constraint, thinking=True)
+        return self._ask(question, sampling, stopping_criteria, constraint, thinking=True)
 
     def choose(self, question: str, options: Sequence[_Value] | type[Enum]) -> Choice[_Value]:
         """Which option the model finds likeliest as its whole answer.
@@ -142,7 +142,7 @@ class Oracle:
         self,
         question: str,
         sampling: Sampling,
-        brakes: Sequence[Brake],
+        stopping_criteria: Sequence[StoppingCriterion],
         constraint: Constraint | Spec | None,
         *,
         thinking: bool | None,
@@ -150,7 +150,9 @@ class Oracle:
         formatter = self._chat.formatter
         limits = replace(sampling, stop=(*sampling.stop, *formatter.stops))
         with self._chat.detour(question, thinking=thinking) as session:
-            raw = session.generate(limits, brakes=brakes, constraint=constraint, special=True).run()
+            raw = session.generate(
+                limits, stopping_criteria=stopping_criteria, constraint=constraint, special=True
+            ).run()
         parser = formatter.stream_parser(thinking=thinking)
         parser.feed(raw.text)
         _, message = parser.finish()

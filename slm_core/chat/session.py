@@ -17,7 +17,16 @@ from slm_core.chat.source import SessionSource
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.errors import ContextClosed, ContextFull, InvalidMark, SessionError
-from slm_core.generation import BeamAnswer, Beams, Brake, CompletionEvent, Completions, Control, Event, Generation
+from slm_core.generation import (
+    BeamAnswer,
+    Beams,
+    CompletionEvent,
+    Completions,
+    Control,
+    Event,
+    Generation,
+    StoppingCriterion,
+)
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.loop import Progress
 from slm_core.generation.scoring import Score, checked_top
@@ -119,7 +128,7 @@ class Session(Closing):
         self,
         sampling: Sampling | None = None,
         *,
-        brakes: Sequence[Brake] | None = None,
+        stopping_criteria: Sequence[StoppingCriterion] | None = None,
         constraint: Constraint | Spec | None = None,
         sampler: Sampler | None = None,
         special: bool = False,
@@ -131,13 +140,13 @@ class Session(Closing):
     ) -> Generation:
         """Let the model continue; iterate the result for events, with ``for`` or ``async for``.
 
-        After a pause, called with no other arguments than brakes, timeout, on_event and progress, it goes on as if
-        there had been none; of these, what is not given stays as it was. After ``restore`` a drafter that is code or
-        a model is given again, as ``speculation``.
+        After a pause, called with no other arguments than stopping_criteria, timeout, on_event and progress, it goes
+        on as if there had been none. An argument that is not given stays as it was. After ``restore``, give a drafter
+        that is code or a model again, as ``speculation``.
 
         Args:
             sampling: instead of the session's.
-            brakes: asked in order after each token.
+            stopping_criteria: asked in order after each token.
             constraint: what may be said; a constraint is copied and stays where it is.
             sampler: instead of the chain that ``sampling`` describes, which then gives length and stops only.
             special: whether control tokens other than EOG become text.
@@ -163,7 +172,7 @@ class Session(Closing):
                 raise SessionError("a generation is paused: go on without options, or roll back first")
             if speculation is not None or self._generation.needs_drafter:
                 self._generation.draft_with(speculation)
-            return self._generation.resume(brakes, timeout=timeout, on_event=on_event, progress=progress)
+            return self._generation.resume(stopping_criteria, timeout=timeout, on_event=on_event, progress=progress)
         seconds = checked_timeout(timeout)
         rule = answers.own_constraint(constraint, self.vocab)
         options = sampling if sampling is not None else self.sampling
@@ -174,7 +183,7 @@ class Session(Closing):
         self._source.decoded.settle()
         n_cached = self.n_tokens - self.n_pending
         begun = Progress(self.n_tokens, n_cached, options.max_tokens, options.stop, time_left_s=seconds)
-        control = Control(brakes or (), on_event, progress)
+        control = Control(stopping_criteria or (), on_event, progress)
         self._generation = answers.begun(
             self._source, self.vocab, sampler, begun, control, rule, speculation or shift, special=special
         )
@@ -243,7 +252,7 @@ class Session(Closing):
         sampling: Sampling | None = None,
         *,
         best_of: int | None = None,
-        brakes: Sequence[Brake] = (),
+        stopping_criteria: Sequence[StoppingCriterion] = (),
         constraint: Constraint | Spec | None = None,
         special: bool = False,
         timeout: float | None = None,
@@ -260,7 +269,7 @@ class Session(Closing):
             n: completions.
             sampling: instead of the session's.
             best_of: make so many, and keep those n with the largest mean log probability.
-            brakes: asked in order after each token of each completion.
+            stopping_criteria: asked in order after each token of each completion.
             constraint: what may be said; each completion has a copy.
             special: whether control tokens other than EOG become text.
             timeout: seconds after which they are cancelled.
@@ -278,7 +287,9 @@ class Session(Closing):
         options = sampling if sampling is not None else self.sampling
         rule = answers.own_constraint(constraint, self.vocab)
         plan = branching.Plan(options, rule, special=special, timeout=checked_timeout(timeout))
-        return branching.completions(self, n, best_of, plan, Control(tuple(brakes), None, progress), on_event)
+        return branching.completions(
+            self, n, best_of, plan, Control(tuple(stopping_criteria), None, progress), on_event
+        )
 
     def score(self, content: str | Sequence[int], *, top: int = 0) -> Score:
         """How likely the model finds what might come next; leaves no trace.
@@ -417,7 +428,7 @@ class Session(Closing):
     ) -> Self:
         """A session that goes on where a dumped one stood; in another context, or on another backend, too.
 
-        The sampler is the session's own chain. Brakes are code and are not in a dump: pass them to ``generate``.
+        The sampler is the session's own chain. Pass stopping criteria to ``generate`` again: dumps hold no code.
 
         Raises:
             InvalidSnapshot, SnapshotMismatch: damaged bytes, or of another model.

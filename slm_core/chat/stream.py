@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import nan
 from typing import Self
 
-from slm_core.generation import Answer, Brake, Event, EventStream, FinishReason, Generation
+from slm_core.generation import Answer, Event, EventStream, FinishReason, Generation, StoppingCriterion
 from slm_core.generation.events import Overflowed
 from slm_core.protocols import StreamParser
 from slm_core.types import AnswerDelta, Delta, Message, ToolCall
@@ -69,12 +69,14 @@ class AnswerStream(EventStream):
 
     @property
     def paused(self) -> bool:
-        """Whether a brake paused it."""
+        """Whether a stopping criterion paused it."""
         return self._generation.paused
 
-    def resume(self, brakes: Sequence[Brake] | None = None, *, timeout: float | None = None) -> Self:
-        """Go on after a pause; with the same brakes and timeout unless others are given."""
-        self._generation.resume(brakes, timeout=timeout)
+    def resume(
+        self, stopping_criteria: Sequence[StoppingCriterion] | None = None, *, timeout: float | None = None
+    ) -> Self:
+        """Go on after a pause; with the same stopping criteria and timeout unless others are given."""
+        self._generation.resume(stopping_criteria, timeout=timeout)
         return self
 
     def __next__(self) -> Event:

@@ -14,7 +14,7 @@ from slm_core.chat.stream import AnswerStream
 from slm_core.chat.toolbox import Toolbox
 from slm_core.constraints import AfterThinking, NoToolCalls, Spec, ToolCalls
 from slm_core.errors import InvalidOption, SessionError, ToolError
-from slm_core.generation import Answer, Brake, Event, EventStream, FinishReason
+from slm_core.generation import Answer, Event, EventStream, FinishReason, StoppingCriterion
 from slm_core.generation.events import Overflowed, Timings, ToolResult, Usage
 from slm_core.protocols import Formatter
 from slm_core.types import MalformedCall, Message, Role, ToolCall
@@ -176,16 +176,18 @@ class ChatStream(EventStream):
 
     @property
     def paused(self) -> bool:
-        """Whether a brake paused it."""
+        """Whether a stopping criterion paused it."""
         return self._current is not None and self._current.paused
 
-    def resume(self, brakes: Sequence[Brake] | None = None, *, timeout: float | None = None) -> Self:
-        """Go on after a pause, as if there had been none; with the same brakes and timeout unless others are given.
+    def resume(
+        self, stopping_criteria: Sequence[StoppingCriterion] | None = None, *, timeout: float | None = None
+    ) -> Self:
+        """Go on after a pause, as if there had been none. Stopping criteria and timeout stay unless others are given.
 
         What is given is for the answer that was paused, not for later ones of the turn.
         """
         if self._current is not None:
-            self._current.resume(brakes, timeout=timeout)
+            self._current.resume(stopping_criteria, timeout=timeout)
         return self
 
     def end(self) -> None:

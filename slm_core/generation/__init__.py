@@ -1,21 +1,19 @@
-"""Turning logits into text, one token at a time: the loop, its brakes, its stops."""
+"""Turning logits into text, one token at a time: the loop, its stopping criteria, its stops."""
 
 from slm_core.generation.aio import EventStream
 from slm_core.generation.beam_options import BeamAnswer, Beams, Hypothesis
-from slm_core.generation.brakes import Brake, BrakeAction, Draft
 from slm_core.generation.completions import Completion, CompletionEvent, Completions
 from slm_core.generation.control import Control
 from slm_core.generation.events import Answer, Event, FinishReason, Logprobs, Overflowed, Timings, ToolResult, Usage
 from slm_core.generation.loop import Generation, TokenSource
 from slm_core.generation.scoring import Score
+from slm_core.generation.stopping import Draft, StoppingAction, StoppingCriterion
 from slm_core.generation.text import StopMatcher, TextStream
 
 __all__ = [
     "Answer",
     "BeamAnswer",
     "Beams",
-    "Brake",
-    "BrakeAction",
     "Completion",
     "CompletionEvent",
     "Completions",
@@ -30,6 +28,8 @@ __all__ = [
     "Overflowed",
     "Score",
     "StopMatcher",
+    "StoppingAction",
+    "StoppingCriterion",
     "TextStream",
     "Timings",
     "TokenSource",

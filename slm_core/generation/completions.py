@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from slm_core.closing import Closing
 from slm_core.errors import SessionError
 from slm_core.generation.aio import in_thread
-from slm_core.generation.brakes import Brake
 from slm_core.generation.branches import Branches
 from slm_core.generation.events import Answer, Event
 from slm_core.generation.loop import Generation
+from slm_core.generation.stopping import StoppingCriterion
 from slm_core.types import PrefillProgress
 
 
@@ -202,7 +202,7 @@ class Completions(Closing, Iterator[CompletionEvent]):
 
     @property
     def paused(self) -> bool:
-        """Whether a brake paused one, and no other goes on."""
+        """Whether a stopping criterion paused one, and no other goes on."""
         unfinished = [generation for generation in self._generations if not generation.finished]
         return bool(unfinished) and all(generation.paused for generation in unfinished)
 
@@ -240,11 +240,11 @@ class Completions(Closing, Iterator[CompletionEvent]):
         for generation in self._generations if index is None else (self._generations[index],):
             generation.cancel()
 
-    def resume(self, brakes: Sequence[Brake] | None = None) -> Self:
-        """Go on with those that a brake paused, with the same brakes unless others are given."""
+    def resume(self, stopping_criteria: Sequence[StoppingCriterion] | None = None) -> Self:
+        """Go on with those that a stopping criterion paused. The stopping criteria stay unless others are given."""
         for generation in self._generations:
             if generation.paused:
-                generation.resume(brakes)
+                generation.resume(stopping_criteria)
         return self
 
     def close(self) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slm_core.errors import InvalidOption
-from slm_core.generation.brakes import Brake
 from slm_core.generation.events import Event
+from slm_core.generation.stopping import StoppingCriterion
 from slm_core.types import PrefillProgress
 
 
@@ -18,19 +18,19 @@ class Control:
     """The caller's code; it is in no dump.
 
     Attributes:
-        brakes: asked in order after each token.
+        stopping_criteria: asked in order after each token.
         on_event: called with each event, before the iteration yields it; what it raises comes out there.
         progress: called with the tokens of the prompt that are decoded and those there are to decode.
     """
 
-    brakes: Sequence[Brake] = ()
+    stopping_criteria: Sequence[StoppingCriterion] = ()
     on_event: Callable[[Event], None] | None = None
     progress: PrefillProgress | None = None
 
     @property
     def sees_events(self) -> bool:
         """Whether any of it is given events."""
-        return bool(self.brakes) or self.on_event is not None
+        return bool(self.stopping_criteria) or self.on_event is not None
 
 
 class Countdown:

@@ -14,7 +14,7 @@ class FinishReason(StrEnum):
     """Why an answer ended."""
 
     STOP = "stop"
-    """The model ended it, a stop text appeared, or a brake called it complete."""
+    """The model ended it, a stop text appeared, or a stopping criterion called it complete."""
     LENGTH = "length"
     """``max_tokens`` was reached, or the context has no room for another token."""
     TOOL_CALLS = "tool_calls"
@@ -22,7 +22,7 @@ class FinishReason(StrEnum):
     CONSTRAINT = "constraint"
     """The constraint is complete: nothing may follow."""
     CANCELLED = "cancelled"
-    """Somebody cancelled it, its time was over (``Answer.timed_out``), or a brake stopped it as incomplete."""
+    """It was cancelled, its time was over (``Answer.timed_out``), or a stopping criterion ended it as incomplete."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The generation loop: decode, choose, show, ask the brakes; over anything that has a next row of logits."""
+"""The generation loop: decode, choose, show, ask the stopping criteria; over anything that has a next row of logits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from slm_core.errors import ContextFull, SessionError
 from slm_core.generation.aio import EventStream
-from slm_core.generation.brakes import Brake, BrakeAction, Draft, ask
 from slm_core.generation.control import Control, Countdown, checked_timeout
 from slm_core.generation.events import Answer, Event, FinishReason, Logprobs, Timings, Usage
 from slm_core.generation.logprobs import logprobs_of, wanted_logprobs
+from slm_core.generation.stopping import Draft, StoppingAction, StoppingCriterion, ask
 from slm_core.generation.text import TextStream
 from slm_core.generation.top import Row, TopChoice, TopRow
 from slm_core.numerics import log_probability
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from slm_core.generation.speculation.settings import Speculation
     from slm_core.generation.speculation.source import SpeculativeSource
 
-_BRAKE_ENDS = {BrakeAction.FINISH: FinishReason.STOP, BrakeAction.STOP: FinishReason.CANCELLED}
+_ENDS_OF_ACTIONS = {StoppingAction.FINISH: FinishReason.STOP, StoppingAction.STOP: FinishReason.CANCELLED}
 
 
 class TokenSource(Protocol):
@@ -231,7 +231,7 @@ class Generation(EventStream):
 
     def resume(
         self,
-        brakes: Sequence[Brake] | None = None,
+        stopping_criteria: Sequence[StoppingCriterion] | None = None,
         *,
         timeout: float | None = None,
         on_event: Callable[[Event], None] | None = None,
@@ -241,7 +241,7 @@ class Generation(EventStream):
         seconds = checked_timeout(timeout)
         before = self._control
         self._control = Control(
-            before.brakes if brakes is None else brakes,
+            before.stopping_criteria if stopping_criteria is None else stopping_criteria,
             before.on_event if on_event is None else on_event,
             before.progress if progress is None else progress,
         )
@@ -328,22 +328,22 @@ class Generation(EventStream):
         return self._close_step(Event(token, text, logprob, logprobs=logprobs), ends, stopped=stopped)
 
     def _close_step(self, event: Event, ends: FinishReason | None, *, stopped: bool) -> Event:
-        """Ask the brakes about a token, end where it is time, and complete its event."""
-        progress, action = self._progress, BrakeAction.NEXT
-        if self._control.brakes:
+        """Ask the stopping criteria about a token, end where it is time, and complete its event."""
+        progress, action = self._progress, StoppingAction.NEXT
+        if self._control.stopping_criteria:
             try:
-                action = ask(self._control.brakes, event, Draft(progress.tokens, progress.text))
+                action = ask(self._control.stopping_criteria, event, Draft(progress.tokens, progress.text))
             except BaseException:
-                if ends is not None:  # the token has ended the answer, whatever a brake makes of it
+                if ends is not None:  # the token has ended the answer, whatever a stopping criterion makes of it
                     self._finish(ends, flush=not stopped)
                 raise
-            ends = ends or _BRAKE_ENDS.get(action)
+            ends = ends or _ENDS_OF_ACTIONS.get(action)
         if ends is None and progress.max_tokens is not None and len(progress.tokens) >= progress.max_tokens:
             ends = FinishReason.LENGTH
         if ends is not None:
             rest = self._finish(ends, flush=not stopped)
             return replace(event, text=event.text + rest) if rest else event
-        if action is BrakeAction.PAUSE:
+        if action is StoppingAction.PAUSE:
             self._countdown.stop()
             self.paused = True
         return event

@@ -23,7 +23,7 @@ from slm_core.errors import (
     SessionError,
     TemplateError,
 )
-from slm_core.generation import BrakeAction, FinishReason
+from slm_core.generation import FinishReason, StoppingAction
 from slm_core.sampling import Sampling
 from slm_core.types import Capability, EditLevel, Message, Role
 
@@ -259,27 +259,27 @@ def test_reading_the_messages_does_not_end_an_answer() -> None:
 
 
 def test_an_answer_that_raises_leaves_the_chat_as_it_was() -> None:
-    def burst(event: object, draft: object) -> BrakeAction:
-        raise RuntimeError("brake")
+    def burst(event: object, draft: object) -> StoppingAction:
+        raise RuntimeError("criterion")
 
     chat = new_chat("abc", "two")
     chat.send("first")
     before = spoken(chat)
-    with pytest.raises(RuntimeError, match="brake"):
-        chat.send("x", brakes=[burst])
+    with pytest.raises(RuntimeError, match="criterion"):
+        chat.send("x", stopping_criteria=[burst])
     assert spoken(chat) == before
     np.testing.assert_array_equal(next_logits(chat), fresh_logits(chat))
 
 
-@pytest.mark.parametrize("failing", ["brakes", "on_event"])
+@pytest.mark.parametrize("failing", ["stopping_criteria", "on_event"])
 def test_an_answer_that_raises_takes_no_stream_of_draws(failing: str) -> None:
-    def burst(*args: object) -> BrakeAction:
+    def burst(*args: object) -> StoppingAction:
         raise RuntimeError("callback")
 
     warm = ChatOptions(Sampling(temperature=1.0, seed=3, max_tokens=8, top_k=0, min_p=0))
     calm, burnt = (Chat(Session(ScriptedContext(), ByteVocab()), TagFormatter(), options=warm) for _ in range(2))
     with pytest.raises(RuntimeError, match="callback"):
-        burnt.send("x", **{failing: [burst] if failing == "brakes" else burst})
+        burnt.send("x", **{failing: [burst] if failing == "stopping_criteria" else burst})
     assert unpack("chat", burnt.dump())[0] == unpack("chat", calm.dump())[0]
     assert burnt.send("x").tokens == calm.send("x").tokens
 
@@ -312,9 +312,11 @@ def test_a_message_that_does_not_fit_or_is_refused_changes_nothing() -> None:
     assert (spoken(chat), chat.session.tokens) == (before, tokens)
 
 
-def test_a_brake_can_pause_a_chat() -> None:
+def test_a_criterion_can_pause_a_chat() -> None:
     chat = new_chat("abcdef")
-    stream = chat.stream("x", brakes=[lambda e, d: BrakeAction.PAUSE if d.text == "abc" else BrakeAction.NEXT])
+    stream = chat.stream(
+        "x", stopping_criteria=[lambda e, d: StoppingAction.PAUSE if d.text == "abc" else StoppingAction.NEXT]
+    )
     assert "".join(event.text for event in stream) == "abc"
     assert stream.paused
     assert stream.resume().run().text == "abcdef"
@@ -352,8 +354,8 @@ def test_an_oracle_leaves_no_trace(options: dict[str, object]) -> None:
     class Colour(Enum):
         RED, BLUE = "red", "blue"
 
-    def burst(event: object, draft: object) -> BrakeAction:
-        raise RuntimeError("brake")
+    def burst(event: object, draft: object) -> StoppingAction:
+        raise RuntimeError("criterion")
 
     chat = new_chat("one", '{"name": "Rex", "age": 3}', **options)
     chat.send("first")
@@ -364,15 +366,15 @@ def test_an_oracle_leaves_no_trace(options: dict[str, object]) -> None:
     assert first == oracle.ask("question").text
     assert oracle.choose("which?", Colour).value in Colour
     assert oracle.extract({"type": "object", "required": ["name", "age"]}).value == {"name": "Rex", "age": 3}
-    with pytest.raises(RuntimeError, match="brake"):
-        oracle.ask("question", brakes=[burst])
+    with pytest.raises(RuntimeError, match="criterion"):
+        oracle.ask("question", stopping_criteria=[burst])
     with pytest.raises(ContextFull):
         oracle.ask("x" * 2000)
     with pytest.raises(TemplateError):
         oracle.ask("REFUSE")
     with pytest.raises(OracleError):
         oracle.extract({"type": "string", "minLength": 2000})
-    stopped = oracle.ask("question", brakes=[lambda event, draft: BrakeAction.STOP])
+    stopped = oracle.ask("question", stopping_criteria=[lambda event, draft: StoppingAction.STOP])
     assert stopped.finish_reason is FinishReason.CANCELLED
     assert trace(chat) == before
     chat.session.rollback(mark)
@@ -385,7 +387,11 @@ def test_an_oracle_leaves_a_paused_answer_and_its_draws_as_they_were(options: di
         sampling = Sampling(temperature=1.5, seed=2, max_tokens=12)
         session = Session(ScriptedContext(n_ctx=600, **options), ByteVocab(), sampling=sampling)
         session.append("a prompt")
-        list(session.generate(brakes=[lambda e, d: BrakeAction.PAUSE if len(d.tokens) == 4 else BrakeAction.NEXT]))
+        list(
+            session.generate(
+                stopping_criteria=[lambda e, d: StoppingAction.PAUSE if len(d.tokens) == 4 else StoppingAction.NEXT]
+            )
+        )
         mark = session.mark()
         if detour:
             with session.detour() as elsewhere:

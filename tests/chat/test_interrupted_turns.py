@@ -15,7 +15,7 @@ from slm_core.chat.toolbox import Toolbox
 from slm_core.chat.tools import open_calls
 from slm_core.container import pack, unpack
 from slm_core.errors import InvalidSnapshot, SessionError
-from slm_core.generation import BrakeAction, FinishReason
+from slm_core.generation import FinishReason, StoppingAction
 from slm_core.types import EditLevel
 
 
@@ -111,10 +111,10 @@ def test_a_tool_cannot_change_the_chat_that_calls_it() -> None:
     assert len(chat.messages) == 4
 
 
-def test_a_brake_can_pause_a_later_round() -> None:
+def test_a_criterion_can_pause_a_later_round() -> None:
     chat = new_chat(written("add", a=1), "It is 3.")
-    brake = [lambda event, draft: BrakeAction.PAUSE if draft.text == "It" else BrakeAction.NEXT]
-    stream = chat.stream("go", tools=[add], brakes=brake)
+    criterion = [lambda event, draft: StoppingAction.PAUSE if draft.text == "It" else StoppingAction.NEXT]
+    stream = chat.stream("go", tools=[add], stopping_criteria=criterion)
     list(stream)
     assert (stream.paused, stream.said) == (True, "It")
     assert stream.resume().run().text == "It is 3."

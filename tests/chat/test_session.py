@@ -19,7 +19,7 @@ from slm_core.errors import (
     SlmError,
     SnapshotMismatch,
 )
-from slm_core.generation import BrakeAction
+from slm_core.generation import StoppingAction
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import EditLevel, Segment
 
@@ -205,7 +205,8 @@ def test_a_paused_answer_goes_on_in_another_context(own: bool, n_before: int) ->
     whole = begin().generate(chosen).run()
     s = begin()
     generation = s.generate(
-        chosen, brakes=[lambda e, d: BrakeAction.PAUSE if len(d.tokens) == n_before else BrakeAction.NEXT]
+        chosen,
+        stopping_criteria=[lambda e, d: StoppingAction.PAUSE if len(d.tokens) == n_before else StoppingAction.NEXT],
     )
     before = "".join(event.text for event in generation)
     twin = Session.restore(ScriptedContext(payload_format="other"), ByteVocab(), s.dump())

@@ -29,7 +29,7 @@ from slm_core.chat import ChatOptions
 from slm_core.chat.tools import open_calls
 from slm_core.constraints import Choice
 from slm_core.errors import ContextFull, InvalidOption, SessionError, ToolError
-from slm_core.generation import BrakeAction, FinishReason
+from slm_core.generation import FinishReason, StoppingAction
 from slm_core.types import CallArguments, CallEnd, CallStart, Message, ToolCall
 
 # The loop.
@@ -208,17 +208,17 @@ def test_without_functions_malformed_calls_are_the_callers() -> None:
     assert (len(answer.malformed_calls), len(chat.messages)) == (1, 2)
 
 
-@pytest.mark.parametrize("burst", ["brake", "on_event", "interrupt", "full"])
+@pytest.mark.parametrize("burst", ["criterion", "on_event", "interrupt", "full"])
 def test_whatever_raises_in_a_later_round_the_chat_is_as_it_was(burst: str) -> None:
     long, n_ctx = "x" * 900, 1200 if burst == "full" else 8000
     chat = new_chat("Hi.", written("add", a=1), "no more", n_ctx=n_ctx)
     chat.send("hello")
     before = state(chat)
 
-    def brake(event: slm.Event, draft: slm.Draft) -> BrakeAction:
-        if draft.text == "no" and burst == "brake":
+    def criterion(event: slm.Event, draft: slm.Draft) -> StoppingAction:
+        if draft.text == "no" and burst == "criterion":
             raise ZeroDivisionError
-        return BrakeAction.NEXT
+        return StoppingAction.NEXT
 
     def on_event(event: slm.Event) -> None:
         if event.result is not None and burst == "on_event":
@@ -236,7 +236,7 @@ def test_whatever_raises_in_a_later_round_the_chat_is_as_it_was(burst: str) -> N
 
     expected = {"interrupt": KeyboardInterrupt, "full": ContextFull}.get(burst, ZeroDivisionError)
     with pytest.raises(expected):
-        chat.send("go", tools=[add], brakes=[brake], on_event=on_event)
+        chat.send("go", tools=[add], stopping_criteria=[criterion], on_event=on_event)
     assert state(chat) == before
     check_cache(chat)
 

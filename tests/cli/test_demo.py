@@ -61,7 +61,9 @@ def test_one_engine_alone_says_so(run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_engines_that_disagree_are_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
     honest, calls = slm.Chat.stream, []
 
-    def other_on_the_second(self: slm.Chat, content: str, *, brakes: Sequence[object] = ()) -> slm.ChatStream:
+    def other_on_the_second(
+        self: slm.Chat, content: str, *, stopping_criteria: Sequence[object] = ()
+    ) -> slm.ChatStream:
         calls.append(content)
         return honest(self, "Hello!" if calls.count(content) == 2 else content)
 

@@ -12,7 +12,7 @@ from scripted import END, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.constraints import AnyJson, Choice, Gbnf, JsonSchema, Lark, Regex, Spec, Triggered, compile  # noqa: A004
 from slm_core.errors import InvalidSnapshot, InvalidToken, SessionError
-from slm_core.generation import BrakeAction, FinishReason
+from slm_core.generation import FinishReason, StoppingAction
 from slm_core.protocols import Advance, Forward
 from slm_core.sampling import Sampling
 
@@ -96,19 +96,21 @@ def test_a_dump_in_mid_grammar_goes_on_as_if_there_had_been_none(n_steps: int) -
     session = begin()
     steps = iter(range(n_steps))
     generation = session.generate(
-        WARM, constraint=spec, brakes=[lambda e, d: BrakeAction.NEXT if next(steps, None) else BrakeAction.PAUSE]
+        WARM,
+        constraint=spec,
+        stopping_criteria=[lambda e, d: StoppingAction.NEXT if next(steps, None) else StoppingAction.PAUSE],
     )
     if n_steps:
         for _ in generation:
             pass
     twin = Session.restore(ScriptedContext(n_ctx=1000), ByteVocab(), session.dump())
-    assert twin.generate(brakes=[]).run().tokens == whole.tokens
+    assert twin.generate(stopping_criteria=[]).run().tokens == whole.tokens
 
 
 def test_a_dump_whose_constraint_is_elsewhere_is_refused() -> None:
     def paused(spec: Spec) -> Session:
         session = begin()
-        for _ in session.generate(WARM, constraint=spec, brakes=[lambda e, d: BrakeAction.PAUSE]):
+        for _ in session.generate(WARM, constraint=spec, stopping_criteria=[lambda e, d: StoppingAction.PAUSE]):
             pass
         return session
 
@@ -134,7 +136,7 @@ def test_a_constraint_of_ones_own_works_but_is_not_dumped() -> None:
             return OnlyVowels()
 
     session = begin()
-    for _ in session.generate(WARM, constraint=OnlyVowels(), brakes=[lambda e, d: BrakeAction.PAUSE]):
+    for _ in session.generate(WARM, constraint=OnlyVowels(), stopping_criteria=[lambda e, d: StoppingAction.PAUSE]):
         pass
     assert bytes(session.tokens[-1:]) in b"aeiou"
     with pytest.raises(SessionError, match="OnlyVowels cannot be dumped"):

@@ -17,7 +17,7 @@ from slm_conformance.factories import ModelShape, make_tiny_model
 from slm_core.chat import Session
 from slm_core.constraints import Regex
 from slm_core.container import unpack
-from slm_core.generation import BrakeAction
+from slm_core.generation import StoppingAction
 from slm_core.loading import LoadedModel
 from slm_core.sampling import Sampling
 from slm_core.types import Message, Pos, Role
@@ -66,7 +66,9 @@ def dumps() -> list[bytes]:
             generation = session.generate(
                 Sampling(temperature=1.0, seed=3, max_tokens=20, stop=("zz",)),
                 constraint=constraint,
-                brakes=[lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == 3 else BrakeAction.NEXT],
+                stopping_criteria=[
+                    lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == 3 else StoppingAction.NEXT
+                ],
             )
             for _ in generation:
                 pass

@@ -10,7 +10,7 @@ import pytest
 
 from scripted import ByteVocab, ScriptedContext, TagFormatter, says
 from slm_core.chat import Chat, Session
-from slm_core.generation import BrakeAction, FinishReason
+from slm_core.generation import FinishReason, StoppingAction
 from slm_core.sampling import Sampling
 from slm_core.types import Role
 
@@ -147,7 +147,7 @@ def test_answers_of_several_contexts_run_at_a_time() -> None:
 def test_a_pause_ends_the_async_iteration_until_it_goes_on() -> None:
     async def pausing() -> tuple[int, ...]:
         s = session()
-        generation = s.generate(brakes=[lambda event, draft: BrakeAction.PAUSE])
+        generation = s.generate(stopping_criteria=[lambda event, draft: StoppingAction.PAUSE])
         rounds = 0
         while not generation.finished:
             async for _ in generation:

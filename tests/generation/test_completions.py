@@ -13,7 +13,7 @@ import pytest
 from scripted import ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import ContextFull, DecodeFailed, InvalidOption, InvalidSequence, SessionError
-from slm_core.generation import BrakeAction, Completions, FinishReason
+from slm_core.generation import Completions, FinishReason, StoppingAction
 from slm_core.protocols import Forward, Stop
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import EditLevel
@@ -141,15 +141,15 @@ def test_each_has_its_own_copy_of_a_constraint() -> None:
     assert constraint.n == 0
 
 
-def test_a_brake_that_pauses_one_lets_the_others_go_on() -> None:
+def test_a_criterion_that_pauses_one_completion_lets_the_others_go_on() -> None:
     expected = [alone(i) for i in range(3)]
 
-    def brake(event, draft):
+    def criterion(event, draft):
         odd = tuple(draft.tokens) == expected[1][:2]
-        return BrakeAction.PAUSE if odd else BrakeAction.NEXT
+        return StoppingAction.PAUSE if odd else StoppingAction.NEXT
 
     session = session_of()
-    completions = session.completions(3, WARM, brakes=[brake])
+    completions = session.completions(3, WARM, stopping_criteria=[criterion])
     events = list(completions)
     assert completions.paused and not completions.over
     assert [sum(event.index == i for event in events) for i in range(3)] == [7, 2, 7]

@@ -10,7 +10,7 @@ import pytest
 from scripted import ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import InvalidOption
-from slm_core.generation import BrakeAction, Event, FinishReason
+from slm_core.generation import Event, FinishReason, StoppingAction
 from slm_core.generation import control as control_module
 from slm_core.sampling import Sampling
 from slm_core.types import EditLevel
@@ -71,7 +71,8 @@ def test_who_is_cancelled_is_not_timed_out(clock: Clock) -> None:
 def test_a_pause_does_not_count_and_what_is_left_goes_into_a_dump(clock: Clock) -> None:
     s = session(n_prompt=3)
     second = s.generate(
-        timeout=3.5, brakes=[lambda e, d: BrakeAction.PAUSE if len(d.tokens) == 2 else BrakeAction.NEXT]
+        timeout=3.5,
+        stopping_criteria=[lambda e, d: StoppingAction.PAUSE if len(d.tokens) == 2 else StoppingAction.NEXT],
     )
     next(second)
     clock.now += 1
@@ -96,7 +97,7 @@ def test_a_pause_does_not_count_and_what_is_left_goes_into_a_dump(clock: Clock) 
 @pytest.mark.parametrize("timeout", [0, -1, math.inf, math.nan, "1", True])
 def test_a_timeout_is_a_number_above_zero(timeout: object) -> None:
     s = session()
-    paused = s.generate(brakes=[lambda event, draft: BrakeAction.PAUSE])
+    paused = s.generate(stopping_criteria=[lambda event, draft: StoppingAction.PAUSE])
     with pytest.raises(InvalidOption, match="timeout"):
         s.generate(timeout=timeout)
     next(paused)

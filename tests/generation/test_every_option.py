@@ -12,7 +12,7 @@ from scripted import START, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.constraints import Regex
 from slm_core.errors import InvalidOption
-from slm_core.generation import BrakeAction, FinishReason
+from slm_core.generation import FinishReason, StoppingAction
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation
 from slm_core.sampling import Sampling
@@ -33,8 +33,8 @@ def check_sampling() -> None:
     assert session().generate(Sampling(temperature=0, max_tokens=3)).run().tokens == plain()[:3]
 
 
-def check_brakes() -> None:
-    answer = session().generate(brakes=[lambda event, draft: BrakeAction.STOP]).run()
+def check_stopping_criteria() -> None:
+    answer = session().generate(stopping_criteria=[lambda event, draft: StoppingAction.STOP]).run()
     assert (answer.tokens, answer.finish_reason) == (plain()[:1], FinishReason.CANCELLED)
 
 
@@ -144,10 +144,10 @@ def test_a_value_of_the_wrong_kind_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("given", [None, True, "stop"])
-def test_a_brake_has_an_opinion_or_says_that_it_has_none(given: object) -> None:
+def test_a_criterion_has_an_opinion_or_says_that_it_has_none(given: object) -> None:
     s = session()
-    with pytest.raises(InvalidOption, match=r"^a brake gave .* \(accepted: BrakeAction"):
-        s.generate(brakes=[lambda event, draft: given]).run()
+    with pytest.raises(InvalidOption, match=r"^a stopping criterion gave .* \(accepted: a StoppingAction"):
+        s.generate(stopping_criteria=[lambda event, draft: given]).run()
     assert s.text == "prompt>" + bytes(plain()[:1]).decode("utf-8", "replace"), "the token it was asked about is said"
 
 

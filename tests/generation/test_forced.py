@@ -9,7 +9,7 @@ import pytest
 
 from scripted import ALL, ByteVocab, ScriptedContext
 from slm_core.chat import Session
-from slm_core.generation import BrakeAction, Event, Generation
+from slm_core.generation import Event, Generation, StoppingAction
 from slm_core.protocols import Advance, Batch, FastForward, Forward, Stop
 from slm_core.sampling import Sampling
 from slm_core.types import Capability, EditLevel, Logits
@@ -105,12 +105,12 @@ def test_a_stop_text_within_a_forced_run_leaves_nothing_behind(level: EditLevel)
 def test_a_pause_within_a_forced_run_changes_nothing_and_the_session_can_be_used(
     level: EditLevel, capabilities: frozenset[Capability]
 ) -> None:
-    def pause_in_the_run(event: Event, draft: object) -> BrakeAction:
-        return BrakeAction.PAUSE if len(draft.tokens) == 12 else BrakeAction.NEXT
+    def pause_in_the_run(event: Event, draft: object) -> StoppingAction:
+        return StoppingAction.PAUSE if len(draft.tokens) == 12 else StoppingAction.NEXT
 
     s, plain = begin(level, capabilities=capabilities), begin(level)
     whole = plain.generate(constraint=Says(0, 0)).run()
-    generation: Generation = s.generate(constraint=Says(8, 20), brakes=[pause_in_the_run])
+    generation: Generation = s.generate(constraint=Says(8, 20), stopping_criteria=[pause_in_the_run])
     list(generation)
     with s.fork() as twin:
         assert twin.text == "prompt>chosen, then"

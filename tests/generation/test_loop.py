@@ -1,4 +1,4 @@
-"""The generation loop: brakes, limits, ends, pauses and cancelling, over a scripted context."""
+"""The generation loop: stopping criteria, limits, ends, pauses and cancelling, over a scripted context."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from scripted import END, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import ContextFull, InvalidOption, SessionError
-from slm_core.generation import BrakeAction, Draft, Event, FinishReason, loop
+from slm_core.generation import Draft, Event, FinishReason, StoppingAction, loop
 from slm_core.numerics import log_probability
 from slm_core.protocols import Advance, FastForward, Forward, Stop
 from slm_core.sampling import Sampling
@@ -62,14 +62,14 @@ def test_who_sees_events_sees_log_probabilities() -> None:
     told: list[float] = []
     asked: list[float] = []
 
-    def brake(event: Event, draft: Draft) -> BrakeAction:
+    def criterion(event: Event, draft: Draft) -> StoppingAction:
         asked.append(event.logprob)
-        return BrakeAction.NEXT
+        return StoppingAction.NEXT
 
     start = s.mark()
     wanted = [event.logprob for event in s.generate()]
     s.rollback(start)
-    s.generate(brakes=[brake]).run()
+    s.generate(stopping_criteria=[criterion]).run()
     s.rollback(start)
     s.generate(on_event=lambda event: told.append(event.logprob)).run()
     assert asked == told == wanted
@@ -78,10 +78,10 @@ def test_who_sees_events_sees_log_probabilities() -> None:
 
 def test_an_answer_that_is_run_and_paused_can_be_iterated() -> None:
     s = session("abcd")
-    paused = s.generate(Sampling(temperature=0), brakes=[lambda event, draft: BrakeAction.PAUSE])
+    paused = s.generate(Sampling(temperature=0), stopping_criteria=[lambda event, draft: StoppingAction.PAUSE])
     with pytest.raises(SessionError, match="paused"):
         paused.run()
-    events = list(s.generate(brakes=[]))
+    events = list(s.generate(stopping_criteria=[]))
     assert len(events) == 4
     assert not np.isnan([event.logprob for event in events]).any()
 
@@ -134,30 +134,34 @@ def test_a_prompt_that_does_not_fit_raises_and_changes_nothing() -> None:
     assert s.tokens == tuple(b"prompt>")
 
 
-def test_brakes_are_asked_in_order_until_one_has_an_opinion() -> None:
+def test_stopping_criteria_are_asked_in_order_until_one_has_an_opinion() -> None:
     asked = []
 
-    def brake(name: str, action: BrakeAction, at: int) -> object:
-        def decide(event: Event, draft: Draft) -> BrakeAction:
+    def criterion(name: str, action: StoppingAction, at: int) -> object:
+        def decide(event: Event, draft: Draft) -> StoppingAction:
             asked.append((name, draft.text))
-            return action if len(draft.tokens) == at else BrakeAction.NEXT
+            return action if len(draft.tokens) == at else StoppingAction.NEXT
 
         return decide
 
-    brakes = [brake("a", BrakeAction.CONTINUE, 2), brake("b", BrakeAction.FINISH, 2), brake("c", BrakeAction.FINISH, 3)]
-    answer = session("abcdef").generate(brakes=brakes).run()
+    stopping_criteria = [
+        criterion("a", StoppingAction.CONTINUE, 2),
+        criterion("b", StoppingAction.FINISH, 2),
+        criterion("c", StoppingAction.FINISH, 3),
+    ]
+    answer = session("abcdef").generate(stopping_criteria=stopping_criteria).run()
     assert (answer.text, answer.finish_reason) == ("abc", FinishReason.STOP)
     assert asked == [(n, "a") for n in "abc"] + [("a", "ab")] + [(n, "abc") for n in "abc"]
 
 
-def test_a_stop_brake_ends_the_answer_as_incomplete() -> None:
-    answer = session("abc").generate(brakes=[lambda event, draft: BrakeAction.STOP]).run()
+def test_the_action_stop_ends_the_answer_as_incomplete() -> None:
+    answer = session("abc").generate(stopping_criteria=[lambda event, draft: StoppingAction.STOP]).run()
     assert (answer.text, answer.finish_reason) == ("a", FinishReason.CANCELLED)
 
 
-def test_a_brake_never_disables_the_token_limit() -> None:
+def test_a_criterion_never_disables_the_token_limit() -> None:
     answer = session("abcdef").generate(
-        Sampling(temperature=0, max_tokens=2), brakes=[lambda event, draft: BrakeAction.CONTINUE]
+        Sampling(temperature=0, max_tokens=2), stopping_criteria=[lambda event, draft: StoppingAction.CONTINUE]
     )
     assert answer.run().text == "ab"
 
@@ -168,7 +172,7 @@ def test_pausing_after_each_token_changes_nothing(temperature: float) -> None:
     options = Sampling(temperature=temperature, seed=4, stop=("XYZ",), max_tokens=30)
     whole = session(said).generate(options).run()
     s = session(said)
-    generation = s.generate(options, brakes=[lambda event, draft: BrakeAction.PAUSE])
+    generation = s.generate(options, stopping_criteria=[lambda event, draft: StoppingAction.PAUSE])
     text, rounds = "", 0
     while not generation.finished:
         text += "".join(event.text for event in generation)
@@ -179,17 +183,17 @@ def test_pausing_after_each_token_changes_nothing(temperature: float) -> None:
     assert text == whole.text == generation.answer.text
 
 
-def test_a_paused_answer_takes_no_new_options_but_new_brakes() -> None:
+def test_a_paused_answer_takes_no_new_options_but_new_stopping_criteria() -> None:
     s = session("abcdef")
-    list(s.generate(brakes=[lambda event, draft: BrakeAction.PAUSE]))
+    list(s.generate(stopping_criteria=[lambda event, draft: StoppingAction.PAUSE]))
     with pytest.raises(SessionError, match="paused"):
         s.generate(GREEDY)
-    assert s.generate(brakes=[]).run().text == "abcdef"
+    assert s.generate(stopping_criteria=[]).run().text == "abcdef"
 
 
 def test_an_edit_ends_a_paused_answer() -> None:
     s = session("abcdef")
-    generation = s.generate(brakes=[lambda event, draft: BrakeAction.PAUSE])
+    generation = s.generate(stopping_criteria=[lambda event, draft: StoppingAction.PAUSE])
     list(generation)
     s.append("!")
     assert s.generate(Sampling(temperature=0, max_tokens=1)) is not generation
@@ -223,26 +227,26 @@ def test_cancelling_between_tokens_brings_out_what_was_held() -> None:
     assert (generation.answer.text, generation.answer.finish_reason) == ("aST", FinishReason.CANCELLED)
 
 
-def test_a_raising_brake_leaves_a_session_that_goes_on() -> None:
-    def burst(event: Event, draft: Draft) -> BrakeAction:
-        raise RuntimeError("brake")
+def test_a_raising_criterion_leaves_a_session_that_goes_on() -> None:
+    def burst(event: Event, draft: Draft) -> StoppingAction:
+        raise RuntimeError("criterion")
 
     s = session("abcdef")
-    with pytest.raises(RuntimeError, match="brake"):
-        s.generate(brakes=[burst]).run()
+    with pytest.raises(RuntimeError, match="criterion"):
+        s.generate(stopping_criteria=[burst]).run()
     assert s.tokens == (*b"prompt>", *b"a")
     assert s.generate(GREEDY).run().text == "bcdef"
 
 
 @pytest.mark.parametrize(("answer", "stop"), [("ab", ()), ("abSTOPcd", ("STOP",))])
-def test_a_brake_that_raises_at_the_last_token_does_not_make_the_answer_go_on(answer, stop) -> None:
-    def burst(event: Event, draft: Draft) -> BrakeAction:
+def test_a_criterion_that_raises_at_the_last_token_does_not_make_the_answer_go_on(answer, stop) -> None:
+    def burst(event: Event, draft: Draft) -> StoppingAction:
         if draft.tokens[-1] in (END, *b"P"):
-            raise RuntimeError("brake")
-        return BrakeAction.NEXT
+            raise RuntimeError("criterion")
+        return StoppingAction.NEXT
 
-    generation = session(answer).generate(Sampling(temperature=0, stop=stop), brakes=[burst])
-    with pytest.raises(RuntimeError, match="brake"):
+    generation = session(answer).generate(Sampling(temperature=0, stop=stop), stopping_criteria=[burst])
+    with pytest.raises(RuntimeError, match="criterion"):
         list(generation)
     assert list(generation) == []
     assert (generation.answer.text, generation.answer.finish_reason) == ("ab", FinishReason.STOP)

@@ -13,7 +13,7 @@ from scripted import END, START, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.constraints import Regex
 from slm_core.errors import ContextFull
-from slm_core.generation import Beams, BrakeAction
+from slm_core.generation import Beams, StoppingAction
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation, SuffixIndex
 from slm_core.sampling import Sampling
@@ -181,8 +181,8 @@ def check_best_of() -> None:
     assert completions(2, best_of=11) != completions(2)
 
 
-def check_brakes() -> None:
-    assert [len(t) for t in completions(brakes=[lambda event, draft: BrakeAction.STOP])] == [1, 1]
+def check_stopping_criteria() -> None:
+    assert [len(t) for t in completions(stopping_criteria=[lambda event, draft: StoppingAction.STOP])] == [1, 1]
 
 
 def check_completions_constraint() -> None:
@@ -223,7 +223,7 @@ OF_COMPLETIONS = {
     "n": check_n,
     "sampling": check_sampling,
     "best_of": check_best_of,
-    "brakes": check_brakes,
+    "stopping_criteria": check_stopping_criteria,
     "constraint": check_completions_constraint,
     "special": check_completions_special,
     "timeout": check_timeout,

@@ -10,7 +10,7 @@ import pytest
 
 from scripted import ALL, ByteVocab, ScriptedContext
 from slm_core.chat import Session
-from slm_core.generation import BrakeAction, Draft, Event
+from slm_core.generation import Draft, Event, StoppingAction
 from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation, SuffixIndex
 from slm_core.sampling import Sampling
 from slm_core.types import EditLevel
@@ -60,19 +60,21 @@ class Pair:
         """Begin an answer, or go on with one; it pauses, or is left alone, or ends."""
         n = self.random.randint(1, 15)
         options = Sampling(temperature=self.random.choice([0, 1.0]), seed=n, max_tokens=n, top_k=0, min_p=0)
-        at, action = self.random.randint(1, 15), self.random.choice(list(BrakeAction))
+        at, action = self.random.randint(1, 15), self.random.choice(list(StoppingAction))
 
-        def brake(event: Event, draft: Draft) -> BrakeAction:
-            return action if len(draft.tokens) == at else BrakeAction.NEXT
+        def criterion(event: Event, draft: Draft) -> StoppingAction:
+            return action if len(draft.tokens) == at else StoppingAction.NEXT
 
         n_read, own = self.random.randint(1, 20), self.random.random() < 0.7
         texts = []
         for session, drafts in ((self.plain, None), (self.drafted, self._speculation())):
             running = session._generation
             if running is not None and running.paused:
-                generation = session.generate(brakes=[brake])
+                generation = session.generate(stopping_criteria=[criterion])
             else:
-                generation = session.generate(options if own else None, speculation=drafts, brakes=[brake])
+                generation = session.generate(
+                    options if own else None, speculation=drafts, stopping_criteria=[criterion]
+                )
             texts.append([event.text for event, _ in zip(generation, range(n_read), strict=False)])
             if not generation.paused and not generation.finished and not own:
                 generation.cancel()

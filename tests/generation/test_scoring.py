@@ -155,17 +155,18 @@ def test_a_banned_token_that_is_forced_has_no_chance_after_the_chain() -> None:
 
 def test_min_tokens_of_a_paused_answer_goes_on_after_a_dump() -> None:
     """Tokens that were said before the dump count."""
-    from slm_core.generation import BrakeAction
+    from slm_core.generation import StoppingAction
 
     s = Session(ScriptedContext(lambda data: 257), ByteVocab())  # it would end at once
     s.append("abc")
     options = Sampling(temperature=0, min_tokens=6, max_tokens=20)
     paused = s.generate(
-        options, brakes=[lambda e, draft: BrakeAction.PAUSE if len(draft.tokens) == 4 else BrakeAction.NEXT]
+        options,
+        stopping_criteria=[lambda e, draft: StoppingAction.PAUSE if len(draft.tokens) == 4 else StoppingAction.NEXT],
     )
     list(paused)
     twin = Session.restore(ScriptedContext(lambda data: 257), ByteVocab(), s.dump())
-    assert len(twin.generate(brakes=()).run().tokens) == 7, "six tokens, and the one that ends it"
+    assert len(twin.generate(stopping_criteria=()).run().tokens) == 7, "six tokens, and the one that ends it"
 
 
 @pytest.mark.parametrize("n_ctx", [1, 2, 10, 11, 43, 44, 200])

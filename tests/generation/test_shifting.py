@@ -11,7 +11,7 @@ import pytest
 from scripted import ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import ContextFull, InvalidOption, SessionError
-from slm_core.generation import BrakeAction, FinishReason
+from slm_core.generation import FinishReason, StoppingAction
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import PromptLookup, Speculation
 from slm_core.sampling import Sampling
@@ -102,7 +102,7 @@ def test_what_does_not_go_with_it() -> None:
     session = session_of()
     with pytest.raises(InvalidOption, match="do not go together"):
         session.generate(GREEDY, shift=TokenShift(), speculation=Speculation(PromptLookup()))
-    paused = session.generate(GREEDY, shift=TokenShift(), brakes=[lambda event, draft: BrakeAction.PAUSE])
+    paused = session.generate(GREEDY, shift=TokenShift(), stopping_criteria=[lambda event, draft: StoppingAction.PAUSE])
     next(paused)
     with pytest.raises(SessionError, match="shifts tokens out cannot be dumped"):
         session.dump()

@@ -13,7 +13,7 @@ from slm_core.chat import Session
 from slm_core.constraints import Regex
 from slm_core.container import pack, unpack
 from slm_core.errors import InvalidSnapshot, SlmError, SnapshotMismatch
-from slm_core.generation import BrakeAction, Generation
+from slm_core.generation import Generation, StoppingAction
 from slm_core.generation.speculation import DraftModel, PromptLookup, Speculation, SuffixIndex
 from slm_core.loading import demo_model_path
 from slm_core.sampling import Sampling
@@ -75,11 +75,11 @@ def test_dumped_after_any_token(name: str, payload_format: str) -> None:
     assert len(whole.tokens) > 10
     for n in range(1, len(whole.tokens), 3 if payload_format == "2" else 1):
         s, case = begin(), CASES[name]()
-        pause = [lambda event, draft, n=n: BrakeAction.PAUSE if len(draft.tokens) == n else BrakeAction.NEXT]
-        text = read(s.generate(**case, brakes=pause))
+        pause = [lambda event, draft, n=n: StoppingAction.PAUSE if len(draft.tokens) == n else StoppingAction.NEXT]
+        text = read(s.generate(**case, stopping_criteria=pause))
         twin = Session.restore(ScriptedContext(payload_format=payload_format), ByteVocab(), s.dump())
         again = {"speculation": CASES[name]()["speculation"]} if name == "draft model" else {}
-        resumed = twin.generate(brakes=[], **again)
+        resumed = twin.generate(stopping_criteria=[], **again)
         text += read(resumed)
         answer = resumed.answer
         assert answer.tokens == whole.tokens, f"dumped after token {n}"
@@ -89,11 +89,11 @@ def test_dumped_after_any_token(name: str, payload_format: str) -> None:
 
 def test_a_dump_of_a_dump_is_the_same_again() -> None:
     s = begin()
-    list(s.generate(**CASES["draft model"](), brakes=[lambda event, draft: BrakeAction.PAUSE]))
+    list(s.generate(**CASES["draft model"](), stopping_criteria=[lambda event, draft: StoppingAction.PAUSE]))
     twin = Session.restore(ScriptedContext(), ByteVocab(), s.dump())
     third = Session.restore(ScriptedContext(), ByteVocab(), twin.dump())
     for which in (twin, third):
-        answer = which.generate(brakes=[], speculation=draft_model()).run()
+        answer = which.generate(stopping_criteria=[], speculation=draft_model()).run()
         assert answer.tokens == begin().generate(**CASES["draft model"]()).run().tokens
 
 
@@ -115,15 +115,15 @@ def test_a_paused_answer_goes_on_in_another_backend(target: str) -> None:
         there.new_context(n_ctx=256) as context,
     ):
         s.append(QUESTION)
-        pause = [lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == 5 else BrakeAction.NEXT]
-        text = read(s.generate(options, brakes=pause, speculation=Speculation(PromptLookup())))
+        pause = [lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == 5 else StoppingAction.NEXT]
+        text = read(s.generate(options, stopping_criteria=pause, speculation=Speculation(PromptLookup())))
         with Session.restore(context, there.vocab, s.dump()) as twin:
-            resumed = twin.generate(brakes=[])
+            resumed = twin.generate(stopping_criteria=[])
             text += read(resumed)
             answer = resumed.answer
         assert answer.tokens[:5] == s.tokens[-5:]
         assert answer.text == text == ANSWER
-        assert answer.tokens == s.generate(brakes=[]).run().tokens
+        assert answer.tokens == s.generate(stopping_criteria=[]).run().tokens
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_paused_answer_goes_on_in_another_backend(target: str) -> None:
 )
 def test_forged_drafts_are_refused(change: Callable[[dict[str, dict[str, object]]], None]) -> None:
     s = begin()
-    list(s.generate(**CASES["lookup"](), brakes=[lambda event, draft: BrakeAction.PAUSE]))
+    list(s.generate(**CASES["lookup"](), stopping_criteria=[lambda event, draft: StoppingAction.PAUSE]))
     meta, sections = unpack("session", s.dump())
     change(meta["answer"])
     target = ScriptedContext(n_seq_max=1)
@@ -165,7 +165,11 @@ def test_a_dump_within_a_draft_at_every_edit_level(level: EditLevel) -> None:
     whole = begin().generate(**CASES["suffix"]()).run()
     s = Session(ScriptedContext(n_batch=16, level=level), ByteVocab(), sampling=Sampling(seed=1))
     s.append("abc, yes!abd, no!")
-    pause = [lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == 9 else BrakeAction.NEXT]
-    list(s.generate(**CASES["suffix"](), brakes=pause))
+    pause = [lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == 9 else StoppingAction.NEXT]
+    list(s.generate(**CASES["suffix"](), stopping_criteria=pause))
     twin = Session.restore(ScriptedContext(level=level), ByteVocab(), s.dump())
-    assert twin.generate(brakes=[]).run().tokens == whole.tokens == s.generate(brakes=[]).run().tokens
+    assert (
+        twin.generate(stopping_criteria=[]).run().tokens
+        == whole.tokens
+        == s.generate(stopping_criteria=[]).run().tokens
+    )

@@ -12,7 +12,7 @@ from clear_answer import ANSWER, QUESTION
 from scripted import ALL, END, N_VOCAB, ByteVocab, ScriptedContext, TagFormatter, says
 from slm_core.chat import Chat, Session
 from slm_core.errors import InvalidOption, InvalidToken, SessionError
-from slm_core.generation import BrakeAction, Event, FinishReason
+from slm_core.generation import Event, FinishReason, StoppingAction
 from slm_core.generation.speculation import (
     Drafter,
     DraftFunction,
@@ -171,7 +171,9 @@ def test_paused_anywhere_forked_and_left_for_a_while(name: str, capabilities: fr
     options = Sampling(temperature=1.5, seed=8, max_tokens=25, top_k=0, min_p=0)
     whole = begin().generate(options).run()
     s = begin(capabilities=capabilities)
-    generation = s.generate(options, speculation=speculation(name), brakes=[lambda event, draft: BrakeAction.PAUSE])
+    generation = s.generate(
+        options, speculation=speculation(name), stopping_criteria=[lambda event, draft: StoppingAction.PAUSE]
+    )
     while not generation.finished:
         list(generation)
         with s.fork() as twin:
@@ -312,15 +314,15 @@ def test_a_dumped_answer_goes_on_with_its_drafter(name: str, payload_format: str
     options = Sampling(temperature=0.9, seed=5, max_tokens=55, repeat_penalty=1.1)
     whole = begin().generate(options).run()
     s = begin()
-    pause = [lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == n_before else BrakeAction.NEXT]
-    before = s.generate(options, speculation=speculation(name), brakes=pause)
+    pause = [lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == n_before else StoppingAction.NEXT]
+    before = s.generate(options, speculation=speculation(name), stopping_criteria=pause)
     text = "".join(event.text for event in before)
     twin = Session.restore(Counting(script, n_batch=64, payload_format=payload_format), ByteVocab(), s.dump())
     resumed = twin.generate()
     text += "".join(event.text for event in resumed)
     assert (resumed.answer.tokens, text) == (whole.tokens, whole.text)
     assert resumed.answer.speculation.rounds > 0
-    here = s.generate(brakes=[]).run()
+    here = s.generate(stopping_criteria=[]).run()
     assert here.tokens == whole.tokens
     stats = resumed.answer.speculation
     assert (stats.rounds, stats.drafted, stats.accepted) == (
@@ -332,7 +334,7 @@ def test_a_dumped_answer_goes_on_with_its_drafter(name: str, payload_format: str
 
 def test_a_drafter_that_is_code_is_given_again() -> None:
     s = begin()
-    list(s.generate(speculation=speculation("right"), brakes=[lambda event, draft: BrakeAction.PAUSE]))
+    list(s.generate(speculation=speculation("right"), stopping_criteria=[lambda event, draft: StoppingAction.PAUSE]))
     data = s.dump()
     with pytest.raises(SessionError, match="paused"):
         s.generate(speculation=speculation("right"))

@@ -6,7 +6,7 @@ import pytest
 
 from scripted import ByteVocab, ScriptedContext
 from slm_core.chat import Session
-from slm_core.generation import BrakeAction
+from slm_core.generation import StoppingAction
 from slm_core.sampling import Sampling
 from slm_core.types import Capability
 
@@ -34,7 +34,7 @@ def sampling(request: pytest.FixtureRequest) -> Sampling:
 
 
 def pause(wanted: int):
-    return lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == wanted else BrakeAction.NEXT
+    return lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == wanted else StoppingAction.NEXT
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -42,25 +42,29 @@ def test_a_paused_answer_goes_on_after_a_dump(sampling: Sampling, own: bool) -> 
     given = sampling if own else None
     whole = session(sampling).generate(given).run()
     paused = session(sampling)
-    list(paused.generate(given, brakes=[pause(7)]))
+    list(paused.generate(given, stopping_criteria=[pause(7)]))
     restored = Session.restore(ScriptedContext(), ByteVocab(), paused.dump())
     for each in (paused, restored):
-        assert each.generate(brakes=()).run().tokens == whole.tokens
+        assert each.generate(stopping_criteria=()).run().tokens == whole.tokens
     # The next answer of the session's own chain goes on with what was learned, too.
     if not own:
-        assert paused.generate(brakes=()).run().tokens == restored.generate(brakes=()).run().tokens
+        assert (
+            paused.generate(stopping_criteria=()).run().tokens == restored.generate(stopping_criteria=()).run().tokens
+        )
 
 
 @pytest.mark.parametrize("capabilities", [frozenset(), frozenset({Capability.SHARED_FORK})], ids=["plain", "shared"])
 def test_a_detour_teaches_the_chain_nothing(sampling: Sampling, capabilities: frozenset[Capability]) -> None:
     undisturbed, disturbed = (session(sampling, capabilities=capabilities) for _ in range(2))
     for each in (undisturbed, disturbed):
-        list(each.generate(brakes=[pause(5)]))
+        list(each.generate(stopping_criteria=[pause(5)]))
     disturbed.score("something else")
     with disturbed.detour() as elsewhere:
         elsewhere.append("xyz")
         elsewhere.generate(Sampling(temperature=0, max_tokens=4)).run()
-    assert disturbed.generate(brakes=()).run().tokens == undisturbed.generate(brakes=()).run().tokens
+    assert (
+        disturbed.generate(stopping_criteria=()).run().tokens == undisturbed.generate(stopping_criteria=()).run().tokens
+    )
 
 
 def test_a_fork_goes_on_with_the_same_draws(sampling: Sampling) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from slm_core.chat import Session
 from slm_core.constraints import Choice, Gbnf, JsonSchema, Lark, Regex, Spec
-from slm_core.generation import Answer, Beams, Brake, BrakeAction, Draft, Event, FinishReason
+from slm_core.generation import Answer, Beams, Draft, Event, FinishReason, StoppingAction, StoppingCriterion
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import Drafter, DraftFunction, DraftModel, PromptLookup, Speculation, SuffixIndex
 from slm_core.sampling import Sampling
@@ -173,10 +173,10 @@ def dumped(site: Site, rng: random.Random) -> None:
     options = Sampling(temperature=0, max_tokens=at + rng.randint(1, 12))
     with site.old_session(name) as session:
         session.append_tokens(prompt)
-        for _event in session.generate(options, brakes=[pause_at(at)]):
+        for _event in session.generate(options, stopping_criteria=[pause_at(at)]):
             pass
         data = session.dump()
-        expected = session.generate(brakes=()).run()
+        expected = session.generate(stopping_criteria=()).run()
     dumps: list[OldDump] = site.kept.setdefault("dumps", [])  # type: ignore[assignment]
     dumps.append(OldDump(name, prompt, data, expected))
     for dump in {0: dumps[-1], 1: rng.choice(dumps)}.values():
@@ -205,7 +205,11 @@ class OldDump:
 def _check_continuation(site: Site, dump: OldDump) -> None:
     context = site.new_context(dump.name)
     with context, Session.restore(context, site.model(dump.name).vocab, dump.data) as twin:
-        generation = twin.generate(brakes=()) if twin.n_tokens < len(dump.prompt) + len(dump.expected.tokens) else None
+        generation = (
+            twin.generate(stopping_criteria=())
+            if twin.n_tokens < len(dump.prompt) + len(dump.expected.tokens)
+            else None
+        )
         if generation is not None:
             same_greedy(site, dump.name, dump.prompt, generation.run(), dump.expected, "a restored answer")
 
@@ -261,13 +265,13 @@ def _by_task(session: Session, options: Sampling, rng: random.Random) -> tuple[i
     return tuple(said)
 
 
-def pause_at(n: int) -> Brake:
-    """A brake that pauses an answer after ``n`` tokens."""
+def pause_at(n: int) -> StoppingCriterion:
+    """A stopping criterion that pauses an answer after ``n`` tokens."""
 
-    def brake(event: Event, draft: Draft) -> BrakeAction:
-        return BrakeAction.PAUSE if len(draft.tokens) == n else BrakeAction.NEXT
+    def criterion(event: Event, draft: Draft) -> StoppingAction:
+        return StoppingAction.PAUSE if len(draft.tokens) == n else StoppingAction.NEXT
 
-    return brake
+    return criterion
 
 
 def _with_tokens(answer: Answer, tokens: Sequence[int]) -> Answer:

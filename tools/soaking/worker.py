@@ -49,7 +49,7 @@ def main(arguments: str, save: Callable[[Path, bytes, str], None]) -> None:
         say(f"begins {n_said}")
         while True:
             n_said += given["every"]
-            generation = session.generate(sampling, brakes=[pause_at(n_said)])
+            generation = session.generate(sampling, stopping_criteria=[pause_at(n_said)])
             for _event in generation:
                 pass
             if not generation.paused:

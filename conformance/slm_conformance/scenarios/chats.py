@@ -15,7 +15,7 @@ from slm_conformance.scenarios.sessions import UNIFORM, cut_row, fresh_row, next
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.errors import ContextFull, InvalidOption, OracleError
 from slm_core.formatting import formatter
-from slm_core.generation import BrakeAction, Draft, Event, FinishReason
+from slm_core.generation import Draft, Event, FinishReason, StoppingAction
 from slm_core.loading import LoadedModel
 from slm_core.protocols import Context
 from slm_core.sampling import Sampling
@@ -93,19 +93,21 @@ class TestChat(Scenarios):
         assert stream.answer.text == shown == chat.messages[-1].content, "an answer is not what was streamed of it"
 
     def test_an_answer_that_raises(self, bench: Bench) -> None:
-        """Chat: where a brake raises, the chat is as it was before it was asked."""
+        """Chat: where a stopping criterion raises, the chat is as it was before it was asked."""
         chat = _chat(bench)
         before = (chat.messages, chat.session.tokens)
         with pytest.raises(KeyError):
-            chat.send("the dog", brakes=[_raise])
+            chat.send("the dog", stopping_criteria=[_raise])
         assert (chat.messages, chat.session.tokens) == before, "an answer that raised left its question in the chat"
-        bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after a raising brake")
+        bench.agree(
+            next_row(chat.session), fresh_row(bench, chat.session), "the next logits after a raising stopping criterion"
+        )
 
     def test_draws_after_a_failure(self, bench: Bench) -> None:
         """Chat: an answer that raises takes no stream of draws along: the next one is what it would have been."""
         calm, burnt = (_chat(bench, options=ChatOptions(UNIFORM)) for _ in range(2))
         with pytest.raises(KeyError):
-            burnt.send("the dog", brakes=[_raise])
+            burnt.send("the dog", stopping_criteria=[_raise])
         here, there = (chat.send("the dog").tokens for chat in (calm, burnt))
         assert there == here, "after an answer that raised, the chat draws another one than it would have"
 
@@ -272,11 +274,11 @@ class TestOracle(Scenarios):
         _no_trace(bench, fail)
 
     def test_on_a_raising_callback(self, bench: Bench) -> None:
-        """Oracle: nor does a brake that raises after three tokens."""
+        """Oracle: nor does a stopping criterion that raises after three tokens."""
 
         def ask(chat: Chat) -> None:
             with pytest.raises(KeyError):
-                chat.oracle().ask("the dog", sampling=GREEDY, brakes=[_raise])
+                chat.oracle().ask("the dog", sampling=GREEDY, stopping_criteria=[_raise])
 
         _no_trace(bench, ask)
 
@@ -284,7 +286,7 @@ class TestOracle(Scenarios):
         """Oracle: nor does an answer that is stopped as incomplete."""
 
         def ask(chat: Chat) -> None:
-            chat.oracle().ask("the dog", sampling=GREEDY, brakes=[lambda event, draft: BrakeAction.STOP])
+            chat.oracle().ask("the dog", sampling=GREEDY, stopping_criteria=[lambda event, draft: StoppingAction.STOP])
 
         _no_trace(bench, ask)
 
@@ -448,11 +450,11 @@ def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _raise(event: Event, draft: Draft) -> BrakeAction:
+def _raise(event: Event, draft: Draft) -> StoppingAction:
     """Fail at the third token, or at the end where that comes first."""
     if len(draft.tokens) == 3 or event.text == "":
-        raise KeyError("a brake's own error")
-    return BrakeAction.NEXT
+        raise KeyError("a stopping criterion's own error")
+    return StoppingAction.NEXT
 
 
 def _told(bench: Bench) -> Chat:

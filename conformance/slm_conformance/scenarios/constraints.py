@@ -17,7 +17,7 @@ from slm_conformance.scenarios.sessions import UNIFORM, next_row
 from slm_core.chat import Session
 from slm_core.constraints import Choice, Gbnf, JsonSchema, Lark, Regex, Spec, ToolCalls, Triggered, compile  # noqa: A004
 from slm_core.errors import InvalidToken
-from slm_core.generation import Answer, BrakeAction, Draft, Event, FinishReason
+from slm_core.generation import Answer, Draft, Event, FinishReason, StoppingAction
 from slm_core.sampling import Sampling
 from slm_core.types import CallFormat
 
@@ -141,10 +141,10 @@ class TestConstraints(Scenarios):
         whole, after = session.generate(sampling, constraint=spec).run(), next_row(session)
         for n in (1, 4, len(whole.tokens) - 1):
             session = _session(bench)
-            for _ in session.generate(sampling, constraint=spec, brakes=[_pause_after(n)]):
+            for _ in session.generate(sampling, constraint=spec, stopping_criteria=[_pause_after(n)]):
                 pass
             twin = Session.restore(bench.context(), bench.vocab, session.dump())
-            tokens = twin.generate(brakes=()).run().tokens
+            tokens = twin.generate(stopping_criteria=()).run().tokens
             assert tokens == whole.tokens, f"dumped after {n} tokens, an answer under a constraint has other tokens"
             bench.same(next_row(twin), after, f"the next logits of an answer that was dumped after {n} tokens")
 
@@ -197,5 +197,5 @@ def _is_person(text: str) -> bool:
     return set(value) == {"name", "age"} and len(value["name"]) <= 6 and value["age"] in range(7, 100)
 
 
-def _pause_after(n: int) -> Callable[[Event, Draft], BrakeAction]:
-    return lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == n else BrakeAction.NEXT
+def _pause_after(n: int) -> Callable[[Event, Draft], StoppingAction]:
+    return lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == n else StoppingAction.NEXT

@@ -1,4 +1,4 @@
-"""Generation over the backend's logits: brakes, limits, stops, text that is whole."""
+"""Generation over the backend's logits: stopping criteria, limits, stops, text that is whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.scenarios.sessions import fresh_row, next_row
 from slm_core.chat import Session
 from slm_core.errors import ContextFull
-from slm_core.generation import Answer, Brake, BrakeAction, Draft, Event, FinishReason
+from slm_core.generation import Answer, Draft, Event, FinishReason, StoppingAction, StoppingCriterion
 from slm_core.sampling import Sampling
 
 N_PROMPT = 20
@@ -84,42 +84,42 @@ class TestGeneration(Scenarios):
         letters = [bench.vocab.encode(letter, add_special=False, parse_special=False) for letter in "abcdefghij"]
         return [letters[i % len(letters)][-1] for i in range(n)]
 
-    def test_brakes(self, bench: Bench) -> None:
+    def test_stopping_criteria(self, bench: Bench) -> None:
         """Generation: FINISH ends as ``stop``, STOP as ``cancelled``, CONTINUE and NEXT end nothing."""
         said = self._plain(bench, 6)
         ends = {
-            BrakeAction.FINISH: (3, FinishReason.STOP),
-            BrakeAction.STOP: (3, FinishReason.CANCELLED),
-            BrakeAction.CONTINUE: (6, FinishReason.LENGTH),
-            BrakeAction.NEXT: (6, FinishReason.LENGTH),
+            StoppingAction.FINISH: (3, FinishReason.STOP),
+            StoppingAction.STOP: (3, FinishReason.CANCELLED),
+            StoppingAction.CONTINUE: (6, FinishReason.LENGTH),
+            StoppingAction.NEXT: (6, FinishReason.LENGTH),
         }
         for action, (n_tokens, reason) in ends.items():
-            answer = _say(bench, said, brakes=[_at(3, action)])
+            answer = _say(bench, said, stopping_criteria=[_at(3, action)])
             assert (len(answer.tokens), answer.finish_reason) == (n_tokens, reason), (
-                f"a brake that says {action.name} after token 3 of 6: {len(answer.tokens)} tokens, ended with"
-                f" {answer.finish_reason.value}; expected {n_tokens}, {reason.value}"
+                f"a stopping criterion that says {action.name} after token 3 of 6: {len(answer.tokens)} tokens,"
+                f" ended with {answer.finish_reason.value}; expected {n_tokens}, {reason.value}"
             )
 
-    def test_brakes_in_order(self, bench: Bench) -> None:
-        """Generation: NEXT asks the brake after it; CONTINUE, and any other opinion, does not."""
-        for action, n_asked in ((BrakeAction.NEXT, 4), (BrakeAction.CONTINUE, 0), (BrakeAction.FINISH, 0)):
+    def test_stopping_criteria_in_order(self, bench: Bench) -> None:
+        """Generation: NEXT asks the stopping criterion after it; CONTINUE, and any other opinion, does not."""
+        for action, n_asked in ((StoppingAction.NEXT, 4), (StoppingAction.CONTINUE, 0), (StoppingAction.FINISH, 0)):
             asked: list[int] = []
 
-            def second(event: Event, draft: Draft, asked: list[int] = asked) -> BrakeAction:
+            def second(event: Event, draft: Draft, asked: list[int] = asked) -> StoppingAction:
                 asked.append(len(draft.tokens))
-                return BrakeAction.NEXT
+                return StoppingAction.NEXT
 
-            _say(bench, self._plain(bench, 4), brakes=[_always(action), second])
+            _say(bench, self._plain(bench, 4), stopping_criteria=[_always(action), second])
             assert len(asked) == n_asked, (
-                f"the brake behind one that says {action.name} was asked {len(asked)} times, expected {n_asked}"
+                f"the stopping criterion after one that says {action.name} was asked {len(asked)} times, not {n_asked}"
             )
 
-    def test_a_brake_does_not_lift_the_limit(self, bench: Bench) -> None:
-        """Generation: a brake never disables the token limit, whatever it says."""
-        for action in (BrakeAction.CONTINUE, BrakeAction.PAUSE):
-            answer = _run(_session(bench), self._plain(bench, 6), brakes=[_always(action)])
+    def test_a_criterion_does_not_lift_the_limit(self, bench: Bench) -> None:
+        """Generation: a stopping criterion never disables the token limit, whatever it says."""
+        for action in (StoppingAction.CONTINUE, StoppingAction.PAUSE):
+            answer = _run(_session(bench), self._plain(bench, 6), stopping_criteria=[_always(action)])
             assert (len(answer.tokens), answer.finish_reason) == (6, FinishReason.LENGTH), (
-                f"with a brake that says {action.name}, 6 tokens at most became {len(answer.tokens)},"
+                f"with a stopping criterion that says {action.name}, 6 tokens at most became {len(answer.tokens)},"
                 f" ended with {answer.finish_reason.value}"
             )
 
@@ -134,9 +134,9 @@ class TestGeneration(Scenarios):
         after = next_row(session)
         for n in range(1, len(whole.tokens)):
             session = _session(bench)
-            paused = session.generate(sampling, brakes=[_at(n, BrakeAction.PAUSE)])
+            paused = session.generate(sampling, stopping_criteria=[_at(n, StoppingAction.PAUSE)])
             first = "".join(event.text for event in paused)
-            assert paused.paused, f"a brake said PAUSE after token {n}, but the generation is not paused"
+            assert paused.paused, f"a stopping criterion said PAUSE after token {n}, but the generation is not paused"
             rest = "".join(event.text for event in session.generate())
             assert paused.answer.tokens == whole.tokens, f"paused after token {n}, the answer has other tokens"
             assert first + rest == whole.text, (
@@ -150,7 +150,7 @@ class TestGeneration(Scenarios):
         text = _text(bench, said)
         for stop in (), (text[7:-1],), (text[5:] + "!",):
             expected = _say(bench, said, stop=stop).text
-            answer = _say(bench, said, stop=stop, brakes=[_always(BrakeAction.PAUSE)])
+            answer = _say(bench, said, stop=stop, stopping_criteria=[_always(StoppingAction.PAUSE)])
             assert answer.text == expected, (
                 f"paused after each token, with stop texts {stop}, {text!r} came out as {answer.text!r},"
                 f" expected {expected!r}"
@@ -189,37 +189,40 @@ class TestGeneration(Scenarios):
                     f"with stop texts {several}, {text!r} ended as {answer.text!r}, expected {text[:first]!r}"
                 )
 
-    def test_a_brake_that_raises_at_the_end(self, bench: Bench) -> None:
-        """Generation: an answer that a token has ended does not go on where a brake raises then."""
+    def test_a_criterion_that_raises_at_the_end(self, bench: Bench) -> None:
+        """Generation: an answer that a token has ended does not go on where a stopping criterion raises then."""
         letters, (end, *_) = self._plain(bench, 2), sorted(bench.vocab.eog_ids)
 
-        def burst(event: Event, draft: Draft) -> BrakeAction:
+        def burst(event: Event, draft: Draft) -> StoppingAction:
             if draft.tokens[-1] == end:
-                raise KeyError("a brake's own error")
-            return BrakeAction.NEXT
+                raise KeyError("a stopping criterion's own error")
+            return StoppingAction.NEXT
 
         said = [*letters, end, *letters]
-        running = _session(bench).generate(Sampling(max_tokens=5), sampler=Script(said), brakes=[burst])
+        running = _session(bench).generate(Sampling(max_tokens=5), sampler=Script(said), stopping_criteria=[burst])
         with pytest.raises(KeyError):
             list(running)
-        assert not list(running), "an answer goes on after its end, where a brake raised there"
+        assert not list(running), "an answer goes on after its end, where a stopping criterion raised there"
         answer = running.answer
         assert (answer.tokens, answer.finish_reason) == ((*letters, end), FinishReason.STOP), (
-            f"where a brake raised at its end, an answer has tokens {answer.tokens}, ended with {answer.finish_reason}"
+            f"after a stopping criterion raised at its end, an answer has tokens {answer.tokens},"
+            f" ended with {answer.finish_reason}"
         )
 
-    def test_brakes_stay_after_a_pause(self, bench: Bench) -> None:
-        """Generation: what is not given anew after a pause stays: brakes and ``on_event``."""
+    def test_stopping_criteria_stay_after_a_pause(self, bench: Bench) -> None:
+        """Generation: what is not given anew after a pause stays: stopping criteria and ``on_event``."""
         seen: list[int | None] = []
         session, said = _session(bench), self._plain(bench, 6)
-        brakes = [_at(2, BrakeAction.PAUSE), _at(4, BrakeAction.FINISH)]
+        stopping_criteria = [_at(2, StoppingAction.PAUSE), _at(4, StoppingAction.FINISH)]
         events = session.generate(
-            Sampling(max_tokens=6), sampler=Script(said), brakes=brakes, on_event=_tokens_to(seen)
+            Sampling(max_tokens=6), sampler=Script(said), stopping_criteria=stopping_criteria, on_event=_tokens_to(seen)
         )
         for _event in events:
             pass
         answer = session.generate().run()
-        assert len(answer.tokens) == 4, f"a brake that ends an answer at token 4 was lost: it has {len(answer.tokens)}"
+        assert len(answer.tokens) == 4, (
+            f"a stopping criterion that ends an answer at token 4 was lost: it has {len(answer.tokens)}"
+        )
         assert seen == said[:4], f"on_event saw {len(seen)} of 4 tokens of an answer that was paused"
 
     def _stops(self, bench: Bench, said: Sequence[int], stop: str, before: str) -> None:
@@ -321,13 +324,13 @@ def _run(
     session: Session,
     said: Sequence[int],
     *,
-    brakes: Sequence[Brake] = (),
+    stopping_criteria: Sequence[StoppingCriterion] = (),
     stop: tuple[str, ...] = (),
     limit: int | None = None,
 ) -> Answer:
     """An answer of given tokens; it is taken up again whenever it pauses."""
     sampling = Sampling(max_tokens=len(said) if limit is None else limit, stop=stop)
-    running = session.generate(sampling, sampler=Script(said), brakes=brakes)
+    running = session.generate(sampling, sampler=Script(said), stopping_criteria=stopping_criteria)
     for _ in range(2 * len(said) + 2):
         for _event in running:
             pass
@@ -341,12 +344,12 @@ def _say(
     bench: Bench,
     said: Sequence[int],
     *,
-    brakes: Sequence[Brake] = (),
+    stopping_criteria: Sequence[StoppingCriterion] = (),
     stop: tuple[str, ...] = (),
     limit: int | None = None,
 ) -> Answer:
     """An answer of given tokens in a session of its own."""
-    return _run(_session(bench), said, brakes=brakes, stop=stop, limit=limit)
+    return _run(_session(bench), said, stopping_criteria=stopping_criteria, stop=stop, limit=limit)
 
 
 def _shown(bench: Bench, said: Sequence[int]) -> list[str]:
@@ -358,12 +361,12 @@ def _tokens_to(seen: list[int | None]) -> Callable[[Event], None]:
     return lambda event: seen.append(event.token)
 
 
-def _at(n: int, action: BrakeAction) -> Brake:
-    """A brake that has an opinion after token ``n`` only."""
-    return lambda event, draft: action if len(draft.tokens) == n else BrakeAction.NEXT
+def _at(n: int, action: StoppingAction) -> StoppingCriterion:
+    """A stopping criterion that has an opinion after token ``n`` only."""
+    return lambda event, draft: action if len(draft.tokens) == n else StoppingAction.NEXT
 
 
-def _always(action: BrakeAction) -> Brake:
+def _always(action: StoppingAction) -> StoppingCriterion:
     return lambda event, draft: action
 
 

@@ -16,7 +16,7 @@ from slm_conformance.scenarios.sessions import fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.container import pack, unpack
 from slm_core.errors import ContextClosed, InvalidSnapshot, SlmError, SnapshotMismatch
-from slm_core.generation import BrakeAction
+from slm_core.generation import StoppingAction
 from slm_core.protocols import Context
 from slm_core.sampling import Sampling
 from slm_core.types import Message, Role
@@ -91,7 +91,7 @@ class TestHostileSessions(Scenarios):
 def _session_dump(bench: Bench) -> bytes:
     session = Session(bench.context(n_ctx=64), bench.vocab, sampling=SAMPLING)
     session.append_tokens(bench.tokens(3))
-    for _event in session.generate(brakes=[lambda event, draft: BrakeAction.PAUSE]):
+    for _event in session.generate(stopping_criteria=[lambda event, draft: StoppingAction.PAUSE]):
         pass
     return session.dump()
 
@@ -144,7 +144,7 @@ def _restored(i: int, restore: Callable[[], _Restored]) -> _Restored | None:
 def _goes_on(i: int, session: Session) -> None:
     """What was restored can be used: it says two tokens, and is dumped again."""
     try:
-        running = session.generate(brakes=())
+        running = session.generate(stopping_criteria=())
         for _ in range(2):
             next(running, None)
         session.dump()
@@ -159,7 +159,7 @@ def _goes_on(i: int, session: Session) -> None:
 def _answers(i: int, chat: Chat) -> None:
     """The same for a chat."""
     try:
-        chat.send("b", brakes=[lambda event, draft: BrakeAction.STOP])
+        chat.send("b", stopping_criteria=[lambda event, draft: StoppingAction.STOP])
         chat.dump()
     except SlmError as error:
         assert "\n" not in str(error), f"hostile dump {i}: the message is not one line: {error}"

@@ -10,7 +10,7 @@ from slm_conformance.bench import Bench, Rows
 from slm_conformance.scenarios.base import Scenarios
 from slm_core.chat import Session
 from slm_core.errors import ContextFull, InvalidMark, InvalidOption, SessionError
-from slm_core.generation import Brake, BrakeAction, FinishReason
+from slm_core.generation import FinishReason, StoppingAction, StoppingCriterion
 from slm_core.sampling import Sampling
 from slm_core.types import EditLevel, Segment
 
@@ -173,11 +173,11 @@ class TestSession(Scenarios):
         sampling = replace(UNIFORM, stop=(whole.text[len(whole.text) // 2 :] + "!",))
         for n in range(1, len(whole.tokens)):
             session = _session(bench, bench.tokens(20))
-            for _event in session.generate(sampling, brakes=[_pause_at(n)]):
+            for _event in session.generate(sampling, stopping_criteria=[_pause_at(n)]):
                 pass
             twin = Session.restore(bench.context(), bench.vocab, session.dump())
             assert twin.tokens == session.tokens, f"a dump of an answer paused after token {n} has other tokens"
-            there = twin.generate(brakes=()).run()
+            there = twin.generate(stopping_criteria=()).run()
             assert there.tokens == whole.tokens, f"dumped while paused after token {n}, an answer has other tokens"
             assert there.text == whole.text, (
                 f"dumped while paused after token {n}, an answer reads {there.text!r}, not {whole.text!r}"
@@ -198,7 +198,7 @@ class TestSession(Scenarios):
             session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=UNIFORM)
             session.append_tokens(bench.tokens(20))
             mark = session.mark()
-            paused = session.generate(brakes=[_pause_at(3)])
+            paused = session.generate(stopping_criteria=[_pause_at(3)])
             for _event in paused:
                 pass
             later = session.mark()
@@ -256,10 +256,10 @@ class TestSession(Scenarios):
         for sampling, n_tokens, reason in cases:
             for n in range(1, n_tokens):
                 session = _session(bench, bench.tokens(6), sampling)
-                for _event in session.generate(brakes=[_pause_at(n)]):
+                for _event in session.generate(stopping_criteria=[_pause_at(n)]):
                     pass
                 twin = Session.restore(bench.context(), bench.vocab, session.dump())
-                answer = twin.generate(brakes=()).run()
+                answer = twin.generate(stopping_criteria=()).run()
                 assert (len(answer.tokens), answer.finish_reason) == (n_tokens, reason), (
                     f"dumped after token {n} of {n_tokens}, an answer with max_tokens={sampling.max_tokens},"
                     f" stop={sampling.stop} and min_tokens={sampling.min_tokens} has {len(answer.tokens)} tokens, ended"
@@ -325,5 +325,5 @@ def _elsewhere(session: Session, *, fails: bool) -> None:
             raise KeyError("an error of the caller's")
 
 
-def _pause_at(n: int) -> Brake:
-    return lambda event, draft: BrakeAction.PAUSE if len(draft.tokens) == n else BrakeAction.NEXT
+def _pause_at(n: int) -> StoppingCriterion:
+    return lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == n else StoppingAction.NEXT

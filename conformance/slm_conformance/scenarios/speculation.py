@@ -13,7 +13,7 @@ from slm_conformance.scenarios.generation import Script
 from slm_conformance.scenarios.sessions import UNIFORM, fresh_row, next_row
 from slm_core import constraints
 from slm_core.chat import Session
-from slm_core.generation import Answer, Brake, BrakeAction, Draft, Event
+from slm_core.generation import Answer, Draft, Event, StoppingAction, StoppingCriterion
 from slm_core.generation.speculation import (
     Drafter,
     DraftFunction,
@@ -77,7 +77,7 @@ class TestSpeculation(Scenarios):
                 Sampling(),
                 sampler=Script(said),
                 speculation=_speculation(DraftFunction(lambda tokens, n: said[len(tokens) - N_PROMPT :][:n])),
-                brakes=[_at(n, BrakeAction.FINISH)],
+                stopping_criteria=[_at(n, StoppingAction.FINISH)],
             ).run()
             held = session.context.tokens(session.seq_id)
             assert held == session.tokens[: len(held)], (
@@ -121,10 +121,12 @@ class TestSpeculation(Scenarios):
         """
         rule, session = constraints.Regex("[a-c]{12}"), _session(bench)
         drafts = _speculation(SuffixIndex(1), n_max=6)
-        for _ in session.generate(UNIFORM, speculation=drafts, constraint=rule, brakes=[_at(5, BrakeAction.PAUSE)]):
+        for _ in session.generate(
+            UNIFORM, speculation=drafts, constraint=rule, stopping_criteria=[_at(5, StoppingAction.PAUSE)]
+        ):
             pass
         twin = Session.restore(bench.context(), bench.vocab, session.dump())
-        here, there = (which.generate(brakes=()).run() for which in (session, twin))
+        here, there = (which.generate(stopping_criteria=()).run() for which in (session, twin))
         assert there.tokens == here.tokens, "an answer that was dumped within a draft goes on with other tokens"
         assert there.speculation is not None, "an answer that was dumped within a draft goes on without drafts"
         bench.same(next_row(twin), next_row(session), "the next logits of an answer that was dumped within a draft")
@@ -205,8 +207,8 @@ def _plain_rows(bench: Bench, tokens: Sequence[int]) -> Rows:
     return np.concatenate([first, bench.feed(context, tokens, chunk=1)])[:-1]
 
 
-def _at(n: int, action: BrakeAction) -> Brake:
-    def decide(event: Event, draft: Draft) -> BrakeAction:
-        return action if len(draft.tokens) == n else BrakeAction.NEXT
+def _at(n: int, action: StoppingAction) -> StoppingCriterion:
+    def decide(event: Event, draft: Draft) -> StoppingAction:
+        return action if len(draft.tokens) == n else StoppingAction.NEXT
 
     return decide

@@ -12,7 +12,7 @@ from slm_conformance.scenarios.base import Scenarios
 from slm_conformance.scenarios.sessions import fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.formatting import formatter
-from slm_core.generation import BrakeAction, Draft, Event
+from slm_core.generation import Draft, Event, StoppingAction
 from slm_core.sampling import Sampling
 from slm_core.types import Role
 
@@ -70,7 +70,7 @@ class TestTools(Scenarios):
         with Chat(session, formatter(TEMPLATE, model=bench.model), options=options) as chat:
             for given in ((_tool("turn"),), ()):
                 with pytest.raises(KeyError):
-                    chat.send("which", tools=given, brakes=[_raise])
+                    chat.send("which", tools=given, stopping_criteria=[_raise])
                 assert chat.options.tools == before, f"after an answer that raised, the tools are {chat.options.tools}"
             answer = chat.send("which")
             rendered = encode_segments(bench.vocab, chat.formatter.render(chat.messages[:-1], tools=before))
@@ -81,8 +81,8 @@ def _tool(name: str) -> dict[str, object]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
 
 
-def _raise(event: Event, draft: Draft) -> BrakeAction:
-    raise KeyError("a brake's own error")
+def _raise(event: Event, draft: Draft) -> StoppingAction:
+    raise KeyError("a stopping criterion's own error")
 
 
 def _options(bench: Bench) -> ChatOptions:
