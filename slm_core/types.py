@@ -60,28 +60,28 @@ class EditLevel(IntEnum):
     TRUNCATE = 1
     """``truncate`` forgets the tail of a sequence; a state is computed again from an earlier one."""
     CUT = 2
-    """``cut`` forgets any span; later tokens move down, keys re-rotated, values kept."""
+    """``cut`` forgets any range; later tokens move down, keys re-rotated, values kept."""
 
 
 class Capability(StrEnum):
     """What a context can do beyond the core of the contract. Declared, never guessed."""
 
     SHARED_FORK = "shared_fork"
-    """``fork`` shares storage until one side writes: a fork costs no positions, or those of the image that it parts."""
+    """``fork`` shares storage until one side writes. It costs no positions, except those of an image it splits."""
     KV_PAYLOAD = "kv_payload"
     """``dump`` holds the KV cache itself, and ``restore`` uses it without decoding again."""
     EMBEDDINGS = "embeddings"
     """``embed`` gives the hidden states of tokens."""
     ENCODER = "encoder"
-    """Tokens see those behind them, too: ``embed`` takes whole sequences and keeps nothing of them. No ``decode``."""
+    """Attention is bidirectional: ``embed`` takes whole sequences and keeps nothing. There is no ``decode``."""
     DEVICE_SAMPLING = "device_sampling"
-    """``decode_top`` gives the likeliest tokens, chosen where logits are computed: no row of them crosses."""
+    """``decode_top`` computes the top-k on the device; full rows of logits are never copied to the host."""
     EMBEDDING_INPUT = "embedding_input"
     """A batch may hold embedding rows in place of tokens."""
-    SPANS = "spans"
-    """A batch may hold spans: tokens that see each other both ways."""
-    GRID_POSITIONS = "grid_positions"
-    """Embedding rows may stand apart in time, height and width, as patches of an image do."""
+    BIDIRECTIONAL_BLOCKS = "bidirectional_blocks"
+    """A batch may hold bidirectional blocks: each token of a block attends to the whole block."""
+    MROPE_POSITIONS = "mrope_positions"
+    """Embedding rows may have M-RoPE positions: time, height and width."""
 
 
 class Pooling(StrEnum):

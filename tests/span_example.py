@@ -14,7 +14,7 @@ from slm_core.types import Pos
 
 Rows = NDArray[np.floating]
 N, WINDOW = 200, 48
-SPANS = ((30, 100), (100, 104), (120, 180), (185, 188))  # some longer than the window, and side by side
+BIDIRECTIONAL_BLOCKS = ((30, 100), (100, 104), (120, 180), (185, 188))  # some longer than the window, and side by side
 
 
 def transformers_logits(model: Any, tokens: Sequence[int]) -> Rows:
@@ -22,7 +22,7 @@ def transformers_logits(model: Any, tokens: Sequence[int]) -> Rows:
     assert model.config.sliding_window == WINDOW
     distance = np.arange(N)[:, None] - np.arange(N)
     together = np.zeros((N, N), bool)
-    for first, end in SPANS:
+    for first, end in BIDIRECTIONAL_BLOCKS:
         together[first:end, first:end] = True
     seen = {"full_attention": distance >= 0, "sliding_attention": (distance >= 0) & (distance < WINDOW)}
     masks = {
@@ -40,10 +40,10 @@ def feed_spans(context: Context, tokens: Sequence[int]) -> Rows:
     for start, stop in ((0, 110), (110, N)):
         batch.clear()
         done = start
-        for first, end in ((first, end) for first, end in SPANS if start <= first < stop):
+        for first, end in ((first, end) for first, end in BIDIRECTIONAL_BLOCKS if start <= first < stop):
             batch.extend(tokens[done:first], Pos(0, done), logits="all")
             batch.extend(tokens[first:end], Pos(0, first), logits="all")
-            batch.join(end - first)
+            batch.join_block(end - first)
             batch.add(tokens[0], Pos(1, context.length(1) + int((batch.seq_ids == 1).sum())))  # a stranger
             done = end
         batch.extend(tokens[done:stop], Pos(0, done), logits="all")

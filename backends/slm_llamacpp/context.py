@@ -73,7 +73,7 @@ class LlamaCppContext(ContextBase):
         self._keys_lag = False  # whether keys wait to be re-rotated, which llama.cpp does at the next decode
         can_move = model.moves_keys and can_rotate(self._type_k, model.head_dim)
         n_both_ways = min(api.llama_n_ubatch(self._pointer), model.longest_span)
-        spans = {Capability.SPANS} if n_batch <= n_both_ways else set()
+        spans = {Capability.BIDIRECTIONAL_BLOCKS} if n_batch <= n_both_ways else set()
         super().__init__(
             options,
             backend=BACKEND,

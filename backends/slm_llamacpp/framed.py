@@ -45,7 +45,7 @@ class FramedContext(LlamaCppContext):
     def _inputs(self, model_pointer: int, spans: set[Capability]) -> frozenset[Capability]:
         found = super()._inputs(model_pointer, spans)
         takes_offsets = found and self._memory.kind is CacheKind.ATTENTION
-        return found | {Capability.GRID_POSITIONS} if takes_offsets else found
+        return found | {Capability.MROPE_POSITIONS} if takes_offsets else found
 
     # What is refused.
 

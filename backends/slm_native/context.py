@@ -210,8 +210,8 @@ def _payload_format(room: Room, rope_kind: str) -> str:
 def _capabilities(transformer: Transformer, room: Room) -> frozenset[Capability]:
     if not transformer.spec.causal:
         return _ENCODER
-    spans = {Capability.SPANS} if _takes_spans(transformer.spec, room) else set()
-    grids = {Capability.GRID_POSITIONS} if transformer.spec.has_sections else set()
+    spans = {Capability.BIDIRECTIONAL_BLOCKS} if _takes_spans(transformer.spec, room) else set()
+    grids = {Capability.MROPE_POSITIONS} if transformer.spec.has_sections else set()
     return _DECODER | spans | grids | ({Capability.DEVICE_SAMPLING} if transformer.picks_top else set())
 
 

@@ -303,9 +303,9 @@ def _kv_type(engine: Engine, options: ContextOptions) -> KvType:
 def _capabilities(spec: ModelSpec, sessions: Sessions) -> frozenset[Capability]:
     found = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}
     if sessions.both_ways is not None and spec.alibi_max_bias is None:  # nobody says how far off a later key is
-        found.add(Capability.SPANS)
+        found.add(Capability.BIDIRECTIONAL_BLOCKS)
     if spec.has_sections:
-        found.add(Capability.GRID_POSITIONS)
+        found.add(Capability.MROPE_POSITIONS)
     return frozenset(found)
 
 

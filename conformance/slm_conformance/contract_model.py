@@ -219,8 +219,8 @@ class ContractModel:
         yield UnsupportedOutput, step.call in _OUTPUTS and _OUTPUTS[step.call] not in declared
         for lacks, capability in (
             (any(run.kind != "tokens" for run in runs), Capability.EMBEDDING_INPUT),
-            (any(run.kind == "image" and len(run.tokens) > 1 for run in runs), Capability.GRID_POSITIONS),
-            (any(run.block and len(run.tokens) > 1 for run in runs), Capability.SPANS),
+            (any(run.kind == "image" and len(run.tokens) > 1 for run in runs), Capability.MROPE_POSITIONS),
+            (any(run.block and len(run.tokens) > 1 for run in runs), Capability.BIDIRECTIONAL_BLOCKS),
         ):
             yield UnsupportedInput, lacks and capability not in declared
 

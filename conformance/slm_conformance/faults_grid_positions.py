@@ -26,7 +26,7 @@ def as_a_token(cell: Cell) -> Cell:
 class OffsetsAreMissing(ToyContext):
     """Offsets are not declared, and giving some raises what Python raises."""
 
-    capabilities = ToyContext.capabilities - {Capability.GRID_POSITIONS}
+    capabilities = ToyContext.capabilities - {Capability.MROPE_POSITIONS}
 
     def _check_offsets(self, batch: Batch) -> None:
         if len(batch.offsets):
@@ -37,7 +37,7 @@ class OffsetsAreMissing(ToyContext):
 class DumpsBringOffsets(ToyContext):
     """Offsets are not declared, and come in by dumps."""
 
-    capabilities = ToyContext.capabilities - {Capability.GRID_POSITIONS}
+    capabilities = ToyContext.capabilities - {Capability.MROPE_POSITIONS}
 
     def _check_dumped_offsets(self, every: Sequence[Held]) -> None:
         pass

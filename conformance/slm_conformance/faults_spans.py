@@ -36,7 +36,7 @@ class CausalContext(ToyContext):
 class SpansAreMissing(ToyContext):
     """Spans are not declared, and giving some raises what Python raises."""
 
-    capabilities = ToyContext.capabilities - {Capability.SPANS}
+    capabilities = ToyContext.capabilities - {Capability.BIDIRECTIONAL_BLOCKS}
 
     def _check_spans(self, batch: Batch) -> None:
         if batch.ahead.any():
@@ -47,7 +47,7 @@ class SpansAreMissing(ToyContext):
 class DumpsBringSpans(ToyContext):
     """Spans are not declared, and come in by dumps."""
 
-    capabilities = ToyContext.capabilities - {Capability.SPANS}
+    capabilities = ToyContext.capabilities - {Capability.BIDIRECTIONAL_BLOCKS}
 
     def _check_dumped_spans(self, snapshot: SequenceSnapshot) -> None:
         pass

@@ -310,7 +310,7 @@ def _add(batch: Batch, run: Run, first: int, n_embd: int, wanted: Collection[int
         else:
             batch.add_embeddings(rows[i : i + 1], place, offsets=None if offsets is None else offsets[i], logits=logits)
     if run.block and n > 1:
-        batch.join(n)
+        batch.join_block(n)
 
 
 def _single_offsets(n: int) -> list[NDArray[np.int32]]:

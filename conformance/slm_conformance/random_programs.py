@@ -127,11 +127,11 @@ class ProgramMaker:
             tokens[-1] = self._model.n_vocab
         shift = int(self._rng.choice([-1, 1])) if self._rarely(0.03) else 0
         kind: Kind = self._one_of({"tokens": 0.76, "rows": 0.12, "image": 0.12})
-        if kind == "image" and not self._has(Capability.GRID_POSITIONS):
+        if kind == "image" and not self._has(Capability.MROPE_POSITIONS):
             kind = "rows"
         if kind == "rows" and not self._has(Capability.EMBEDDING_INPUT):
             kind = "tokens"
-        block = self._rarely(0.15) and self._has(Capability.SPANS)
+        block = self._rarely(0.15) and self._has(Capability.BIDIRECTIONAL_BLOCKS)
         return Run(self._sequence(0.3), shift, tuple(tokens), kind, block)
 
     def _has(self, capability: Capability) -> bool:

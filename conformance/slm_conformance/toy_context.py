@@ -19,7 +19,7 @@ from slm_core.context.inputs import (
     Held,
     ahead_of,
     all_ahead_of,
-    are_spans,
+    are_blocks,
     batch_inputs,
     check_rows,
     next_place,
@@ -60,8 +60,8 @@ class ToyContext:
             Capability.EMBEDDINGS,
             Capability.DEVICE_SAMPLING,
             Capability.EMBEDDING_INPUT,
-            Capability.SPANS,
-            Capability.GRID_POSITIONS,
+            Capability.BIDIRECTIONAL_BLOCKS,
+            Capability.MROPE_POSITIONS,
         }
     )
     payload_format = "toy-1"
@@ -76,7 +76,7 @@ class ToyContext:
         self.closed = False
         self._lock = threading.Lock()
         if not engine.shape.sections:
-            self.capabilities = self.capabilities - {Capability.GRID_POSITIONS}
+            self.capabilities = self.capabilities - {Capability.MROPE_POSITIONS}
 
     @property
     def n_free(self) -> int:
@@ -349,13 +349,13 @@ class ToyContext:
         check_rows(rows, self.engine.shape.n_embd)
 
     def _check_spans(self, batch: Batch) -> None:
-        if batch.ahead.any() and Capability.SPANS not in self.capabilities:
+        if batch.ahead.any() and Capability.BIDIRECTIONAL_BLOCKS not in self.capabilities:
             raise UnsupportedInput("this toy takes no spans")
-        if not are_spans(batch.ahead):
+        if not are_blocks(batch.ahead):
             raise InvalidOption("the batch holds parts of spans")
 
     def _check_offsets(self, batch: Batch) -> None:
-        if len(batch.offsets) and Capability.GRID_POSITIONS not in self.capabilities:
+        if len(batch.offsets) and Capability.MROPE_POSITIONS not in self.capabilities:
             raise UnsupportedInput("this toy takes no offsets of rows")
 
     def _check_whole_spans(self, seq_id: int, length: int) -> None:
@@ -364,14 +364,14 @@ class ToyContext:
             raise InvalidPosition(f"position {length} lies in a span (accepted: where it begins, or past it)")
 
     def _check_dumped_offsets(self, every: Sequence[Held]) -> None:
-        if len(offsets_of(every)) and Capability.GRID_POSITIONS not in self.capabilities:
+        if len(offsets_of(every)) and Capability.MROPE_POSITIONS not in self.capabilities:
             raise SnapshotMismatch("the dump holds rows with offsets, which this toy does not take")
 
     def _check_dumped_spans(self, snapshot: SequenceSnapshot) -> None:
         for ahead in map(all_ahead_of, replay_plan(snapshot.held(), snapshot.edits)[0]):
-            if len(ahead) and not are_spans(ahead):
+            if len(ahead) and not are_blocks(ahead):
                 raise InvalidSnapshot("the dump holds parts of spans")
-            if len(ahead) and (Capability.SPANS not in self.capabilities or ahead.max() >= self.n_batch):
+            if len(ahead) and (Capability.BIDIRECTIONAL_BLOCKS not in self.capabilities or ahead.max() >= self.n_batch):
                 raise SnapshotMismatch("the dump holds spans, which this toy does not take")
 
     def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:

@@ -146,7 +146,7 @@ def add_run(batch: Batch, run: Run, first: int, rows: NDArray[np.float32] | None
         offsets = np.array(image_offsets(n), np.int32) if run.kind == "image" else None
         batch.add_embeddings(rows, place, offsets=offsets, logits=logits)
     if run.block and n > 1:
-        batch.join(n)
+        batch.join_block(n)
 
 
 def _length(history: _History) -> int:

@@ -258,7 +258,7 @@ class ContextBase(Closing):
             if src == dst or self._ledger.length(dst):
                 raise InvalidSequence(f"cannot fork {src} into {dst}: the destination must be another, empty sequence")
             length = self._checks.index(src, self._ledger.length(src) if end is None else end)
-            self._checks.whole_spans(src, length)
+            self._checks.whole_blocks(src, length)
             n_copied = self._n_copied_by_fork(src, length)
             self._checks.room(self._ledger.fork_cost(length, n_copied))
             if length:
@@ -271,7 +271,7 @@ class ContextBase(Closing):
         with self._call():
             self._checks.level(EditLevel.TRUNCATE)
             index = self._checks.index(self._checks.sequence(pos.seq_id), pos.index)
-            self._checks.whole_spans(pos.seq_id, index)
+            self._checks.whole_blocks(pos.seq_id, index)
             if index < self._ledger.length(pos.seq_id):
                 self._engine_truncate(pos.seq_id, index)
                 self._ledger.truncate(pos.seq_id, index)
@@ -289,7 +289,7 @@ class ContextBase(Closing):
                 raise InvalidPosition(f"a cut cannot end ({last}) before it starts ({first})")
             if first < last:
                 if last == self._ledger.length(seq_id):
-                    self._checks.whole_spans(seq_id, first)
+                    self._checks.whole_blocks(seq_id, first)
                 self._cut(seq_id, first, last)
             return Pos(seq_id, self._ledger.length(seq_id))
 

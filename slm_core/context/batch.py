@@ -128,15 +128,16 @@ class TokenBatch:
             self._wants_logits[end - 1] = True
         self._length = end
 
-    def join(self, n: int) -> None:
-        """Make the last ``n`` tokens a span; see ``protocols.Batch.join``."""
+    def join_block(self, n: int) -> None:
+        """Make the last ``n`` tokens one bidirectional block; see ``protocols.Batch.join_block``."""
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= self._length:
-            raise InvalidOption(f"a span of {n!r} tokens (accepted: 1 to {self._length}, as many as were added)")
+            raise InvalidOption(f"a block of {n!r} tokens (accepted: 1 to {self._length}, as many as were added)")
         run = slice(self._length - n, self._length)
         seq_ids, steps = self._seq_ids[run], np.diff(self._positions[run])
         if (seq_ids != seq_ids[0]).any() or (steps != 1).any() or self._ahead[run].any():
             raise InvalidOption(
-                f"the last {n} tokens are no span (accepted: one sequence, positions without gaps, none in a span yet)"
+                f"the last {n} tokens are no bidirectional block (accepted: one sequence, positions without gaps, none"
+                " in a block yet)"
             )
         self._ahead[run] = np.arange(n - 1, -1, -1)
 

@@ -12,7 +12,7 @@ from slm_core.context.inputs import (
     Held,
     ahead_of,
     all_ahead_of,
-    are_spans,
+    are_blocks,
     check_rows,
     offsets_of,
     row_of,
@@ -104,15 +104,15 @@ class Checks:
             raise InvalidPosition(f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})")
         return index
 
-    def whole_spans(self, seq_id: int, length: int) -> None:
-        """Refuse to keep a part of a span, whose tokens attend to later ones of it: ``InvalidPosition``."""
+    def whole_blocks(self, seq_id: int, length: int) -> None:
+        """Refuse to keep a part of a bidirectional block: ``InvalidPosition``. Its tokens attend to the whole block."""
         held = self._ledger.inputs(seq_id)
         if length == 0 or length == len(held) or not ahead_of(held[length - 1]):
             return
         begin = next(i for i in range(length - 1, -1, -1) if i == 0 or not ahead_of(held[i - 1]))
         raise InvalidPosition(
-            f"position {length} of sequence {seq_id} lies in a span whose tokens have seen each other (accepted: as far"
-            f" as {begin}, where it begins, or past it)"
+            f"position {length} of sequence {seq_id} lies in a bidirectional block (accepted: {begin}, where the block"
+            " begins, or a position after the block)"
         )
 
     def room(self, needed: int) -> None:
@@ -141,18 +141,20 @@ class Checks:
         return found
 
     def _batch_extras(self, batch: Batch) -> int:
-        """Check embedding rows, their offsets, and spans; returns the number of rows."""
+        """Check embedding rows, their offsets, and bidirectional blocks; returns the number of rows."""
         rows = batch.embeddings
         if len(rows):
             self._supported(Capability.EMBEDDING_INPUT, "embedding rows")
             check_rows(rows, self._declared.n_embd)
         if len(batch.offsets):
-            self._supported(Capability.GRID_POSITIONS, "offsets of rows")
+            self._supported(Capability.MROPE_POSITIONS, "offsets of rows")
         if batch.ahead.any():
-            self._supported(Capability.SPANS, "spans")
+            self._supported(Capability.BIDIRECTIONAL_BLOCKS, "bidirectional blocks")
             follows = (np.diff(batch.seq_ids) == 0) & (np.diff(batch.positions) == 1)
-            if not are_spans(batch.ahead) or not follows[batch.ahead[:-1] > 0].all():
-                raise InvalidOption("the batch has spans that are no runs of one sequence (Batch.join makes them)")
+            if not are_blocks(batch.ahead) or not follows[batch.ahead[:-1] > 0].all():
+                raise InvalidOption(
+                    "the batch has a bidirectional block that is no run of one sequence (Batch.join_block makes them)"
+                )
         return len(rows)
 
     def _supported(self, capability: Capability, what: str) -> None:
@@ -183,7 +185,7 @@ class Checks:
     # A dump.
 
     def dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
-        """Refuse tokens, rows, offsets and spans of a dump that ``decode`` would refuse.
+        """Refuse tokens, rows, offsets and bidirectional blocks of a dump that ``decode`` would refuse.
 
         Raises:
             InvalidSnapshot: values that no dump of this model has.
@@ -206,7 +208,7 @@ class Checks:
             )
         if every and Capability.ENCODER in declared.capabilities:
             raise InvalidSnapshot("the dump holds tokens, and an encoder keeps none")
-        self._dumped_spans(replay_plan(snapshot.held(), snapshot.edits)[0])
+        self._dumped_blocks(replay_plan(snapshot.held(), snapshot.edits)[0])
 
     def dumped_room(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
         """Refuse a dump that does not fit, or whose edits this context cannot make again.
@@ -237,21 +239,21 @@ class Checks:
             raise InvalidSnapshot(f"the dump's embedding rows are {rows.shape[1]} wide (accepted: {width})")
 
     def _dumped_offsets(self, every: Sequence[Held]) -> None:
-        if len(offsets_of(every)) and Capability.GRID_POSITIONS not in self._declared.capabilities:
+        if len(offsets_of(every)) and Capability.MROPE_POSITIONS not in self._declared.capabilities:
             raise SnapshotMismatch(
                 f"the dump holds rows with offsets, which the backend {self._declared.backend} does not take for this"
-                f" model (restore it where {Capability.GRID_POSITIONS} is declared)"
+                f" model (restore it where {Capability.MROPE_POSITIONS} is declared)"
             )
 
-    def _dumped_spans(self, runs: Sequence[Sequence[Held]]) -> None:
+    def _dumped_blocks(self, runs: Sequence[Sequence[Held]]) -> None:
         for ahead in map(all_ahead_of, runs):
             if not len(ahead):
                 continue
-            if not are_spans(ahead):
-                raise InvalidSnapshot("the dump holds parts of spans")
-            declared = Capability.SPANS in self._declared.capabilities
+            if not are_blocks(ahead):
+                raise InvalidSnapshot("the dump holds parts of bidirectional blocks")
+            declared = Capability.BIDIRECTIONAL_BLOCKS in self._declared.capabilities
             if not declared or ahead.max() >= self._declared.options.n_batch:
                 raise SnapshotMismatch(
-                    f"the dump holds spans of up to {ahead.max() + 1} tokens that see each other (restore it where"
-                    f" {Capability.SPANS} is declared, in a context with n_batch of as many)"
+                    f"the dump holds bidirectional blocks of up to {ahead.max() + 1} tokens (restore it where"
+                    f" {Capability.BIDIRECTIONAL_BLOCKS} is declared and n_batch is at least {ahead.max() + 1})"
                 )

@@ -1,4 +1,4 @@
-"""What goes into a sequence besides token ids: embedding rows, where they stand, and spans that see both ways."""
+"""The inputs of a sequence besides token ids: embedding rows, their M-RoPE offsets, and bidirectional blocks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HeldInput:
     Attributes:
         token: the id; ``EMBEDDED`` for an embedding row.
         row: the embedding row in place of a token, float32 [E]; None for a token.
-        ahead: how many tokens after it were in its span when it was decoded.
+        ahead: how many tokens after it were in its bidirectional block when it was decoded.
         offset: its M-RoPE position, relative to the position that a token would have in its place.
     """
 
@@ -65,7 +65,7 @@ def row_of(held: Held) -> NDArray[np.float32] | None:
 
 
 def ahead_of(held: Held) -> int:
-    """How many tokens behind it were in its span."""
+    """How many tokens after it were in its bidirectional block."""
     return held.ahead if isinstance(held, HeldInput) else 0
 
 
@@ -86,7 +86,8 @@ def held_inputs(
     Args:
         tokens: int32 [T], ``EMBEDDED`` for each embedding row.
         rows: the embedding rows, float32 [n, E].
-        ahead: for each token, how many tokens after it are in its span, int32 [T]; [0] without spans.
+        ahead: for each token, how many tokens after it are in its bidirectional block, int32 [T];
+            [0] without blocks.
         offsets: the offset of each row, int32 [n, 3]; [0, 3] if all rows stand as tokens would.
     """
     held: list[Held] = tokens.tolist()
@@ -134,7 +135,7 @@ def from_each(offsets: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def all_ahead_of(held: Sequence[Held]) -> NDArray[np.int32]:
-    """How many tokens behind each were in its span, int32 [T]; [0] where there are no spans."""
+    """How many tokens after each were in its bidirectional block, int32 [T]; [0] without blocks."""
     ahead = [ahead_of(one) for one in held]
     return np.array(ahead, np.int32) if any(ahead) else NO_AHEAD
 
@@ -151,11 +152,11 @@ def add_held(batch: Batch, held: Sequence[Held], start: Pos) -> None:
                 batch.extend(token_ids(run), place)
             index += len(run)
         if ahead_of(piece[0]):
-            batch.join(len(piece))
+            batch.join_block(len(piece))
 
 
 def chunks_of(held: Sequence[Held], size: int) -> Iterator[Sequence[Held]]:
-    """What a sequence holds, at most ``size`` at a time; no span, of which none is longer, is parted."""
+    """Chunks of at most ``size`` inputs. No chunk splits a bidirectional block; no block is longer than ``size``."""
     first = 0
     while first < len(held):
         end = min(first + size, len(held))
@@ -165,17 +166,17 @@ def chunks_of(held: Sequence[Held], size: int) -> Iterator[Sequence[Held]]:
         first = end
 
 
-def are_spans(ahead: NDArray[np.int32]) -> bool:
-    """Whether numbers [T] say of each token of some spans how many are behind it."""
+def are_blocks(ahead: NDArray[np.int32]) -> bool:
+    """Whether ``ahead`` [T] describes whole bidirectional blocks: it counts down to 0 within each."""
     inside = ahead[:-1] > 0
     return bool((ahead >= 0).all() and not ahead[-1:].any() and (ahead[1:] == ahead[:-1] - 1)[inside].all())
 
 
 def check_rows(rows: object, n_embd: int | None = None) -> None:
-    """Refuse what are no embedding rows.
+    """Refuse values that are no embedding rows.
 
     Args:
-        rows: what is given.
+        rows: the values.
         n_embd: the width that they must have; None for any.
 
     Raises:
@@ -192,10 +193,10 @@ def check_rows(rows: object, n_embd: int | None = None) -> None:
 
 
 def check_offsets(offsets: object, n_rows: int) -> None:
-    """Refuse what are no places of rows.
+    """Refuse values that are no offsets of rows.
 
     Args:
-        offsets: what is given.
+        offsets: the values.
         n_rows: how many there are.
 
     Raises:
@@ -203,10 +204,10 @@ def check_offsets(offsets: object, n_rows: int) -> None:
     """
     shape = offsets.shape if isinstance(offsets, np.ndarray) and offsets.dtype.kind in "iu" else None
     if not isinstance(offsets, np.ndarray) or shape != (n_rows, 3):
-        told = (
+        shape_or_type = (
             f"{offsets.dtype} of shape {offsets.shape}" if isinstance(offsets, np.ndarray) else type(offsets).__name__
         )
-        raise InvalidEmbedding(f"offsets are {told} (accepted: a NumPy array of integers [{n_rows}, 3])")
+        raise InvalidEmbedding(f"offsets are {shape_or_type} (accepted: a NumPy array of integers [{n_rows}, 3])")
     if ((offsets < -MAX_OFFSET) | (offsets > MAX_OFFSET)).any():
         raise InvalidEmbedding(f"offsets are out of range (accepted: {-MAX_OFFSET} to {MAX_OFFSET})")
 
@@ -223,7 +224,7 @@ def _from_start(held: Sequence[Held]) -> NDArray[np.int32] | None:
 
 
 def _pieces(held: Sequence[Held]) -> Iterator[Sequence[Held]]:
-    """Spans, and what is between them."""
+    """Bidirectional blocks, and the runs between them."""
     begin = 0
     while begin < len(held):
         end = begin + ahead_of(held[begin]) + 1

@@ -1,6 +1,6 @@
 """Who holds which positions: token histories, their edits, and the cells of a KV cache that they share.
 
-A history holds ``Held`` inputs: token ids, and records of embedding rows and of tokens in spans.
+A history holds ``Held`` inputs: token ids, and records of embedding rows and of tokens in bidirectional blocks.
 
 A cell is one position's worth of KV storage. Each context has ``n_ctx`` of them; a fork shares its source's cells
 until one side changes them. A backend may use the cell numbers as rows of its own buffers, or ignore them.

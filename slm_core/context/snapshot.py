@@ -59,7 +59,7 @@ class SequenceSnapshot:
         edits: the cuts that led here, oldest first: tokens and edits suffice to rebuild the KV cache.
         payload: the KV cache in the backend's own layout, or b"".
         rows: those of ``tokens`` that are ``EMBEDDED``, float32 [n, E]; edits have their own.
-        ahead: how many tokens behind each were in its span, int32 [S], or [0] for no spans; likewise.
+        ahead: for each token, how many tokens after it were in its bidirectional block, int32 [S]; [0] without blocks.
         offsets: where each of ``rows`` stands, int32 [n, 3], or [0, 3] where all do as tokens would; likewise.
     """
 
@@ -82,7 +82,7 @@ class SequenceSnapshot:
         return [*self.held(), *(one for edit in self.edits for one in edit.removed)]
 
     def to_bytes(self) -> bytes:
-        """The container, kind "sequence"; sections of rows, spans and offsets come last, as many as it takes."""
+        """The container, kind "sequence". Trailing sections (rows, blocks, offsets) that are empty are left out."""
         meta = {
             "backend": self.backend,
             "payload_format": self.payload_format,
@@ -167,12 +167,12 @@ def _offsets(section: bytes, n: int) -> NDArray[np.int32]:
 
 
 def _ahead(section: bytes, n: int) -> NDArray[np.int32]:
-    """Of each of ``n`` inputs of a dump, how many behind it were in its span; [0] for no spans."""
+    """For each of ``n`` inputs of a dump, how many after it were in its bidirectional block; [0] without blocks."""
     if len(section) not in (0, 4 * n):
-        raise InvalidSnapshot(f"the dump has {len(section)} bytes of spans for {n} inputs")
+        raise InvalidSnapshot(f"the dump has {len(section)} bytes of bidirectional blocks for {n} inputs")
     ahead = np.frombuffer(section, "<i4").astype(np.int32)
     if (ahead < 0).any():
-        raise InvalidSnapshot("the dump has a span of fewer than no tokens")
+        raise InvalidSnapshot("the dump has a bidirectional block of negative length")
     return ahead
 
 

@@ -107,16 +107,18 @@ class Batch(Protocol):
 
     @property
     def ahead(self) -> NDArray[np.int32]:
-        """How many tokens behind it each token sees, int32 [T]: of a span, all that follow; else 0."""
+        """For each token, how many tokens after it are in its bidirectional block, int32 [T]; 0 outside of blocks."""
         ...
 
-    def join(self, n: int) -> None:
-        """Make the last ``n`` tokens or rows a span: each sees all of it, besides what it would see without it.
+    def join_block(self, n: int) -> None:
+        """Make the last ``n`` tokens or rows one bidirectional block.
 
-        They are of one sequence, at positions without gaps, and none is in a span yet.
+        Each attends to the whole block, in addition to what it attends to without the block.
+
+        They belong to one sequence, their positions have no gaps, and none is in a block yet.
 
         Raises:
-            InvalidOption: fewer than 1, more than were added, or some that are no such run.
+            InvalidOption: n is below 1 or above the number of tokens added, or the tokens are no such run.
         """
         ...
 

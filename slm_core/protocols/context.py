@@ -72,8 +72,9 @@ class Context(Protocol):
             ContextFull: not enough free positions.
             DecodeFailed: the engine reported a failure.
             UnsupportedOutput: an encoder, which has no logits.
-            UnsupportedInput: embedding rows, spans or offsets, and ``EMBEDDING_INPUT``, ``SPANS`` or ``GRID_POSITIONS``
-                is not declared; or rows that do not stand behind those before them, where the engine wants that.
+            UnsupportedInput: embedding rows, bidirectional blocks or offsets, where the context does not declare
+                ``EMBEDDING_INPUT``, ``BIDIRECTIONAL_BLOCKS`` or ``MROPE_POSITIONS``; or rows whose offsets do not
+                increase, where the engine needs that.
         """
         ...
 
@@ -109,15 +110,15 @@ class Context(Protocol):
 
         Raises:
             InvalidSequence: dst is not empty, or src and dst are the same.
-            InvalidPosition: ``end`` is outside src, or inside a span.
-            ContextFull: storage is not shared, or not that of the image that ``end`` parts, and there is no room.
+            InvalidPosition: ``end`` is outside src, or inside a bidirectional block.
+            ContextFull: the fork has to copy (storage is not shared, or ``end`` splits an image) and there is no room.
         """
         ...
 
     def truncate(self, pos: Pos) -> Pos:
         """Forget ``pos.index`` and all after it in that sequence; at the length a no-op.
 
-        Past it, or inside a span, ``InvalidPosition``.
+        Past it, or inside a bidirectional block, ``InvalidPosition``.
         Decoding the same tail again gives the logits it gave before.
         """
         ...
@@ -151,8 +152,8 @@ class Context(Protocol):
 
         Raises:
             InvalidSnapshot: the bytes are damaged.
-            SnapshotMismatch: a dump of another model, or one with rows, spans or offsets that ``decode`` would refuse,
-                or with spans that are longer than a batch.
+            SnapshotMismatch: a dump of another model; rows, bidirectional blocks or offsets that ``decode`` would
+                refuse; a block that is longer than ``n_batch``.
             ContextFull: no room.
         """
         ...

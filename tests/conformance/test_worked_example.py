@@ -30,7 +30,7 @@ def test_the_worked_example_passes_the_suite(tmp_path, monkeypatch):
     summary = done.stdout.strip().splitlines()[-1]
     assert re.match(r"\d{3,} passed", summary), summary
     absent = {what for what in re.findall(r"declared absent: (.*)", done.stdout) if "does not run" not in what}
-    optional = {"device_sampling", "embedding_input", "embeddings", "grid_positions", "spans"}
+    optional = {"device_sampling", "embedding_input", "embeddings", "bidirectional_blocks", "mrope_positions"}
     assert absent == optional, "the example declares everything else"
 
 

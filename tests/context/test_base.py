@@ -488,18 +488,18 @@ def test_an_encoder_keeps_nothing_and_has_no_logits():
 @pytest.mark.parametrize("end", range(1, 8))
 def test_what_lies_in_a_span_is_kept_whole(end):
     """Two spans of three side by side, between a token and a token: 0 [1 2 3] [4 5 6] 7."""
-    context, batch = Engine(able=ALL | {Capability.SPANS}), TokenBatch(8)
+    context, batch = Engine(able=ALL | {Capability.BIDIRECTIONAL_BLOCKS}), TokenBatch(8)
     batch.extend([1], Pos(0, 0))
     for first in (1, 4):
         batch.extend([5, 6, 7], Pos(0, first))
-        batch.join(3)
+        batch.join_block(3)
     batch.extend([8], Pos(0, 7))
     context.decode(batch)
     begin = 1 if end in (2, 3) else 4
     inside = end in (2, 3, 5, 6)
     for call in (context.truncate, lambda pos: context.fork(0, 1, pos.index), lambda pos: context.cut(pos, Pos(0, 8))):
         if inside:
-            with refused(context, InvalidPosition, match=rf"position {end} .* as far as {begin}, where it begins"):
+            with refused(context, InvalidPosition, match=rf"position {end} .*accepted: {begin}, where the block begins"):
                 call(Pos(0, end))
     if not inside:
         assert context.truncate(Pos(0, end)) == Pos(0, end)

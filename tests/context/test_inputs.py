@@ -155,9 +155,9 @@ def test_a_span_is_the_last_tokens_of_a_batch():
     batch = TokenBatch(12)
     batch.extend([1, 2, 3], Pos(0, 4))
     batch.add_embeddings(ROWS[:2], Pos(0, 7))
-    batch.join(4)
+    batch.join_block(4)
     batch.extend([5, 6], Pos(0, 9))
-    batch.join(1)
+    batch.join_block(1)
     assert batch.ahead.tolist() == [0, 3, 2, 1, 0, 0, 0]
     batch.clear()
     batch.extend([1, 2, 3], Pos(0, 0))
@@ -169,7 +169,7 @@ def test_a_span_of_what_is_not_there_is_refused(n):
     batch = TokenBatch(12)
     batch.extend(range(7), Pos(0, 0))
     with pytest.raises(InvalidOption, match="accepted: 1 to 7"):
-        batch.join(n)
+        batch.join_block(n)
 
 
 def test_a_span_is_one_run_of_one_sequence():
@@ -178,12 +178,12 @@ def test_a_span_is_one_run_of_one_sequence():
     batch.extend([3, 4], Pos(1, 2))
     batch.extend([5], Pos(1, 7))
     for n in (2, 4):
-        with pytest.raises(InvalidOption, match="are no span"):
-            batch.join(n)
+        with pytest.raises(InvalidOption, match="are no bidirectional block"):
+            batch.join_block(n)
     batch.extend([6], Pos(1, 8))
-    batch.join(2)
-    with pytest.raises(InvalidOption, match="none in a span yet"):
-        batch.join(2)
+    batch.join_block(2)
+    with pytest.raises(InvalidOption, match="none in a block yet"):
+        batch.join_block(2)
     assert batch.ahead.tolist() == [0, 0, 0, 0, 1, 0]
 
 

@@ -41,7 +41,7 @@ def native(example: Example) -> Iterator[Context]:
 
 def test_rows_in_a_grid_equal_transformers(example, context, assert_close) -> None:
     assert context.edit_level is EditLevel.TRUNCATE
-    assert Capability.GRID_POSITIONS in context.capabilities
+    assert Capability.MROPE_POSITIONS in context.capabilities
     assert_close(feed(context, example, 0, N), example.expected, BOUND)
 
 
@@ -97,7 +97,7 @@ def test_spans_in_an_image_are_decoded_again_as_such(example, context, native, a
         batch = each.new_batch()
         batch.extend(example.tokens[:20], Pos(0, 0))
         batch.add_embeddings(example.rows[20:44], Pos(0, 20), offsets=example.offsets[20:44])
-        batch.join(12)
+        batch.join_block(12)
         batch.extend(example.tokens[44:50], Pos(0, 44))
         each.decode(batch)
         each.fork(0, 1, 32)  # where the span begins

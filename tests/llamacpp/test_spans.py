@@ -35,7 +35,7 @@ def decoded(context: Context, tokens: list[int], rows: NDArray[np.float32]) -> N
         batch.extend(tokens[start : start + 10], Pos(0, start), logits="all")
         batch.add_embeddings(rows[start + 10 : start + 20], Pos(0, start + 10), logits="all")
         batch.extend(tokens[start + 20 : start + 30], Pos(0, start + 20), logits="all")
-        batch.join(15)
+        batch.join_block(15)
         found.append(context.decode(batch).copy())
     return np.concatenate(found)
 
@@ -57,7 +57,7 @@ def test_spans_in_windows_equal_the_native_engine(gemma3: Path) -> None:
 
 def _rows_of(model: Model, tokens: list[int], rows: NDArray[np.float32]) -> NDArray[np.float32]:
     with model.new_context(ContextOptions(n_ctx=128, n_seq_max=1, n_batch=WINDOW, **F32)) as context:
-        assert Capability.SPANS in context.capabilities
+        assert Capability.BIDIRECTIONAL_BLOCKS in context.capabilities
         return decoded(context, tokens, rows)
 
 
@@ -66,4 +66,4 @@ def test_batches_that_are_larger_than_the_window_have_no_spans(gemma3: Path) -> 
         LlamaCppBackend().load(gemma3, ModelOptions(n_threads=1)) as model,
         model.new_context(ContextOptions(n_ctx=128, n_seq_max=1, n_batch=WINDOW + 1)) as context,
     ):
-        assert Capability.SPANS not in context.capabilities
+        assert Capability.BIDIRECTIONAL_BLOCKS not in context.capabilities

@@ -195,6 +195,6 @@ def test_a_hostile_payload_is_refused_and_changes_nothing(open_context, feed, ra
 def test_what_the_context_declares(open_context, tiny):
     context = open_context()
     assert context.edit_level is EditLevel.CUT
-    outputs_and_inputs = {Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT, Capability.SPANS}
-    outputs_and_inputs |= {Capability.GRID_POSITIONS} if tiny.shape.sections else set()
+    outputs_and_inputs = {Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT, Capability.BIDIRECTIONAL_BLOCKS}
+    outputs_and_inputs |= {Capability.MROPE_POSITIONS} if tiny.shape.sections else set()
     assert context.capabilities == {Capability.SHARED_FORK, Capability.KV_PAYLOAD, *outputs_and_inputs}

@@ -26,7 +26,7 @@ def example(request, tmp_path_factory, random_tokens) -> Example:
 @pytest.mark.parametrize("buckets", [False, True])
 def test_rows_in_a_grid_equal_transformers(example, load, assert_close, buckets) -> None:
     with load(example.path, buckets=buckets).new_context(SIZES) as context:
-        assert Capability.GRID_POSITIONS in context.capabilities
+        assert Capability.MROPE_POSITIONS in context.capabilities
         assert_close(feed_part(context, example, 0, N), example.expected, FLOAT32)
 
 
@@ -66,5 +66,5 @@ def test_models_without_sections_refuse_offsets(tmp_path, load) -> None:
         batch = context.new_batch()
         rows = np.ones((2, model.info.n_embd), np.float32)
         batch.add_embeddings(rows, Pos(0, 0), offsets=np.array([[0, 0, 0], [0, 1, 0]]))
-        with pytest.raises(UnsupportedInput, match="grid_positions"):
+        with pytest.raises(UnsupportedInput, match="mrope_positions"):
             context.decode(batch)

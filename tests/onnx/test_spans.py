@@ -61,7 +61,7 @@ def decode_span(context) -> np.ndarray:
     """Three tokens at the end of a sequence that see each other."""
     batch = context.new_batch()
     batch.extend([5, 6, 7], Pos(0, context.length(0)), logits="all")
-    batch.join(3)
+    batch.join_block(3)
     return context.decode(batch).copy()
 
 
@@ -105,8 +105,8 @@ def test_an_older_runtime_has_spans_where_attention_is_written_out(tmp_path, loa
     monkeypatch.setattr(runtime, "version", lambda: "1.29.2")
     model = load(family_model(tmp_path, "qwen3"))
     context, of_bytes = model.new_context(SIZES), model.new_context(BYTES)
-    assert Capability.SPANS in of_bytes.capabilities - context.capabilities
-    with pytest.raises(UnsupportedInput, match="spans"):
+    assert Capability.BIDIRECTIONAL_BLOCKS in of_bytes.capabilities - context.capabilities
+    with pytest.raises(UnsupportedInput, match="bidirectional_blocks"):
         decode_span(context)
     assert len(feed(context, [1, 2, 3])) == len(decode_span(of_bytes)) == 3
 
@@ -119,7 +119,7 @@ def test_versions_are_numbers(monkeypatch, version, is_new) -> None:
 
 def test_alibi_has_no_spans(tmp_path, load) -> None:
     model = load(family_model(tmp_path, "bloom"))
-    assert all(Capability.SPANS not in model.new_context(sizes).capabilities for sizes in (SIZES, BYTES))
+    assert all(Capability.BIDIRECTIONAL_BLOCKS not in model.new_context(sizes).capabilities for sizes in (SIZES, BYTES))
 
 
 def test_a_decoder_for_spans_that_is_refused_leaves_all_as_it_was(tmp_path, load, feed, monkeypatch) -> None:

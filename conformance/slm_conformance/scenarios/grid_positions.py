@@ -27,10 +27,10 @@ class TestGridPositions(Scenarios):
     models = ("qwen2vl-f32",)
 
     def test_as_declared(self, bench: Bench) -> None:
-        """Clause 2: offsets are taken where ``GRID_POSITIONS`` is declared; elsewhere ``UnsupportedInput``."""
+        """Clause 2: offsets are taken where ``MROPE_POSITIONS`` is declared; elsewhere ``UnsupportedInput``."""
         context = bench.context()
         batch = _batch(bench, context, 0, _LAST)
-        if Capability.GRID_POSITIONS not in bench.capabilities:
+        if Capability.MROPE_POSITIONS not in bench.capabilities:
             with bench.refused("offsets for a context that declares none", UnsupportedInput, context=context):
                 context.decode(batch)
             return
@@ -43,7 +43,7 @@ class TestGridPositions(Scenarios):
             _feed(bench, other, 0, _LAST)
             data = other.dump(0)
         context = bench.context()
-        if Capability.GRID_POSITIONS not in bench.capabilities:
+        if Capability.MROPE_POSITIONS not in bench.capabilities:
             with bench.refused("a dump with offsets", SnapshotMismatch, context=context):
                 context.restore(1, data)
             return
@@ -109,8 +109,8 @@ class TestGridPositions(Scenarios):
 
 
 def _context(bench: Bench) -> Context:
-    if Capability.GRID_POSITIONS not in bench.capabilities:
-        pytest.skip("declared absent: grid_positions")
+    if Capability.MROPE_POSITIONS not in bench.capabilities:
+        pytest.skip("declared absent: mrope_positions")
     return bench.context()
 
 

@@ -26,11 +26,11 @@ class TestSpans(Scenarios):
     """Clause 14: tokens of a span see all of it, and what they would see without it."""
 
     def test_as_declared(self, bench: Bench) -> None:
-        """Clause 2: spans are taken where ``SPANS`` is declared, and raise ``UnsupportedInput`` elsewhere."""
+        """Clause 2: blocks work if ``BIDIRECTIONAL_BLOCKS`` is declared, and raise ``UnsupportedInput`` otherwise."""
         context = bench.context()
         batch = bench.batch(context, (0, 0, bench.tokens(5)))
-        batch.join(3)
-        if Capability.SPANS not in bench.capabilities:
+        batch.join_block(3)
+        if Capability.BIDIRECTIONAL_BLOCKS not in bench.capabilities:
             with bench.refused("a span for a context that declares none", UnsupportedInput, context=context):
                 context.decode(batch)
             return
@@ -45,7 +45,7 @@ class TestSpans(Scenarios):
             _feed(other, tokens, spans)
             data = other.dump(0)
         context = bench.context()
-        if Capability.SPANS not in bench.capabilities:
+        if Capability.BIDIRECTIONAL_BLOCKS not in bench.capabilities:
             with bench.refused("a dump with spans", SnapshotMismatch, context=context):
                 context.restore(1, data)
             return
@@ -71,7 +71,7 @@ class TestSpans(Scenarios):
         batch.extend(tokens[12:14], Pos(0, 12), logits="all")
         batch.add_embeddings(reference.table(tokens[14:18]).astype(np.float32), Pos(0, 14), logits="all")
         batch.extend(tokens[18:], Pos(0, 18), logits="all")
-        batch.join(8)
+        batch.join_block(8)
         expected = _decode(reference, tokens, ((12, 20),))
         bench.agree(context.decode(batch).copy(), expected[12:], "a span of 4 tokens and 4 rows, behind 12 tokens")
 
@@ -159,8 +159,8 @@ class TestSpans(Scenarios):
 
 
 def _context(bench: Bench) -> Context:
-    if Capability.SPANS not in bench.capabilities:
-        pytest.skip("declared absent: spans")
+    if Capability.BIDIRECTIONAL_BLOCKS not in bench.capabilities:
+        pytest.skip("declared absent: bidirectional_blocks")
     return bench.context()
 
 
@@ -169,7 +169,7 @@ def _add(batch: Batch, tokens: list[int], spans: Places, seq_id: int) -> None:
     for first, end in spans:
         batch.extend(tokens[done:first], Pos(seq_id, done), logits="all")
         batch.extend(tokens[first:end], Pos(seq_id, first), logits="all")
-        batch.join(end - first)
+        batch.join_block(end - first)
         done = end
     batch.extend(tokens[done:], Pos(seq_id, done), logits="all")
 

@@ -417,7 +417,7 @@ def test_the_text_model_of_qwen3_vl(tmp_path, load, tokens, assert_close, family
         without = [replace(layer, rope=replace(layer.rope, sections=())) for layer in in_sections.layers]
         assert found == (replace(in_sections, layers=tuple(without)) if n_deep else in_sections)
     with load(folder).new_context(OPTIONS) as context:
-        assert (Capability.GRID_POSITIONS in context.capabilities) == (n_deep == 0)
+        assert (Capability.MROPE_POSITIONS in context.capabilities) == (n_deep == 0)
         assert_close(native_logits(context, tokens, [N_TOKENS]), transformers_logits(whole, tokens), BOUND)
 
 

@@ -23,7 +23,7 @@ def example(request, tmp_path_factory, random_tokens) -> Example:
 
 def test_rows_in_a_grid_equal_transformers(example, tier, load, assert_close):
     with load(example.path, tier).new_context(OPTIONS) as context:
-        assert Capability.GRID_POSITIONS in context.capabilities
+        assert Capability.MROPE_POSITIONS in context.capabilities
         assert_close(feed(context, example, 0, N), example.expected, BOUND)
 
 
@@ -56,5 +56,5 @@ def test_models_without_sections_refuse_offsets(tmp_path, load):
         context.decode(batch)  # as tokens would
         batch.clear()
         batch.add_embeddings(rows, Pos(0, 2), offsets=np.array([[0, 0, 0], [0, 1, 0]]))
-        with pytest.raises(UnsupportedInput, match="grid_positions"):
+        with pytest.raises(UnsupportedInput, match="mrope_positions"):
             context.decode(batch)

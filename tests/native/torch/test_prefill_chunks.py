@@ -202,7 +202,7 @@ def test_batches_with_spans_are_not_parted(tmp_path, captures, assert_close):
                     batch = context.new_batch()
                     batch.extend(tokens[first:end], Pos(0, first), logits="none" if first == 0 else "all")
                     if n:
-                        batch.join(n)
+                        batch.join_block(n)
                     rows.append(context.decode(batch).copy())
     assert_close(np.concatenate(rows[3:]), np.concatenate(rows[:3]), 1e-5)
     assert captures == []
