@@ -214,7 +214,7 @@ def WrongJsonIsKept(whole: Any, asker: Oracle, *args: Any, **options: Any) -> An
         raise
 
 
-@breaks("TestOracle::test_on_a_raising_callback", Chat, "detour")
+@breaks("TestOracle::test_on_a_raising_callback", Chat, "scratch_branch")
 @contextlib.contextmanager
 def RollsBackOnlyOnSuccess(whole: Any, chat: Chat, question: str, **options: Any) -> Iterator[Session]:
     """An oracle that raises leaves its question behind."""

@@ -142,10 +142,10 @@ def DumpWithoutPendingText(whole: Any, state: Any) -> bytes:
     return bytes(whole(state))
 
 
-@breaks("TestSession::test_a_detour", Session, "detour")
+@breaks("TestSession::test_a_scratch_branch", Session, "scratch_branch")
 @contextlib.contextmanager
-def DetoursForgetMarks(whole: Any, session: Session) -> Iterator[Session]:
-    """A detour in the session itself costs the marks behind the place where it turned off."""
+def ScratchBranchesForgetMarks(whole: Any, session: Session) -> Iterator[Session]:
+    """A scratch branch in the session itself costs the marks behind the place where it turned off."""
     before = session._source.marks.places()
     with whole(session) as elsewhere:
         yield elsewhere
@@ -161,10 +161,10 @@ def NothingIsComputedAgain(whole: Any, session: Session, start: int, end: int, *
     return min(level, EditLevel.TRUNCATE) if start == end else level
 
 
-@breaks("TestSession::test_a_detour_takes_no_draws", Session, "detour")
+@breaks("TestSession::test_a_scratch_branch_takes_no_draws", Session, "scratch_branch")
 @contextlib.contextmanager
-def DetoursDraw(whole: Any, session: Session) -> Iterator[Session]:
-    """What a detour in the session itself drew stays drawn."""
+def ScratchBranchesDraw(whole: Any, session: Session) -> Iterator[Session]:
+    """What a scratch branch in the session itself drew stays drawn."""
     drawn = session._sampler.state()
     try:
         with whole(session) as elsewhere:
@@ -176,9 +176,9 @@ def DetoursDraw(whole: Any, session: Session) -> Iterator[Session]:
         session._sampler.set_state(drawn)
 
 
-@breaks("TestSession::test_a_detour_in_a_full_context", Session, "_return_to")
-def DetoursNeedRoom(whole: Any, session: Session, tokens: list[int], n_held: int) -> None:
-    """A detour in the session itself comes back only where what waits has room."""
+@breaks("TestSession::test_a_scratch_branch_in_a_full_context", Session, "_return_to")
+def ScratchBranchesNeedRoom(whole: Any, session: Session, tokens: list[int], n_held: int) -> None:
+    """A scratch branch in the session itself comes back only where what waits has room."""
     session.follow(tokens)
     whole(session, tokens, n_held)
 

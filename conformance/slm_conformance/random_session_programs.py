@@ -15,7 +15,6 @@ from slm_conformance.session_steps import (
     Append,
     CloseSlot,
     Complete,
-    Detour,
     DumpAs,
     ForkTo,
     Look,
@@ -25,6 +24,7 @@ from slm_conformance.session_steps import (
     RestoreTo,
     Rollback,
     ScoreOf,
+    ScratchBranch,
     Shorten,
     Step,
 )
@@ -116,10 +116,10 @@ class SessionProgramMaker:
         return [*steps, Answer(dst, None, self._criterion(), 99)]
 
     def _look_aside(self, slot: int) -> Sequence[Step]:
-        detour = Detour(slot, self._tokens(3), self._below(4), fails=self._rarely(0.4))
+        scratch_branch = ScratchBranch(slot, self._tokens(3), self._below(4), fails=self._rarely(0.4))
         asides: tuple[Step, ...] = (
-            detour,
-            detour,
+            scratch_branch,
+            scratch_branch,
             ScoreOf(slot, self._tokens(3)),
             Complete(slot, self._below(_N_OPTIONS)),
         )
@@ -168,9 +168,9 @@ class SessionProgramMaker:
 
 def plainer(step: Step) -> Iterator[Step]:
     """Steps that do less, to put in place of one."""
-    if isinstance(step, Detour) and step.n_back:
+    if isinstance(step, ScratchBranch) and step.n_back:
         yield dataclasses.replace(step, n_back=0)
-    if isinstance(step, Append | Detour | ScoreOf) and len(step.tokens) > 1:
+    if isinstance(step, Append | ScratchBranch | ScoreOf) and len(step.tokens) > 1:
         yield dataclasses.replace(step, tokens=step.tokens[:1])
     if isinstance(step, Answer):
         if step.drafts:

@@ -23,7 +23,6 @@ from slm_conformance.session_steps import (
     Append,
     CloseSlot,
     Complete,
-    Detour,
     DumpAs,
     ForkTo,
     Look,
@@ -33,6 +32,7 @@ from slm_conformance.session_steps import (
     RestoreTo,
     Rollback,
     ScoreOf,
+    ScratchBranch,
     Shorten,
     Step,
 )
@@ -118,8 +118,8 @@ def read(events: EventStream, n: int, seen: list[Event]) -> None:
 
 
 def aside(session: Session, length: int, tokens: Sequence[int], *, fails: bool) -> None:
-    """Go elsewhere in a detour, from ``length`` on; perhaps fail there."""
-    with session.detour() as elsewhere:
+    """Go elsewhere in a scratch branch, from ``length`` on; perhaps fail there."""
+    with session.scratch_branch() as elsewhere:
         elsewhere.truncate(length)
         elsewhere.append_tokens(tokens)
         elsewhere.generate().run()
@@ -244,7 +244,7 @@ class SessionPlayer:
                 return f"dump_{number} = {name}.dump()"
             case RestoreTo(_, number, damaged):
                 return f"{name} = Session.restore(context, vocab, dump_{number}{'[:-1]' if damaged else ''})"
-            case Detour(_, tokens, _, fails):
+            case ScratchBranch(_, tokens, _, fails):
                 return f"aside({name}, {self._length(step)}, {list(tokens)}, fails={fails})"
         return f"{name}.close()"
 
@@ -271,7 +271,7 @@ class SessionPlayer:
                 return ({ContextFull} if copied > context.n_free else set()), True
             case RestoreTo(_, name, damaged):
                 return self._restore_errors(name, damaged=damaged)
-            case Detour(slot, _, _, fails):
+            case ScratchBranch(slot, _, _, fails):
                 tight: Errors = {ContextFull} if self._is_tight(slot) else set()
                 return ({CriterionError} if fails else set()) | tight, fails
         return set(), True
@@ -304,7 +304,7 @@ class SessionPlayer:
         assert place is not None, "stale marks were refused"
         return place
 
-    def _length(self, step: Shorten | Detour) -> int:
+    def _length(self, step: Shorten | ScratchBranch) -> int:
         history = self._slot(step.slot).history
         if isinstance(step, Shorten):
             return max(0, len(history.tokens) - step.n_tokens)

@@ -98,8 +98,8 @@ class RestoreTo:
 
 
 @dataclass(frozen=True, slots=True)
-class Detour:
-    """``detour``: take ``n_back`` tokens back, append and answer there, and perhaps raise."""
+class ScratchBranch:
+    """``scratch_branch``: take ``n_back`` tokens back, append and answer there, and perhaps raise."""
 
     slot: int
     tokens: tuple[int, ...]
@@ -148,7 +148,7 @@ Step: TypeAlias = (
     | ForkTo
     | DumpAs
     | RestoreTo
-    | Detour
+    | ScratchBranch
     | ScoreOf
     | Complete
     | Look

@@ -60,7 +60,7 @@ def score(session: Session, content: str | Sequence[int], top: int) -> Score:
         ids: Sequence[int] = session.vocab.encode(content, add_special=not session.n_tokens, parse_special=False)
     else:
         ids = content
-    with session.detour() as aside:
+    with session.scratch_branch() as aside:
         before = aside.prefill() if aside.n_tokens else None
         return score_tokens(aside.context, aside.seq_id, ids, before, top=top)
 

@@ -334,12 +334,12 @@ class Chat(Closing):
         self.session.close()
 
     @contextmanager
-    def detour(self, question: str, *, thinking: bool | None = None) -> Iterator[Session]:
+    def scratch_branch(self, question: str, *, thinking: bool | None = None) -> Iterator[Session]:
         """A session in which ``question`` was asked and the answer is about to begin; leaves no trace in the chat."""
         self._settle()
         asked = (*self._messages, Message(Role.USER, question))
         ids = self._encode(asked, add_generation_prompt=True, thinking=thinking)
-        with self.session.detour() as session:
+        with self.session.scratch_branch() as session:
             session.follow(ids)
             yield session
 

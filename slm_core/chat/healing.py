@@ -40,7 +40,7 @@ def heal(session: Session, sampler: Sampler | None = None) -> str:
     if not wanted:
         return ""
     chosen: list[int] = []
-    with session.detour() as twin:
+    with session.scratch_branch() as twin:
         twin.truncate(n_kept)
         while wanted:
             row = twin.next_logits()

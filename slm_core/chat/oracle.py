@@ -106,7 +106,7 @@ class Oracle:
             InvalidOption: fewer than two options, an empty one, or two that read the same.
         """
         values, texts = _options(options)
-        with self._chat.detour(question, thinking=self._chat.options.thinking) as session:
+        with self._chat.scratch_branch(question, thinking=self._chat.options.thinking) as session:
             scores = np.array(_score(session, texts))
         likelihoods = np.exp(scores - scores.max())
         probabilities = likelihoods / likelihoods.sum()
@@ -131,7 +131,7 @@ class Oracle:
         reasoning_end = self._chat.formatter.reasoning_end(thinking=thinking)
         spec: Spec = wanted.spec if reasoning_end is None else AfterThinking(wanted.spec, reasoning_end)
         question = question if question is not None else wanted.question()
-        with self._chat.detour(question, thinking=thinking) as session:
+        with self._chat.scratch_branch(question, thinking=thinking) as session:
             answer = session.generate(replace(sampling, stop=()), constraint=spec, special=True).run()
         if answer.finish_reason not in (FinishReason.CONSTRAINT, FinishReason.STOP):
             raise OracleError(f"the answer's JSON was not complete after {len(answer.tokens)} tokens: {answer.text!r}")
@@ -149,7 +149,7 @@ class Oracle:
     ) -> Answer:
         formatter = self._chat.formatter
         limits = replace(sampling, stop=(*sampling.stop, *formatter.stops))
-        with self._chat.detour(question, thinking=thinking) as session:
+        with self._chat.scratch_branch(question, thinking=thinking) as session:
             raw = session.generate(
                 limits, stopping_criteria=stopping_criteria, constraint=constraint, special=True
             ).run()

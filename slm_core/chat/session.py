@@ -446,7 +446,7 @@ class Session(Closing):
         return session
 
     @contextlib.contextmanager
-    def detour(self) -> Iterator[Session]:
+    def scratch_branch(self) -> Iterator[Session]:
         """A session to go elsewhere in: whatever is done with it, also where it raises, leaves no trace in this one.
 
         A fork where forks share storage and a sequence is left; else this session itself, taken back afterwards.

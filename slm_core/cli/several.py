@@ -116,14 +116,14 @@ def measured(answer: Answer | BeamAnswer) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _prompted(loaded: LoadedModel, asked: Asked, n: int) -> Iterator[Session]:
-    """A session that holds the prompt, and sequences for ``n`` branches and for the detour of a chat."""
+    """A session that holds the prompt, and sequences for ``n`` branches and for the scratch branch of a chat."""
     if asked.raw:
         with loaded.session(n_ctx=asked.n_ctx, n_seq_max=n + 1) as session:
             session.append(asked.text)
             yield session
         return
     talk = loaded.chat(system=asked.system, n_ctx=asked.n_ctx, n_seq_max=n + 2, sampling=asked.sampling)
-    with talk, talk.detour(asked.text, thinking=asked.thinking) as session:
+    with talk, talk.scratch_branch(asked.text, thinking=asked.thinking) as session:
         yield session
 
 

@@ -383,7 +383,7 @@ def test_an_oracle_leaves_no_trace(options: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"n_seq_max": 1}], ids=["fork", "no sequence left"])
 def test_an_oracle_leaves_a_paused_answer_and_its_draws_as_they_were(options: dict[str, object]) -> None:
-    def paused(detour: bool) -> str:
+    def paused(scratch_branch: bool) -> str:
         sampling = Sampling(temperature=1.5, seed=2, max_tokens=12)
         session = Session(ScriptedContext(n_ctx=600, **options), ByteVocab(), sampling=sampling)
         session.append("a prompt")
@@ -393,8 +393,8 @@ def test_an_oracle_leaves_a_paused_answer_and_its_draws_as_they_were(options: di
             )
         )
         mark = session.mark()
-        if detour:
-            with session.detour() as elsewhere:
+        if scratch_branch:
+            with session.scratch_branch() as elsewhere:
                 elsewhere.truncate(3)
                 elsewhere.append("somewhere else")
                 elsewhere.generate().run()
@@ -402,7 +402,7 @@ def test_an_oracle_leaves_a_paused_answer_and_its_draws_as_they_were(options: di
         session.rollback(mark)
         return answer.text
 
-    assert paused(detour=True) == paused(detour=False)
+    assert paused(scratch_branch=True) == paused(scratch_branch=False)
 
 
 def test_choose_scores_whole_answers() -> None:

@@ -273,7 +273,7 @@ def test_a_closed_session_refuses_and_frees_its_context_if_it_owns_it() -> None:
 
 
 @LEVELS
-def test_a_detour_in_a_full_context_leaves_tokens_that_wait(level: EditLevel) -> None:
+def test_a_scratch_branch_in_a_full_context_leaves_tokens_that_wait(level: EditLevel) -> None:
     s = fresh(level, n_ctx=40, n_seq_max=2)
     s.append("x" * 10)
     s.next_logits()
@@ -282,7 +282,7 @@ def test_a_detour_in_a_full_context_leaves_tokens_that_wait(level: EditLevel) ->
     other.append_tokens([65] * (s.context.n_free))
     other.next_logits()  # what waits in the first one has no room any more
     before = s.tokens, s.n_pending
-    with pytest.raises(ContextFull), s.detour() as aside:
+    with pytest.raises(ContextFull), s.scratch_branch() as aside:
         aside.truncate(9)
         aside.append("abcdef")
     assert (s.tokens, s.n_pending) == before

@@ -20,7 +20,7 @@ def model() -> slm.LoadedModel:
 
 @pytest.fixture
 def session(model):
-    with model.chat(n_ctx=512) as chat, chat.detour("Hello!") as session:
+    with model.chat(n_ctx=512) as chat, chat.scratch_branch("Hello!") as session:
         yield session
 
 

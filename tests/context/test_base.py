@@ -499,7 +499,9 @@ def test_what_lies_in_a_span_is_kept_whole(end):
     inside = end in (2, 3, 5, 6)
     for call in (context.truncate, lambda pos: context.fork(0, 1, pos.index), lambda pos: context.cut(pos, Pos(0, 8))):
         if inside:
-            with refused(context, InvalidPosition, match=rf"position {end} .*accepted: {begin}, where the block begins"):
+            with refused(
+                context, InvalidPosition, match=rf"position {end} .*accepted: {begin}, where the block begins"
+            ):
                 call(Pos(0, end))
     if not inside:
         assert context.truncate(Pos(0, end)) == Pos(0, end)

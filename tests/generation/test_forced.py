@@ -116,7 +116,7 @@ def test_a_pause_within_a_forced_run_changes_nothing_and_the_session_can_be_used
         assert twin.text == "prompt>chosen, then"
         twin.append("!")
         assert twin.next_logits() is not None
-    with s.detour() as elsewhere:
+    with s.scratch_branch() as elsewhere:
         elsewhere.append("?")
         assert elsewhere.next_logits() is not None
     assert s.generate().run().tokens == whole.tokens == generation.answer.tokens

@@ -46,7 +46,16 @@ class Pair:
     def step(self) -> None:
         """One random call on both."""
         step = self.random.choice(
-            [self.answer, self.answer, self.answer, self.append, self.truncate, self.remove, self.dump, self.detour]
+            [
+                self.answer,
+                self.answer,
+                self.answer,
+                self.append,
+                self.truncate,
+                self.remove,
+                self.dump,
+                self.scratch_branch,
+            ]
         )
         step()
         assert self.drafted.tokens == self.plain.tokens, step.__name__
@@ -110,10 +119,10 @@ class Pair:
             Session.restore(self._context(), ByteVocab(), session.dump()) for session in (self.plain, self.drafted)
         )
 
-    def detour(self) -> None:
+    def scratch_branch(self) -> None:
         """Go elsewhere and come back."""
         for session, drafts in ((self.plain, None), (self.drafted, self._speculation())):
-            with session.detour() as elsewhere:
+            with session.scratch_branch() as elsewhere:
                 elsewhere.append("xyz")
                 elsewhere.generate(Sampling(temperature=0, max_tokens=5), speculation=drafts).run()
 

@@ -179,7 +179,7 @@ def test_paused_anywhere_forked_and_left_for_a_while(name: str, capabilities: fr
         with s.fork() as twin:
             twin.append("!")
             assert twin.next_logits() is not None
-        with s.detour() as elsewhere:
+        with s.scratch_branch() as elsewhere:
             elsewhere.generate(Sampling(temperature=0, max_tokens=3), speculation=speculation("wrong")).run()
         generation = s.generate() if generation.paused else generation
     assert generation.answer.tokens == whole.tokens

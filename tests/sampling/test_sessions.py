@@ -1,4 +1,4 @@
-"""Sampling in sessions: what steps remember goes on through pauses, dumps, forks and detours."""
+"""Sampling in sessions: what steps remember goes on through pauses, dumps, forks and scratch branches."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_a_paused_answer_goes_on_after_a_dump(sampling: Sampling, own: bool) -> 
 
 
 @pytest.mark.parametrize("capabilities", [frozenset(), frozenset({Capability.SHARED_FORK})], ids=["plain", "shared"])
-def test_a_detour_teaches_the_chain_nothing(sampling: Sampling, capabilities: frozenset[Capability]) -> None:
+def test_a_scratch_branch_teaches_the_chain_nothing(sampling: Sampling, capabilities: frozenset[Capability]) -> None:
     undisturbed, disturbed = (session(sampling, capabilities=capabilities) for _ in range(2))
     for each in (undisturbed, disturbed):
         list(each.generate(stopping_criteria=[pause(5)]))
     disturbed.score("something else")
-    with disturbed.detour() as elsewhere:
+    with disturbed.scratch_branch() as elsewhere:
         elsewhere.append("xyz")
         elsewhere.generate(Sampling(temperature=0, max_tokens=4)).run()
     assert (

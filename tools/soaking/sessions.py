@@ -142,7 +142,7 @@ def edited(site: Site, rng: random.Random) -> None:
 
 def _edit(site: Site, name: str, session: Session, rng: random.Random) -> None:
     """One edit; what remains is at least one token."""
-    kind = rng.choice(["append", "truncate", "remove", "rollback", "fork", "detour", "generate"])
+    kind = rng.choice(["append", "truncate", "remove", "rollback", "fork", "scratch_branch", "generate"])
     mark, n = session.mark(), session.n_tokens
     if kind == "append":
         session.append_tokens(site.tokens(name, rng, rng.randint(1, min(40, session.context.n_free - 100))))
@@ -158,8 +158,8 @@ def _edit(site: Site, name: str, session: Session, rng: random.Random) -> None:
         with session.fork() as twin:
             twin.append_tokens(site.tokens(name, rng, 9))
             same_row(site, name, twin.tokens, next_row(twin), "a fork")
-    elif kind == "detour":
-        with session.detour() as elsewhere:
+    elif kind == "scratch_branch":
+        with session.scratch_branch() as elsewhere:
             elsewhere.append_tokens(site.tokens(name, rng, 5))
             elsewhere.generate(_greedy(rng)).run()
     elif kind == "generate":

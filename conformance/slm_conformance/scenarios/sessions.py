@@ -186,8 +186,8 @@ class TestSession(Scenarios):
             twin.close()
             session.close()
 
-    def test_a_detour(self, bench: Bench) -> None:
-        """Session: a detour, in a fork or in the session itself, leaves marks and a paused answer as they were.
+    def test_a_scratch_branch(self, bench: Bench) -> None:
+        """Session: a scratch branch, in a fork or in the session itself, leaves marks and a paused answer as they were.
 
         The draws are the same, and the next logits are within the tolerance (clause 16): without a sequence to spare,
         tokens are decoded again.
@@ -202,11 +202,11 @@ class TestSession(Scenarios):
             for _event in paused:
                 pass
             later = session.mark()
-            with session.detour() as elsewhere:
+            with session.scratch_branch() as elsewhere:
                 elsewhere.truncate(10)
                 elsewhere.append_tokens(bench.tokens(5, seed=1))
                 elsewhere.generate(GREEDY).run()
-            what = f"a detour with {n_seq_max - 1} sequences to spare"
+            what = f"a scratch branch with {n_seq_max - 1} sequences to spare"
             session.generate().run()
             assert paused.answer.tokens == whole.tokens, f"an answer that was paused in {what} has other tokens"
             bench.same(next_row(session), after, f"the next logits of an answer that was paused in {what}")
@@ -214,22 +214,22 @@ class TestSession(Scenarios):
             session.rollback(mark)
             assert session.tokens == tuple(bench.tokens(20)), f"marks from before {what} are at other places"
 
-    def test_a_detour_takes_no_draws(self, bench: Bench) -> None:
-        """Session: the next draws are what they would have been, whatever a detour drew, also where it raised."""
+    def test_a_scratch_branch_takes_no_draws(self, bench: Bench) -> None:
+        """Session: a scratch branch that draws, or raises, does not change the next draws of the session."""
         for n_seq_max in (2, 1):
             drawn = []
-            for detours in (0, 2):
+            for scratch_branches in (0, 2):
                 session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=UNIFORM)
                 session.append_tokens(bench.tokens(10))
                 session.generate().run()
-                for turn in range(detours):
+                for turn in range(scratch_branches):
                     _elsewhere(session, fails=turn == 1)
                 drawn.append(session.generate().run().tokens)
-            what = f"two detours with {n_seq_max - 1} sequences to spare"
+            what = f"two scratch branches with {n_seq_max - 1} sequences to spare"
             assert drawn[0] == drawn[1], f"after {what}, a session draws {drawn[1]} in place of {drawn[0]}"
 
-    def test_a_detour_in_a_full_context(self, bench: Bench) -> None:
-        """Session: a detour for which there is no room raises, and tokens that wait are still there."""
+    def test_a_scratch_branch_in_a_full_context(self, bench: Bench) -> None:
+        """Session: a scratch branch for which there is no room raises, and tokens that wait are still there."""
         context = bench.context(n_ctx=40, n_seq_max=2)
         session, other = (Session(context, bench.vocab) for _ in range(2))
         session.append_tokens(bench.tokens(10))
@@ -238,10 +238,13 @@ class TestSession(Scenarios):
         other.append_tokens(bench.tokens(context.n_free, seed=2))
         other.next_logits()
         before = (session.tokens, session.n_pending)
-        with bench.refused("a detour without room", ContextFull, context=context), session.detour() as elsewhere:
+        with (
+            bench.refused("a scratch branch without room", ContextFull, context=context),
+            session.scratch_branch() as elsewhere,
+        ):
             elsewhere.truncate(11)
             elsewhere.append_tokens(bench.tokens(4))
-        assert (session.tokens, session.n_pending) == before, "a detour without room changed the session"
+        assert (session.tokens, session.n_pending) == before, "a scratch branch without room changed the session"
 
     def test_a_restored_answer_goes_on_counting(self, bench: Bench) -> None:
         """Session: a restored answer ends at its limit, stop text or EOG token as if it had not been dumped."""
@@ -318,8 +321,8 @@ def cut_row(bench: Bench, before: Sequence[int], start: int, end: int) -> Rows:
 
 
 def _elsewhere(session: Session, *, fails: bool) -> None:
-    """Answer in a detour, with the session's own sampling; perhaps raise there."""
-    with suppress(KeyError), session.detour() as elsewhere:
+    """Answer in a scratch branch, with the session's own sampling; perhaps raise there."""
+    with suppress(KeyError), session.scratch_branch() as elsewhere:
         elsewhere.generate().run()
         if fails:
             raise KeyError("an error of the caller's")
