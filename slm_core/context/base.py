@@ -332,6 +332,7 @@ class ContextBase(Closing):
             if not self._closed:
                 self._closed = True
                 self._engine_close()
+                self._ledger.clear()
         finally:
             self._lock.release()
 

@@ -46,6 +46,13 @@ class Ledger:
         self._released: list[int] = []
         self._share_forks = share_forks
 
+    def clear(self) -> None:
+        """All sequences were forgotten; the bookkeeping takes as little memory as at first."""
+        self._sequences = [SequenceRecord() for _ in self._sequences]
+        self._n_untouched += self._n_touched
+        self._n_touched, self._released = 0, []
+        self._references = np.zeros(min(self._n_untouched, 256), np.int32)
+
     @property
     def n_free(self) -> int:
         """Cells that no sequence holds."""
