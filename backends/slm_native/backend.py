@@ -18,7 +18,7 @@ from slm_native import torch_devices
 from slm_native.context import BACKEND
 from slm_native.kernels import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
 from slm_native.model import NativeModel
-from slm_native.paging import Paging
+from slm_native.offload import Offload
 from slm_native.profile import Profile, find_profile
 
 _RANK, _TUNED_RANK = 10, 60
@@ -93,14 +93,14 @@ class NativeBackend:
     def load(self, source: ModelSource, options: ModelOptions) -> NativeModel:
         """Load a model; see ``protocols.Backend.load``."""
         _check_options(options.backend_options)
-        paging = _paging(options.backend_options)
-        choice = _kernels(options, paging, _profile(source, options))
+        offload = _offload(options.backend_options)
+        choice = _kernels(options, offload, _profile(source, options))
         progress = options.progress or (lambda share: None)
         progress(0.0)
         gguf = open_model(source)
         try:
             swa_full = bool(options.backend_options.get("swa_full", True))
-            return NativeModel(gguf, choice.kernels, progress, paging, swa_full=swa_full)
+            return NativeModel(gguf, choice.kernels, progress, offload, swa_full=swa_full)
         except BaseException:
             gguf.close()
             raise
@@ -132,7 +132,7 @@ def _is_device_map(value: object) -> bool:
     return value == "auto"
 
 
-def _paging(given: Mapping[str, object]) -> Paging | None:
+def _offload(given: Mapping[str, object]) -> Offload | None:
     budget, pinned = given.get("resident_bytes"), given.get("pinned_layers")
     if pinned is not None and not all(type(i) is int for i in cast("Sequence[object]", pinned)):
         raise InvalidOption(f"pinned_layers={pinned!r} (accepted: {_OPTIONS['pinned_layers']})")
@@ -142,7 +142,7 @@ def _paging(given: Mapping[str, object]) -> Paging | None:
         return None
     if given.get("expanded_bytes"):
         raise InvalidOption("expanded_bytes keeps what resident_bytes has no room for (accepted: one of them)")
-    return Paging(cast(int, budget), cast("Sequence[int] | None", pinned))
+    return Offload(cast(int, budget), cast("Sequence[int] | None", pinned))
 
 
 def _profile(source: ModelSource, options: ModelOptions) -> Profile | None:
@@ -152,11 +152,11 @@ def _profile(source: ModelSource, options: ModelOptions) -> Profile | None:
     return find_profile(source if isinstance(source, Path) else None, named) if is_torch or named is not None else None
 
 
-def _kernels(options: ModelOptions, paging: Paging | None, profile: Profile | None) -> KernelChoice:
+def _kernels(options: ModelOptions, offload: Offload | None, profile: Profile | None) -> KernelChoice:
     given: dict[str, Any] = {
         name: options.backend_options.get(name) for name in ("tier", "expanded_bytes", "dtype", "device_map")
     }
-    if paging is not None:
+    if offload is not None:
         given["expanded_bytes"] = 0
     given["profile"] = profile
     named = {name: value for name, value in given.items() if value is not None}

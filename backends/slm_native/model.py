@@ -17,7 +17,7 @@ from slm_core.tokenization import model_vocab
 from slm_core.types import ContextOptions, ModelInfo, Progress
 from slm_native.context import BACKEND, NativeContext
 from slm_native.kernels import KernelSet
-from slm_native.paging import Paging, PagingStats
+from slm_native.offload import Offload, OffloadStats
 from slm_native.transformer import Transformer
 
 
@@ -28,12 +28,12 @@ class NativeModel(Closing):
         gguf: the open file or directory; the model closes it.
         kernels: the arithmetic.
         progress: called with the share that is done.
-        paging: how much memory the layers may take; None for as much as they need.
+        offload: how much memory the layers may take; None for as much as they need.
         swa_full: whether layers with a window keep all positions.
 
     Raises:
         InvalidModelFile, UnsupportedModel: see ``read_spec`` and ``check_tensors``.
-        InvalidOption: ``paging`` leaves too little, or windows are to be kept alone beside states.
+        InvalidOption: ``offload`` leaves too little, or windows are to be kept alone beside states.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class NativeModel(Closing):
         gguf: GgufFile | Checkpoint,
         kernels: KernelSet,
         progress: Progress,
-        paging: Paging | None = None,
+        offload: Offload | None = None,
         *,
         swa_full: bool = True,
     ) -> None:
@@ -60,7 +60,7 @@ class NativeModel(Closing):
                 f"{gguf.path}: {self._vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
             )
         self._transformer: Transformer | None = Transformer(
-            gguf, spec, kernels, progress, paging, keeps_windows=not swa_full
+            gguf, spec, kernels, progress, offload, keeps_windows=not swa_full
         )
         self._gguf = gguf
         self._contexts: weakref.WeakSet[NativeContext] = weakref.WeakSet()
@@ -83,9 +83,9 @@ class NativeModel(Closing):
         return self._open_transformer().steps
 
     @property
-    def paging(self) -> PagingStats | None:
+    def offload(self) -> OffloadStats | None:
         """What streaming layers has cost; None where all are in memory."""
-        return self._open_transformer().paging
+        return self._open_transformer().offload
 
     def new_context(self, options: ContextOptions) -> NativeContext:
         """Create an empty KV cache; see ``protocols.Model.new_context``."""

@@ -22,7 +22,7 @@ from slm_native.kernels import FixedShape, KernelSet
 from slm_native.kv import Array, BatchPlan, KvLayer, in_chunks
 from slm_native.lowering import Lowering
 from slm_native.memory import ContextMemory, MemoryPlan, Room
-from slm_native.paging import LayerPager, Paging, PagingStats, ResidentLayers
+from slm_native.offload import Offload, OffloadedLayers, OffloadStats, ResidentLayers
 from slm_native.positions import LayerPositions, Positions
 from slm_native.states import StateGroup
 from slm_native.steps import Hidden, PlanKind, Step, StepInputs, run_steps
@@ -67,11 +67,11 @@ class Transformer:
         spec: what it holds.
         kernels: the arithmetic.
         progress: called with the share of weights that are prepared.
-        paging: how much memory the blocks may take; None for as much as they need.
+        offload: how much memory the layers may take; None for as much as they need.
         keeps_windows: whether layers with a window keep only that; see ``WindowCache``.
 
     Raises:
-        InvalidOption: ``paging`` leaves too little, windows are kept beside states, or steps are to be captured that
+        InvalidOption: ``offload`` leaves too little, windows are kept beside states, or steps are to be captured that
             cannot be.
     """
 
@@ -81,7 +81,7 @@ class Transformer:
         spec: ModelSpec,
         kernels: KernelSet,
         progress: Callable[[float], None],
-        paging: Paging | None = None,
+        offload: Offload | None = None,
         *,
         keeps_windows: bool = False,
     ) -> None:
@@ -90,19 +90,21 @@ class Transformer:
         self.spec = spec
         self._kernels = kernels
         self._lowering = Lowering(spec, kernels, keeps_windows=self.keeps_windows)
-        self._check_kernels(paging)
+        self._check_kernels(offload)
         sizes = self._reader.sizes()
-        absent = 0 if paging is None else max(0, sum(sizes.blocks) - paging.budget)
+        absent = 0 if offload is None else max(0, sum(sizes.blocks) - offload.budget)
         kernels.reserve(sizes._replace(absent=absent))
         self._weights = self._reader.model()
-        self._layers = self._resident(progress) if paging is None else self._paged(gguf, sizes.blocks, paging, progress)
+        self._layers = (
+            self._resident(progress) if offload is None else self._offloaded(gguf, sizes.blocks, offload, progress)
+        )
         self.positions(1)  # refuses bad factors now
 
-    def _check_kernels(self, paging: Paging | None) -> None:
+    def _check_kernels(self, offload: Offload | None) -> None:
         if self.keeps_windows and self.spec.recurrent_layers:
             raise InvalidOption("swa_full=False cannot be had where layers have states, too (accepted: true)")
         whys = {
-            "layers are streamed": paging is not None,
+            "layers are streamed": offload is not None,
             "experts are chosen on the host": any(layer.experts is not None for layer in self.spec.layers),
             "the model is an encoder": not self.spec.causal,
             "layers keep only their windows": self.keeps_windows,
@@ -116,7 +118,7 @@ class Transformer:
                 " keep only their windows (accepted: none)"
             )
         whys = {
-            "layers are streamed": paging is not None,
+            "layers are streamed": offload is not None,
             "the model is an encoder": not self.spec.causal,
             "layers have states": any(layer.recurrent is not None for layer in self.spec.layers),
             "layers read keys of other layers": any(layer.kv_layer is not None for layer in self.spec.layers),
@@ -135,7 +137,7 @@ class Transformer:
         return self._layers.describe()
 
     @property
-    def paging(self) -> PagingStats | None:
+    def offload(self) -> OffloadStats | None:
         """What streaming blocks has cost; None where all are there."""
         return self._layers.stats
 
@@ -263,9 +265,9 @@ class Transformer:
         self._kernels.ready()
         return ResidentLayers(self._kernels.fuse(steps))
 
-    def _paged(
-        self, gguf: WeightSource, sizes: Sequence[int], paging: Paging, progress: Callable[[float], None]
-    ) -> LayerPager:
+    def _offloaded(
+        self, gguf: WeightSource, sizes: Sequence[int], offload: Offload, progress: Callable[[float], None]
+    ) -> OffloadedLayers:
         reader = WeightReader(gguf, self.spec, self._kernels, in_memory=self._kernels.reads_file)
         reader.check_blocks()
         lowering, weights = self._lowering, self._weights
@@ -273,10 +275,10 @@ class Transformer:
         def load(i: int) -> list[Step]:  # knows no transformer: its thread ends when nobody else does
             return lowering.layer(i, reader.block(i), weights)
 
-        pager = LayerPager(load, sizes, paging, self._kernels.settle, progress)
+        layers = OffloadedLayers(load, sizes, offload, self._kernels.settle, progress)
         self._kernels.settle()
         progress(1.0)
-        return pager
+        return layers
 
     def _step_inputs(self, inputs: _Inputs, layers: Sequence[KvLayer], x: Array) -> StepInputs:
         spread, every = self._kernels.spread, inputs.plans[None]

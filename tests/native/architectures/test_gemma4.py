@@ -100,6 +100,6 @@ def test_layers_that_are_streamed_give_the_same_bits(tmp_path, tier, load, feed)
         model = load(path, tier, **options)
         with model.new_context(exact(n_ctx=128)) as context:
             rows.append(feed(context, range(80)))
-    assert model.paging is not None
-    assert model.paging.loads > 0
+    assert model.offload is not None
+    assert model.offload.loads > 0
     np.testing.assert_array_equal(*rows)

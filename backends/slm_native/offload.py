@@ -21,7 +21,7 @@ StepsAt: TypeAlias = Callable[[int], Steps]
 _BUFFERS = 2  # one layer computes, one is on its way
 
 
-class Paging(NamedTuple):
+class Offload(NamedTuple):
     """Which blocks stay, and how much memory blocks may take.
 
     Attributes:
@@ -34,7 +34,7 @@ class Paging(NamedTuple):
 
 
 @dataclass(slots=True)
-class PagingStats:
+class OffloadStats:
     """What streaming has cost so far.
 
     Attributes:
@@ -77,7 +77,7 @@ class Layers(ABC):
 
     @property
     @abstractmethod
-    def stats(self) -> PagingStats | None:
+    def stats(self) -> OffloadStats | None:
         """What streaming has cost; None where nothing is streamed."""
 
     @abstractmethod
@@ -117,7 +117,7 @@ class ResidentLayers(Layers):
         self.steps = ()
 
 
-class LayerPager(Layers):
+class OffloadedLayers(Layers):
     """Streams the blocks that memory has no room for through two buffers, on a thread of its own.
 
     While a block computes, the next one that is not there is loaded; blocks that stay lie between those that come, so
@@ -127,7 +127,7 @@ class LayerPager(Layers):
     Args:
         load: makes the steps of a layer, with memory of their own; called on another thread.
         sizes: bytes of each block's weights.
-        paging: what stays, and the bound on what is held at any time.
+        offload: what stays, and the bound on what is held at any time.
         settle: returns once all that was asked of the device is done, see ``KernelSet.settle``.
         progress: called with the share of the blocks to stay that is loaded.
 
@@ -139,14 +139,14 @@ class LayerPager(Layers):
         self,
         load: Callable[[int], Steps],
         sizes: Sequence[int],
-        paging: Paging,
+        offload: Offload,
         settle: Callable[[], None],
         progress: Callable[[float], None],
     ) -> None:
-        pinned = choose_pinned(sizes, paging)
+        pinned = choose_pinned(sizes, offload)
         self._load, self._sizes, self._settle = load, sizes, settle
         self._streamed = [i for i in range(len(sizes)) if i not in pinned]
-        self._stats = PagingStats(paging.budget, tuple(pinned))
+        self._stats = OffloadStats(offload.budget, tuple(pinned))
         self._pinned: dict[int, Steps] = {}
         for i in pinned:
             self._hold(sizes[i])
@@ -176,7 +176,7 @@ class LayerPager(Layers):
         return [held.get(i, f"layer {i}: loaded in every pass") for i in range(len(self._sizes))]
 
     @property
-    def stats(self) -> PagingStats:
+    def stats(self) -> OffloadStats:
         """A copy; numbers of a pass that runs are on their way."""
         return replace(self._stats)
 
@@ -256,29 +256,29 @@ class LayerPager(Layers):
         self._stats.most_held_bytes = max(self._stats.most_held_bytes, self._stats.held_bytes)
 
 
-def choose_pinned(sizes: Sequence[int], paging: Paging) -> list[int]:
+def choose_pinned(sizes: Sequence[int], offload: Offload) -> list[int]:
     """The blocks that stay.
 
     Args:
         sizes: bytes of each block's weights.
-        paging: what is asked for.
+        offload: what is asked for.
 
     Raises:
         InvalidOption: there is no room for two blocks and those to stay, or there are no such blocks.
     """
     everything = range(len(sizes))
-    if paging.pinned_layers is not None:
-        if bad := [i for i in paging.pinned_layers if i not in everything]:
+    if offload.pinned_layers is not None:
+        if bad := [i for i in offload.pinned_layers if i not in everything]:
             raise InvalidOption(f"pinned_layers has {bad[0]} (accepted: 0 to {len(sizes) - 1})")
-        candidates = [sorted(set(paging.pinned_layers))]
+        candidates = [sorted(set(offload.pinned_layers))]
     else:
         candidates = [_all_but(n, len(sizes)) for n in range(len(sizes) + 1)]
     needed = [_needed(sizes, pinned) for pinned in candidates]
     for pinned, n_bytes in zip(candidates, needed, strict=True):
-        if n_bytes <= paging.budget:
+        if n_bytes <= offload.budget:
             return pinned
     raise InvalidOption(
-        f"resident_bytes is {paging.budget}, and at least {min(needed)} are needed: two layers are there at any time,"
+        f"resident_bytes is {offload.budget}, and at least {min(needed)} are needed: two layers are there at any time,"
         f" besides those that stay (all {len(sizes)} take {sum(sizes)})"
     )
 

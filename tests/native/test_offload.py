@@ -15,7 +15,7 @@ from slm_core.gguf import GgufFile
 from slm_core.types import ContextOptions, ModelOptions
 from slm_native import weights
 from slm_native.backend import NativeBackend
-from slm_native.paging import LayerPager, Paging, choose_pinned
+from slm_native.offload import Offload, OffloadedLayers, choose_pinned
 
 N_LAYERS = 7
 
@@ -26,7 +26,7 @@ def path(tmp_path_factory):
     shape = dataclasses.replace(SHAPES["llama"], n_layers=N_LAYERS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHAPES, "llama", shape)
-        return make_tiny_model("llama", "q8_0").write(tmp_path_factory.mktemp("paging") / "seven.gguf")
+        return make_tiny_model("llama", "q8_0").write(tmp_path_factory.mktemp("offload") / "seven.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +45,13 @@ def logits_of(model, feed, random_tokens) -> np.ndarray:
 def test_logits_are_those_of_a_model_that_is_all_there(load, path, tier, layer_bytes, n_granted, feed, random_tokens):
     """To the bit: the same steps on the same weights."""
     whole = load(path, tier, expanded_bytes=0)
-    paged = load(path, tier, resident_bytes=n_granted * layer_bytes)
-    assert whole.paging is None
+    offloaded = load(path, tier, resident_bytes=n_granted * layer_bytes)
+    assert whole.offload is None
     for _ in range(2):
         np.testing.assert_array_equal(
-            logits_of(paged, feed, random_tokens), logits_of(whole, feed, random_tokens), "layers were mixed up"
+            logits_of(offloaded, feed, random_tokens), logits_of(whole, feed, random_tokens), "layers were mixed up"
         )
-    assert len(paged.paging.pinned_layers) == n_granted - 2
+    assert len(offloaded.offload.pinned_layers) == n_granted - 2
 
 
 def test_every_pass_loads_what_does_not_stay_and_nothing_else(load, path, tier, layer_bytes, feed, random_tokens):
@@ -59,7 +59,7 @@ def test_every_pass_loads_what_does_not_stay_and_nothing_else(load, path, tier, 
     context, streamed = model.new_context(ContextOptions(n_ctx=64)), N_LAYERS - 2
     for n_passes in (1, 2, 3):
         feed(context, [n_passes])
-        stats = model.paging
+        stats = model.offload
         assert stats.pinned_layers == (0, 3)
         assert stats.loads == n_passes * streamed + 2, "two layers of the next pass are on their way"
         assert stats.loaded_bytes == stats.loads * layer_bytes
@@ -72,12 +72,12 @@ def test_every_pass_loads_what_does_not_stay_and_nothing_else(load, path, tier, 
 def test_a_budget_for_all_layers_streams_none(load, path, tier, layer_bytes, feed, random_tokens):
     model = load(path, tier, resident_bytes=N_LAYERS * layer_bytes)
     logits_of(model, feed, random_tokens)
-    assert (model.paging.loads, model.paging.stalls) == (0, 0)
-    assert model.paging.pinned_layers == tuple(range(N_LAYERS))
+    assert (model.offload.loads, model.offload.stalls) == (0, 0)
+    assert model.offload.pinned_layers == tuple(range(N_LAYERS))
 
 
 def test_no_more_memory_is_held_than_was_granted(load, path, tier, layer_bytes, monkeypatch, feed, random_tokens):
-    """Counted where tensors are read and where their memory is given back, not by the pager."""
+    """Counted where tensors are read and where their memory is given back, not by what streams them."""
     held, most, lock = [0], [0], threading.Lock()
 
     def count(n_bytes: int) -> None:
@@ -115,7 +115,7 @@ def test_the_thread_ends_with_the_model(path, layer_bytes, feed, closed):
         model.close()
         assert not thread.is_alive()
         with pytest.raises(ModelClosed):
-            model.paging  # noqa: B018
+            model.offload  # noqa: B018
     del model, context  # one that nobody closed
     thread.join(10)
     assert not thread.is_alive()
@@ -141,10 +141,10 @@ def test_a_load_that_fails_is_told_and_changes_nothing(load, path, layer_bytes, 
     assert context.length(0) == 10
     more = random_tokens(20, seed=2)
     np.testing.assert_array_equal(feed(context, more), feed(untouched, more))
-    assert model.paging.most_held_bytes == 2 * layer_bytes
+    assert model.offload.most_held_bytes == 2 * layer_bytes
 
 
-def test_a_step_that_fails_in_the_middle_leaves_the_pager_in_order(load, path, layer_bytes, monkeypatch, feed):
+def test_a_step_that_fails_in_the_middle_leaves_the_layers_in_order(load, path, layer_bytes, monkeypatch, feed):
     model, calls = load(path, resident_bytes=3 * layer_bytes), []
     context = model.new_context(ContextOptions(n_ctx=64))
     wanted = feed(context, [1, 2, 3])
@@ -163,7 +163,7 @@ def test_a_step_that_fails_in_the_middle_leaves_the_pager_in_order(load, path, l
         with pytest.raises(ZeroDivisionError):
             feed(context, [1, 2, 3])
     np.testing.assert_array_equal(feed(context, [1, 2, 3]), wanted)
-    assert model.paging.held_bytes <= model.paging.most_held_bytes <= 3 * layer_bytes
+    assert model.offload.held_bytes <= model.offload.most_held_bytes <= 3 * layer_bytes
 
 
 def test_two_threads_take_turns(load, path, layer_bytes, feed, random_tokens):
@@ -209,11 +209,11 @@ def test_types_without_a_kernel_are_refused_when_the_model_is_loaded(load, path,
 
 def test_layers_that_stay_lie_between_those_that_come():
     sizes = [10] * 12
-    assert choose_pinned(sizes, Paging(120)) == list(range(12))
-    assert choose_pinned(sizes, Paging(80)) == [1, 3, 5, 7, 9, 11], "six stay, two buffers"
-    assert choose_pinned(sizes, Paging(29)) == []
+    assert choose_pinned(sizes, Offload(120)) == list(range(12))
+    assert choose_pinned(sizes, Offload(80)) == [1, 3, 5, 7, 9, 11], "six stay, two buffers"
+    assert choose_pinned(sizes, Offload(29)) == []
     uneven = [10, 30, 10, 10, 50, 10]
-    pinned = choose_pinned(uneven, Paging(100))
+    pinned = choose_pinned(uneven, Offload(100))
     assert sum(uneven[i] for i in pinned) + 80 <= 100, "the two largest that are streamed fit beside them"
 
 
@@ -225,9 +225,9 @@ def test_the_next_layer_is_on_its_way_while_one_computes():
         asked[i].set()
         return []
 
-    pager = LayerPager(load, [1] * 6, Paging(2), lambda: None, lambda share: None)
-    with pager.walk() as steps_at:
+    layers = OffloadedLayers(load, [1] * 6, Offload(2), lambda: None, lambda share: None)
+    with layers.walk() as steps_at:
         for i in range(5):
             steps_at(i)
             assert asked[i + 1].wait(10), f"layer {i + 1} is not loaded while {i} computes"
-    pager.close()
+    layers.close()
