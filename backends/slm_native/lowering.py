@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from slm_core.architectures import LayerSpec, ModelSpec
-from slm_native.kernels import ChannelMix, FeedForward, KernelSet, LatentAttention, Mixture, Rwkv7, RwkvBlock
+from slm_native.kernels import ChannelMix, FeedForward, KernelSet, LatentAttention, MoeLayer, Rwkv7, RwkvBlock
 from slm_native.steps import (
     AltUpStep,
     BidirectionalAttention,
@@ -32,7 +32,7 @@ from slm_native.steps import (
     Step,
     TransferStep,
 )
-from slm_native.weights import Beside, Block, Weights
+from slm_native.weights import Block, DenseAndMoe, Weights
 
 
 class Lowering:
@@ -144,7 +144,7 @@ class Lowering:
         if isinstance(weights, FeedForward):
             return FfnStep(block.ffn_norm, residual, weights, layer.activation, layer.gate_threshold)
         assert layer.experts is not None and not isinstance(weights, ChannelMix), "the weights were read by it"
-        if isinstance(weights, Mixture):
+        if isinstance(weights, MoeLayer):
             return MoeStep(block.ffn_norm, residual, weights, layer.experts.n_experts, layer.experts.n_used)
         return _dense_and_moe(block, residual, weights, layer)
 
@@ -162,7 +162,7 @@ class Lowering:
         return index == self._spec.n_layers - 1
 
 
-def _dense_and_moe(block: Block, residual: Residual, weights: Beside, layer: LayerSpec) -> DenseAndMoeStep:
+def _dense_and_moe(block: Block, residual: Residual, weights: DenseAndMoe, layer: LayerSpec) -> DenseAndMoeStep:
     return DenseAndMoeStep(
         norm=block.ffn_norm,
         residual=residual,

@@ -16,13 +16,13 @@ from slm_native.kernels import (
     Mamba,
     Mamba2,
     Norm,
+    RecurrentWeights,
     Rwkv7,
     ShortConv,
-    StateWeights,
 )
 from slm_native.kv import Array
 
-Recurrent: TypeAlias = StateWeights | Rwkv7
+Recurrent: TypeAlias = RecurrentWeights | Rwkv7
 _HEAD_EPS = 64e-5  # RWKV-7's, whatever the epsilon of its other norms
 _NO_LENGTH = 1e-24  # of the mean square of a key: what is shorter than 1e-12 stays short
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,17 @@ from numpy.typing import NDArray
 from slm_core.architectures import DENSE, TEXT_TYPES, ExpertsSpec, LayerSpec, ModelSpec, alibi_slopes
 from slm_core.gguf import GgmlType, WeightSource
 from slm_core.quant import QuantizedTensor, check_tensor
+from slm_native.altup_weights import (
+    Streams,
+    read_altup,
+    read_laurel,
+    read_layer_embedding,
+    read_layer_embeddings,
+    read_streams,
+)
+from slm_native.altup_weights import (
+    Tensors as StreamTensors,
+)
 from slm_native.kernels import (
     AltUp,
     Attention,
@@ -22,7 +34,7 @@ from slm_native.kernels import (
     Laurel,
     LayerEmbedding,
     Linear,
-    Mixture,
+    MoeLayer,
     Norm,
     Scoring,
     Weight,
@@ -31,29 +43,21 @@ from slm_native.kernels import (
 from slm_native.kv import Array
 from slm_native.recurrent_weights import Recurrent, Tensors, read_channel_mix, read_recurrent
 from slm_native.steps import LayerEmbeddingTable
-from slm_native.stream_weights import (
-    Streams,
-    read_altup,
-    read_laurel,
-    read_layer_embedding,
-    read_layer_embeddings,
-    read_streams,
-)
-from slm_native.stream_weights import (
-    Tensors as StreamTensors,
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beside:
+class DenseAndMoe:
     """The weights of a dense feed-forward layer with experts beside it, which read the same."""
 
     dense: FeedForward
     dense_norm: Norm | None  # [E], of what it makes
-    experts: Mixture
+    experts: MoeLayer
     router_norm: Norm  # [E]
     experts_norm: Norm | None  # [E]
     mixed_norm: Norm | None  # [E], of what the experts make
+
+
+AnyFeedForward: TypeAlias = FeedForward | MoeLayer | DenseAndMoe | ChannelMix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +70,7 @@ class Block:
     attn_post_norm: Norm | None  # [E], of what attention makes
     attn_sum_norm: Norm | None  # [E], of the sum of that and what entered
     ffn_norm: Norm | None  # [E]
-    feed_forward: FeedForward | Mixture | Beside | ChannelMix | None
+    feed_forward: AnyFeedForward | None
     ffn_post_norm: Norm | None  # [E]
     ffn_sum_norm: Norm | None  # [E]
     scoring: Scoring
@@ -195,9 +199,9 @@ class WeightReader:
             return None
         return self._latent_attention(prefix) if layer.latent else self._attention(prefix, layer)
 
-    def _any_feed_forward(self, prefix: str, layer: LayerSpec) -> FeedForward | Mixture | Beside | ChannelMix | None:
+    def _any_feed_forward(self, prefix: str, layer: LayerSpec) -> AnyFeedForward | None:
         if self._has(f"{prefix}pre_ffw_norm_2.weight"):
-            return self._beside(prefix, layer)
+            return self._dense_and_moe(prefix, layer)
         if layer.experts is not None:
             return self._experts(prefix, layer, layer.experts)
         if self._has(f"{prefix}channel_mix_key.weight"):
@@ -231,8 +235,8 @@ class WeightReader:
             q=self._linear(f"{prefix}attn_q_b" if compressed else f"{prefix}attn_q"),
             kv_down=self._linear(f"{prefix}attn_kv_a_mqa"),
             kv_norm=self._norm(f"{prefix}attn_kv_a_norm"),
-            k_up=self._kernels.by_head(self._each(f"{prefix}attn_k_b")),
-            v_up=self._kernels.by_head(self._each(f"{prefix}attn_v_b")),
+            k_up=self._kernels.per_head(self._each(f"{prefix}attn_k_b")),
+            v_up=self._kernels.per_head(self._each(f"{prefix}attn_v_b")),
             output=self._linear(f"{prefix}attn_output"),
         )
 
@@ -258,7 +262,7 @@ class WeightReader:
             self._linear(gate) if self._has(f"{gate}.weight") else None, self._linear(up), self._linear(down)
         )
 
-    def _experts(self, prefix: str, layer: LayerSpec, spec: ExpertsSpec) -> Mixture:
+    def _experts(self, prefix: str, layer: LayerSpec, spec: ExpertsSpec) -> MoeLayer:
         shared_gate = f"{prefix}ffn_gate_inp_shexp"
         gates, ups, downs = (self._each(f"{prefix}ffn_{name}_exps") for name in ("gate", "up", "down"))
         experts = Experts(
@@ -270,18 +274,18 @@ class WeightReader:
             shared=self._feed_forward(prefix, "_shexp") if self._has(f"{prefix}ffn_up_shexp.weight") else None,
             shared_gate=self._row(shared_gate) if self._has(f"{shared_gate}.weight") else None,
         )
-        return self._kernels.mixture(experts)
+        return self._kernels.moe(experts)
 
-    def _beside(self, prefix: str, layer: LayerSpec) -> Beside:
+    def _dense_and_moe(self, prefix: str, layer: LayerSpec) -> DenseAndMoe:
         scale = self._vector(f"{prefix}ffn_gate_inp.scale")
         assert scale is not None and layer.experts is not None, "the architecture declares them"
         gates, ups = self._halves(f"{prefix}ffn_gate_up_exps")
         each = [FeedForward(*one) for one in zip(gates, ups, self._each(f"{prefix}ffn_down_exps"), strict=True)]
         router = Linear(self._prepared(f"{prefix}ffn_gate_inp.weight"))
-        return Beside(
+        return DenseAndMoe(
             dense=self._feed_forward(prefix),
             dense_norm=self._norm(f"{prefix}post_ffw_norm_1"),
-            experts=self._kernels.mixture(Experts(layer.experts, router, None, each, layer.activation)),
+            experts=self._kernels.moe(Experts(layer.experts, router, None, each, layer.activation)),
             router_norm=Norm(scale * self._spec.n_embd**-0.5, None, self._spec.norm, self._spec.norm_eps),
             experts_norm=self._norm(f"{prefix}pre_ffw_norm_2"),
             mixed_norm=self._norm(f"{prefix}post_ffw_norm_2"),

@@ -21,7 +21,7 @@ from slm_native.kernels import (
     Laurel,
     LayerEmbedding,
     Linear,
-    Mixture,
+    MoeLayer,
     Norm,
     Rotation,
     Scoring,
@@ -80,7 +80,7 @@ class FlatLayer:
     gate_threshold: float | None = None
     activation: AnyActivation = Activation.SILU
     down: Linear | None = None
-    moe: Mixture | None = None
+    moe: MoeLayer | None = None
     ffn_post_norm: Norm | None = None
     altup: AltUp | None = None
     active_stream: int = 0

@@ -177,7 +177,7 @@ def test_embeddings_and_scales(isa: str, n_tokens: int, ggml_type: GgmlType) -> 
 def test_experts(isa: str, n_tokens: int, parallel: bool, ggml_type: GgmlType) -> None:
     around, n = Around(isa, ggml_type), n_tokens
     x, plan, kernels = _f32(n, WIDTH, seed=1), around.plan(n), around.kernels
-    mixture = kernels.mixture(_experts(around))
+    mixture = kernels.moe(_experts(around))
     block = replace(around.blocks[0].attention_alone(), parallel=parallel)
     post_norm, ffn_norm = _norm(WIDTH, 3), _norm(WIDTH, 4)
     after = around.run([block], [x], plan, [None])[0]
@@ -259,7 +259,7 @@ def test_what_no_step_asks_for_is_refused() -> None:
     with pytest.raises(ValueError, match="an embedding for a layer without"):
         call.run_as_told([x], plan, around.cache.layers[0], [_f32(2, N_OWN, seed=1)])
     with pytest.raises(ValueError, match="experts beside a feed-forward layer"):
-        native_layer_as_told(replace(block, moe=around.kernels.mixture(_experts(around))))
+        native_layer_as_told(replace(block, moe=around.kernels.moe(_experts(around))))
 
 
 def test_experts_of_steps_are_not_fused() -> None:
@@ -268,7 +268,7 @@ def test_experts_of_steps_are_not_fused() -> None:
     experts = _experts(around)
     iq = random_matrix(GgmlType.IQ2_XS, N_FF, 256, 1)
     down = Linear(around.kernels.prepare(QuantizedTensor("iq", iq.shape, iq.ggml_type, iq.data)))
-    mixture = around.kernels.mixture(replace(experts, shared=FeedForward(None, down, down)))
+    mixture = around.kernels.moe(replace(experts, shared=FeedForward(None, down, down)))
     block = replace(around.blocks[0].attention_alone(), moe=mixture)
     assert one_call(around.kernels, [block]) is None
     assert one_call(around.kernels, [block.attention_alone()]) is not None

@@ -55,8 +55,8 @@ class LatentBlocks:
             q=self.linear(n_q, N_LOW, 3),
             kv_down=self.linear(HEAD_DIM, WIDTH, 4),
             kv_norm=_norm(N_RANK, 5),
-            k_up=self.kernels.by_head([self.linear(N_RANK, N_NOPE, 10 + i, plain=True) for i in range(N_HEADS)]),
-            v_up=self.kernels.by_head([self.linear(n_result, N_RANK, 20 + i, plain=True) for i in range(N_HEADS)]),
+            k_up=self.kernels.per_head([self.linear(N_RANK, N_NOPE, 10 + i, plain=True) for i in range(N_HEADS)]),
+            v_up=self.kernels.per_head([self.linear(n_result, N_RANK, 20 + i, plain=True) for i in range(N_HEADS)]),
             output=self.linear(WIDTH, N_HEADS * n_result, 6),
         )
         direct = replace(compressed, q_down=None, q_norm=None, q=self.linear(n_q, WIDTH, 7), kv_norm=None)
@@ -135,7 +135,7 @@ def test_blocks_are_their_steps(isa: str, seq_ids: list[int], ggml_type: GgmlTyp
     some = np.arange(n) % 3 == 1
     found = blocks.run(x, rotations, plan, some)
     # Sums of fewer rows may be made in another order: of at most 288 terms, each of four products one after the other.
-    # Beside a matrix unit's bf16 activations of few rows are int8: half a step of 127 each, here of three blocks.
+    # DenseAndMoe a matrix unit's bf16 activations of few rows are int8: half a step of 127 each, here of three blocks.
     rounds = isa in ("amx", "amx_plain") and ggml_type not in FLOATS
     tolerance = 3 / 254 if rounds else 4 * 288 * 2.0**-24
     np.testing.assert_allclose(found, wanted[some], rtol=0, atol=tolerance * np.abs(wanted).max())
@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_refused() -> None:
             one_call(blocks.kernels, [replace(first, **changes)])
 
     def by_head(n: int, n_out: int, n_in: int) -> Any:
-        return blocks.kernels.by_head([blocks.linear(n_out, n_in, i, plain=True) for i in range(n)])
+        return blocks.kernels.per_head([blocks.linear(n_out, n_in, i, plain=True) for i in range(n)])
 
     refused(r"q is \[144, 64\], not \[144, 128\]", latent=replace(latent, q=blocks.linear(144, 64, 1)))
     refused("q_norm has not the width 128", latent=replace(latent, q_norm=_norm(64, 1)))

@@ -15,9 +15,9 @@ from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, dequantize
 from slm_native import _extension
 from slm_native.kernels import Linear, Norm, Rotation
-from slm_native.kernels.by_head import SteppedByHead
 from slm_native.kernels.cpu import CpuKernels, CpuWeight
-from slm_native.kernels.cpu.prepared import CpuByHead
+from slm_native.kernels.cpu.prepared import CpuPerHead
+from slm_native.kernels.per_head import SteppedPerHead
 
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
@@ -325,11 +325,11 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
 def test_a_matrix_for_each_head(isa: str, n_tokens: int, n_threads: int) -> None:
     kernels = CpuKernels(isa, n_threads, 0)
     x, made = f32(n_tokens, 6, 40, seed=1), [linear(kernels, 24, 40, i) for i in range(6)]
-    by_head = kernels.by_head([each for each, _ in made])
-    assert isinstance(by_head, CpuByHead)
+    by_head = kernels.per_head([each for each, _ in made])
+    assert isinstance(by_head, CpuPerHead)
     assert_close(by_head.run(x), np.einsum("thi,hoi->tho", x.astype(np.float64), np.array([wide for _, wide in made])))
     with pytest.raises(ValueError, match="the matrices are not one for each head"):
         by_head.run(f32(2, 5, 40, seed=1))
-    biased = kernels.by_head([linear(kernels, 24, 40, i, bias=True)[0] for i in range(6)])
-    assert isinstance(biased, SteppedByHead), "C++ has no biases here"
+    biased = kernels.per_head([linear(kernels, 24, 40, i, bias=True)[0] for i in range(6)])
+    assert isinstance(biased, SteppedPerHead), "C++ has no biases here"
     assert biased.run(f32(2, 6, 40, seed=1)).shape == (2, 6, 24)

@@ -97,7 +97,7 @@ def test_the_cpu_tier_errs_no_more_than_llama_cpp(
 ):
     """Both round activations to eight bits, a scale for each 32 of them here and there for 32 or, beside K-quants, 256.
 
-    Beside BF16 both round them to bf16: llama.cpp always, this tier where the processor multiplies such.
+    DenseAndMoe BF16 both round them to bf16: llama.cpp always, this tier where the processor multiplies such.
 
     On two times 160 rows; errors of rows are spread so widely that the single worst one says little.
     """

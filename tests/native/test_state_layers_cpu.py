@@ -30,10 +30,10 @@ from slm_native.kernels import (
     Mamba,
     Mamba2,
     Norm,
+    RecurrentWeights,
     Rwkv7,
     RwkvBlock,
     ShortConv,
-    StateWeights,
 )
 from slm_native.kernels.cpu import CpuKernels
 from slm_native.kernels.cpu.fusion import CpuRwkvLayers
@@ -254,7 +254,7 @@ def test_layers_from_their_norms_to_their_output(isa: str, n_seqs: int, n_tokens
         given += [some(n_seqs, *shape) for shape in shapes_of(weights)]
 
         def layer(norm: Norm, x: Floats, residual: Floats, *before: Floats) -> tuple[Floats, ...]:
-            y, after = kernels.state_layer(weights, x, norm, residual, scale, before)
+            y, after = kernels.recurrent_layer(weights, x, norm, residual, scale, before)
             return (y, *after)
 
         norms = Norm(some(width), some(width), NormKind.LAYER, 1e-5), Norm(some(width), None, NormKind.RMS, 1e-5)
@@ -263,7 +263,7 @@ def test_layers_from_their_norms_to_their_output(isa: str, n_seqs: int, n_tokens
     both(isa, run)
 
 
-def state_weights(kernels: KernelSet, kind: str) -> StateWeights:
+def state_weights(kernels: KernelSet, kind: str) -> RecurrentWeights:
     some = Numbers(14)
     if kind == "mamba2":
         return replace(mamba2_layer(kernels, 6, 3, 5, 16), output=some.linear(kernels, 8, 30, bias=True))
@@ -273,7 +273,7 @@ def state_weights(kernels: KernelSet, kind: str) -> StateWeights:
     return mamba if kind == "mamba" else replace(mamba, steps=replace(mamba.steps, scale=some(1)))
 
 
-def shapes_of(weights: StateWeights) -> list[tuple[int, ...]]:
+def shapes_of(weights: RecurrentWeights) -> list[tuple[int, ...]]:
     """Of the window and the state of a sequence."""
     n_taps, n_convolved = weights.taps.shape
     if isinstance(weights, ShortConv):
@@ -487,7 +487,7 @@ def test_layers_that_do_not_fit_are_refused(kind: str) -> None:
     weights = state_weights(kernels, kind)
     width, shapes = weights.project.weight.n_in, shapes_of(weights)
     norm, right = Norm(zeros(width), None, NormKind.RMS, 1e-5), [zeros(2, *shape) for shape in shapes]
-    kernels.state_layer(weights, zeros(6, width), norm, zeros(6, width), 1, right)
+    kernels.recurrent_layer(weights, zeros(6, width), norm, zeros(6, width), 1, right)
     for rows, added, before in [
         ((6, width + 1), (6, width), right),
         ((6, width), (5, width), right),
@@ -499,18 +499,18 @@ def test_layers_that_do_not_fit_are_refused(kind: str) -> None:
         ((6, width), (6, width), [zeros(0, *shapes[0]), *right[1:]]),
     ]:
         with pytest.raises(ValueError):
-            kernels.state_layer(weights, zeros(*rows), norm, zeros(*added), 1, before)
+            kernels.recurrent_layer(weights, zeros(*rows), norm, zeros(*added), 1, before)
     for change in ({"project": weights.output}, {"output": weights.project}):
         with pytest.raises(ValueError):
             right_but_for_one = replace(weights, **change)
-            kernels.state_layer(right_but_for_one, zeros(6, width), norm, zeros(6, width), 1, right)
+            kernels.recurrent_layer(right_but_for_one, zeros(6, width), norm, zeros(6, width), 1, right)
     with pytest.raises(ValueError, match="norm"):
         narrow = Norm(zeros(width - 1), None, NormKind.RMS, 1e-5)
-        kernels.state_layer(weights, zeros(6, width), narrow, zeros(6, width), 1, right)
+        kernels.recurrent_layer(weights, zeros(6, width), narrow, zeros(6, width), 1, right)
     others = CpuKernels(CpuKernels(None, 1, 0).isa, 1, 0)
     if others.isa != "scalar":
         with pytest.raises(ValueError, match="another instruction set"):
-            others.state_layer(weights, zeros(6, width), norm, zeros(6, width), 1, right)
+            others.recurrent_layer(weights, zeros(6, width), norm, zeros(6, width), 1, right)
 
 
 def test_mixtures_that_do_not_fit_are_refused() -> None:

@@ -3,23 +3,23 @@
 from slm_native.kernels.altup import AltUp, Laurel, LayerEmbedding
 from slm_native.kernels.device import Device, FixedShape, FloatArray
 from slm_native.kernels.kernelset import KernelSet
-from slm_native.kernels.mixtures import Mixture
+from slm_native.kernels.moe import MoeLayer
 from slm_native.kernels.ops import Ops
 from slm_native.kernels.parameters import (
     PLAIN,
     Attention,
-    ByHead,
     Experts,
     FeedForward,
     LatentAttention,
     Linear,
     Norm,
+    PerHead,
     Rotation,
     Scoring,
     Weight,
     WeightBytes,
 )
-from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv, StateWeights
+from slm_native.kernels.recurrent import Mamba, Mamba2, RecurrentWeights, ShortConv
 from slm_native.kernels.rwkv import ChannelMix, LowRank, Rwkv7, RwkvBlock
 from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
 
@@ -29,7 +29,6 @@ __all__ = [
     "TIERS",
     "AltUp",
     "Attention",
-    "ByHead",
     "ChannelMix",
     "Device",
     "Experts",
@@ -45,15 +44,16 @@ __all__ = [
     "LowRank",
     "Mamba",
     "Mamba2",
-    "Mixture",
+    "MoeLayer",
     "Norm",
     "Ops",
+    "PerHead",
+    "RecurrentWeights",
     "Rotation",
     "Rwkv7",
     "RwkvBlock",
     "Scoring",
     "ShortConv",
-    "StateWeights",
     "Weight",
     "WeightBytes",
     "select_kernels",

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slm_native.kernels.altup import AltUpOps
-from slm_native.kernels.by_head import SteppedByHead
 from slm_native.kernels.device import Device
-from slm_native.kernels.mixtures import Mixture, SteppedMixture
-from slm_native.kernels.parameters import ByHead, Experts, Linear
+from slm_native.kernels.moe import MoeLayer, SteppedMoe
+from slm_native.kernels.parameters import Experts, Linear, PerHead
+from slm_native.kernels.per_head import SteppedPerHead
 from slm_native.kernels.recurrent import RecurrentOps
 from slm_native.kernels.rwkv import RwkvOps
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 class KernelSet(Device, RecurrentOps, RwkvOps, AltUpOps):
     """A tier: "reference", "cpu" or "torch"."""
 
-    def mixture(self, experts: Experts) -> Mixture:
+    def moe(self, experts: Experts) -> MoeLayer:
         """A layer of experts, prepared once and run for each batch."""
-        return SteppedMixture(self, self, experts)
+        return SteppedMoe(self, self, experts)
 
-    def by_head(self, linears: Sequence[Linear]) -> ByHead:
+    def per_head(self, linears: Sequence[Linear]) -> PerHead:
         """A matrix for each head, prepared once and run for each batch."""
-        return SteppedByHead(self, linears)
+        return SteppedPerHead(self, linears)
 
     def fuse(self, steps: Sequence[Step]) -> Sequence[Step]:
         """The same steps, in fewer calls where this tier has some: one peephole pass over neighbours.

@@ -166,7 +166,7 @@ class Attention:
     sinks: Array | None  # [H]
 
 
-class ByHead(ABC):
+class PerHead(ABC):
     """A matrix for each head, prepared. Nothing that a run changes, so threads may share it.
 
     Args:
@@ -193,7 +193,7 @@ class LatentAttention:
     q: Linear  # (H*(N+R), E) or (H*(N+R), Q)
     kv_down: Linear  # (C+R, E)
     kv_norm: Norm | None  # [C]
-    k_up: ByHead  # [H] of (C, N)
-    v_up: ByHead  # [H] of (U, C)
+    k_up: PerHead  # [H] of (C, N)
+    v_up: PerHead  # [H] of (U, C)
     output: Linear  # (E, H*U)
     sinks: None = None

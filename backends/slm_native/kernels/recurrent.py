@@ -56,7 +56,7 @@ class Mamba2:
     output: Linear  # (E, D)
 
 
-StateWeights: TypeAlias = ShortConv | Mamba | Mamba2
+RecurrentWeights: TypeAlias = ShortConv | Mamba | Mamba2
 
 
 class RecurrentOps(Ops):
@@ -100,9 +100,9 @@ class RecurrentOps(Ops):
             y [B, T, H, P], and the state after the last token.
         """
 
-    def state_layer(
+    def recurrent_layer(
         self,
-        weights: StateWeights,
+        weights: RecurrentWeights,
         x: Array,
         norm: Norm | None,
         residual: Array,
@@ -131,7 +131,7 @@ class RecurrentOps(Ops):
         return residual + self.linear(y, weights.output) * scale, after
 
     def between_products(
-        self, weights: StateWeights, projected: Array, before: Sequence[Array]
+        self, weights: RecurrentWeights, projected: Array, before: Sequence[Array]
     ) -> tuple[Array, tuple[Array, ...]]:
         """What a layer makes of its first product [B, T, ...], and what it remembers after the last token."""
         if isinstance(weights, ShortConv):

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from slm_core.architectures import AnyActivation
-from slm_native.kernels.mixtures import Mixture
+from slm_native.kernels.moe import MoeLayer
 from slm_native.kernels.parameters import FeedForward, Norm
 from slm_native.kv import Array
 from slm_native.steps.base import Hidden, Residual, Step, StepInputs, output_rows, shapes
@@ -73,7 +73,7 @@ class MoeStep(FeedForwardStep):
         n_used: how many a token uses.
     """
 
-    moe: Mixture
+    moe: MoeLayer
     n_experts: int
     n_used: int
 
@@ -103,7 +103,7 @@ class DenseAndMoeStep(FeedForwardStep):
     dense: FeedForward
     activation: AnyActivation
     dense_norm: Norm | None
-    moe: Mixture
+    moe: MoeLayer
     router_norm: Norm
     moe_norm: Norm | None
     moe_result_norm: Norm | None

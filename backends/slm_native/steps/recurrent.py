@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slm_native.kernels.parameters import Norm
-from slm_native.kernels.recurrent import RecurrentOps, StateWeights
+from slm_native.kernels.recurrent import RecurrentOps, RecurrentWeights
 from slm_native.kv import Array
 from slm_native.states import StateGroup, in_order
 from slm_native.steps.base import Hidden, Residual, Step, StepInputs, output_rows, shapes
@@ -32,7 +32,7 @@ class RecurrentStep(Step):
     is_last: bool
     norm: Norm | None
     residual: Residual
-    weights: StateWeights
+    weights: RecurrentWeights
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
         """See ``Step``."""
@@ -64,7 +64,7 @@ class RecurrentStep(Step):
         ops, rows, before = self.ops, group.rows, group.parts(self.state, self.ops)
         if not isinstance(rows, slice):
             x, residual = ops.rows(x, rows), ops.rows(residual, rows)
-        y, after = ops.state_layer(self.weights, x, self.norm, residual, self.residual.scale, before)
+        y, after = ops.recurrent_layer(self.weights, x, self.norm, residual, self.residual.scale, before)
         group.after.append(after)
         return y if isinstance(rows, slice) else in_order(ops, [group], [y])
 

@@ -14,7 +14,7 @@ from slm_conformance.family_table import FAMILIES
 from slm_conformance.gguf_writer import StoredTensor
 from slm_core.architectures import ExpertsSpec, Gating
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_native.kernels.mixtures import route
+from slm_native.kernels.moe import route
 from slm_native.kernels.reference import ReferenceKernels
 
 N_EXPERTS, N_USED = 7, 3

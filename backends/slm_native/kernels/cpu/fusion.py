@@ -15,7 +15,7 @@ from slm_core.architectures import Activation, AnyActivation, RopeStyle
 from slm_native.kernels.altup import LayerEmbedding
 from slm_native.kernels.cpu.handles import extension, native_activation, native_linears, native_norm, optional_norm
 from slm_native.kernels.cpu.pages import CpuKvLayer, CpuPlan
-from slm_native.kernels.cpu.prepared import CpuByHead, CpuMixture
+from slm_native.kernels.cpu.prepared import CpuMoe, CpuPerHead
 from slm_native.kernels.cpu.recurrent import native_rwkv_block
 from slm_native.kernels.parameters import LatentAttention, Linear, Norm, Rotation
 from slm_native.kv import KvLayer
@@ -280,7 +280,7 @@ def native_layer(parts: LayerParts) -> _native.Layer | None:
     attention, altup, embedding = parts.attention, parts.altup, _embedding(parts)
     latent = native_latent(attention.weights) if isinstance(attention, MultiHeadLatentAttention) else None
     moe = parts.feed_forward.moe if isinstance(parts.feed_forward, MoeStep) else None
-    if moe is not None and not isinstance(moe, CpuMixture):
+    if moe is not None and not isinstance(moe, CpuMoe):
         return None
     linears = native_linears(*_linears(parts))
     around = None if altup is None else native_altup(altup), None if embedding is None else native_embedding(embedding)
@@ -326,7 +326,7 @@ def native_embedding(embedding: LayerEmbedding) -> _native.LayerEmbedding | None
 def native_latent(latent: LatentAttention) -> _native.Latent | None:
     """Attention to latents in C++, likewise."""
     linears = native_linears(latent.q_down, latent.q, latent.kv_down)
-    if linears is None or not isinstance(latent.k_up, CpuByHead) or not isinstance(latent.v_up, CpuByHead):
+    if linears is None or not isinstance(latent.k_up, CpuPerHead) or not isinstance(latent.v_up, CpuPerHead):
         return None
     q_down, q, kv_down = linears
     norms = optional_norm(latent.q_norm), optional_norm(latent.kv_norm)

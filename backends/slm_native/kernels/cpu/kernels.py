@@ -24,10 +24,10 @@ from slm_native.kernels.cpu.handles import (
     plain_handles,
 )
 from slm_native.kernels.cpu.pages import KV_TYPES, CpuKvLayer, CpuPageStore, CpuPlan, placed
-from slm_native.kernels.cpu.prepared import CpuByHead, CpuMixture, native_mixture
-from slm_native.kernels.cpu.recurrent import CpuStateKernels
-from slm_native.kernels.mixtures import Mixture
-from slm_native.kernels.parameters import PLAIN, ByHead, Experts, Linear, Norm, Rotation, Scoring, Weight
+from slm_native.kernels.cpu.prepared import CpuMoe, CpuPerHead, native_moe
+from slm_native.kernels.cpu.recurrent import CpuRecurrentKernels
+from slm_native.kernels.moe import MoeLayer
+from slm_native.kernels.parameters import PLAIN, Experts, Linear, Norm, PerHead, Rotation, Scoring, Weight
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
 from slm_native.steps import Step
 
@@ -65,7 +65,7 @@ def _available_isa(isa: str | None) -> str:
     return available[-1] if isa is None else isa
 
 
-class CpuKernels(CpuStateKernels):
+class CpuKernels(CpuRecurrentKernels):
     """The reference kernels, with products, attention and layers with a state in C++.
 
     Quantized weights are multiplied as integers, by activations rounded to int8 with a scale for each 32 of them: about
@@ -175,10 +175,10 @@ class CpuKernels(CpuStateKernels):
         inner: Array = self._native.gate_up(x, optional_norm(norm), gates, ups, by, threshold)
         return inner
 
-    def mixture(self, experts: Experts) -> Mixture:
+    def moe(self, experts: Experts) -> MoeLayer:
         """In one call, where all matrices have kernels."""
-        native = native_mixture(experts)
-        return super().mixture(experts) if native is None else CpuMixture(self._native, native)
+        native = native_moe(experts)
+        return super().moe(experts) if native is None else CpuMoe(self._native, native)
 
     def activate(self, x: Array, activation: AnyActivation) -> Array:
         """In one call."""
@@ -202,10 +202,10 @@ class CpuKernels(CpuStateKernels):
         """In one call."""
         return self._native.mixed([np.ascontiguousarray(each) for each in arrays], np.ascontiguousarray(shares))
 
-    def by_head(self, linears: Sequence[Linear]) -> ByHead:
+    def per_head(self, linears: Sequence[Linear]) -> PerHead:
         """In one call, where all matrices have kernels and nothing follows."""
         handles = plain_handles(*linears)
-        return super().by_head(linears) if handles is None else CpuByHead(self._native, handles)
+        return super().per_head(linears) if handles is None else CpuPerHead(self._native, handles)
 
     def heads(self, flat: Array, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Array:
         """In one call."""

@@ -9,15 +9,15 @@ import numpy as np
 
 from slm_core.architectures import ExpertsSpec
 from slm_native.kernels.cpu.handles import extension, native_activation, native_linear, optional_norm
-from slm_native.kernels.mixtures import Mixture
-from slm_native.kernels.parameters import ByHead, Experts, Norm
+from slm_native.kernels.moe import MoeLayer
+from slm_native.kernels.parameters import Experts, Norm, PerHead
 from slm_native.kv import Array
 
 if TYPE_CHECKING:
     from slm_native import _native
 
 
-class CpuMixture(Mixture):
+class CpuMoe(MoeLayer):
     """A layer in C++.
 
     Args:
@@ -39,7 +39,7 @@ class CpuMixture(Mixture):
         return y
 
 
-def native_mixture(experts: Experts) -> _native.Mixture | None:
+def native_moe(experts: Experts) -> _native.Mixture | None:
     """A layer in C++; None where there are no kernels for one of its matrices."""
     each, shared = experts.experts, experts.shared
     optional = () if shared is None else (shared.gate, shared.up, shared.down)
@@ -70,7 +70,7 @@ def _choice(spec: ExpertsSpec) -> _native.Choice:
     return made
 
 
-class CpuByHead(ByHead):
+class CpuPerHead(PerHead):
     """Matrices in C++.
 
     Args:

@@ -20,7 +20,7 @@ from slm_native.kernels.cpu.handles import (
     plain_handles,
 )
 from slm_native.kernels.parameters import Norm
-from slm_native.kernels.recurrent import Mamba, Mamba2, ShortConv, StateWeights
+from slm_native.kernels.recurrent import Mamba, Mamba2, RecurrentWeights, ShortConv
 from slm_native.kernels.reference import ReferenceKernels
 from slm_native.kernels.rwkv import SLOWEST, ChannelMix, Rwkv7, RwkvBlock
 from slm_native.kv import Array
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from slm_native import _native
 
 
-class CpuStateKernels(ReferenceKernels):
+class CpuRecurrentKernels(ReferenceKernels):
     """The reference kernels, with layers that have a state in C++.
 
     Args:
@@ -67,9 +67,9 @@ class CpuStateKernels(ReferenceKernels):
         projected, window, state = _contiguous(projected, window, state)
         return self._states.mamba2(projected, window, state, native)
 
-    def state_layer(
+    def recurrent_layer(
         self,
-        weights: StateWeights,
+        weights: RecurrentWeights,
         x: Array,
         norm: Norm | None,
         residual: Array,
@@ -81,7 +81,7 @@ class CpuStateKernels(ReferenceKernels):
         if made is None or made[0] is not norm:
             made = self._layers[weights] = norm, _native_layer(weights, norm)
         if made[1] is None:
-            return super().state_layer(weights, x, norm, residual, scale, before)
+            return super().recurrent_layer(weights, x, norm, residual, scale, before)
         x, residual, *before = _contiguous(x, residual, *before)
         return self._states.run_layer(x, residual, made[1], len(before[0]), scale, before)
 
@@ -105,11 +105,11 @@ class CpuStateKernels(ReferenceKernels):
         return y
 
 
-_Layers: TypeAlias = "WeakKeyDictionary[StateWeights, tuple[Norm | None, _native.StateLayer | None]]"
+_Layers: TypeAlias = "WeakKeyDictionary[RecurrentWeights, tuple[Norm | None, _native.StateLayer | None]]"
 """Layers in C++, each with the norm that it was made with; None where there are no kernels for one of its matrices."""
 
 
-def _native_layer(weights: StateWeights, norm: Norm | None) -> _native.StateLayer | None:
+def _native_layer(weights: RecurrentWeights, norm: Norm | None) -> _native.StateLayer | None:
     linears = native_linears(weights.project, weights.output)
     if isinstance(weights, ShortConv):
         between: _native.Mamba | _native.Mamba2 | Array | None = weights.taps

@@ -85,8 +85,8 @@ def attend_both_ways(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Sco
     positions = torch.arange(len(q), device=q.device)
     distance = (positions[:, None] - positions).abs()
     near = distance >= 0 if scoring.window is None else distance <= scoring.window // 2
-    by_head = [x.transpose(0, 1)[None] for x in (q, k, v)]
-    return _mixed(by_head[0], by_head[1], by_head[2], distance[None], near[None], scale, scoring)[0].transpose(0, 1)
+    per_head = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    return _mixed(per_head[0], per_head[1], per_head[2], distance[None], near[None], scale, scoring)[0].transpose(0, 1)
 
 
 def attend_one_token_each(
@@ -120,13 +120,13 @@ def _attend_to_itself(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring, span: Span | None) -> Tensor:
     position = len(k) - len(q) if span is None else span.position
-    by_head = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    per_head = [x.transpose(0, 1)[None] for x in (q, k, v)]
     positions = torch.arange(len(k), device=q.device)
     distance = (positions[position : position + len(q), None] - positions)[None]  # [1, T, S]
     seen = _seen(distance, scoring)
     if span is not None:
         seen = seen | (positions >= span.first)
-    return _mixed(by_head[0], by_head[1], by_head[2], distance, seen, scale, scoring)[0].transpose(0, 1)
+    return _mixed(per_head[0], per_head[1], per_head[2], distance, seen, scale, scoring)[0].transpose(0, 1)
 
 
 def _seen(distance: Tensor, scoring: Scoring) -> Tensor:

@@ -63,7 +63,7 @@ def _in_best_groups(ranked: FloatArray, spec: ExpertsSpec) -> FloatArray:
     return np.where(is_best[:, :, None], groups, -np.inf).reshape(ranked.shape)
 
 
-class Mixture(ABC):
+class MoeLayer(ABC):
     """A layer of experts, prepared. Nothing that a run changes, so threads may share it."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Mixture(ABC):
         """
 
 
-class SteppedMixture(Mixture):
+class SteppedMoe(MoeLayer):
     """The steps of any kernel set one by one, routing in NumPy.
 
     Args:

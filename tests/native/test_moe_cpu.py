@@ -20,12 +20,12 @@ from slm_core.quant import QuantizedTensor, dequantize
 from slm_native import _extension
 from slm_native.kernels import Experts, FeedForward, Linear, Norm
 from slm_native.kernels.cpu import CpuKernels
-from slm_native.kernels.mixtures import Mixture, SteppedMixture, route
+from slm_native.kernels.moe import MoeLayer, SteppedMoe, route
 
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
 
-from slm_native.kernels.cpu.prepared import CpuMixture
+from slm_native.kernels.cpu.prepared import CpuMoe
 
 Rows = NDArray[np.float32]
 Wide = NDArray[np.float64]
@@ -45,9 +45,9 @@ def linear(kernels: CpuKernels, w: Rows, bias: Rows | None = None, scale: Rows |
     return Linear(kernels.prepare(tensor), scale, bias)
 
 
-def in_cpp(kernels: CpuKernels, experts: Experts) -> Mixture:
-    mixture = kernels.mixture(experts)
-    assert isinstance(mixture, CpuMixture), "it is made of steps"
+def in_cpp(kernels: CpuKernels, experts: Experts) -> MoeLayer:
+    mixture = kernels.moe(experts)
+    assert isinstance(mixture, CpuMoe), "it is made of steps"
     return mixture
 
 
@@ -256,7 +256,7 @@ def test_packed_experts_are_their_steps(isa: str, n_tokens: int, types: Sequence
         feed_forward(20, 2 * n_ff),
     )
     x = f32(n_tokens, width, seed=2)
-    found, wanted = in_cpp(kernels, experts).run(x, None), SteppedMixture(kernels, kernels, experts).run(x, None)
+    found, wanted = in_cpp(kernels, experts).run(x, None), SteppedMoe(kernels, kernels, experts).run(x, None)
     assert np.abs(found - wanted).max() <= 5 * WEIGHTS_CLOSE * np.abs(wanted).max()
 
 
@@ -290,14 +290,14 @@ def test_a_type_without_kernels_goes_step_by_step(isa: str) -> None:
     experts = Layer(kernels, Activation.SILU, gated=True, shared=False, biased=False, scales_input=False).experts
     iq = random_matrix(GgmlType.IQ2_XS, N_EXPERTS, 256, 1)
     router = Linear(kernels.prepare(QuantizedTensor("iq", iq.shape, iq.ggml_type, iq.data)))
-    assert isinstance(kernels.mixture(replace(experts, router=router)), SteppedMixture)
+    assert isinstance(kernels.moe(replace(experts, router=router)), SteppedMoe)
 
 
 @every_isa
 def test_what_does_not_fit_is_refused(isa: str) -> None:
     kernels = CpuKernels(isa, 1, 0)
     experts = Layer(kernels, Activation.SILU, gated=True, shared=False, biased=False, scales_input=False).experts
-    x, mixture = f32(2, WIDTH, seed=1), kernels.mixture(experts)
+    x, mixture = f32(2, WIDTH, seed=1), kernels.moe(experts)
     with pytest.raises(ValueError, match="x has rows of 71, the experts take 72"):
         mixture.run(x[:, :71], None)
     with pytest.raises(ValueError, match="norm has 71 numbers, not 72"):
@@ -305,15 +305,15 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
     with pytest.raises(ValueError, match="told and x differ in shape"):
         mixture.run(x, None, x[:1])
     with pytest.raises(ValueError, match=r"down is \[40, 72\], not \[72, 40\]"):
-        kernels.mixture(replace(experts, experts=[replace(each, down=each.up) for each in experts.experts]))
+        kernels.moe(replace(experts, experts=[replace(each, down=each.up) for each in experts.experts]))
     with pytest.raises(ValueError, match="one for each expert"):
-        kernels.mixture(replace(experts, experts=experts.experts[:-1]))
+        kernels.moe(replace(experts, experts=experts.experts[:-1]))
     with pytest.raises(ValueError, match="selection_bias has 3 numbers, not 7"):
-        kernels.mixture(replace(experts, selection_bias=f32(3, seed=1)))
+        kernels.moe(replace(experts, selection_bias=f32(3, seed=1)))
     with pytest.raises(ValueError, match="swiglu_clamped without a gate"):
         ungated = [replace(each, gate=None) for each in experts.experts]
-        kernels.mixture(replace(experts, activation=Activation.SWIGLU_CLAMPED, experts=ungated))
+        kernels.moe(replace(experts, activation=Activation.SWIGLU_CLAMPED, experts=ungated))
     with pytest.raises(ValueError, match="more than there are"):
-        kernels.mixture(replace(experts, spec=replace(experts.spec, n_used=8)))
+        kernels.moe(replace(experts, spec=replace(experts.spec, n_used=8)))
     with pytest.raises(ValueError, match="groups that do not share out the experts evenly"):
-        kernels.mixture(replace(experts, spec=replace(experts.spec, n_groups=2, n_groups_used=1)))
+        kernels.moe(replace(experts, spec=replace(experts.spec, n_groups=2, n_groups_used=1)))

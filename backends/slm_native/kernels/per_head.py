@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slm_native.kernels.ops import Ops
-from slm_native.kernels.parameters import ByHead, Linear
+from slm_native.kernels.parameters import Linear, PerHead
 from slm_native.kv import Array
 
 
-class SteppedByHead(ByHead):
+class SteppedPerHead(PerHead):
     """The products of any kernel set one by one.
 
     Args:
