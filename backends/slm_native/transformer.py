@@ -1,7 +1,6 @@
-"""The forward pass of a decoder-only model, the same for every architecture and every kernel set.
+"""The forward pass: embedding, the steps of all layers, output matrix; for every architecture and every kernel set.
 
-Shapes: T tokens of the batch, E embedding width, H query heads, K key and value heads, D head width, F feed-forward
-width, V vocabulary, L layers, X experts.
+Shapes: T tokens of the batch, E embedding width, V vocabulary, L layers.
 """
 
 from __future__ import annotations
@@ -29,38 +28,38 @@ from slm_native.steps import Hidden, PlanKind, Step, StepInputs, run_steps
 from slm_native.weights import WeightReader
 
 
-class _Given(NamedTuple):
-    """Embedding rows, float32 [n, E], and their places in the batch [n]."""
+class _EmbeddingRows(NamedTuple):
+    """Embedding rows in place of tokens, float32 [n, E], and their places in the batch [n]."""
 
     rows: NDArray[np.float32]
     places: NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Inputs:
-    """What the device is told of a batch.
+class _DeviceBatch:
+    """A batch where the kernels compute.
 
     Attributes:
-        tokens: ids [T], in NumPy or where the kernels compute; 0 where a row is given.
-        given: embedding rows in place of tokens, and where; None for none.
-        positions: of each token [T], likewise.
-        plans: where keys and values go, placed, by the kind of plan; see ``PlanKind``.
-        states: of the recurrent layers, where they are and go.
-        places: what each layer does with the positions [L].
-        wanted: which tokens' rows are wanted [T], None for all.
+        tokens: ids [T]; 0 for an embedding row.
+        embeddings: embedding rows in place of tokens, on the host; None for none.
+        positions: of each token [T].
+        plans: where keys and values go, by the kind of plan.
+        groups: the states of the sequences, for recurrent layers.
+        rotations: what each layer does with the positions [L].
+        output_mask: which tokens' rows leave the model [T]; None for all.
     """
 
     tokens: Array
-    given: _Given | None
+    embeddings: _EmbeddingRows | None
     positions: Array
     plans: Mapping[PlanKind, BatchPlan]
-    states: Sequence[StateGroup]
-    places: Sequence[LayerPositions]
-    wanted: NDArray[np.bool_] | None
+    groups: Sequence[StateGroup]
+    rotations: Sequence[LayerPositions]
+    output_mask: NDArray[np.bool_] | None
 
 
 class Transformer:
-    """Weights and the way through them. Nothing changes after creation, so threads may share it.
+    """A model's weights, lowered to steps, and the pass through them. It never changes, so threads may share it.
 
     Args:
         gguf: a file that ``check_tensors`` has accepted.
@@ -179,31 +178,32 @@ class Transformer:
         return parts[-1] if not found else found[0] if len(found) == 1 else self._kernels.concatenated(found)
 
     def _part(self, batch: HostBatch, *, hidden: bool) -> Array:
-        kernels, pages, wanted = self._kernels, batch.plan.pages, batch.wants_rows
+        kernels, pages, mask = self._kernels, batch.plan.pages, batch.wants_rows
         if self._has_one_plan and not hidden and not len(batch.rows) and not pages.has_spans:
-            shape = kernels.fixed(pages, batch.layers) if wanted.all() else None
-            shape = kernels.fixed_prefill(pages, batch.layers) if not wanted.any() else shape
+            shape = kernels.fixed(pages, batch.layers) if mask.all() else None
+            shape = kernels.fixed_prefill(pages, batch.layers) if not mask.any() else shape
             if shape is not None:
                 n_rows = len(batch) if shape.wanted is None else 0
                 ids = batch.tokens, batch.positions, batch.places
-                made = self._step(shape, *ids, batch.layers, batch.embedded)
-                return kernels.rows(made, slice(n_rows))
-        tokens, given = batch.tokens, None
+                logits = self._run_shape(shape, *ids, batch.layers, batch.embedded)
+                return kernels.rows(logits, slice(n_rows))
+        tokens, embeddings = batch.tokens, None
         if len(batch.rows):
-            tokens, given = np.maximum(tokens, 0), _Given(batch.rows, np.flatnonzero(tokens == EMBEDDED))
-        places = batch.embedded.at(batch.places)
-        told = kernels.stage(tokens), kernels.stage(batch.positions), self._plans(batch.plan), places
-        arrived, at, plans, places = kernels.arrived(told)
-        inputs = _Inputs(arrived, given, at, plans, batch.plan.states, places, wanted)
-        return self._run(inputs, batch.layers, hidden=hidden)
+            tokens, where = np.maximum(tokens, 0), np.flatnonzero(tokens == EMBEDDED)
+            embeddings = _EmbeddingRows(batch.rows, where)
+        rotations = batch.embedded.at(batch.places)
+        staged = kernels.stage(tokens), kernels.stage(batch.positions), self._plans(batch.plan), rotations
+        ids, positions, plans, rotations = kernels.arrived(staged)
+        on_device = _DeviceBatch(ids, embeddings, positions, plans, batch.plan.states, rotations, mask)
+        return self._run(on_device, batch.layers, hidden=hidden)
 
     def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
         """Run a new context's steps of fixed shapes once, where they are to be warm."""
         for shape in self._kernels.warm_shapes(layers) if self._has_one_plan else ():
             nothing = np.zeros(0, np.int32)
-            self._step(shape, nothing, nothing, nothing, layers, embedded)
+            self._run_shape(shape, nothing, nothing, nothing, layers, embedded)
 
-    def _step(
+    def _run_shape(
         self,
         shape: FixedShape,
         tokens: NDArray[np.int32],
@@ -212,20 +212,22 @@ class Transformer:
         layers: Sequence[KvLayer],
         embedded: Positions,
     ) -> Array:
-        """The logits of a batch that is filled up to a shape, [n_tokens, V]; valid until the next step."""
-        filling = np.zeros(shape.n_tokens - len(tokens), np.int32)
-        tokens, positions = (np.concatenate([ids, filling]) for ids in (tokens, positions))
-        put, turns = self._kernels.stage, embedded.at(np.concatenate([places, filling]))
-        inputs = _Inputs(put(tokens), None, put(positions), {None: shape.plan}, [], turns, shape.wanted)
-        return shape.run(lambda given: self._run(given, layers), inputs)
+        """The logits of a batch that is padded to a fixed shape, [n_tokens, V]; valid until the next call."""
+        padding = np.zeros(shape.n_tokens - len(tokens), np.int32)
+        tokens, positions = (np.concatenate([ids, padding]) for ids in (tokens, positions))
+        stage, rotations = self._kernels.stage, embedded.at(np.concatenate([places, padding]))
+        batch = _DeviceBatch(
+            stage(tokens), None, stage(positions), {None: shape.plan}, [], rotations, output_mask=shape.wanted
+        )
+        return shape.run(lambda batch: self._run(batch, layers), batch)
 
-    def _run(self, inputs: _Inputs, layers: Sequence[KvLayer], *, hidden: bool = False) -> Array:
-        """The rows that are wanted: logits [rows, V], or hidden states [rows, E]; of none, [0, E]."""
-        x: Hidden = self._embed(inputs)  # [T, E]
-        told = self._step_inputs(inputs, layers, x)
+    def _run(self, batch: _DeviceBatch, layers: Sequence[KvLayer], *, hidden: bool = False) -> Array:
+        """The rows of the output mask: logits [rows, V], or hidden states [rows, E]; [0, E] for an empty mask."""
+        x: Hidden = self._embed(batch)  # [T, E]
+        inputs = self._step_inputs(batch, layers, x)
         with self._layers.walk() as steps_at:
             for i in range(len(self._layers)):
-                x = run_steps(steps_at(i), x, told)  # no name holds a layer while the next is loaded
+                x = run_steps(steps_at(i), x, inputs)  # no name holds a layer while the next is loaded
         if len(x) == 0:
             return x
         return self._hidden(x) if hidden else self._logits(x)
@@ -280,12 +282,12 @@ class Transformer:
         progress(1.0)
         return layers
 
-    def _step_inputs(self, inputs: _Inputs, layers: Sequence[KvLayer], x: Array) -> StepInputs:
-        spread, every = self._kernels.spread, inputs.plans[None]
-        plans = [inputs.plans.get(kind, every) for kind in self._lowering.plan_kinds]
-        own, mask = self._layer_embeddings(inputs.tokens, x), inputs.wanted
+    def _step_inputs(self, batch: _DeviceBatch, layers: Sequence[KvLayer], x: Array) -> StepInputs:
+        spread, every = self._kernels.spread, batch.plans[None]
+        plans = [batch.plans.get(kind, every) for kind in self._lowering.plan_kinds]
+        own, mask = self._layer_embeddings(batch.tokens, x), batch.output_mask
         mask = None if mask is None or mask.all() else mask
-        return StepInputs(spread(inputs.places), spread(plans), layers, inputs.states, own, mask)
+        return StepInputs(spread(batch.rotations), spread(plans), layers, batch.groups, own, mask)
 
     @property
     def _has_one_plan(self) -> bool:
@@ -303,27 +305,27 @@ class Transformer:
             return [None] * self.spec.n_layers
         return weights.look_up(self._kernels, tokens, x, width)
 
-    def _embed(self, inputs: _Inputs) -> Array:
+    def _embed(self, batch: _DeviceBatch) -> Array:
         weights = self._weights
-        x = self._looked_up(inputs.tokens)
-        if inputs.given is not None:
-            x = self._with_rows(x, inputs.given)
+        x = self._looked_up(batch.tokens)
+        if batch.embeddings is not None:
+            x = self._with_rows(x, batch.embeddings)
         if weights.token_type is not None:
             x = x + weights.token_type
         if weights.position_embd is not None:
-            x = x + self._kernels.embed(weights.position_embd, inputs.positions)
+            x = x + self._kernels.embed(weights.position_embd, batch.positions)
         return self._kernels.normed(x, weights.embd_norm)
 
     def _looked_up(self, tokens: Array) -> Array:
         x = self._kernels.embed(self._weights.token_embd, tokens)
         return x if self.spec.embedding_scale == 1 else x * self.spec.embedding_scale
 
-    def _with_rows(self, x: Array, given: _Given) -> Array:
-        """``x`` [T, E], some rows of which are those that are given."""
+    def _with_rows(self, x: Array, embeddings: _EmbeddingRows) -> Array:
+        """``x`` [T, E] with embedding rows at their places."""
         scale = self.spec.embedding_scale if self.spec.scales_rows else 1.0
         which = np.arange(len(x))
-        which[given.places] = len(x) + np.arange(len(given.rows))
-        rows = self._kernels.beside(x, given.rows * np.float32(scale))
+        which[embeddings.places] = len(x) + np.arange(len(embeddings.rows))
+        rows = self._kernels.beside(x, embeddings.rows * np.float32(scale))
         return self._kernels.rows(self._kernels.concatenated([x, rows]), which)
 
     def _hidden(self, x: Array) -> Array:
