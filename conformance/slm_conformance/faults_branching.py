@@ -11,7 +11,7 @@ from slm_conformance.faults import fault
 from slm_core.chat import branching
 from slm_core.generation.beam import BeamSearch, Group, Rules
 from slm_core.generation.branches import Branches
-from slm_core.generation.completions import CompletionEvent, Completions, Crowd
+from slm_core.generation.completions import CompletionEvent, CompletionGroup, Completions
 from slm_core.generation.forced_words import ForcedWords
 
 _SCORES, _EXTEND, _STEP, _RUN = Rules.scores, Rules.extend, Group.step, BeamSearch.run
@@ -208,16 +208,16 @@ class LeftOpen(Above):
 class EachPrefills(Above):
     """Each completion decodes the prompt."""
 
-    owner, attribute = Crowd, "_begin"
+    owner, attribute = CompletionGroup, "_begin"
 
     @staticmethod
-    def broken(crowd: Crowd, row: Any) -> None:
+    def broken(group: CompletionGroup, row: Any) -> None:
         """Fork none."""
-        branches = crowd._branches  # noqa: SLF001  (a fault inside)
-        for i in range(len(crowd._pending)):  # noqa: SLF001
-            crowd._seq_ids[i] = _prefilled_again(branches, branches.base.seq_id)  # noqa: SLF001
-            crowd._rows[i] = row.copy()  # noqa: SLF001
-        crowd._begun = True  # noqa: SLF001
+        branches = group._branches  # noqa: SLF001  (a fault inside)
+        for i in range(len(group._pending)):  # noqa: SLF001
+            group._seq_ids[i] = _prefilled_again(branches, branches.base.seq_id)  # noqa: SLF001
+            group._rows[i] = row.copy()  # noqa: SLF001
+        group._begun = True  # noqa: SLF001
 
 
 @fault("TestCompletions::test_best_of")
@@ -227,9 +227,9 @@ class FirstOfBest(Above):
     owner, attribute = Completions, "__init__"
 
     @staticmethod
-    def broken(completions: Completions, generations: Any, crowd: Any, n_best: Any, close: Any, on_event: Any) -> None:
+    def broken(completions: Completions, generations: Any, group: Any, n_best: Any, close: Any, on_event: Any) -> None:
         """Forget what is to be kept, and cut."""
-        _INIT(completions, generations, crowd, n_best, close, on_event)
+        _INIT(completions, generations, group, n_best, close, on_event)
         if n_best is not None:
             completions._logprobs = [_Falling(-i) for i in range(len(generations))]  # noqa: SLF001  (a fault inside)
 

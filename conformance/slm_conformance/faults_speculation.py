@@ -55,9 +55,9 @@ def DraftStays(whole: Any, drafts: SpeculativeSource) -> None:  # noqa: N802
 
 
 @breaks("TestSpeculation::test_drawn_drafts_keep_the_shares", speculation.source, "_looked_up")
-def OddsIgnored(whole: Any, odds: Any, ids: Any) -> Any:  # noqa: N802
-    """All drafted tokens count as drawn from even odds."""
-    return np.full(len(ids), 1 / len(odds[0]))
+def OddsIgnored(whole: Any, draft_probabilities: Any, ids: Any) -> Any:  # noqa: N802
+    """All drafted tokens count as drawn from even draft probabilities."""
+    return np.full(len(ids), 1 / len(draft_probabilities[0]))
 
 
 @breaks("TestSpeculation::test_a_constraint_rules_drafts", source, "_allowed")

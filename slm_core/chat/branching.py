@@ -17,7 +17,7 @@ from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation.beam import BeamSearch, Rules
 from slm_core.generation.beam_options import BeamAnswer, Beams
 from slm_core.generation.branches import Branches
-from slm_core.generation.completions import Branch, CompletionEvent, Completions, Crowd
+from slm_core.generation.completions import Branch, CompletionEvent, CompletionGroup, Completions
 from slm_core.generation.control import Control
 from slm_core.generation.events import Timings, Usage
 from slm_core.generation.loop import Generation, Progress
@@ -82,7 +82,7 @@ def completions(
         raise SessionError("there is nothing to continue: append text first")
     check_free(session.context, n_made, f"making {n_made} completions")
     claimed = _Claimed(session, n_made)
-    crowd = Crowd(claimed.branches, claimed.prefill, n_made)
+    group = CompletionGroup(claimed.branches, claimed.prefill, n_made)
     sampling = plan.sampling
     if sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbits(63))
@@ -92,7 +92,7 @@ def completions(
         sampler = SamplerChain.for_vocab(sampling, session.vocab, stream=i)
         sampler.set_history(session.tokens)
         return Generation(
-            Branch(crowd, i, n_tokens),
+            Branch(group, i, n_tokens),
             session.vocab,
             sampler,
             Progress(
@@ -108,7 +108,7 @@ def completions(
     except BaseException:
         claimed.close()
         raise
-    return Completions(made, crowd, None if best_of is None else n, claimed.close, on_event)
+    return Completions(made, group, None if best_of is None else n, claimed.close, on_event)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class _AnswerParts(NamedTuple):
     pending: bytes
     own: bytes
     rule: bytes
-    odds: bytes
+    draft_probabilities: bytes
 
 
 def write(state: SessionState) -> bytes:
@@ -81,12 +81,14 @@ def write(state: SessionState) -> bytes:
         "sampling": state.sampling.to_dict(),
         "answer": None if state.answer is None else _answer_meta(state.answer),
     }
-    pending = own = rule = odds = b""
+    pending = own = rule = draft_probabilities = b""
     if state.answer is not None:
         pending, rule = state.answer.progress.pending, state.answer.constraint or b""
         own = b"" if state.answer.sampler is None else state.answer.sampler.state
-        odds = b"" if state.answer.speculation is None else state.answer.speculation.odds()
-    return pack("session", meta, (state.sequence, tokens, state.sampler, pending, own, rule, odds))
+        draft_probabilities = (
+            b"" if state.answer.speculation is None else state.answer.speculation.draft_probabilities()
+        )
+    return pack("session", meta, (state.sequence, tokens, state.sampler, pending, own, rule, draft_probabilities))
 
 
 def read(data: bytes, n_vocab: int) -> SessionState:
@@ -102,8 +104,8 @@ def read(data: bytes, n_vocab: int) -> SessionState:
     meta, sections = unpack("session", data)
     if set(meta) != {"sampling", "answer"} or len(sections) != 7 or len(sections[1]) % 4 or len(sections[3]) > 3:
         raise InvalidSnapshot("the dump of a session lacks a part")
-    sequence, tokens, sampler, pending, own, rule, odds = sections
-    parts = _AnswerParts(pending, own, rule, odds)
+    sequence, tokens, sampler, pending, own, rule, draft_probabilities = sections
+    parts = _AnswerParts(pending, own, rule, draft_probabilities)
     answer = None if meta["answer"] is None else _read_answer(meta["answer"], parts, n_vocab)
     history = struct.unpack(f"<{len(tokens) // 4}i", tokens)
     return SessionState(sequence, history, read_sampling(meta["sampling"]), sampler, answer)
@@ -178,7 +180,7 @@ def _read_answer(meta: object, parts: _AnswerParts, n_vocab: int) -> UnfinishedA
     sampler = None if meta["sampling"] is None else OwnSampler(read_sampling(meta["sampling"]), parts.own)
     whole = Progress(**{**progress, "stops": tuple(progress["stops"])}, pending=parts.pending)
     drafts = meta["speculation"]
-    speculation = None if drafts is None else read_speculation(drafts, parts.odds, n_vocab)
+    speculation = None if drafts is None else read_speculation(drafts, parts.draft_probabilities, n_vocab)
     return UnfinishedAnswer(whole, sampler, parts.rule or None, special=meta["special"], speculation=speculation)
 
 

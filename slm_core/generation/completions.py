@@ -59,7 +59,7 @@ class Prefill(Protocol):
         ...
 
 
-class Crowd:
+class CompletionGroup:
     """Histories that have a prompt in common; whoever asks for a row first has all of them decoded.
 
     Args:
@@ -119,16 +119,16 @@ class Crowd:
 
 
 class Branch:
-    """One history of a crowd, as a generation needs it; see ``loop.TokenSource``.
+    """One history of a group, as a generation needs it; see ``loop.TokenSource``.
 
     Args:
-        crowd: all of them.
+        group: all of them.
         index: which one.
         n_prompt: tokens of the prompt.
     """
 
-    def __init__(self, crowd: Crowd, index: int, n_prompt: int) -> None:
-        self._crowd = crowd
+    def __init__(self, group: CompletionGroup, index: int, n_prompt: int) -> None:
+        self._group = group
         self._index = index
         self._n_tokens = n_prompt
 
@@ -140,7 +140,7 @@ class Branch:
     @property
     def n_pending(self) -> int:
         """Those of them that have yet to be decoded."""
-        return self._crowd.n_pending(self._index)
+        return self._group.n_pending(self._index)
 
     def next_logits(
         self,
@@ -150,12 +150,12 @@ class Branch:
         progress: PrefillProgress | None = None,
     ) -> NDArray[np.float32] | None:
         """The logits that follow, float32 [V]; what is expected waits its turn: the batch is the others', too."""
-        return self._crowd.row(self._index, cancelled, progress)
+        return self._group.row(self._index, cancelled, progress)
 
     def take(self, token: int) -> None:
         """Add a token to the history."""
         self._n_tokens += 1
-        self._crowd.take(self._index, token)
+        self._group.take(self._index, token)
 
     def settle(self) -> None:
         """Nothing is decoded ahead."""
@@ -171,8 +171,8 @@ class Completions(Closing, Iterator[CompletionEvent]):
     or leaving a ``with`` block.
 
     Args:
-        generations: one for each completion, over branches of ``crowd``.
-        crowd: what they have in common.
+        generations: one for each completion, over branches of ``group``.
+        group: what they have in common.
         n_best: completions to keep, those with the largest mean log probability; None keeps all, in order.
         close: gives the sequences back.
         on_event: called with each event, before the iteration yields it.
@@ -181,13 +181,13 @@ class Completions(Closing, Iterator[CompletionEvent]):
     def __init__(
         self,
         generations: Sequence[Generation],
-        crowd: Crowd,
+        group: CompletionGroup,
         n_best: int | None,
         close: Callable[[], None],
         on_event: Callable[[CompletionEvent], None] | None = None,
     ) -> None:
         self._generations = tuple(generations)
-        self._crowd = crowd
+        self._group = group
         self._n_best = n_best
         self._close = close
         self._on_event = on_event
@@ -286,7 +286,7 @@ class Completions(Closing, Iterator[CompletionEvent]):
             i = self._turns.popleft()
             event = next(self._generations[i], None)
             if self._generations[i].finished:
-                self._crowd.leave(i)
+                self._group.leave(i)
             if event is not None:
                 if not isnan(event.logprob):
                     self._logprobs[i].append(event.logprob)

@@ -22,7 +22,7 @@ from slm_core.generation.speculation import (
     drafter_of,
     same_tokens,
 )
-from slm_core.generation.speculation.pace import Pace
+from slm_core.generation.speculation.draft_length import AdaptiveDraftLength
 from slm_core.generation.speculation.suffix import SuffixAutomaton
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import EditLevel
@@ -232,7 +232,7 @@ def test_drawn_drafts_have_the_odds_of_the_chain_and_depend_on_the_position_alon
     session.append("abc")
     chain = SamplerChain.for_vocab(options, session.vocab)
     chain.set_history(list(b"abc"))
-    for token, (ids, probabilities) in zip(proposal.tokens, proposal.odds, strict=True):
+    for token, (ids, probabilities) in zip(proposal.tokens, proposal.draft_probabilities, strict=True):
         expected_ids, expected = chain.distribution(session.next_logits())
         np.testing.assert_array_equal(ids, expected_ids)
         np.testing.assert_allclose(probabilities, expected)
@@ -253,7 +253,7 @@ def test_drawn_drafts_come_as_often_as_their_odds() -> None:
         drafter._seed = seed
         proposal = drafter.draft([1, 2, 3], 1)
         counts[proposal.tokens[0]] = counts.get(proposal.tokens[0], 0) + 1
-    ((ids, probabilities),) = proposal.odds
+    ((ids, probabilities),) = proposal.draft_probabilities
     expected = 600 * probabilities
     statistic = sum((counts.get(int(token), 0) - e) ** 2 / e for token, e in zip(ids, expected, strict=True))
     assert statistic < 2 + 6 * 2, "two degrees of freedom: mean 2, standard deviation 2"
@@ -364,17 +364,19 @@ def test_which_way_a_draft_model_works_depends_on_the_vocabularies() -> None:
 # The length of drafts.
 
 
-def play(pace: Pace, *, acceptance: float, verify_s: float, draft_s: float, rounds: int = 200) -> list[int]:
+def play(
+    draft_length: AdaptiveDraftLength, *, acceptance: float, verify_s: float, draft_s: float, rounds: int = 200
+) -> list[int]:
     """Rounds in which a decode of n tokens takes 1 + (n - 1) * verify_s, and so many drafted tokens are right."""
     random, lengths = np.random.default_rng(1), []
     for _ in range(rounds):
-        n = pace.length()
+        n = draft_length.length()
         lengths.append(n)
         if n:
-            pace.drafted(n, n * draft_s)
-        pace.decoded(n + 1, 1 + n * verify_s)
+            draft_length.drafted(n, n * draft_s)
+        draft_length.decoded(n + 1, 1 + n * verify_s)
         hits = (random.random(n) < acceptance).tolist()
-        pace.verified(hits[: hits.index(False) + 1] if False in hits else hits)
+        draft_length.verified(hits[: hits.index(False) + 1] if False in hits else hits)
     return lengths
 
 
@@ -387,35 +389,35 @@ def tokens_a_second(k: int, *, acceptance: float, verify_s: float, draft_s: floa
 @pytest.mark.parametrize("draft_s", [0.0, 0.1])
 def test_lengths_approach_the_best_one(acceptance: float, verify_s: float, draft_s: float) -> None:
     costs = {"acceptance": acceptance, "verify_s": verify_s, "draft_s": draft_s}
-    lengths = play(Pace(16, adaptive=True), **costs)[50:]
+    lengths = play(AdaptiveDraftLength(16, adaptive=True), **costs)[50:]
     best = max(tokens_a_second(k, **costs) for k in range(17))
     reached = np.mean([tokens_a_second(k, **costs) for k in lengths])
     assert reached > 0.9 * best
 
 
 def test_drafting_goes_off_where_it_loses_and_is_tried_ever_more_rarely() -> None:
-    pace = Pace(8, adaptive=True)
-    lengths = play(pace, acceptance=0.0, verify_s=0.3, draft_s=0.1, rounds=1000)
+    draft_length = AdaptiveDraftLength(8, adaptive=True)
+    lengths = play(draft_length, acceptance=0.0, verify_s=0.3, draft_s=0.1, rounds=1000)
     probes = [i for i, n in enumerate(lengths) if n]
-    assert not pace.on
-    assert pace.n_switched_off == 1
+    assert not draft_length.on
+    assert draft_length.n_switched_off == 1
     assert len(probes) < 20
     gaps = np.diff(probes)[-5:]
     assert (gaps[1:] >= gaps[:-1]).all(), "each time that it does not pay, the next try comes later"
 
 
 def test_drafting_comes_back_where_it_pays_again() -> None:
-    pace = Pace(8, adaptive=True)
-    play(pace, acceptance=0.0, verify_s=0.3, draft_s=0.1, rounds=60)
-    assert not pace.on
-    lengths = play(pace, acceptance=1.0, verify_s=0.05, draft_s=0.01, rounds=200)
-    assert pace.on
-    assert pace.n_switched_on == 1
+    draft_length = AdaptiveDraftLength(8, adaptive=True)
+    play(draft_length, acceptance=0.0, verify_s=0.3, draft_s=0.1, rounds=60)
+    assert not draft_length.on
+    lengths = play(draft_length, acceptance=1.0, verify_s=0.05, draft_s=0.01, rounds=200)
+    assert draft_length.on
+    assert draft_length.n_switched_on == 1
     assert np.mean(lengths[-50:]) > 6
 
 
 def test_a_length_that_is_not_adaptive_stays() -> None:
-    assert set(play(Pace(5, adaptive=False), acceptance=0, verify_s=9, draft_s=9, rounds=30)) == {5}
+    assert set(play(AdaptiveDraftLength(5, adaptive=False), acceptance=0, verify_s=9, draft_s=9, rounds=30)) == {5}
 
 
 def test_options_say_what_they_accept() -> None:

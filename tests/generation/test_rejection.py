@@ -78,14 +78,14 @@ class Drawn:
         self.random = np.random.default_rng(seed)
 
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = lambda: False) -> Proposal:
-        drafted, odds, last = [], [], tokens[-1]
+        drafted, draft_probabilities, last = [], [], tokens[-1]
         for _ in range(n):
             q = np.exp(OTHER[last])
             q /= q.sum()
             last = int(self.random.choice(N, p=q))
             drafted.append(last)
-            odds.append((np.arange(N)[::-1], q[::-1]))
-        return Proposal(drafted, odds)
+            draft_probabilities.append((np.arange(N)[::-1], q[::-1]))
+        return Proposal(drafted, draft_probabilities)
 
     def settings(self) -> None:
         return
@@ -193,8 +193,8 @@ def test_a_token_that_the_chain_excludes_never_comes() -> None:
     chain = SamplerChain(Sampling(temperature=0))
     for row in TABLE:
         for token in range(N):
-            odds = (np.array([token]), np.ones(1))
-            assert accept_or_draw(chain, row, token, odds) == row.argmax()
+            draft_probabilities = (np.array([token]), np.ones(1))
+            assert accept_or_draw(chain, row, token, draft_probabilities) == row.argmax()
 
 
 def test_a_seed_gives_the_same_tokens_again() -> None:

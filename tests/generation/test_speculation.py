@@ -299,7 +299,7 @@ def test_the_longest_draft_is_a_number_from_1_to_64(n_max: object) -> None:
         Speculation(PromptLookup(), n_max=n_max)
 
 
-def test_a_proposal_has_odds_for_all_tokens_or_for_none() -> None:
+def test_a_proposal_has_draft_probabilities_for_all_tokens_or_for_none() -> None:
     with pytest.raises(InvalidOption, match="2 tokens has 1"):
         Proposal([1, 2], [(np.array([1]), np.ones(1))])
 

@@ -94,7 +94,7 @@ scenario](conformance-faults.md) are about the suite itself: they are toys that 
 
 ```sh
 make mutants                                             # 50 mutants of each package, drawn at random
-make mutants MUTANTS="slm_core/context/ledger.py"                # all of one file
+make mutants MUTANTS="slm_core/context/ledger.py"        # all of one file
 make mutants MUTANTS="--sample 200 --seed 1 --seconds 3600"
 make mutants MUTANTS="--survivors"                       # what was not noticed so far
 make mutants MUTANTS="--show 4d891c48"                   # what a mutant changes

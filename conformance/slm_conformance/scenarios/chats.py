@@ -417,7 +417,7 @@ def _prompt(bench: Bench, question: str) -> list[int]:
 
 
 def _check_choice(bench: Bench, chat: Chat, options: Sequence[str]) -> None:
-    """Have the oracle choose: it takes the likeliest option by its own odds, which are the reference's."""
+    """Have the oracle choose: it takes the likeliest option, with the reference's probabilities."""
     choice = chat.oracle().choose("is it", options)
     scores, slack = _scores(bench, "is it", options)
     best = choice.probabilities.index(max(choice.probabilities))

@@ -88,13 +88,13 @@ class TestSpeculation(Scenarios):
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after an end within a draft")
 
     def test_drawn_drafts_keep_the_shares(self, bench: Bench) -> None:
-        """Generation: tokens that were drawn from other odds come as often as softmax says, by chi-square."""
+        """Generation: drafts drawn from another distribution leave the model's shares, by chi-square."""
         row = np.asarray(bench.feed(bench.context(), bench.tokens(N_PROMPT))[-1], np.float32)
         drafts = SamplerChain(Sampling(top_k=0, top_p=1.0, min_p=0.0, temperature=1.5, seed=2))
         chain = SamplerChain(Sampling(top_k=8, top_p=1.0, min_p=0.0, temperature=0.8, seed=3))
-        odds = drafts.distribution(row)
+        draft_probabilities = drafts.distribution(row)
         ids, shares = chain.distribution(row)
-        drawn = [accept_or_draw(chain, row, drafts.sample(row), odds) for _ in range(N_DRAWS)]
+        drawn = [accept_or_draw(chain, row, drafts.sample(row), draft_probabilities) for _ in range(N_DRAWS)]
         strangers = set(drawn) - set(ids.tolist())
         assert not strangers, f"with drawn drafts, tokens came that the chain excludes: {sorted(strangers)}"
         counts = np.array([drawn.count(token) for token in ids.tolist()])

@@ -2,7 +2,7 @@
 
 from slm_core.generation.speculation.lookup import PromptLookup
 from slm_core.generation.speculation.model import DraftModel, same_tokens
-from slm_core.generation.speculation.proposal import Drafter, DraftFunction, Odds, Proposal
+from slm_core.generation.speculation.proposal import Drafter, DraftFunction, DraftProbabilities, Proposal
 from slm_core.generation.speculation.settings import Speculation, drafter_of
 from slm_core.generation.speculation.source import SpeculativeSource, accept_or_draw
 from slm_core.generation.speculation.suffix import SuffixIndex
@@ -11,8 +11,8 @@ from slm_core.generation.speculation.translation import TranslatedDraftModel, dr
 __all__ = [
     "DraftFunction",
     "DraftModel",
+    "DraftProbabilities",
     "Drafter",
-    "Odds",
     "PromptLookup",
     "Proposal",
     "Speculation",

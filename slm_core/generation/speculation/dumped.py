@@ -12,7 +12,7 @@ import numpy as np
 from slm_core.container import is_count
 from slm_core.errors import InvalidOption, InvalidSnapshot, SessionError
 from slm_core.generation.events import SpeculationStats
-from slm_core.generation.speculation.proposal import Odds, Proposal, never
+from slm_core.generation.speculation.proposal import DraftProbabilities, Proposal, never
 from slm_core.generation.speculation.settings import Speculation, drafter_of
 
 _COUNTED = tuple(field.name for field in fields(SpeculationStats) if field.name != "reason")
@@ -46,7 +46,7 @@ class DumpedSpeculation:
     """
 
     speculation: Speculation
-    queue: tuple[tuple[int, Odds | None], ...]
+    queue: tuple[tuple[int, DraftProbabilities | None], ...]
     stats: SpeculationStats
     in_round: bool
 
@@ -58,21 +58,23 @@ class DumpedSpeculation:
             "n_max": self.speculation.n_max,
             "adaptive": self.speculation.adaptive,
             "queue": [token for token, _ in self.queue],
-            "drawn": [odds is not None for _, odds in self.queue],
+            "drawn": [draft_probabilities is not None for _, draft_probabilities in self.queue],
             "in_round": self.in_round,
             "stats": {name: getattr(self.stats, name) for name in _COUNTED},
         }
 
-    def odds(self) -> bytes:
+    def draft_probabilities(self) -> bytes:
         """The distributions, one after the other: their length, int32 tokens, float64 probabilities."""
         return b"".join(
             struct.pack("<I", len(ids)) + ids.astype("<i4").tobytes() + probabilities.astype("<f8").tobytes()
-            for ids, probabilities in (odds for _, odds in self.queue if odds is not None)
+            for ids, probabilities in (
+                draft_probabilities for _, draft_probabilities in self.queue if draft_probabilities is not None
+            )
         )
 
 
 def read_speculation(meta: object, data: bytes, n_vocab: int) -> DumpedSpeculation:
-    """What ``meta`` and ``odds`` were taken of.
+    """What ``meta`` and ``draft_probabilities`` were taken of.
 
     Raises:
         InvalidSnapshot: they are malformed.
@@ -84,13 +86,15 @@ def read_speculation(meta: object, data: bytes, n_vocab: int) -> DumpedSpeculati
     sound = isinstance(queue, list) and isinstance(drawn, list) and len(queue) == len(drawn) <= 64
     if not sound or not all(is_count(token) and token < n_vocab for token in queue):
         raise InvalidSnapshot("the dump's draft is malformed")
-    odds = _read_odds(data, sum(map(bool, drawn)), n_vocab)
+    draft_probabilities = _read_draft_probabilities(data, sum(map(bool, drawn)), n_vocab)
     try:
         drafter = MissingDrafter() if meta["drafter"] is None else drafter_of(_mapping(meta["drafter"]))
         speculation = Speculation(drafter, meta["n_max"], meta["adaptive"])
     except InvalidOption as error:
         raise InvalidSnapshot(f"the dump's speculation does not fit: {error}") from error
-    pairs = tuple((token, odds.pop(0) if is_drawn else None) for token, is_drawn in zip(queue, drawn, strict=True))
+    pairs = tuple(
+        (token, draft_probabilities.pop(0) if is_drawn else None) for token, is_drawn in zip(queue, drawn, strict=True)
+    )
     return DumpedSpeculation(speculation, pairs, _read_stats(meta["stats"]), meta["in_round"])
 
 
@@ -111,8 +115,8 @@ def _read_stats(meta: object) -> SpeculationStats:
     return SpeculationStats(**stats)  # type: ignore[arg-type]  # checked above
 
 
-def _read_odds(data: bytes, n: int, n_vocab: int) -> list[Odds]:
-    odds, at = [], 0
+def _read_draft_probabilities(data: bytes, n: int, n_vocab: int) -> list[DraftProbabilities]:
+    draft_probabilities, at = [], 0
     for _ in range(n):
         size = int.from_bytes(data[at : at + 4], "little")
         ids_at, end = at + 4, at + 4 + 12 * size
@@ -122,8 +126,8 @@ def _read_odds(data: bytes, n: int, n_vocab: int) -> list[Odds]:
         probabilities = np.frombuffer(data[ids_at + 4 * size : end], "<f8").astype(np.float64)
         if not ((ids >= 0) & (ids < n_vocab)).all() or not ((probabilities >= 0) & (probabilities <= 1)).all():
             raise InvalidSnapshot("the dump's distributions hold no probabilities of this vocabulary")
-        odds.append((ids, probabilities))
+        draft_probabilities.append((ids, probabilities))
         at = end
     if at != len(data):
         raise InvalidSnapshot("the dump's distributions are malformed")
-    return odds
+    return draft_probabilities

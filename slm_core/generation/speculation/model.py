@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from slm_core.closing import Closing
 from slm_core.errors import InvalidOption
-from slm_core.generation.speculation.proposal import NOTHING, Odds, Proposal, never
+from slm_core.generation.speculation.proposal import NOTHING, DraftProbabilities, Proposal, never
 from slm_core.numerics import common_prefix
 from slm_core.protocols import Context, Vocab
 from slm_core.sampling import SamplerChain, Sampling
@@ -63,17 +63,17 @@ class DraftModel(Closing):
         del self._held[n_common:]
         row = self._feed(tokens[n_common:], cancelled)
         drafted: list[int] = []
-        odds: list[Odds] = []
+        draft_probabilities: list[DraftProbabilities] = []
         for i in range(n):
             if row is None:
                 return NOTHING
             token, drawn_from = self._choose(row, len(tokens) + i)
             drafted.append(token)
-            odds += [] if drawn_from is None else [drawn_from]
+            draft_probabilities += [] if drawn_from is None else [drawn_from]
             if token in self._vocab.eog_ids or i == n - 1:
                 break
             row = self._feed([token], cancelled)
-        return Proposal(drafted, odds)
+        return Proposal(drafted, draft_probabilities)
 
     def settings(self) -> None:
         """A model is in no dump."""
@@ -96,7 +96,7 @@ class DraftModel(Closing):
             self._held.extend(chunk)
         return None if rows is None else rows[0]
 
-    def _choose(self, row: NDArray[np.float32], position: int) -> tuple[int, Odds | None]:
+    def _choose(self, row: NDArray[np.float32], position: int) -> tuple[int, DraftProbabilities | None]:
         row = row[: self._n_vocab]
         if self._chain is None:
             return int(row.argmax()), None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slm_core.errors import InvalidOption
 
-Odds: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+DraftProbabilities: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 """A distribution: the n tokens that may come, int64 [n], and their probabilities, float64 [n]."""
 
 
@@ -21,15 +21,17 @@ class Proposal:
 
     Attributes:
         tokens: in order.
-        odds: for each token the distribution that it was drawn from; empty where nothing was drawn.
+        draft_probabilities: for each token the distribution that it was drawn from; empty where nothing was drawn.
     """
 
     tokens: Sequence[int]
-    odds: Sequence[Odds] = ()
+    draft_probabilities: Sequence[DraftProbabilities] = ()
 
     def __post_init__(self) -> None:
-        if self.odds and len(self.odds) != len(self.tokens):
-            raise InvalidOption(f"a proposal of {len(self.tokens)} tokens has {len(self.odds)} distributions")
+        if self.draft_probabilities and len(self.draft_probabilities) != len(self.tokens):
+            raise InvalidOption(
+                f"a proposal of {len(self.tokens)} tokens has {len(self.draft_probabilities)} distributions"
+            )
 
 
 NOTHING = Proposal(())

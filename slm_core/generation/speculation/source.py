@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from slm_core.errors import ConstraintError, InvalidToken, SessionError
 from slm_core.generation.events import SpeculationStats
 from slm_core.generation.loop import Progress, TokenSource
+from slm_core.generation.speculation.draft_length import AdaptiveDraftLength
 from slm_core.generation.speculation.dumped import MISSING, DumpedSpeculation, MissingDrafter
 from slm_core.generation.speculation.model import draw
-from slm_core.generation.speculation.pace import Pace
-from slm_core.generation.speculation.proposal import Odds, Proposal
+from slm_core.generation.speculation.proposal import DraftProbabilities, Proposal
 from slm_core.generation.speculation.settings import Speculation
 from slm_core.protocols import Constraint, FastForward, Forward, Sampler
 from slm_core.sampling import SamplerChain
@@ -72,7 +72,7 @@ class SpeculativeSource:
         self._progress = progress
         self._constraint = constraint
         self.speculation = speculation
-        self._pace = Pace(speculation.n_max, adaptive=speculation.adaptive)
+        self._draft_length = AdaptiveDraftLength(speculation.n_max, adaptive=speculation.adaptive)
         self._queue = deque(() if taken_up is None else taken_up.queue)
         self._in_round = taken_up is not None and taken_up.in_round  # up to the token after the draft
         self._hits: list[bool] = []
@@ -96,10 +96,10 @@ class SpeculativeSource:
         if speculation is None:
             raise SessionError(MISSING)
         self.speculation = speculation
-        self._pace = Pace(speculation.n_max, adaptive=speculation.adaptive)
+        self._draft_length = AdaptiveDraftLength(speculation.n_max, adaptive=speculation.adaptive)
 
     @property
-    def queue(self) -> tuple[tuple[int, Odds | None], ...]:
+    def queue(self) -> tuple[tuple[int, DraftProbabilities | None], ...]:
         """What is drafted and neither taken nor refused yet, each token with what it was drawn from."""
         return tuple(self._queue)
 
@@ -110,15 +110,15 @@ class SpeculativeSource:
     @property
     def stats(self) -> SpeculationStats:
         """What was counted."""
-        before, pace = self._before, self._pace
+        before, draft_length = self._before, self._draft_length
         return SpeculationStats(
             before.rounds + self._rounds,
             before.drafted + self._drafted,
             before.accepted + self._accepted,
             before.draft_s + self._draft_s,
             before.verify_s + self._verify_s,
-            before.switched_off + pace.n_switched_off,
-            before.switched_on + pace.n_switched_on,
+            before.switched_off + draft_length.n_switched_off,
+            before.switched_on + draft_length.n_switched_on,
             self._reason(),
         )
 
@@ -176,10 +176,10 @@ class SpeculativeSource:
 
     def choose(self, sampler: Sampler, logits: NDArray[np.float32]) -> int:
         """The next token: a draw, in which a token that was drawn for the draft has its chance first."""
-        token, odds = self._queue[0] if self._queue else (0, None)
-        if odds is None or not isinstance(sampler, SamplerChain):
+        token, draft_probabilities = self._queue[0] if self._queue else (0, None)
+        if draft_probabilities is None or not isinstance(sampler, SamplerChain):
             return sampler.sample(logits)
-        return accept_or_draw(sampler, logits, token, odds)
+        return accept_or_draw(sampler, logits, token, draft_probabilities)
 
     # Rounds.
 
@@ -191,11 +191,13 @@ class SpeculativeSource:
         if not self._can:
             return f"off: the context cannot take a wrong guess back (edit level {self._source.edit_level.name})"
         return (
-            "" if self._pace.on else f"off: {self._pace.acceptance:.0%} of what is drafted is right, which does not pay"
+            ""
+            if self._draft_length.on
+            else f"off: {self._draft_length.acceptance:.0%} of what is drafted is right, which does not pay"
         )
 
     def _draft(self, cancelled: Callable[[], bool]) -> None:
-        n = self._pace.length()
+        n = self._draft_length.length()
         n = n if self._progress.n_left is None else min(n, self._progress.n_left - 1)
         if n < 1:
             return
@@ -205,11 +207,13 @@ class SpeculativeSource:
         self._queue.extend(proposal)
         self._draft_s += seconds
         if self._queue:
-            self._pace.drafted(len(self._queue), seconds)
+            self._draft_length.drafted(len(self._queue), seconds)
 
-    def _proposed(self, n: int, cancelled: Callable[[], bool]) -> list[tuple[int, Odds | None]]:
+    def _proposed(self, n: int, cancelled: Callable[[], bool]) -> list[tuple[int, DraftProbabilities | None]]:
         proposal = self.speculation.drafter.draft(self._source.history, n, cancelled)
-        pairs = _with_odds(proposal) if self._constraint is None else _allowed(proposal, self._constraint)
+        pairs = (
+            _with_draft_probabilities(proposal) if self._constraint is None else _allowed(proposal, self._constraint)
+        )
         return list(islice(pairs, n))
 
     def _begin_round(self, seconds: float) -> None:
@@ -218,67 +222,71 @@ class SpeculativeSource:
         while len(self._queue) > n:
             self._queue.pop()
         self._in_round = True
-        self._pace.decoded(n + 1, seconds)
+        self._draft_length.decoded(n + 1, seconds)
         if n:
             self._rounds += 1
             self._drafted += n
             self._verify_s += seconds
 
     def _end_round(self) -> None:
-        self._pace.verified(self._hits)
+        self._draft_length.verified(self._hits)
         self._hits.clear()
 
 
-def accept_or_draw(chain: SamplerChain, logits: NDArray[np.float32], token: int, odds: Odds) -> int:
-    """Draw as the chain would, but rather a token that was drawn from other odds, as often as both allow.
+def accept_or_draw(
+    chain: SamplerChain, logits: NDArray[np.float32], token: int, draft_probabilities: DraftProbabilities
+) -> int:
+    """Accept a drafted token, or draw another, such that the result has the distribution of the chain.
 
-    With p of the chain and q the odds, the token is taken with probability min(1, p / q); else one is drawn in
-    proportion to max(0, p - q). What comes has exactly the distribution p (Leviathan et al. 2023, arXiv 2211.17192;
-    Chen et al. 2023, arXiv 2302.01318).
+    With p of the chain and q the draft probabilities, the token is taken with probability min(1, p / q); else one
+    is drawn in proportion to max(0, p - q). The result has exactly the distribution p (Leviathan et al. 2023, arXiv
+    2211.17192; Chen et al. 2023, arXiv 2302.01318).
 
     Args:
         chain: gives p and random numbers.
         logits: one row, float32 [V].
-        token: drawn from ``odds``.
-        odds: q.
+        token: drawn from ``draft_probabilities``.
+        draft_probabilities: q.
     """
     ids, p = chain.distribution(logits)
-    q = _looked_up(odds, ids)
+    q = _looked_up(draft_probabilities, ids)
     here = ids == token
-    if chain.uniform() * _looked_up(odds, np.array([token]))[0] < p[here].sum():
+    if chain.uniform() * _looked_up(draft_probabilities, np.array([token]))[0] < p[here].sum():
         return token
     rest = np.maximum(p - q, 0.0)
     return draw(ids, rest if rest.any() else p, chain.uniform())
 
 
-def _looked_up(odds: Odds, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+def _looked_up(draft_probabilities: DraftProbabilities, ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """The probability of each of ``ids``, float64 [n]."""
-    known, probabilities = odds
+    known, probabilities = draft_probabilities
     order = np.argsort(known)
     places = np.searchsorted(known, ids, sorter=order).clip(max=len(known) - 1)
     found = order[places]
     return np.where(known[found] == ids, probabilities[found], 0.0)
 
 
-def _with_odds(proposal: Proposal) -> Iterator[tuple[int, Odds | None]]:
-    odds: Sequence[Odds | None] = proposal.odds or [None] * len(proposal.tokens)
-    return zip(proposal.tokens, odds, strict=True)
+def _with_draft_probabilities(proposal: Proposal) -> Iterator[tuple[int, DraftProbabilities | None]]:
+    draft_probabilities: Sequence[DraftProbabilities | None] = proposal.draft_probabilities or [None] * len(
+        proposal.tokens
+    )
+    return zip(proposal.tokens, draft_probabilities, strict=True)
 
 
-def _allowed(proposal: Proposal, constraint: Constraint) -> Iterator[tuple[int, Odds | None]]:
+def _allowed(proposal: Proposal, constraint: Constraint) -> Iterator[tuple[int, DraftProbabilities | None]]:
     """The tokens up to the first that may not be said, or up to where others are forced: then those.
 
     One that was drawn stays, as its refusal is what keeps the distribution: what is drawn then is no plain draw.
     """
     ahead = constraint.clone()
-    for token, odds in _with_odds(proposal):
+    for token, draft_probabilities in _with_draft_probabilities(proposal):
         try:
             moved = ahead.advance(token)
         except (InvalidToken, ConstraintError):
-            if odds is not None:
-                yield token, odds
+            if draft_probabilities is not None:
+                yield token, draft_probabilities
             return
-        yield token, odds
+        yield token, draft_probabilities
         if isinstance(moved, FastForward):
             yield from ((forced, None) for forced in moved.tokens)
         if not isinstance(moved, Forward):

@@ -115,6 +115,7 @@ def draft_model(
         return DraftModel(context, vocab, n_vocab=target.size, sampling=sampling)
     if sampling is not None:
         raise InvalidOption(
-            "sampling for a draft model with another vocabulary: its odds cannot be translated (leave sampling out)"
+            "sampling for a draft model with another vocabulary: its draft probabilities cannot be translated"
+            " (leave sampling out)"
         )
     return TranslatedDraftModel(context, vocab, target)

@@ -53,7 +53,7 @@ class DecodeCosts:
         return [self._seconds[a] + slope * (n - a) for n in sizes]
 
 
-class Pace:
+class AdaptiveDraftLength:
     """Chooses the length of each draft.
 
     A draft of k tokens, each right with probability a where those before it were, gives (1 - a^(k+1)) / (1 - a) tokens
