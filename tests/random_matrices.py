@@ -88,7 +88,7 @@ def with_ordinary_scales(data: NDArray[np.uint8], ggml_type: GgmlType, rng: np.r
         )
     block = format_of(ggml_type).block
     blocks = data.view(block)
-    for name in {*HALVES, "weight"} & set(block.names or ()):
+    for name in sorted({*HALVES, "weight"} & set(block.names or ())):
         blocks[name] = rng.uniform(-2, 2, blocks.shape)
     if "exponent" in (block.names or ()):
         blocks["exponent"] = rng.integers(120, 135, blocks.shape)

@@ -1,4 +1,4 @@
-// Multi-head latent attention (MLA): all heads share one latent of each token; see slm_native/latent.py.
+// Multi-head latent attention (MLA): all heads share one latent of each token; see slm_native/steps/attention.py.
 //
 // Shapes: H heads, R rotated values of a query, N values without rotation, C width of the latent, U of a head's result,
 // Q of compressed queries.

@@ -106,7 +106,7 @@ void bind_layers(nb::module_& module) {
              "norm"_a.none());
     nb::class_<LayerHandle>(
         module, "Layer",
-        "A transformer block as slm_native.kernels.PlainBlock has it; keeps its weights.\n\n"
+        "A transformer layer, made of the steps that slm_native.kernels.cpu.fusion joins; keeps its weights.\n\n"
         "Args:\n"
         "    linears: q, k, v, output, gate, up, down, left, right, or None in the place of one.\n"
         "    norms: attn_norm, q_norm, k_norm, v_norm, attn_post_norm, ffn_norm, ffn_post_norm, right_norm, likewise.\n"

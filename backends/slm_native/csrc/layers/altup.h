@@ -1,4 +1,4 @@
-// AltUp (alternating updates) with several residual streams, and per-layer embeddings; see slm_native/streams.py.
+// AltUp (alternating updates) with several residual streams, and per-layer embeddings; see slm_native/steps/altup.py.
 //
 // Shapes: T tokens, E embedding width, N residual streams, P width of a per-layer embedding.
 #pragma once

@@ -13,7 +13,7 @@
 
 namespace slm {
 
-// A transformer layer; see PlainBlock in slm_native/kernels/parameters.py. A null matrix or null weights mean that the
+// A transformer layer; see slm_native/kernels/cpu/fusion.py, which makes it of steps. A null matrix or null weights mean that the
 // layer lacks this part. Without k, attention reads the keys and values of another layer; without v, keys are the
 // values; without q, the layer is MLA (`latent`); without gating.up, the feed-forward layer is MoE (`moe`), or the
 // layer ends after attention.
