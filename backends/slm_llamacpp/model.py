@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import EMBEDDING
-from slm_core.closing import Closing
+from slm_core.context import ModelBase
 from slm_core.errors import InvalidModelFile, InvalidOption, ModelError, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.quant import dequantize_rows
-from slm_core.types import ContextOptions, ModelInfo, Progress
+from slm_core.types import ContextOptions, Progress
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.context import LlamaCppContext
 from slm_llamacpp.encoder import LlamaCppEncoder
@@ -42,7 +41,7 @@ _UNSUPPORTED = (
 )
 
 
-class LlamaCppModel(Closing):
+class LlamaCppModel(ModelBase):
     """Weights and vocabulary in llama.cpp's hands. Immutable; any thread may use it.
 
     Args:
@@ -66,30 +65,19 @@ class LlamaCppModel(Closing):
         self._settings = settings
         self.head_dim = _head_dim(gguf)
         self.moves_keys = moves_keys(gguf)
-        self._info = model_info(gguf, backend=f"{BACKEND} {library.version()}", device=settings.device.label)
+        info = model_info(gguf, backend=f"{BACKEND} {library.version()}", device=settings.device.label)
         self._handle = Handle(_load(api, gguf, settings, progress), api.llama_model_free, gguf.path.name)
         weakref.finalize(self, self._handle.free).atexit = False  # at exit the system takes the memory back
         self._is_encoder = is_encoder(gguf)
         self.n_positions = gguf.tensors[_POSITIONS].shape[0] if _POSITIONS in gguf.tensors else None
         self.longest_span, self._row_scale = spans_of(gguf)
-        self._contexts: weakref.WeakSet[LlamaCppContext | LlamaCppEncoder] = weakref.WeakSet()
-        self._closing = threading.Lock()
         try:
-            self._vocab = LlamaCppVocab(api, self._handle, gguf)
-            self._check_generates()
+            vocab = LlamaCppVocab(api, self._handle, gguf)
+            self._check_generates(gguf)
         except BaseException:
-            self.close()
+            self._handle.free()
             raise
-
-    @property
-    def info(self) -> ModelInfo:
-        """What is known about the model; stays readable after ``close``."""
-        return self._info
-
-    @property
-    def vocab(self) -> LlamaCppVocab:
-        """The model's vocabulary."""
-        return self._vocab
+        super().__init__(info, vocab)
 
     def table_rows(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """Rows that stand for tokens [T], as llama.cpp takes them, float32 [T, E]."""
@@ -98,35 +86,24 @@ class LlamaCppModel(Closing):
             rows = dequantize_rows(file.tensor_data(EMBEDDING), table.ggml_type, table.shape[1], tokens)
         return rows * np.float32(self._row_scale)
 
-    def new_context(self, options: ContextOptions) -> LlamaCppContext | LlamaCppEncoder:
-        """Create an empty KV cache; see ``protocols.Model.new_context``."""
+    def _engine_context(self, options: ContextOptions) -> LlamaCppContext | LlamaCppEncoder:
         with self._handle.use() as pointer:
-            context = self._kind(pointer)(self, self._api, pointer, options, self._settings)
-            self._contexts.add(context)
-            return context
+            return self._kind(pointer)(self, self._api, pointer, options, self._settings)
 
     def _kind(self, pointer: int) -> type[LlamaCppContext | LlamaCppEncoder]:
         if self._is_encoder:
             return LlamaCppEncoder
         return FramedContext if has_frames(self._api, pointer) else LlamaCppContext
 
-    def close(self) -> None:
-        """Close all contexts and free the weights now; twice is fine.
+    def _engine_close(self) -> None:
+        self._handle.retire()
+        self._handle.free()
+        library.return_memory()
 
-        Raises:
-            ContextBusy: another thread is inside a call of a context; the weights stay until ``close`` is called again.
-        """
-        with self._closing:
-            self._handle.retire()
-            for context in list(self._contexts):
-                context.close()
-            self._handle.free()
-            library.return_memory()
-
-    def _check_generates(self) -> None:
+    def _check_generates(self, gguf: GgufFile) -> None:
         with self._handle.use() as pointer:
             if self._api.llama_model_has_encoder(pointer) or self._api.llama_model_is_diffusion(pointer):
-                raise UnsupportedModel(f"{self._info.path}: not a model that generates text token by token")
+                raise UnsupportedModel(f"{gguf.path}: not a model that generates text token by token")
 
 
 def _load(api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> int:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Sequence
 
 from slm_core.architectures import check_tensors, read_spec
 from slm_core.checkpoints import Checkpoint
-from slm_core.closing import Closing
+from slm_core.context import ModelBase
 from slm_core.errors import InvalidModelFile, ModelClosed
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
-from slm_core.protocols import Vocab
 from slm_core.tokenization import model_vocab
-from slm_core.types import ContextOptions, ModelInfo, Progress
+from slm_core.types import ContextOptions, Progress
 from slm_native.context import BACKEND, NativeContext
 from slm_native.kernels import KernelSet
 from slm_native.offload import Offload, OffloadStats
 from slm_native.transformer import Transformer
 
 
-class NativeModel(Closing):
+class NativeModel(ModelBase):
     """Weights and vocabulary; any thread may use it.
 
     Args:
@@ -47,35 +44,23 @@ class NativeModel(Closing):
     ) -> None:
         spec = read_spec(gguf)
         check_tensors(gguf, spec)
-        self._info = model_info(
+        info = model_info(
             gguf,
             backend=f"{BACKEND} ({kernels.name})",
             device=kernels.device,
             kv_type=kernels.kv_type,
             swa_full=swa_full,
         )
-        self._vocab: Vocab = model_vocab(gguf, spec.n_vocab)
-        if self._vocab.size != spec.n_vocab:
+        vocab = model_vocab(gguf, spec.n_vocab)
+        if vocab.size != spec.n_vocab:
             raise InvalidModelFile(
-                f"{gguf.path}: {self._vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
+                f"{gguf.path}: {vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
             )
         self._transformer: Transformer | None = Transformer(
             gguf, spec, kernels, progress, offload, keeps_windows=not swa_full
         )
         self._gguf = gguf
-        self._contexts: weakref.WeakSet[NativeContext] = weakref.WeakSet()
-        self._lock = threading.Lock()
-
-    @property
-    def info(self) -> ModelInfo:
-        """What is known about the model; stays readable after ``close``."""
-        return self._info
-
-    @property
-    def vocab(self) -> Vocab:
-        """The model's vocabulary."""
-        self._open_transformer()
-        return self._vocab
+        super().__init__(info, vocab)
 
     @property
     def steps(self) -> Sequence[str]:
@@ -87,26 +72,13 @@ class NativeModel(Closing):
         """What streaming layers has cost; None where all are in memory."""
         return self._open_transformer().offload
 
-    def new_context(self, options: ContextOptions) -> NativeContext:
-        """Create an empty KV cache; see ``protocols.Model.new_context``."""
-        with self._lock:
-            context = NativeContext(self._open_transformer(), options, self._info.fingerprint)
-            self._contexts.add(context)
-            return context
+    def _engine_context(self, options: ContextOptions) -> NativeContext:
+        return NativeContext(self._open_transformer(), options, self._info.fingerprint)
 
-    def close(self) -> None:
-        """Close all contexts and free the weights now; twice is fine.
-
-        Raises:
-            ContextBusy: another thread is inside a call of a context; the model stays open.
-        """
-        with self._lock:
-            for context in list(self._contexts):
-                context.close()
-            if self._transformer is not None:
-                self._transformer.close()
-            self._transformer = None
-            self._gguf.close()
+    def _engine_close(self) -> None:
+        self._open_transformer().close()
+        self._transformer = None
+        self._gguf.close()
 
     def _open_transformer(self) -> Transformer:
         if self._transformer is None:

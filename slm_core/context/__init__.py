@@ -2,5 +2,6 @@
 
 from slm_core.context.base import ContextBase, no_top_logits
 from slm_core.context.checks import check_context_options
+from slm_core.context.model import ModelBase
 
-__all__ = ["ContextBase", "check_context_options", "no_top_logits"]
+__all__ = ["ContextBase", "ModelBase", "check_context_options", "no_top_logits"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
-from weakref import WeakSet
+from typing import TYPE_CHECKING
 
 from my_backend.context import MyContext
 from my_backend.engine import Qwen3, check_readable
-from slm_core.errors import BackendUnavailable, InvalidOption, ModelClosed, UnknownOption, UnsupportedModel
+from slm_core.context import ModelBase
+from slm_core.errors import BackendUnavailable, InvalidOption, UnknownOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.protocols import Backend
@@ -17,38 +17,24 @@ from slm_core.tokenization import build_vocab
 from slm_core.types import BackendStatus, ContextOptions, DeviceStatus, KvType, ModelOptions, ModelSource, Support
 
 
-class MyModel:
+class MyModel(ModelBase):
     """Weights and vocabulary; makes contexts."""
 
     def __init__(self, source: ModelSource) -> None:
         with GgufFile.open(source) as file:
-            self._engine: Qwen3 | None = Qwen3(file)
-            self.info = model_info(file, backend="mine", device="cpu")
-            self.vocab = build_vocab(file)
-        self._contexts: WeakSet[MyContext] = WeakSet()
+            self._engine = Qwen3(file)
+            super().__init__(model_info(file, backend="mine", device="cpu"), build_vocab(file))
 
-    def new_context(self, options: ContextOptions) -> MyContext:
+    def _engine_context(self, options: ContextOptions) -> MyContext:
         """An empty context; keys and values are float32."""
-        if self._engine is None:
-            raise ModelClosed("the model is closed")
         for kv_type in (options.kv_type_k, options.kv_type_v):
             if kv_type not in (None, KvType.F32):  # what is not there is refused, not ignored
                 raise InvalidOption(f"unknown KV type {kv_type.value!r} (accepted: f32)")
-        context = MyContext(self._engine, self.info.fingerprint, options)
-        self._contexts.add(context)
-        return context
+        return MyContext(self._engine, self.info.fingerprint, options)
 
-    def close(self) -> None:
-        """Close the contexts and let go of the weights."""
-        for context in list(self._contexts):
-            context.close()
-        self._engine = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _engine_close(self) -> None:
+        """Let go of the weights; the contexts are closed."""
+        del self._engine
 
 
 class MyBackend:

@@ -1,0 +1,78 @@
+"""The part of ``protocols.Model`` that is the same in every backend: open contexts, and closing."""
+
+from __future__ import annotations
+
+import abc
+import threading
+import weakref
+
+from slm_core.closing import Closing
+from slm_core.errors import ModelClosed
+from slm_core.protocols import Context, Vocab
+from slm_core.types import ContextOptions, ModelInfo
+
+
+class ModelBase(Closing):
+    """A loaded model: makes contexts, and closes them with itself. Any thread may use it.
+
+    A backend derives from it, calls ``__init__`` when the weights are loaded, and writes the two ``_engine`` methods.
+
+    Args:
+        info: what is known about the model.
+        vocab: its vocabulary.
+    """
+
+    def __init__(self, info: ModelInfo, vocab: Vocab) -> None:
+        self._info = info
+        self._vocab = vocab
+        self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # What a backend writes.
+
+    @abc.abstractmethod
+    def _engine_context(self, options: ContextOptions) -> Context:
+        """Make an empty context; called while the model is open, by one thread at a time."""
+
+    @abc.abstractmethod
+    def _engine_close(self) -> None:
+        """Free the weights; called once, when all contexts are closed."""
+
+    # The contract.
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known about the model; stays readable after ``close``."""
+        return self._info
+
+    @property
+    def vocab(self) -> Vocab:
+        """The model's vocabulary."""
+        self._check_open()
+        return self._vocab
+
+    def new_context(self, options: ContextOptions) -> Context:
+        """Create an empty KV cache; see ``protocols.Model.new_context``."""
+        with self._lock:
+            self._check_open()
+            context = self._engine_context(options)
+            self._contexts.add(context)
+            return context
+
+    def close(self) -> None:
+        """Close all contexts and free the weights now; twice is fine.
+
+        Raises:
+            ContextBusy: another thread is inside a call of a context; the model stays open.
+        """
+        with self._lock:
+            for context in list(self._contexts):
+                context.close()
+            if not self._closed:
+                self._closed = True
+                self._engine_close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ModelClosed(f"the model {self._info.path.name} is closed")
