@@ -19,7 +19,7 @@ from pathlib import Path
 
 from slm_core.cpu import usable_cores
 from slm_core.gguf import GgufFile
-from slm_core.quantizing import mixture, quantize_model
+from slm_core.quantizing import quantize_model, recipe_of
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def measure(source: Path, name: str, n_threads: int, rounds: int) -> tuple[float
         target = Path(folder) / "new.gguf"
         for _ in range(rounds):
             ours.append(seconds(lambda: quantize_model(source, target, name, force=True, n_threads=n_threads)))
-            theirs.append(seconds(lambda: llama_quantize(source, target, mixture(name).file_type, n_threads)))
+            theirs.append(seconds(lambda: llama_quantize(source, target, recipe_of(name).file_type, n_threads)))
     return min(ours), min(theirs)
 
 

@@ -18,11 +18,11 @@ from slm_core.errors import InvalidOption
 from slm_core.gguf import GgufFile
 from slm_core.gguf.cursor import shown
 from slm_core.loading import local
-from slm_core.quantizing import MIXTURES, Plan, plan_quantization, write_plan
+from slm_core.quantizing import RECIPES, Plan, plan_quantization, write_plan
 
 
 def _type_names(incomplete: str) -> list[str]:
-    return [name for name in MIXTURES if name.startswith(incomplete.upper())]
+    return [name for name in RECIPES if name.startswith(incomplete.upper())]
 
 
 def quantize(
@@ -33,7 +33,7 @@ def quantize(
     type_name: Annotated[
         str,
         typer.Option(
-            "--type", metavar="T", help=f"One of {', '.join(MIXTURES)}, in any case.", autocompletion=_type_names
+            "--type", metavar="T", help=f"One of {', '.join(RECIPES)}, in any case.", autocompletion=_type_names
         ),
     ],
     override: Annotated[
@@ -52,7 +52,7 @@ def quantize(
     threads: o.Threads = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Make a model file smaller: fewer bits for each weight. Types and mixtures are those of llama.cpp."""
+    """Make a model file smaller: fewer bits for each weight. Types and recipes are those of llama.cpp."""
     source, target = local(source), target.expanduser()
     with GgufFile.open(source) as file:
         plan = plan_quantization(file, type_name, overrides=_overrides(override or []), imatrix=imatrix, pure=pure)
@@ -60,7 +60,7 @@ def quantize(
             note(line)
         begin = time.perf_counter()
         if not dry_run:
-            with progress_of(f"Quantizing to {plan.mixture.name}") as progress:
+            with progress_of(f"Quantizing to {plan.recipe.name}") as progress:
                 write_plan(plan, target, force=force, n_threads=threads, progress=progress)
         took = "nothing written" if dry_run else f"{time.perf_counter() - begin:,.1f} s"
         n_bytes = plan.writer().size_bytes
@@ -135,7 +135,7 @@ def _facts(plan: Plan, target: Path, n_bytes: int, *, written: bool) -> dict[str
     return {
         "file": str(target),
         "written": written,
-        "type": plan.mixture.name,
+        "type": plan.recipe.name,
         "bytes": n_bytes,
         "bits_per_weight": _bits(plan),
         "notes": plan.notes,

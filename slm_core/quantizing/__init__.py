@@ -1,19 +1,19 @@
 """Model files made smaller: which tensor gets which type, importance matrices, and the writing."""
 
 from slm_core.quantizing.importance import Importance, read_importance
-from slm_core.quantizing.mixtures import MIXTURES, Mixture, mixture
 from slm_core.quantizing.plan import Plan, PlannedTensor, plan_quantization
+from slm_core.quantizing.recipes import RECIPES, QuantizationRecipe, recipe_of
 from slm_core.quantizing.run import quantize_model, write_plan
 
 __all__ = [
-    "MIXTURES",
+    "RECIPES",
     "Importance",
-    "Mixture",
     "Plan",
     "PlannedTensor",
-    "mixture",
+    "QuantizationRecipe",
     "plan_quantization",
     "quantize_model",
     "read_importance",
+    "recipe_of",
     "write_plan",
 ]

@@ -13,7 +13,14 @@ from slm_core.gguf import GgmlType, GgufFile, GgufWriter, NewTensor, TensorInfo,
 from slm_core.gguf.cursor import shown
 from slm_core.quant import format_of, quantizable_types, row_bytes
 from slm_core.quantizing.importance import Importance, read_importance
-from slm_core.quantizing.mixtures import Chooser, Mixture, fallback_type, in_order, may_be_quantized, mixture
+from slm_core.quantizing.recipes import (
+    Chooser,
+    QuantizationRecipe,
+    fallback_type,
+    in_order,
+    may_be_quantized,
+    recipe_of,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +37,7 @@ class PlannedTensor:
 
     Attributes:
         source: where it is, and its type now.
-        wanted: the type that the mixture or an override asks for.
+        wanted: the type that the recipe or an override asks for.
         ggml_type: the type it will have: another where its rows are no whole number of blocks of the one wanted.
         importance: float32 [n_matrices * n_cols], what errors of its columns count; None for alike.
     """
@@ -60,13 +67,13 @@ class Plan:
 
     Attributes:
         file: the model, open.
-        mixture: the mixture.
+        recipe: the recipe.
         tensors: every tensor, in file order.
         notes: what the reader should know, a line each: losses, and importance that is missing.
     """
 
     file: GgufFile
-    mixture: Mixture
+    recipe: QuantizationRecipe
     tensors: tuple[PlannedTensor, ...]
     notes: tuple[str, ...]
 
@@ -79,7 +86,7 @@ class Plan:
         """Lays out the new file: metadata as it was, but for the type of the file, and shards made one."""
         source = self.file.metadata
         metadata = {key: source.stored(key) for key in source if not key.startswith("split.")}
-        metadata["general.file_type"] = stored_uint32(self.mixture.file_type)
+        metadata["general.file_type"] = stored_uint32(self.recipe.file_type)
         metadata["general.quantization_version"] = stored_uint32(_QUANTIZATION_VERSION)
         tensors = [NewTensor(t.source.name, t.source.shape, t.ggml_type, t.n_bytes) for t in self.tensors]
         return GgufWriter(metadata, tensors, self.file.alignment)
@@ -97,10 +104,10 @@ def plan_quantization(
 
     Args:
         file: the model, open; of any types, also quantized ones.
-        type_name: a mixture, as in ``Q4_K_M``; see ``MIXTURES``.
+        type_name: a recipe, as in ``Q4_K_M``; see ``RECIPES``.
         overrides: regular expressions found in names of matrices, with the type that these get; the first counts.
         imatrix: an importance matrix.
-        pure: give every matrix the mixture's main type.
+        pure: give every matrix the recipe's main type.
 
     Raises:
         InvalidOption: an unknown type, a regular expression that is wrong or finds no matrix, or an importance matrix
@@ -108,23 +115,23 @@ def plan_quantization(
         InvalidModelFile: the importance matrix is damaged.
         UnsupportedModel: nothing in the file can be quantized, or a tensor has a type that cannot be read here.
     """
-    wanted_mixture = mixture(type_name)
+    recipe = recipe_of(type_name)
     matrices = [name for name, tensor in file.tensors.items() if may_be_quantized(name, tensor.shape)]
     if not matrices:
         raise UnsupportedModel(f"{file.path}: no matrix in it that could be quantized")
     forced = _forced_types(overrides or {}, matrices)
     importance = {} if imatrix is None else read_importance(imatrix)
-    chooser = Chooser(file, wanted_mixture, has_importance=imatrix is not None)
-    alike = pure or wanted_mixture.main_type in _FLOATS
+    chooser = Chooser(file, recipe, has_importance=imatrix is not None)
+    alike = pure or recipe.main_type in _FLOATS
     wanted = dict(forced)
     for name in in_order(matrices):
         if name not in forced:
             n_cols = file.tensors[name].shape[-1]
-            wanted[name] = wanted_mixture.main_type if alike else chooser.choose(name, n_cols)
+            wanted[name] = recipe.main_type if alike else chooser.choose(name, n_cols)
     tensors = tuple(_planned(file, tensor, wanted.get(tensor.name), importance) for tensor in file.tensors.values())
     if imatrix is not None and all(tensor.importance is None for tensor in tensors):
         raise InvalidOption(f"{os.fspath(imatrix)}: no importance of any tensor of {file.path} in it")
-    return Plan(file, wanted_mixture, tensors, tuple(_notes(tensors, has_importance=imatrix is not None)))
+    return Plan(file, recipe, tensors, tuple(_notes(tensors, has_importance=imatrix is not None)))
 
 
 def _forced_types(overrides: Mapping[str, str], matrices: list[str]) -> dict[str, GgmlType]:

@@ -46,10 +46,10 @@ def quantize_model(
     Args:
         source: a GGUF file, or any shard of one.
         target: the new file; it appears when it is whole.
-        type_name: a mixture, as in ``Q4_K_M``; see ``MIXTURES``.
+        type_name: a recipe, as in ``Q4_K_M``; see ``RECIPES``.
         overrides: regular expressions found in names of matrices, with the type that these get; the first counts.
         imatrix: an importance matrix.
-        pure: give every matrix the mixture's main type.
+        pure: give every matrix the recipe's main type.
         force: put the new file in the place of one that is there.
         n_threads: how many compute; by default, a thread for each core that may be used.
         progress: called with the share that is done, 0 to 1; what it raises ends the work, and no file is left.

@@ -18,7 +18,7 @@ from ggml_library import ggml_quantize, llama_quantize
 from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgmlType, GgufFile
 from slm_core.quant import quantize
-from slm_core.quantizing import MIXTURES, plan_quantization, quantize_model, write_plan
+from slm_core.quantizing import RECIPES, plan_quantization, quantize_model, write_plan
 from toy_models import write_imatrix
 
 CHANGED = {"general.file_type", "general.quantization_version"}
@@ -37,7 +37,7 @@ def folder(path: Path) -> list[str]:
 def test_files_of_fixed_types_hold_what_llama_cpp_writes(toy, tmp_path, name) -> None:
     """Q6_K, of the output matrix, is searched for: only its type and size are the same."""
     source = toy(n_layers=4)
-    ours, theirs = tmp_path / "ours.gguf", llama_quantize(source, tmp_path / "t.gguf", MIXTURES[name].file_type)
+    ours, theirs = tmp_path / "ours.gguf", llama_quantize(source, tmp_path / "t.gguf", RECIPES[name].file_type)
     quantize_model(source, ours, name)
     found, expected = contents(ours), contents(theirs)
     assert {key: len(data) for key, data in found.items()} == {key: len(data) for key, data in expected.items()}
@@ -78,7 +78,7 @@ def quantize_size(source: Path, name: str) -> int:
         return plan_quantization(file, name).writer().size_bytes
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", RECIPES)
 def test_size_is_known_before(toy, tmp_path, name) -> None:
     source, target = toy(n_layers=2), tmp_path / "new.gguf"
     quantize_model(source, target, name)

@@ -9,7 +9,7 @@ import pytest
 
 import slm_core as slm
 from ggml_library import llama_quantize
-from slm_core.quantizing import MIXTURES, quantize_model
+from slm_core.quantizing import RECIPES, quantize_model
 
 N_TOKENS = 24
 
@@ -53,7 +53,7 @@ def test_logits_are_as_near_to_the_floats_as_those_of_llama_cpp(
     tokens = random_tokens(N_TOKENS, 32000)
     floats = native_logits(source, tokens)
     quantize_model(source, tmp_path / "ours.gguf", name)
-    llama_quantize(source, tmp_path / "theirs.gguf", MIXTURES[name].file_type)
+    llama_quantize(source, tmp_path / "theirs.gguf", RECIPES[name].file_type)
     ours = distance(native_logits(tmp_path / "ours.gguf", tokens), floats)
     theirs = distance(native_logits(tmp_path / "theirs.gguf", tokens), floats)
     # Errors of weights, at most 1.02 times as large, meet one draw of activations; another differs by a few percent.

@@ -1,4 +1,4 @@
-"""Mixtures of types: which tensor gets more bits than the others.
+"""Quantization recipes: which tensor gets more bits than the others.
 
 The choices are those of llama.cpp's quantizer (``llama-quant.cpp``), so that a file of a name has the same types
 whichever program made it.
@@ -23,8 +23,8 @@ T = GgmlType
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """A name that files go by, as in Q4_K_M.
+class QuantizationRecipe:
+    """Number formats of a whole file, by its name, as in Q4_K_M.
 
     Attributes:
         name: in capitals.
@@ -37,46 +37,46 @@ class Mixture:
     main_type: GgmlType
 
 
-MIXTURES = {
-    mixture.name: mixture
-    for mixture in (
-        Mixture("F32", 0, T.F32),
-        Mixture("F16", 1, T.F16),
-        Mixture("BF16", 32, T.BF16),
-        Mixture("Q8_0", 7, T.Q8_0),
-        Mixture("Q6_K", 18, T.Q6_K),
-        Mixture("Q5_K_M", 17, T.Q5_K),
-        Mixture("Q5_K_S", 16, T.Q5_K),
-        Mixture("Q5_1", 9, T.Q5_1),
-        Mixture("Q5_0", 8, T.Q5_0),
-        Mixture("Q4_K_M", 15, T.Q4_K),
-        Mixture("Q4_K_S", 14, T.Q4_K),
-        Mixture("Q4_1", 3, T.Q4_1),
-        Mixture("Q4_0", 2, T.Q4_0),
-        Mixture("TQ2_0", 37, T.TQ2_0),
-        Mixture("Q1_0", 40, T.Q1_0),
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        QuantizationRecipe("F32", 0, T.F32),
+        QuantizationRecipe("F16", 1, T.F16),
+        QuantizationRecipe("BF16", 32, T.BF16),
+        QuantizationRecipe("Q8_0", 7, T.Q8_0),
+        QuantizationRecipe("Q6_K", 18, T.Q6_K),
+        QuantizationRecipe("Q5_K_M", 17, T.Q5_K),
+        QuantizationRecipe("Q5_K_S", 16, T.Q5_K),
+        QuantizationRecipe("Q5_1", 9, T.Q5_1),
+        QuantizationRecipe("Q5_0", 8, T.Q5_0),
+        QuantizationRecipe("Q4_K_M", 15, T.Q4_K),
+        QuantizationRecipe("Q4_K_S", 14, T.Q4_K),
+        QuantizationRecipe("Q4_1", 3, T.Q4_1),
+        QuantizationRecipe("Q4_0", 2, T.Q4_0),
+        QuantizationRecipe("TQ2_0", 37, T.TQ2_0),
+        QuantizationRecipe("Q1_0", 40, T.Q1_0),
     )
 }
-"""Every mixture, from most to fewest bits."""
+"""Every recipe, from most to fewest bits."""
 
 _ALIASES = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
 
-def mixture(name: str) -> Mixture:
-    """The mixture of a name, in any case.
+def recipe_of(name: str) -> QuantizationRecipe:
+    """The recipe of a name, in any case.
 
     Raises:
         InvalidOption: there is none; the message lists those there are.
     """
     wanted = name.upper()
-    found = MIXTURES.get(_ALIASES.get(wanted, wanted))
+    found = RECIPES.get(_ALIASES.get(wanted, wanted))
     if found is None:
-        raise InvalidOption(f"unknown type {name!r} (accepted: {', '.join(MIXTURES)}, {', '.join(_ALIASES)})")
+        raise InvalidOption(f"unknown type {name!r} (accepted: {', '.join(RECIPES)}, {', '.join(_ALIASES)})")
     return found
 
 
 class Role(Enum):
-    """What a matrix does, as far as mixtures tell apart."""
+    """What a matrix does, as far as recipes tell apart."""
 
     OUTPUT = auto()
     EMBEDDING = auto()
@@ -111,15 +111,15 @@ class Chooser:
 
     Args:
         file: the model.
-        mixture: the mixture wanted.
-        has_importance: whether an importance matrix is used; two mixtures change with it.
+        recipe: the recipe wanted.
+        has_importance: whether an importance matrix is used; two recipes change with it.
     """
 
-    def __init__(self, file: GgufFile, mixture: Mixture, *, has_importance: bool) -> None:
+    def __init__(self, file: GgufFile, recipe: QuantizationRecipe, *, has_importance: bool) -> None:
         names = list(file.tensors)
         architecture = file.get("general.architecture", str, "")
-        self._name = mixture.name
-        self._main = mixture.main_type
+        self._name = recipe.name
+        self._main = recipe.main_type
         self._has_importance = has_importance
         self._is_falcon = architecture == "falcon"
         self._tied = "output.weight" not in names

@@ -10,7 +10,7 @@ import pytest
 from ggml_library import llama_quantize
 from slm_core.errors import InvalidOption
 from slm_core.gguf import GgmlType, GgufFile
-from slm_core.quantizing import MIXTURES, mixture, plan_quantization
+from slm_core.quantizing import RECIPES, plan_quantization, recipe_of
 
 # Names that llama.cpp's quantizer knows, and some that it does not.
 ODD_NAMES = (
@@ -49,7 +49,7 @@ MODELS = {
     "rows of odd blocks, tied": ODD | {"tied": True},
     "what is kept": {"extra": dict.fromkeys(ODD_NAMES, (4, 256)) | {"blk.0.row.weight": (1, 256)}},
 }
-QUANTIZED = [name for name in MIXTURES if MIXTURES[name].main_type not in (GgmlType.F32, GgmlType.F16, GgmlType.BF16)]
+QUANTIZED = [name for name in RECIPES if RECIPES[name].main_type not in (GgmlType.F32, GgmlType.F16, GgmlType.BF16)]
 
 
 def types_in(path: Path) -> dict[str, str]:
@@ -63,20 +63,20 @@ def planned(path: Path, *arguments, **options) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_mixture_equals_that_of_llama_cpp(toy, tmp_path, model) -> None:
+def test_every_recipe_equals_that_of_llama_cpp(toy, tmp_path, model) -> None:
     path = toy(**MODELS[model])
-    for name in MIXTURES:
+    for name in RECIPES:
         if model.startswith("rows of odd blocks") and name == "Q1_0":
             continue  # llama.cpp refuses it: see below
-        theirs = types_in(llama_quantize(path, tmp_path / f"{name}.gguf", MIXTURES[name].file_type))
+        theirs = types_in(llama_quantize(path, tmp_path / f"{name}.gguf", RECIPES[name].file_type))
         assert planned(path, name) == theirs, name
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q4_K_M", "Q8_0"])
-def test_importance_changes_mixtures_as_in_llama_cpp(toy, tmp_path, imatrix_of, name) -> None:
+def test_importance_changes_recipes_as_in_llama_cpp(toy, tmp_path, imatrix_of, name) -> None:
     path = toy(n_layers=24)
     importance, file = imatrix_of(path)
-    theirs = types_in(llama_quantize(path, tmp_path / "theirs.gguf", MIXTURES[name].file_type, imatrix=importance))
+    theirs = types_in(llama_quantize(path, tmp_path / "theirs.gguf", RECIPES[name].file_type, imatrix=importance))
     assert planned(path, name, imatrix=file) == theirs
     assert (planned(path, name) == theirs) == (name in ("Q4_K_M", "Q8_0"))
 
@@ -86,7 +86,7 @@ def test_overrides_and_purity_as_in_llama_cpp(toy, tmp_path, name) -> None:
     path = toy(n_layers=9)
     overrides = {r"ffn_up|blk\.1\.": "Q8_0", r"blk\.[0-4]\.attn_v": "Q5_1", "output": "Q4_1"}
     types = {expression: GgmlType[type_name] for expression, type_name in overrides.items()}
-    number = MIXTURES[name].file_type
+    number = RECIPES[name].file_type
     theirs = types_in(llama_quantize(path, tmp_path / "overridden.gguf", number, overrides=types))
     assert planned(path, name, overrides=overrides) == theirs
     assert planned(path, name, pure=True) == types_in(llama_quantize(path, tmp_path / "p.gguf", number, pure=True))
@@ -109,11 +109,11 @@ def test_fallbacks_are_told(toy) -> None:
     assert not any("ffn_down" in name or "norm" in name for name, _, _ in told)
 
 
-def test_names_of_mixtures() -> None:
-    assert mixture("q4_k_m") is mixture("Q4_K") is MIXTURES["Q4_K_M"]
-    assert mixture("q5_k") is MIXTURES["Q5_K_M"]
+def test_names_of_recipes() -> None:
+    assert recipe_of("q4_k_m") is recipe_of("Q4_K") is RECIPES["Q4_K_M"]
+    assert recipe_of("q5_k") is RECIPES["Q5_K_M"]
     with pytest.raises(InvalidOption, match=r"unknown type 'Q3_K_M' \(accepted: F32, F16, BF16, Q8_0, Q6_K, Q5_K_M,"):
-        mixture("Q3_K_M")
+        recipe_of("Q3_K_M")
 
 
 @pytest.mark.parametrize(
