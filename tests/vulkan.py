@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_core import inquiry
+from slm_core import subprocess_probe
 from slm_core.errors import BackendUnavailable
 
 INSTALL = "apt-get install -y --no-install-recommends chromium-common libvulkan1 && pip install 'slm-core[webgpu]'"
@@ -61,7 +61,7 @@ def require() -> None:
 
 def _has_device() -> bool:
     try:
-        inquiry.ask("WebGPU", _ASK)
+        subprocess_probe.run("WebGPU", _ASK)
     except BackendUnavailable:
         return False
     return True

@@ -9,7 +9,7 @@ from slm_core.cpu import usable_cores
 from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.types import BackendStatus, ModelOptions, ModelSource, Support
-from slm_llamacpp import BACKEND, INSTALL_HINT, devices, inquiry, library, probe
+from slm_llamacpp import BACKEND, INSTALL_HINT, devices, library, probe, status_probe
 from slm_llamacpp.model import LlamaCppModel
 from slm_llamacpp.options import DESCRIPTIONS, LoadOptions, Settings
 from slm_llamacpp.source import check_source
@@ -36,7 +36,7 @@ class LlamaCppBackend:
         Another process asks the library, once: listing engines imports none, and a broken one hurts nobody.
         """
         try:
-            return inquiry.ask()
+            return status_probe.status()
         except Exception as error:  # whatever is wrong with the installation is its status
             return BackendStatus(BACKEND, installed=False, reason=_one_line(error), hint=INSTALL_HINT)
 

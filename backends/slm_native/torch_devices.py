@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slm_core import inquiry
+from slm_core import subprocess_probe
 from slm_core.errors import BackendUnavailable
 from slm_core.types import DeviceStatus
 
@@ -69,7 +69,7 @@ def ask() -> TorchStatus:
     Raises:
         BackendUnavailable: torch does not load.
     """
-    told = inquiry.ask("torch", "from slm_native.kernels.torch import devices; devices.print_devices()")
+    told = subprocess_probe.run("torch", "from slm_native.kernels.torch import devices; devices.print_devices()")
     version, found = json.loads(told)
     there = [
         DeviceStatus(each["name"], True, f"tier torch: {each['detail']}", untried=each["name"] not in _TRIED)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core import inquiry
+from slm_core import subprocess_probe
 from slm_core.errors import BackendUnavailable
 from slm_core.types import KvType
 from slm_onnx import plugins, runtime
@@ -205,7 +205,7 @@ def installed() -> tuple[str, ...]:
     if runtime.is_loaded():
         return tuple(runtime.load().get_available_providers())
     code = "from slm_onnx import runtime; print(*runtime.load().get_available_providers())"
-    return tuple(inquiry.ask("ONNX Runtime", code).split())
+    return tuple(subprocess_probe.run("ONNX Runtime", code).split())
 
 
 def find(wanted: str) -> Device:

@@ -14,7 +14,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from slm_core import inquiry
+from slm_core import subprocess_probe
 from slm_core.cpu import processor
 from slm_core.diskcache import DiskCache
 from slm_core.errors import BackendUnavailable, InvalidOption
@@ -69,7 +69,7 @@ def require(device: Device, options: LoadOptions, *, of_directory: bool = False)
 def _try(device: Device, asked: Sequence[object]) -> float:
     """The largest error of all steps."""
     who = f"the self-check of device {device.label!r} ({device.provider.name})"
-    told = inquiry.ask(who, _CODE, json.dumps(asked), patience_s=_PATIENCE_S)
+    told = subprocess_probe.run(who, _CODE, json.dumps(asked), patience_s=_PATIENCE_S)
     found = json.loads(told.strip().splitlines()[-1])
     if "option" in found:
         raise InvalidOption(found["option"])

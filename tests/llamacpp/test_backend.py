@@ -17,12 +17,12 @@ import pytest
 
 from slm_conformance.factories import make_tiny_model
 from slm_conformance.gguf_writer import write_gguf
+from slm_core import subprocess_probe
 from slm_core.errors import BackendUnavailable, InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
-from slm_core.inquiry import ask as ask_a_process
 from slm_core.plugins import Registry
 from slm_core.types import ModelOptions
-from slm_llamacpp import devices, inquiry, library, logs, plugin
+from slm_llamacpp import devices, library, logs, plugin, status_probe
 from slm_llamacpp.backend import LlamaCppBackend
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import error, feed, new_context, some_tokens
@@ -62,7 +62,7 @@ class TestStatus:
             raise importlib.metadata.PackageNotFoundError(name)
 
         monkeypatch.setattr(importlib.metadata, "version", missing)
-        inquiry.ask.cache_clear()
+        status_probe.status.cache_clear()
         status = backend.status()
         assert not status.installed
         assert "not installed" in status.reason
@@ -78,13 +78,13 @@ class TestStatus:
     def test_a_broken_installation(
         self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
     ) -> None:
-        monkeypatch.setattr(inquiry, "ask", lambda: ask_a_process("llama.cpp", script))
+        monkeypatch.setattr(status_probe, "status", lambda: subprocess_probe.run("llama.cpp", script))
         status = backend.status()
         assert (status.installed, "\n" in status.reason) == (False, False)
         assert reason in status.reason
 
     def test_it_never_raises(self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(inquiry, "ask", lambda: 1 / 0)
+        monkeypatch.setattr(status_probe, "status", lambda: 1 / 0)
         assert "ZeroDivisionError" in backend.status().reason
 
     def test_asking_imports_no_engine(self) -> None:

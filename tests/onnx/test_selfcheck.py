@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_core import inquiry
+from slm_core import subprocess_probe
 from slm_core.diskcache import entries
 from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_onnx import build, providers, runtime, selfcheck
@@ -39,11 +39,11 @@ def asked(monkeypatch) -> list[list[str]]:
     """The questions that processes are asked from now on; the answers are as exact as the CPU's own."""
     calls: list[list[str]] = []
 
-    def ask(engine: str, code: str, *arguments: str, patience_s: float) -> str:
+    def run(engine: str, code: str, *arguments: str, patience_s: float) -> str:
         calls.append([engine, *arguments])
         return json.dumps({"errors": {"a prompt": 0.0, "a cut": 0.01}})
 
-    monkeypatch.setattr(inquiry, "ask", ask)
+    monkeypatch.setattr(subprocess_probe, "run", run)
     return calls
 
 
@@ -142,7 +142,7 @@ def test_numbers_that_are_none_are_an_infinite_error() -> None:
 
 def test_a_wrong_device_is_refused_in_one_line_that_says_what_and_how_far(device, monkeypatch) -> None:
     answer = json.dumps({"errors": {"a prompt": 0.001, "the token after it": 0.735}})
-    monkeypatch.setattr(inquiry, "ask", lambda *_, **__: f"noise of a driver\n{answer}\n")
+    monkeypatch.setattr(subprocess_probe, "run", lambda *_, **__: f"noise of a driver\n{answer}\n")
     with pytest.raises(
         BackendUnavailable, match=r"'other' .* after the token after it differ .* 74% \(accepted: 5%\)"
     ) as no:

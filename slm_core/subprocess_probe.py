@@ -1,4 +1,4 @@
-"""Asking an engine about itself in a process of its own: nothing heavy is imported, and a crash hurts nobody."""
+"""Runs a probe of an engine in a subprocess: this process imports nothing heavy, and survives a crash of the probe."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from slm_core.errors import BackendUnavailable
 _PATIENCE_S = 60.0
 
 
-def ask(engine: str, code: str, *arguments: str, patience_s: float = _PATIENCE_S) -> str:
-    """What Python code prints in a process that imports what this one can.
+def run(engine: str, code: str, *arguments: str, patience_s: float = _PATIENCE_S) -> str:
+    """Run Python code in a subprocess with this process's import path; returns its standard output.
 
     Args:
-        engine: whose library it asks, or what it does, for messages.
-        code: to run.
-        arguments: its ``sys.argv[1:]``.
-        patience_s: seconds that it may take.
+        engine: the engine or the purpose, for messages.
+        code: the Python code.
+        arguments: ``sys.argv[1:]`` of the code.
+        patience_s: timeout in seconds.
 
     Raises:
-        BackendUnavailable: it fails, crashes, or does not end.
+        BackendUnavailable: the subprocess fails, crashes or times out.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:

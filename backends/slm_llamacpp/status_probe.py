@@ -1,4 +1,4 @@
-"""What llama.cpp says of itself, version and devices, asked in a process of its own."""
+"""The version and devices of llama.cpp, probed in a subprocess."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import functools
 import json
 import sys
 
-from slm_core.inquiry import ask as ask_a_process
+from slm_core import subprocess_probe
 from slm_core.types import BackendStatus, DeviceStatus
 from slm_llamacpp import BACKEND, devices, library
 
 
 @functools.cache
-def ask() -> BackendStatus:
+def status() -> BackendStatus:
     """The status of llama.cpp on this machine; found out once.
 
     Raises:
         BackendUnavailable: it is not installed, or its library does not load.
     """
     package = library.version()
-    told = json.loads(ask_a_process("llama.cpp", "from slm_llamacpp import inquiry; inquiry.answer()"))
+    told = json.loads(
+        subprocess_probe.run("llama.cpp", "from slm_llamacpp import status_probe; status_probe.print_status()")
+    )
     return BackendStatus(
         BACKEND,
         installed=True,
@@ -29,8 +31,8 @@ def ask() -> BackendStatus:
     )
 
 
-def answer() -> None:
-    """Print what the llama.cpp of this process says, as JSON."""
+def print_status() -> None:
+    """Print version and devices of this process's llama.cpp as JSON."""
     found = devices.all_devices()
     choice = devices.choose("auto", found)
     chosen_first = sorted(devices.choosable(found), key=lambda device: device not in choice.gpus)
