@@ -66,7 +66,7 @@ class Toolbox:
     def leaves(self, call: ToolCall) -> bool:
         """Whether a call is a sound one that is the caller's to answer."""
         tool = self._by_name.get(call.name)
-        return tool is not None and not _is_function(tool) and _trouble(tool, call) is None
+        return tool is not None and not _is_function(tool) and _problem(tool, call) is None
 
     def run(self, call: ToolCall) -> ToolResult:
         """Run a call that is not left to the caller; whatever it raises is in the result."""
@@ -96,9 +96,9 @@ class Toolbox:
         tool = self._by_name.get(call.name)
         if tool is None:
             raise Misfit(f"there is no tool {call.name!r} (there are: {', '.join(self._by_name)})")
-        trouble = _trouble(tool, call)
-        if trouble is not None:
-            raise Misfit(trouble)
+        problem = _problem(tool, call)
+        if problem is not None:
+            raise Misfit(problem)
         function = cast("Callable[..., Any]", tool)
         return function, fitted(function, call.arguments)
 
@@ -122,7 +122,7 @@ def _json(value: object) -> object:
     raise TypeError(f"a tool returned a {type(value).__name__} (accepted: text, or what has a JSON form)")
 
 
-def _trouble(tool: Tool, call: ToolCall) -> str | None:
+def _problem(tool: Tool, call: ToolCall) -> str | None:
     """What is wrong with the arguments of a call for a pydantic model; None for any other tool."""
     model = pydantic_model(tool)
     if model is None:

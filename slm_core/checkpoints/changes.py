@@ -326,6 +326,6 @@ class UpProjection:
         return heads[:, : self.n_nope].swapaxes(1, 2) if self.of_keys else heads[:, self.n_nope :]
 
 
-def _check(holds: bool, trouble: str) -> None:
+def _check(holds: bool, message: str) -> None:
     if not holds:
-        raise ValueError(trouble)
+        raise ValueError(message)

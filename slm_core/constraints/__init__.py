@@ -1,5 +1,6 @@
 """What may be said next: grammars, schemas, expressions and choices, compiled by llguidance."""
 
+from slm_core.constraints.deserialize import spec_from_dict
 from slm_core.constraints.limits import Limits
 from slm_core.constraints.matcher import GrammarConstraint, compile, restore  # noqa: A004  (as in re.compile)
 from slm_core.constraints.specs import (
@@ -14,7 +15,6 @@ from slm_core.constraints.specs import (
     Triggered,
 )
 from slm_core.constraints.toolcalls import NoToolCalls, ToolCalls
-from slm_core.constraints.written import spec_from_dict
 
 __all__ = [
     "AfterThinking",

@@ -29,8 +29,8 @@ class _Writer:
         self._rules = rules
         self._root = root
         self._terminals = Terminals(rules, root)
-        self._names: dict[str, str] = {}  # of rules that are written, in order
-        self._written: dict[str, str] = {}  # terminals by what they are
+        self._names: dict[str, str] = {}  # of rules, in the order of the output
+        self._terminal_names: dict[str, str] = {}  # names of terminals by their definitions
 
     def write(self) -> str:
         lines = [f"start: {self._expression(Ref(self._root))}"]
@@ -39,7 +39,7 @@ class _Writer:
             name = list(self._names)[done]
             lines.append(f"{self._names[name]}: {self._expression(self._rules[name])}")
             done += 1
-        lines += [f"{name}: {terminal}" for terminal, name in self._written.items()]
+        lines += [f"{name}: {terminal}" for terminal, name in self._terminal_names.items()]
         return "\n".join(lines)
 
     def _expression(self, node: Node) -> str:
@@ -69,7 +69,7 @@ class _Writer:
             return '""'
         nullable = self._terminals.is_nullable(node)
         definition = f"/{pattern}/ & /(?s:.+)/" if nullable else f"/{pattern}/"
-        name = self._written.setdefault(definition, f"T{len(self._written)}")
+        name = self._terminal_names.setdefault(definition, f"T{len(self._terminal_names)}")
         return f"{name}?" if nullable else name
 
     def _pattern(self, node: Node) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from slm_core.constraints.errors import check_grammar, regex_error
 from slm_core.constraints.freetext import FreeText
 from slm_core.constraints.gbnf import gbnf_to_lark
 from slm_core.constraints.lark import Opening, between_slashes, escaped, sequence
@@ -24,7 +25,6 @@ from slm_core.constraints.specs import (
 )
 from slm_core.constraints.tokens import TokenTable
 from slm_core.constraints.toolcalls import NoToolCalls, ToolCalls, named_parameters, object_schema
-from slm_core.constraints.trouble import check_grammar, regex_trouble
 from slm_core.errors import ConstraintError
 from slm_core.protocols import Vocab
 from slm_core.types import CallFormat
@@ -212,5 +212,5 @@ def _json(schema: Any, *, compact: bool) -> dict[str, Any]:
 def _regex(pattern: str) -> dict[str, Any]:
     fit, origins = between_slashes(pattern)
     body = _lark(f"start: /{fit}/")
-    check_grammar(body, lambda message: regex_trouble(message, pattern, origins))
+    check_grammar(body, lambda message: regex_error(message, pattern, origins))
     return body

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.constraints.deserialize import spec_from_dict
+from slm_core.constraints.errors import constraint_error
 from slm_core.constraints.grammar import GrammarBuilder
 from slm_core.constraints.limits import Limits
 from slm_core.constraints.specs import Spec
 from slm_core.constraints.tokens import Bits, Prototype, TokenTable, token_table
-from slm_core.constraints.trouble import trouble
-from slm_core.constraints.written import spec_from_dict
 from slm_core.container import is_count
 from slm_core.errors import ConstraintError, InvalidSnapshot, InvalidToken, SamplingError
 from slm_core.foreign import reported
@@ -206,7 +206,7 @@ class GrammarConstraint:
         if self._matcher.is_error():
             message = self._matcher.get_error()
             self._rebuild()
-            raise trouble(message)
+            raise constraint_error(message)
 
     def _rebuild(self) -> None:
         self._matcher = self._prototype.matcher.deep_copy()
@@ -219,11 +219,11 @@ def _matcher(grammar: str, table: TokenTable, limits: Limits) -> LLMatcher:
 
     matcher = LLMatcher(table.tokenizer, grammar, log_level=0, limits=limits.for_parser())
     if matcher.is_error():
-        raise trouble(matcher.get_error())
+        raise constraint_error(matcher.get_error())
     probe = matcher.deep_copy()
     allowed = table.allowed(probe)
     if probe.is_error():
-        raise trouble(probe.get_error())
+        raise constraint_error(probe.get_error())
     if not allowed.any() and not probe.is_accepting():
         raise ConstraintError("the constraint allows nothing, with this vocabulary or with any")
     return matcher

@@ -1,4 +1,4 @@
-"""What may be said, without a vocabulary: frozen values that compare, hash and can be written down."""
+"""What may be said, without a vocabulary: frozen values that compare, hash and serialize."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Spec:
 
     def to_dict(self) -> dict[str, object]:
         """JSON values that ``spec_from_dict`` makes the same spec of."""
-        values: dict[str, object] = {one.name: _written(getattr(self, one.name)) for one in fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
+        values: dict[str, object] = {one.name: _serialized(getattr(self, one.name)) for one in fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
         return {"kind": self.kind, **values}
 
 
@@ -200,7 +200,7 @@ def _check_spec(spec: Triggered | AfterThinking) -> None:
         raise ConstraintError(f"{spec.kind}: spec={spec.spec!r} (accepted: a spec, such as JsonSchema(...))")
 
 
-def _written(value: object) -> object:
+def _serialized(value: object) -> object:
     if isinstance(value, Spec):
         return value.to_dict()
     return list(value) if isinstance(value, tuple) else value

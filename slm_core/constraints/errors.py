@@ -1,4 +1,4 @@
-"""What llguidance complains about, as our errors: one line, with the place where there is one."""
+"""Error messages of llguidance as ConstraintError: one line, with the place if the message has one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _REASON = re.compile(r"^error: (.*)$", re.MULTILINE)
 _LONGEST = 300
 
 
-def trouble(message: str) -> ConstraintError:
-    """An error of llguidance; of a long one, the first line."""
+def constraint_error(message: str) -> ConstraintError:
+    """The error for a message of llguidance; a long message is shortened to its first line."""
     if message.startswith("NoExtension"):
         return ConstraintError("the constraint allows nothing, with this vocabulary or with any")
     found = _PLACE.match(message)
@@ -23,7 +23,7 @@ def trouble(message: str) -> ConstraintError:
     return ConstraintError(_brief(message[found.end() :] if found else message), line=line, column=column)
 
 
-def regex_trouble(message: str, pattern: str, origins: Sequence[int]) -> ConstraintError:
+def regex_error(message: str, pattern: str, origins: Sequence[int]) -> ConstraintError:
     """An error in a regular expression, at its place in ``pattern``.
 
     Args:
@@ -34,14 +34,14 @@ def regex_trouble(message: str, pattern: str, origins: Sequence[int]) -> Constra
     caret = re.search(r"^ {4}( *)\^+$", message, re.MULTILINE)
     reason = _REASON.search(message)
     if caret is None or reason is None:
-        return trouble(_PLACE.sub("", message, count=1))
+        return constraint_error(_PLACE.sub("", message, count=1))
     n = len(caret[1])
     at = origins[n] if n < len(origins) else len(pattern)
     before = pattern[:at]
     return ConstraintError(reason[1], line=before.count("\n") + 1, column=at - (before.rfind("\n") + 1) + 1)
 
 
-def check_grammar(body: Mapping[str, Any], explain: Callable[[str], ConstraintError] = trouble) -> None:
+def check_grammar(body: Mapping[str, Any], explain: Callable[[str], ConstraintError] = constraint_error) -> None:
     """Raise where llguidance refuses a grammar as it stands, whatever the vocabulary."""
     from llguidance import LLMatcher
 

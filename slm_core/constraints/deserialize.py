@@ -1,4 +1,4 @@
-"""Specs from what was written down."""
+"""Deserializes specs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _KINDS: tuple[type[Spec], ...] = (
 
 
 def spec_from_dict(values: object) -> Spec:
-    """A spec from what ``Spec.to_dict`` gave.
+    """Deserialize the result of ``Spec.to_dict``.
 
     Raises:
-        ConstraintError: it describes no spec.
+        ConstraintError: the values describe no spec.
     """
     kind = values.get("kind") if isinstance(values, Mapping) else None
     chosen = next((one for one in _KINDS if one.kind == kind), None)
