@@ -49,7 +49,7 @@ def may_be_chosen(token: int, row: NDArray[np.floating], error: float, sampling:
         token: it was chosen.
         row: the reference's logits, float64 [V].
         error: the most that a logit may be off.
-        sampling: biases, penalties, ``min_tokens``, ``temperature`` and the seed's draws count; cuts are off.
+        sampling: logit bias, penalties, ``min_tokens``, ``temperature`` and the seed's draws count; truncation is off.
         place: where it was chosen.
     """
     logits, slack = changed_logits(row, error, sampling, place)
@@ -68,7 +68,7 @@ def may_be_chosen(token: int, row: NDArray[np.floating], error: float, sampling:
 def changed_logits(
     row: NDArray[np.floating], error: float, sampling: Sampling, place: Place
 ) -> tuple[NDArray[np.float64], float]:
-    """The logits after biases, bans and penalties, in the order of the options' table; and how far they may be off."""
+    """The logits after bias, bans and penalties, in the order of the options' table; and how far they may be off."""
     logits = row.astype(np.float64)
     for token, bias in sampling.logit_bias.items():
         logits[token] += bias

@@ -30,7 +30,7 @@ from slm_core.generation import (
 )
 from slm_core.generation.stopping import ask
 from slm_core.numerics import log_probability
-from slm_core.sampling import SamplerChain, Sampling, biases
+from slm_core.sampling import SamplerChain, Sampling, penalties
 from slm_core.sampling.stream import UniformStream
 from slm_core.types import EditLevel
 
@@ -39,7 +39,7 @@ from slm_core.types import EditLevel
 _CHOOSE = Generation._choose  # noqa: SLF001  (a fault inside)
 _RESUME, _NEXT, _FEED, _NEXT_LOGITS = Generation.resume, Generation.__next__, TextStream.feed, SessionSource.next_logits
 _CHAIN, _WRITE = SamplerChain.__init__, session_dump.write
-_TAKE, _PENALTIES = UniformStream.take, biases.penalties
+_TAKE, _PENALTIES = UniformStream.take, penalties.penalties
 _ROWS: list[Any] = []
 
 
@@ -309,7 +309,7 @@ class _OtherChain(Above):
     owner, attribute = SamplerChain, "__init__"
 
 
-@fault("TestSampling::test_cuts")
+@fault("TestSampling::test_truncation")
 class TopPIgnored(_OtherChain):
     """``top_p`` has no effect."""
 
@@ -365,7 +365,7 @@ class GreedyDraws(_OtherChain):
 class PenaltyInPlace(Above):
     """Penalties are written into the row of logits."""
 
-    owner, attribute = biases, "penalties"
+    owner, attribute = penalties, "penalties"
 
     @staticmethod
     def broken(ids: Any, logits: Any, state: Any, **options: Any) -> Any:
@@ -378,7 +378,7 @@ class PenaltyInPlace(Above):
 class PenaltyOfTheLast(Above):
     """A repeat penalty sees the last token only."""
 
-    owner, attribute = biases, "penalties"
+    owner, attribute = penalties, "penalties"
 
     @staticmethod
     def broken(ids: Any, logits: Any, state: Any, **options: Any) -> Any:
@@ -471,7 +471,7 @@ def PausesLoseCallbacks(
     return generation
 
 
-@breaks("TestSampling::test_the_steps_and_their_order", biases, "penalties")
+@breaks("TestSampling::test_the_steps_and_their_order", penalties, "penalties")
 def PresenceCounts(
     whole: Any, ids: Any, logits: Any, state: Any, *, presence: float, frequency: float, **rest: Any
 ) -> Any:
@@ -503,7 +503,7 @@ def StopTextsShowTheirFirst(whole: Any, matcher: StopMatcher, text: str) -> tupl
     return (shown + matcher._stops[0][0] if stopped and len(matcher._stops) == 1 else shown), stopped  # noqa: SLF001
 
 
-@breaks("TestSampling::test_cuts", SamplerChain, "sample")
+@breaks("TestSampling::test_truncation", SamplerChain, "sample")
 def FewAreOne(whole: Any, chain: SamplerChain, logits: Any) -> int:
     """Where top_k leaves five tokens, the likeliest one comes."""
     return int(np.argmax(logits)) if chain.sampling.top_k == 5 else int(whole(chain, logits))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from slm_core.errors import InvalidOption, PluginError, UnknownOption
 from slm_core.plugins import registry
-from slm_core.sampling.order import CUTS, ORDER, SWITCHES
+from slm_core.sampling.order import ORDER, SWITCHES, TRUNCATION
 
 if TYPE_CHECKING:
     from slm_core.sampling.options import Sampling
@@ -79,7 +79,7 @@ def _breakers(name: str, value: object) -> tuple[str | int, ...]:
     return tuple(_texts(name, (each,))[0] if isinstance(each, str) else _token(name, each) for each in several)
 
 
-def _biases(name: str, value: object) -> dict[int, float]:
+def _logit_bias(name: str, value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise InvalidOption(f"{name}={value!r} (accepted: a mapping from token ids to numbers)")
     ids = {key: int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 12 else key for key in value}
@@ -120,7 +120,7 @@ _SHARE, _POSITIVE, _ANY, _FROM_ZERO = _number(least=0.0, most=1.0), _number(abov
 _COUNT, _WINDOW = _integer(0), _integer(1, optional=True)
 
 READERS: Mapping[str, Reader] = {
-    "logit_bias": _biases,
+    "logit_bias": _logit_bias,
     "banned_tokens": _tokens,
     "eog_bias": _bias,
     "min_tokens": _COUNT,
@@ -206,21 +206,21 @@ def check_together(given: Sampling) -> None:
     for option, (step, switches) in _RIDERS.items():
         if step not in steps and _differs(given, option):
             raise InvalidOption(f"{option}={getattr(given, option)!r} has no effect: turn {switches} on")
-    cuts = [step for step in steps if step in CUTS]
-    _check_cuts(given, cuts, xtc="xtc" in steps)
+    truncation = [step for step in steps if step in TRUNCATION]
+    _check_truncation(given, truncation, xtc="xtc" in steps)
     _check_temperature(given)
     if given.max_tokens is not None and given.min_tokens > given.max_tokens:
         raise InvalidOption(f"min_tokens={given.min_tokens} is more than max_tokens={given.max_tokens}")
 
 
-def _check_cuts(given: Sampling, cuts: Sequence[str], *, xtc: bool) -> None:
-    if given.mirostat and cuts:
+def _check_truncation(given: Sampling, truncation: Sequence[str], *, xtc: bool) -> None:
+    if given.mirostat and truncation:
         raise InvalidOption(
-            f"mirostat={given.mirostat} decides by itself what to keep: turn {', '.join(cuts)} off"
+            f"mirostat={given.mirostat} decides by itself what to keep: turn {', '.join(truncation)} off"
             f" (Sampling.preset('neutral', mirostat={given.mirostat}) has no other step)"
         )
-    if given.min_keep > 1 and not cuts and not xtc:
-        raise InvalidOption(f"min_keep={given.min_keep} has no effect: no step cuts")
+    if given.min_keep > 1 and not truncation and not xtc:
+        raise InvalidOption(f"min_keep={given.min_keep} has no effect: no step truncates")
     if 0 < given.top_k < given.min_keep:
         raise InvalidOption(f"top_k={given.top_k} keeps fewer than min_keep={given.min_keep}")
 

@@ -57,7 +57,7 @@ class Sampling:
         mirostat: keep the surprise of what is said at ``mirostat_tau`` (arXiv 2007.14966): version 1 or 2; 0 is off.
         mirostat_tau: the surprise to keep, in bits.
         mirostat_eta: how fast it is corrected.
-        min_keep: a cut leaves at least this many tokens.
+        min_keep: each truncation step keeps at least this many tokens.
         order: steps to run, built-in or of plugins, in place of ``ORDER``; every step that an option asks for is named.
         custom: options of steps that plugins provide, by step.
         logprobs: how many of the likeliest tokens come with each event; None for none, not even the chosen one's.

@@ -25,8 +25,8 @@ ORDER = (
 )
 """The built-in steps in the order in which they run unless ``Sampling.order`` says otherwise."""
 
-CUTS = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "top_a", "epsilon_cutoff", "eta_cutoff")
-"""Steps that keep the likeliest (or most typical) tokens."""
+TRUNCATION = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "top_a", "epsilon_cutoff", "eta_cutoff")
+"""Steps of truncation, which keep the likeliest (or most typical) tokens."""
 
 SWITCHES: Mapping[str, tuple[str, object]] = {
     "logit_bias": ("logit_bias", {}),

@@ -12,13 +12,13 @@ import numpy as np
 
 from slm_core.errors import InvalidOption, SamplingError
 from slm_core.plugins import registry
-from slm_core.sampling import biases, cuts, temperatures
+from slm_core.sampling import logit_bias, penalties, temperatures, truncation
 from slm_core.sampling.candidates import Candidates, Ids, Values
 from slm_core.sampling.options import Sampling
-from slm_core.sampling.order import CUTS, ORDER
+from slm_core.sampling.order import ORDER, TRUNCATION
 from slm_core.sampling.state import Step, StepState
 
-_KEEP_THE_BEST = frozenset(CUTS) - {"typical_p"}
+_KEEP_THE_BEST = frozenset(TRUNCATION) - {"typical_p"}
 """Steps after which the likeliest token is the same: where greedy comes next, they need not run."""
 
 MOST_RANKED = 1024
@@ -52,10 +52,10 @@ def build_steps(sampling: Sampling, known: Known) -> list[tuple[str, Step]]:
         while (greedy := names.index("temperature")) and names[greedy - 1] in _KEEP_THE_BEST:
             del names[greedy - 1]
     steps = [(name, _BUILDERS[name](sampling, known) if name in ORDER else _custom(sampling, name)) for name in names]
-    return _join_usual(sampling, steps) if 0 < sampling.top_k <= MOST_RANKED and "top_k" in names else steps
+    return _fuse_truncation(sampling, steps) if 0 < sampling.top_k <= MOST_RANKED and "top_k" in names else steps
 
 
-def _join_usual(sampling: Sampling, steps: list[tuple[str, Step]]) -> list[tuple[str, Step]]:
+def _fuse_truncation(sampling: Sampling, steps: list[tuple[str, Step]]) -> list[tuple[str, Step]]:
     """The steps, with top_k and what of top_p and min_p comes right after it in one."""
     names = [name for name, _ in steps]
     start = names.index("top_k")
@@ -63,7 +63,7 @@ def _join_usual(sampling: Sampling, steps: list[tuple[str, Step]]) -> list[tuple
     for name in ("top_p", "min_p"):
         end += names[end : end + 1] == [name]
     joined = partial(
-        cuts.usual,
+        truncation.top_k_top_p_min_p,
         k=sampling.top_k,
         p=sampling.top_p if "top_p" in names[start:end] else 1.0,
         min_p=sampling.min_p if "min_p" in names[start:end] else 0.0,
@@ -91,19 +91,19 @@ def _logit_bias(s: Sampling, known: Known) -> Step:
         raise InvalidOption(
             f"logit_bias or banned_tokens names token {tokens[-1]} (accepted: 0 to {known.n_vocab - 1})"
         )
-    return partial(biases.logit_bias, tokens=tokens, biases=np.array([bias[token] for token in tokens.tolist()]))
+    return partial(logit_bias.logit_bias, tokens=tokens, biases=np.array([bias[token] for token in tokens.tolist()]))
 
 
 def _end_of_answer(s: Sampling, known: Known) -> Step:
     if known.eog_ids is None:
         raise InvalidOption("min_tokens and eog_bias need the tokens that end an answer: SamplerChain.for_vocab")
     eog_ids = np.array(sorted(known.eog_ids), np.int64)
-    return partial(biases.end_of_answer, eog_ids=eog_ids, bias=s.eog_bias, min_tokens=s.min_tokens)
+    return partial(logit_bias.end_of_answer, eog_ids=eog_ids, bias=s.eog_bias, min_tokens=s.min_tokens)
 
 
 def _penalties(s: Sampling, known: Known) -> Step:
     return partial(
-        biases.penalties,
+        penalties.penalties,
         repeat=s.repeat_penalty,
         frequency=s.frequency_penalty,
         presence=s.presence_penalty,
@@ -119,7 +119,7 @@ def _dry(s: Sampling, known: Known) -> Step:
     is_breaker = np.zeros(max(breakers, default=-1) + 2, bool)
     is_breaker[breakers] = True
     return partial(
-        biases.dry,
+        penalties.dry,
         multiplier=s.dry_multiplier,
         base=s.dry_base,
         allowed_length=s.dry_allowed_length,
@@ -148,17 +148,19 @@ _BUILDERS: Mapping[str, _Builder] = {
     "end_of_answer": _end_of_answer,
     "penalties": _penalties,
     "dry": _dry,
-    "no_repeat_ngram": lambda s, known: partial(biases.no_repeat_ngram, size=s.no_repeat_ngram),
-    "top_n_sigma": lambda s, known: partial(cuts.top_n_sigma, n=s.top_n_sigma, min_keep=s.min_keep),
-    "top_k": lambda s, known: partial(cuts.top_k, k=s.top_k),
-    "typical_p": lambda s, known: partial(cuts.typical_p, p=s.typical_p, min_keep=s.min_keep),
-    "top_p": lambda s, known: partial(cuts.top_p, p=s.top_p, min_keep=s.min_keep),
-    "min_p": lambda s, known: partial(cuts.min_p, p=s.min_p, min_keep=s.min_keep),
-    "top_a": lambda s, known: partial(cuts.top_a, a=s.top_a, min_keep=s.min_keep),
-    "epsilon_cutoff": lambda s, known: partial(cuts.epsilon_cutoff, epsilon=s.epsilon_cutoff, min_keep=s.min_keep),
-    "eta_cutoff": lambda s, known: partial(cuts.eta_cutoff, epsilon=s.eta_cutoff, min_keep=s.min_keep),
+    "no_repeat_ngram": lambda s, known: partial(penalties.no_repeat_ngram, size=s.no_repeat_ngram),
+    "top_n_sigma": lambda s, known: partial(truncation.top_n_sigma, n=s.top_n_sigma, min_keep=s.min_keep),
+    "top_k": lambda s, known: partial(truncation.top_k, k=s.top_k),
+    "typical_p": lambda s, known: partial(truncation.typical_p, p=s.typical_p, min_keep=s.min_keep),
+    "top_p": lambda s, known: partial(truncation.top_p, p=s.top_p, min_keep=s.min_keep),
+    "min_p": lambda s, known: partial(truncation.min_p, p=s.min_p, min_keep=s.min_keep),
+    "top_a": lambda s, known: partial(truncation.top_a, a=s.top_a, min_keep=s.min_keep),
+    "epsilon_cutoff": lambda s, known: partial(
+        truncation.epsilon_cutoff, epsilon=s.epsilon_cutoff, min_keep=s.min_keep
+    ),
+    "eta_cutoff": lambda s, known: partial(truncation.eta_cutoff, epsilon=s.eta_cutoff, min_keep=s.min_keep),
     "xtc": lambda s, known: partial(
-        cuts.xtc, probability=s.xtc_probability, threshold=s.xtc_threshold, min_keep=s.min_keep
+        truncation.xtc, probability=s.xtc_probability, threshold=s.xtc_threshold, min_keep=s.min_keep
     ),
     "temperature": _temperature,
     "adaptive": lambda s, known: partial(temperatures.adaptive, target=s.adaptive_entropy, decay=s.adaptive_decay),

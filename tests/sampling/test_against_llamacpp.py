@@ -53,7 +53,7 @@ def check(chain: SamplerChain, sampler: LlamaSampler, row: np.ndarray) -> None:
     np.testing.assert_allclose(shares, probs, rtol=TOLERANCE, atol=1e-9)
 
 
-CUTS: Mapping[str, tuple[dict[str, float], Make]] = {
+TRUNCATION: Mapping[str, tuple[dict[str, float], Make]] = {
     "top_k": ({"top_k": 17}, lambda api, v: api.llama_sampler_init_top_k(17)),
     "top_k beyond V": ({"top_k": 999}, lambda api, v: api.llama_sampler_init_top_k(999)),
     "top_p": ({"top_p": 0.8}, lambda api, v: api.llama_sampler_init_top_p(0.8, 1)),
@@ -80,9 +80,9 @@ CUTS: Mapping[str, tuple[dict[str, float], Make]] = {
 }
 
 
-@pytest.mark.parametrize("case", CUTS)
+@pytest.mark.parametrize("case", TRUNCATION)
 def test_a_step_leaves_what_llama_cpp_leaves(case: str, new_sampler: NewSampler) -> None:
-    options, make = CUTS[case]
+    options, make = TRUNCATION[case]
     chain, sampler = SamplerChain(Sampling.preset("neutral", seed=1, **options)), new_sampler(make)
     sizes = set()
     for row in rows():

@@ -56,7 +56,7 @@ def test_draws_follow_the_defined_distribution(options: dict[str, float]) -> Non
     check_shares([chain.sample(row) for _ in range(n)], expected(row, **options))
 
 
-def test_draws_with_xtc_follow_the_mixture_of_cut_and_whole() -> None:
+def test_draws_with_xtc_follow_the_mixture_of_truncated_and_full() -> None:
     row, probability = logits(), 0.35
     whole = expected(row)
     likely = np.flatnonzero(whole >= 0.05)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scripted import ByteVocab
 from slm_core.errors import InvalidOption, SamplingError
-from slm_core.sampling import SamplerChain, Sampling, StepState, cuts
+from slm_core.sampling import SamplerChain, Sampling, StepState, truncation
 from slm_core.sampling.candidates import fewest, largest, remove
 
 TOLERANCE = 1e-5
@@ -299,12 +299,12 @@ def test_names_of_tokens_do_not_matter(options: dict[str, object], random: objec
     st.integers(1, 9),
     ROWS,
 )
-def test_a_cut_leaves_at_least_min_keep(step: str, value: float, min_keep: int, logits: np.ndarray) -> None:
+def test_truncation_keeps_at_least_min_keep(step: str, value: float, min_keep: int, logits: np.ndarray) -> None:
     ids, probs = neutral(**{step: value}, min_keep=min_keep).distribution(logits)
     assert len(ids) >= min(min_keep, len(logits))
     if step != "typical_p":
         least, others = logits[ids].min(), np.delete(logits, ids)
-        assert not len(others) or others.max() <= least, "what was cut is no likelier than what was kept"
+        assert not len(others) or others.max() <= least, "a removed token is no likelier than what was kept"
         assert probs[logits[ids].argmax()] == probs.max()
 
 
@@ -332,17 +332,17 @@ def test_largest_of_a_whole_vocabulary(n_values: int) -> None:
     st.floats(0, 1),
     st.integers(1, 60),
 )
-def test_three_cuts_as_one_are_the_three_in_turn(
+def test_fused_truncation_equals_the_three_steps_in_turn(
     values: list[int], k: int, p: float, minimum: float, min_keep: int
 ) -> None:
     """To the bit, ties included: the same seed says the same."""
     k = min(k, len(values) - 1)
     state = StepState(np.zeros(0, np.int32), 0, len(values), {}, float)
     wanted = np.arange(len(values)), np.repeat(np.float32(0.7), len(values)) * np.array(values, np.float32)
-    found = cuts.usual(*wanted, state, k=k, p=p, min_p=minimum, min_keep=min_keep)
-    wanted = cuts.top_k(*wanted, state, k=k)
-    wanted = cuts.top_p(*wanted, state, p=p, min_keep=min_keep) if p < 1 else wanted
-    wanted = cuts.min_p(*wanted, state, p=minimum, min_keep=min_keep) if minimum else wanted
+    found = truncation.top_k_top_p_min_p(*wanted, state, k=k, p=p, min_p=minimum, min_keep=min_keep)
+    wanted = truncation.top_k(*wanted, state, k=k)
+    wanted = truncation.top_p(*wanted, state, p=p, min_keep=min_keep) if p < 1 else wanted
+    wanted = truncation.min_p(*wanted, state, p=minimum, min_keep=min_keep) if minimum else wanted
     np.testing.assert_array_equal(found[0], wanted[0])
     np.testing.assert_array_equal(found[1], wanted[1], strict=True)
 

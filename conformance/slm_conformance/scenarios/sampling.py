@@ -86,7 +86,7 @@ class TestSampling(Scenarios):
             f" freedom (allowed: {limit:.0f})"
         )
 
-    def test_cuts(self, bench: Bench) -> None:
+    def test_truncation(self, bench: Bench) -> None:
         """Sampling: top_k, top_p and min_p keep the tokens that their definitions keep, and all of them come."""
         row = self._row(bench)
         shares = np.sort(_softmax(row))[::-1]
@@ -150,7 +150,7 @@ class TestSampling(Scenarios):
         bench.chosen(prompt, tokens, f"a greedy answer with repeat_penalty={penalty}", penalized, factor=penalty)
 
     def test_the_steps_and_their_order(self, bench: Bench) -> None:
-        """Sampling: biases, penalties, cuts and temperature are their formulas, in the order of the docs or as told."""
+        """Sampling: bias, penalties, truncation, temperature are their formulas, in the order of the docs or as set."""
         row = self._row(bench)
         likely = np.argsort(-row)[:40]  # penalties matter for these
         history = [int(likely[token % 40]) for token in bench.tokens(90, seed=3)]

@@ -1,4 +1,4 @@
-"""Steps that keep some of the candidates."""
+"""Truncation: steps that keep some of the candidates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def min_p(ids: Ids, logits: Values, state: StepState, *, p: float, min_keep: int
     return keep(ids, logits, logits >= best_of(logits) + math.log(p), min_keep)
 
 
-def usual(ids: Ids, logits: Values, state: StepState, *, k: int, p: float, min_p: float, min_keep: int) -> Candidates:
+def top_k_top_p_min_p(
+    ids: Ids, logits: Values, state: StepState, *, k: int, p: float, min_p: float, min_keep: int
+) -> Candidates:
     """``top_k``, then ``top_p`` below 1, then ``min_p`` above 0, as one.
 
     Nearly every chain has them in a row. On so few candidates a NumPy call costs the same whatever it does, and one
