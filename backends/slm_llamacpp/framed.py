@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.context.inputs import Held, batch_inputs, offsets_of
-from slm_core.context.places import Places, places_of
+from slm_core.context.mrope import MropePositions, mrope_positions_of
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Batch
@@ -38,7 +38,7 @@ class FramedContext(LlamaCppContext):
     def __init__(
         self, model: LlamaCppModel, api: Any, model_pointer: int, options: ContextOptions, settings: Settings
     ) -> None:
-        self._places = Places(lambda seq_id: self._ledger.inputs(seq_id))
+        self._mrope_positions = MropePositions(lambda seq_id: self._ledger.inputs(seq_id))
         self._counted: dict[int, int] = {}
         super().__init__(model, api, model_pointer, options, settings)
 
@@ -69,14 +69,14 @@ class FramedContext(LlamaCppContext):
 
     def _n_copied_by_fork(self, src: int, end: int) -> int:
         tokens = self._ledger.inputs(src)
-        return 0 if end == len(tokens) else end - frame_begin(places_of(tokens), end)
+        return 0 if end == len(tokens) else end - frame_begin(mrope_positions_of(tokens), end)
 
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         self._sync(src)
         self._sync(dst)
         self._check_fork(src, end)
         tokens, first = self._ledger.inputs(src)[:end], end - self._n_copied_by_fork(src, end)
-        places = places_of(tokens)
+        places = mrope_positions_of(tokens)
         if first:
             self._counted[dst] = _UNKNOWN
             self._memory.share(src, dst, int(places[first - 1, 0]) + 1)
@@ -85,7 +85,7 @@ class FramedContext(LlamaCppContext):
     def _engine_truncate(self, seq_id: int, length: int) -> None:
         self._sync(seq_id)
         tokens = self._ledger.inputs(seq_id)
-        places = places_of(tokens)
+        places = mrope_positions_of(tokens)
         first = frame_begin(places, length)
         self._counted[seq_id] = _UNKNOWN
         self._memory.remove(seq_id, int(places[first, 0]))
@@ -106,15 +106,15 @@ class FramedContext(LlamaCppContext):
 
     def _now_holds(self, seq_id: int, length: int) -> None:
         self._counted[seq_id] = length
-        self._places.forget(seq_id)
+        self._mrope_positions.forget(seq_id)
 
     # Steps.
 
     def _positions(self, batch: Batch) -> NDArray[np.integer]:
-        return self._places.of(batch)
+        return self._mrope_positions.of(batch)
 
     def _positions_of(self, tokens: Sequence[Held], start: int) -> NDArray[np.integer]:
-        return places_of(tokens)  # without cuts there is one run, from the first token on
+        return mrope_positions_of(tokens)  # without cuts there is one run, from the first token on
 
     def _ran(self, batch: Batch, wants_rows: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:
         rows = super()._ran(batch, wants_rows, read)

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.context.inputs import Held
-from slm_core.context.places import places_of
+from slm_core.context.mrope import mrope_positions_of
 
 _FARTHEST = 2**31 - 1  # positions are int32
-Places = NDArray[np.int64]
+_Positions = NDArray[np.int64]
 """In time, height and width, [S, 3]."""
 
 
-def frame_begin(places: Places, length: int) -> int:
+def frame_begin(places: _Positions, length: int) -> int:
     """How many of the first ``length`` tokens and rows stand at another time than what comes next, if anything does."""
     if length == len(places):
         return length
@@ -28,7 +28,7 @@ def frame_begin(places: Places, length: int) -> int:
 
 def why_out_of_order(held: Sequence[Held]) -> str | None:
     """Why llama.cpp would let what a sequence holds see others than those before it; None where it does not."""
-    places = places_of(held)
+    places = mrope_positions_of(held)
     wrong = np.flatnonzero(~_in_order(places))
     if not len(wrong):
         return None
@@ -38,7 +38,7 @@ def why_out_of_order(held: Sequence[Held]) -> str | None:
     )
 
 
-def _in_order(places: Places) -> NDArray[np.bool_]:
+def _in_order(places: _Positions) -> NDArray[np.bool_]:
     """Whether each stands behind the one before it, and at a time that there is, [S]."""
     behind = np.zeros(max(0, len(places) - 1), np.bool_)
     for axis in (2, 1, 0):

@@ -10,7 +10,7 @@ from slm_core.architectures import KvShape, ModelSpec
 from slm_core.context import ContextBase, check_context_options, no_top_logits
 from slm_core.context.batch import TokenBatch
 from slm_core.context.inputs import add_held
-from slm_core.context.places import Places
+from slm_core.context.mrope import MropePositions
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States, TopLogits
@@ -53,7 +53,9 @@ class NativeContext(ContextBase):
         self._memory = transformer.new_memory(room)  # refuses what no memory could hold
         self._transformer = transformer
         self._positions = transformer.positions(options.n_ctx)
-        self._places = Places(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
+        self._mrope_positions = (
+            MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
+        )
         transformer.warm(self._memory.layers, self._positions)
         super().__init__(
             options,
@@ -90,7 +92,7 @@ class NativeContext(ContextBase):
         return rows
 
     def _guarded(self, forward: Callable[[HostBatch], R], batch: Batch, plan: MemoryPlan) -> R:
-        places = batch.positions if self._places is None else self._places.of(batch)
+        places = batch.positions if self._mrope_positions is None else self._mrope_positions.of(batch)
         inputs = batch.tokens, batch.embeddings, batch.positions, places, batch.wants_logits
         try:
             return forward(HostBatch(*inputs, plan, self._memory.layers, self._positions))
@@ -123,9 +125,9 @@ class NativeContext(ContextBase):
 
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
         rotate = self._positions.move_keys
-        if self._places is not None:
-            n_places = self._places.between(seq_id, start, end)
-            rotate = partial(_move_by, rotate, -n_places)
+        if self._mrope_positions is not None:
+            n_mrope_positions = self._mrope_positions.between(seq_id, start, end)
+            rotate = partial(_move_by, rotate, -n_mrope_positions)
         self._memory.cut(seq_id, start, end, self._ledger.length(seq_id), rotate)
         self._edited(seq_id)
 
@@ -134,8 +136,8 @@ class NativeContext(ContextBase):
         self._edited(seq_id)
 
     def _edited(self, seq_id: int) -> None:
-        if self._places is not None:
-            self._places.forget(seq_id)
+        if self._mrope_positions is not None:
+            self._mrope_positions.forget(seq_id)
 
     def _engine_export(self, seq_id: int) -> bytes:
         return self._memory.export(seq_id, self._ledger.length(seq_id))
@@ -149,7 +151,7 @@ class NativeContext(ContextBase):
 
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: pages, states and weights are freed here and now.
-        del self._memory, self._transformer, self._positions, self._places
+        del self._memory, self._transformer, self._positions, self._mrope_positions
 
 
 def _check_kv_types(wanted: Sequence[KvType], accepted: Sequence[KvType]) -> None:
@@ -159,9 +161,9 @@ def _check_kv_types(wanted: Sequence[KvType], accepted: Sequence[KvType]) -> Non
             raise InvalidOption(f"this tier has no KV type {kv_type} (accepted: {', '.join(accepted)})")
 
 
-def _move_by(move: Rotate, n_places: int, keys: Array, _: int, blocks: Sequence[int]) -> Array:
-    """Keys behind a cut move by the places that it takes out, which need not be as many as its tokens."""
-    return move(keys, n_places, blocks)
+def _move_by(move: Rotate, n_mrope_positions: int, keys: Array, _: int, blocks: Sequence[int]) -> Array:
+    """Move keys after a cut by its number of M-RoPE positions, which may differ from its number of tokens."""
+    return move(keys, n_mrope_positions, blocks)
 
 
 def _room(spec: ModelSpec, options: ContextOptions, kv_type_k: str, kv_type_v: str, *, keeps_windows: bool) -> Room:

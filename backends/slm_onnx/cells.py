@@ -139,17 +139,17 @@ class CellTable:
         self._first_indices[seq_id] = self._first_angles[seq_id] = 0
         self._trim()
 
-    def n_copied_by_cut(self, seq_id: int, start: int, end: int, n_places: int) -> int:
+    def n_copied_by_cut(self, seq_id: int, start: int, end: int, n_mrope_positions: int) -> int:
         """Cells that ``cut`` appends: those it turns that others hold, too."""
-        turned, *_ = self._turned(seq_id, start, end, n_places)
+        turned, *_ = self._turned(seq_id, start, end, n_mrope_positions)
         return int(np.count_nonzero(turned & self._is_shared()))
 
-    def cut(self, seq_id: int, start: int, end: int, n_places: int) -> Move | None:
-        """Forget [start, end), which take ``n_places``, and close the gap.
+    def cut(self, seq_id: int, start: int, end: int, n_mrope_positions: int) -> Move | None:
+        """Forget [start, end), which take ``n_mrope_positions``, and close the gap.
 
         Cells to turn that others hold, too, are copied to the end.
         """
-        turned, step, turn = self._turned(seq_id, start, end, n_places)
+        turned, step, turn = self._turned(seq_id, start, end, n_mrope_positions)
         is_shared = self._is_shared()
         self._held[seq_id] = self._before(seq_id, start) | self._from(seq_id, end)
         self._indices[turned & ~is_shared] += step
@@ -197,7 +197,7 @@ class CellTable:
         self._held[:, len(held) :] = False
         return move
 
-    def _turned(self, seq_id: int, start: int, end: int, n_places: int) -> tuple[NDArray[np.bool_], int, int]:
+    def _turned(self, seq_id: int, start: int, end: int, n_mrope_positions: int) -> tuple[NDArray[np.bool_], int, int]:
         """The cells that a cut turns, how many indices further on they are then, and how far: the side with fewer.
 
         Those before the gap only where no other sequence holds any: a cut must not need more room than one that turns
@@ -205,10 +205,10 @@ class CellTable:
         """
         before, behind = self._before(seq_id, start), self._from(seq_id, end)
         fewer = np.count_nonzero(before) < np.count_nonzero(behind)
-        farthest = max(self._first_indices[seq_id] + end - start, self._first_angles[seq_id] + n_places)
+        farthest = max(self._first_indices[seq_id] + end - start, self._first_angles[seq_id] + n_mrope_positions)
         if fewer and farthest <= FARTHEST and not (before & self._is_shared()).any():
-            return before, end - start, n_places
-        return behind, start - end, -n_places
+            return before, end - start, n_mrope_positions
+        return behind, start - end, -n_mrope_positions
 
     def _before(self, seq_id: int, position: int) -> NDArray[np.bool_]:
         before: NDArray[np.bool_] = self._held[seq_id] & (self._indices < self._first_indices[seq_id] + position)

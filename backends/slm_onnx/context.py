@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec, ReadFactors
 from slm_core.context import ContextBase, check_context_options
-from slm_core.context.places import Places
+from slm_core.context.mrope import MropePositions
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedModel
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
@@ -113,7 +113,9 @@ class OnnxContext(ContextBase):
         self._store = KvStore(spec, options.n_ctx + spare, self._kv_type, engine.device, clearer)
         self._transfer = _transfer(self._store, sessions)
         self._positions = Positions(spec, options.n_ctx, engine.read_factors)
-        self._places = Places(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
+        self._mrope_positions = (
+            MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
+        )
         self._mover = CellMover(sessions.mover, sessions.turner, self._store, self._positions)
         self._feed = self._new_feed(sessions.decoder)
         self._feed_both_ways: Feed | None = None
@@ -168,7 +170,7 @@ class OnnxContext(ContextBase):
     def _inputs(self, batch: Batch, sizes: Sizes) -> Iterator[tuple[str, NDArray[Any]]]:
         dtype = np.dtype(self._dtype)
         tokens, seq_ids, positions = (padded(x, sizes.tokens) for x in (batch.tokens, batch.seq_ids, batch.positions))
-        places = batch.positions if self._places is None else self._places.of(batch)
+        places = batch.positions if self._mrope_positions is None else self._mrope_positions.of(batch)
         angles = self._cells.angles(seq_ids, padded(places, sizes.tokens))
         has_bias = self._sessions.has_bias
         distances = self._distances(batch, seq_ids, positions, sizes.cells) if has_bias else None
@@ -231,9 +233,11 @@ class OnnxContext(ContextBase):
         self._edited(seq_id)
 
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
-        n_places = end - start if self._places is None else self._places.between(seq_id, start, end)
-        self._make_room(self._cells.n_copied_by_cut(seq_id, start, end, n_places))
-        self._moved(self._cells.cut(seq_id, start, end, n_places))
+        n_mrope_positions = (
+            end - start if self._mrope_positions is None else self._mrope_positions.between(seq_id, start, end)
+        )
+        self._make_room(self._cells.n_copied_by_cut(seq_id, start, end, n_mrope_positions))
+        self._moved(self._cells.cut(seq_id, start, end, n_mrope_positions))
         self._edited(seq_id)
 
     def _engine_drop(self, seq_id: int) -> None:
@@ -241,8 +245,8 @@ class OnnxContext(ContextBase):
         self._edited(seq_id)
 
     def _edited(self, seq_id: int) -> None:
-        if self._places is not None:
-            self._places.forget(seq_id)
+        if self._mrope_positions is not None:
+            self._mrope_positions.forget(seq_id)
 
     def _engine_export(self, seq_id: int) -> bytes:
         self._moved(self._cells.due(np.array([seq_id])))
@@ -275,7 +279,7 @@ class OnnxContext(ContextBase):
             feed.close()
         # The base lets no call through any more. The last references: the cache is freed here and now.
         del self._feed, self._feed_both_ways, self._mover, self._transfer, self._store
-        del self._positions, self._places, self._sessions, self._engine, self._cells
+        del self._positions, self._mrope_positions, self._sessions, self._engine, self._cells
 
 
 def _transfer(store: KvStore, sessions: Sessions) -> Transfer:

@@ -67,7 +67,7 @@ class CutsCountTokens(ToyContext):
     """What is behind a cut moves by the tokens that are cut."""
 
     @staticmethod
-    def n_places(cells: list[Cell]) -> int:
+    def n_mrope_positions(cells: list[Cell]) -> int:
         """Count them."""
         return len(cells)
 

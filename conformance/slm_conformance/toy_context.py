@@ -22,7 +22,7 @@ from slm_core.context.inputs import (
     are_blocks,
     batch_inputs,
     check_rows,
-    next_place,
+    next_mrope_position,
     offsets_of,
     row_of,
     rows_of,
@@ -196,14 +196,14 @@ class ToyContext:
         if last == len(cells):
             return cells[:first], truncated_edits(edits, first)
         removed = tuple(cell.token for cell in cells[first:last])
-        by = self.n_places(cells[:first]) - self.n_places(cells[:last])
+        by = self.n_mrope_positions(cells[:first]) - self.n_mrope_positions(cells[:last])
         moved = [self.engine.moved(cell, by) for cell in cells[last:]]
         return cells[:first] + moved, [*edits, Edit(first, removed, len(cells))]
 
     @staticmethod
-    def n_places(cells: list[Cell]) -> int:
+    def n_mrope_positions(cells: list[Cell]) -> int:
         """How many places the first cells of a sequence take."""
-        return next_place(cell.token for cell in cells)
+        return next_mrope_position(cell.token for cell in cells)
 
     def drop(self, seq_id: int) -> None:
         """Empty one list."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.weights import Weights, rope_frequencies, section_of_pairs
-from slm_core.context.inputs import Held, next_place, offset_of, row_of, token_of
+from slm_core.context.inputs import Held, next_mrope_position, offset_of, row_of, token_of
 
 Array = NDArray[np.float32]
 
@@ -90,10 +90,10 @@ class ToyEngine:
 
     def places(self, tokens: Sequence[Held], past: Sequence[Cell]) -> list[NDArray[np.int64]]:
         """Where tokens after ``past`` stand in time, height and width, each [3]."""
-        place, found = next_place(cell.token for cell in past), []
+        place, found = next_mrope_position(cell.token for cell in past), []
         for token in tokens:
             found.append(place + np.array(offset_of(token)))
-            place = next_place([token], place)
+            place = next_mrope_position([token], place)
         return found
 
     def _fed(self, block: str, x: Array) -> Array:

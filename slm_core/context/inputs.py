@@ -119,8 +119,8 @@ def offsets_of(held: Iterable[Held]) -> NDArray[np.int32]:
     return np.array(offsets, np.int32) if any(map(any, offsets)) else NO_OFFSETS
 
 
-def next_place(held: Iterable[Held], start: int = 0) -> int:
-    """Where a token behind these would stand, of which the first does, or would, at ``start``."""
+def next_mrope_position(held: Iterable[Held], start: int = 0) -> int:
+    """The M-RoPE position of the token after these inputs, the first of which is at ``start``."""
     for one in held:
         start += max(0, 1 + max(offset_of(one)))
     return start
@@ -219,7 +219,7 @@ def _from_start(held: Sequence[Held]) -> NDArray[np.int32] | None:
     found, place = np.empty((len(held), 3), np.int32), 0
     for i, one in enumerate(held):
         found[i] = np.array(offset_of(one)) + place
-        place = next_place([one], place)
+        place = next_mrope_position([one], place)
     return found
 
 

@@ -17,7 +17,7 @@ from slm_core.context.inputs import (
     batch_inputs,
     chunks_of,
     held_inputs,
-    next_place,
+    next_mrope_position,
     offset_of,
     offsets_of,
     rows_of,
@@ -225,7 +225,7 @@ def test_offsets_count_from_the_start_of_a_run():
 
 def test_what_stands_behind_rows_in_a_grid():
     held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
-    assert [next_place(held[:n]) for n in range(7)] == [0, 1, 2, 3, 3, 3, 4]
+    assert [next_mrope_position(held[:n]) for n in range(7)] == [0, 1, 2, 3, 3, 3, 4]
     assert offsets_of(held).tolist() == OF_EACH
     assert offsets_of([held[0], held[1], held[5]]).shape == (0, 3)
 

@@ -1,4 +1,4 @@
-"""Where tokens stand to be rotated: at their index, but behind rows that stood apart in time, height and width."""
+"""M-RoPE positions: a token's index, unless embedding rows with offsets in time, height and width come before it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.context.inputs import Held, HeldInput, next_place
+from slm_core.context.inputs import Held, HeldInput, next_mrope_position
 from slm_core.protocols import Batch
 from slm_core.types import EMBEDDED
 
@@ -15,18 +15,18 @@ HeldBy = Callable[[int], Sequence[Held]]
 """What a sequence holds, by its seq_id."""
 
 
-def places_of(held: Sequence[Held]) -> NDArray[np.int64]:
-    """Where all that a sequence holds stands, in time, height and width, [S, 3]."""
+def mrope_positions_of(held: Sequence[Held]) -> NDArray[np.int64]:
+    """The M-RoPE positions of all inputs of a sequence, in time, height and width, [S, 3]."""
     offsets, taken = np.zeros((len(held), 3), np.int64), np.ones(len(held), np.int64)
     for i, one in enumerate(held):
         if isinstance(one, HeldInput):
-            offsets[i], taken[i] = one.offset, next_place((one,))
+            offsets[i], taken[i] = one.offset, next_mrope_position((one,))
     found: NDArray[np.int64] = offsets + (np.cumsum(taken) - taken)[:, None]
     return found
 
 
-class Places:
-    """The places of sequences' tokens. Each is counted once: that of the next token is remembered.
+class MropePositions:
+    """The M-RoPE positions of sequences. Each is computed once: the position of the next token is remembered.
 
     Args:
         held: what a sequence holds.
@@ -34,10 +34,10 @@ class Places:
 
     def __init__(self, held: HeldBy) -> None:
         self._held = held
-        self._next: dict[int, tuple[int, int]] = {}  # of a sequence, its length and the place of the next token
+        self._next: dict[int, tuple[int, int]] = {}  # by sequence: its length and the M-RoPE position of the next token
 
     def of(self, batch: Batch) -> NDArray[np.integer]:
-        """Where the tokens of a batch stand, [T]; [T, 3], in time, height and width, where rows stand apart."""
+        """The M-RoPE positions of a batch: [T], or [T, 3] in time, height and width if rows have offsets."""
         starts = {seq_id: self._after(seq_id, batch) for seq_id in np.unique(batch.seq_ids).tolist()}
         if not len(batch.offsets):
             found = batch.positions.astype(np.int64)
@@ -56,17 +56,19 @@ class Places:
         return offsets
 
     def between(self, seq_id: int, start: int, end: int) -> int:
-        """How many places the tokens [start, end) of a sequence take."""
+        """How many M-RoPE positions the tokens [start, end) of a sequence take."""
         held = self._held(seq_id)
-        first = next_place(held[:start])
-        return next_place(held[start:end], first) - first
+        first = next_mrope_position(held[:start])
+        return next_mrope_position(held[start:end], first) - first
 
     def forget(self, seq_id: int) -> None:
         """A sequence was edited."""
         self._next.pop(seq_id, None)
 
     def _after(self, seq_id: int, batch: Batch) -> tuple[int, int]:
-        """What comes before a sequence's tokens in a batch: how many, and the place of the first."""
+        """What comes before a sequence's tokens in a batch: how many, and the M-RoPE position of the first."""
         first = int(batch.positions[np.argmax(batch.seq_ids == seq_id)])
         known = self._next.get(seq_id)
-        return known if known is not None and known[0] == first else (first, next_place(self._held(seq_id)[:first]))
+        if known is not None and known[0] == first:
+            return known
+        return first, next_mrope_position(self._held(seq_id)[:first])
