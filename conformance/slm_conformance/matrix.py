@@ -41,8 +41,8 @@ WITHIN_THEIR_AREA = {
     "TestEmbeddings": "TestEmbeddings",
     "TestDeviceSampling": "TestDeviceSampling",
     "TestEmbeddingInput": "TestEmbeddingInput",
-    "TestSpans": "TestSpans",
-    "TestGridPositions": "TestGridPositions",
+    "TestBidirectionalBlocks": "TestBidirectionalBlocks",
+    "TestMropePositions": "TestMropePositions",
     "TestClose::test_mem": "TestClose",
 }
 """Scenarios that are slow, or of what not all do; and what a fault's scenario has in its name where they are played."""

@@ -80,13 +80,16 @@ PACKAGES = (
         "contexts (`slm_llamacpp`)",
         _each("backends/slm_llamacpp/{}.py", "batchbuffers context encoder framed frames memory payload shifts spans"),
         ("llamacpp",),
-        _each("tests/llamacpp/test_{}.py", "edits encoders failures frames lifecycle payload positions spans windowed"),
+        _each(
+            "tests/llamacpp/test_{}.py",
+            "edits encoders failures frames lifecycle payload positions bidirectional_blocks windowed",
+        ),
     ),
     Package(
         "contexts (`slm_onnx`)",
         _each("backends/slm_onnx/{}.py", "cells context feeding kvstore positions rows"),
         ("onnx",),
-        _each("tests/onnx/test_{}.py", "backend buckets cells cuts grid_positions logits spans"),
+        _each("tests/onnx/test_{}.py", "backend buckets cells cuts bidirectional_blocks logits mrope_positions"),
     ),
     Package("chats (`slm_core.chat`)", ("slm_core/chat/*.py",), _HOST, ("tests/chat",)),
     Package("generation (`slm_core.generation`)", ("slm_core/generation/**/*.py",), _HOST, ("tests/generation",)),

@@ -47,7 +47,7 @@ HINTS = MappingProxyType(
         " `end`",
         "TestGeneration": "the rows that `decode` returns: their order, and whether they stay until the next"
         " call; then the vocabulary's bytes and its end-of-generation tokens",
-        "TestGridPositions": "the embedding scenarios first; then where the next token stands: one behind the furthest"
+        "TestMropePositions": "the embedding scenarios first; then where the next token stands: one behind the furthest"
         " row, in each of the three, and what of that is counted anew after an edit or a restore",
         "TestHostileDumps": "every number that is read from a dump: it is compared with the bytes that are there before"
         " it sizes a buffer, a loop or an index",
@@ -67,8 +67,8 @@ HINTS = MappingProxyType(
         " fork and dump scenarios, of which sessions are made",
         "TestSizes": "`new_context`: sizes and KV types that are rounded or replaced, instead of being taken or"
         " refused",
-        "TestSpans": "the decode scenarios first; then the mask: of a span each token sees the last, and nothing behind"
-        " it, and what is decoded again is decoded in whole spans",
+        "TestBidirectionalBlocks": "the decode scenarios first; then the mask: each token of a block attends to the"
+        " whole block and to nothing after it, and whole blocks are decoded again",
         "TestSpeculation": "the truncate scenarios first; then the rows of a batch in which all tokens ask for logits:"
         " their order, and that each sees the tokens before it and none after",
         "TestThreads": "the lock of a context, which is taken without waiting; and buffers that contexts of one model"

@@ -34,21 +34,23 @@ def gemma3(tmp_path_factory):
 
 
 @pytest.mark.parametrize("buckets", [False, True])
-def test_spans_equal_transformers(gemma3, load, random_tokens, assert_close, buckets) -> None:
+def test_bidirectional_blocks_equal_transformers(gemma3, load, random_tokens, assert_close, buckets) -> None:
     tokens = random_tokens(N)
     with load(gemma3.path, buckets=buckets).new_context(SIZES) as context:
         assert_close(feed_spans(context, tokens), transformers_logits(gemma3.model, tokens), FLOAT32)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "phi3_window", "cohere2", "qwen3moe"])
-def test_spans_of_other_families_equal_the_native_engine(tmp_path, load, random_tokens, assert_close, family) -> None:
+def test_bidirectional_blocks_of_other_families_equal_the_native_engine(
+    tmp_path, load, random_tokens, assert_close, family
+) -> None:
     path, tokens = family_model(tmp_path, family), random_tokens(N)
     with NativeBackend().load(path, ModelOptions(backend_options={"tier": "reference"})) as native:
         wanted = feed_spans(native.new_context(SIZES), tokens)
     assert_close(feed_spans(load(path).new_context(SIZES), tokens), wanted, FLOAT32)
 
 
-def test_spans_over_keys_and_values_in_bytes_are_near_transformers(gemma3, load, random_tokens) -> None:
+def test_bidirectional_blocks_over_keys_and_values_in_bytes_are_near_transformers(gemma3, load, random_tokens) -> None:
     tokens = random_tokens(N)
     wanted = transformers_logits(gemma3.model, tokens)
     ours = relative_errors(feed_spans(load(gemma3.path).new_context(BYTES), tokens), wanted)

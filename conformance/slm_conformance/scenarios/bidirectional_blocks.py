@@ -22,7 +22,7 @@ Places = tuple[tuple[int, int], ...]
 """Where spans begin and end."""
 
 
-class TestSpans(Scenarios):
+class TestBidirectionalBlocks(Scenarios):
     """Clause 14: tokens of a span see all of it, and what they would see without it."""
 
     def test_as_declared(self, bench: Bench) -> None:

@@ -21,7 +21,7 @@ _FIRST, _LAST = 6, 6 + len(_GRID)
 _N = 40
 
 
-class TestGridPositions(Scenarios):
+class TestMropePositions(Scenarios):
     """Clause 15: rows stand where their offsets say, and what follows behind the furthest of all."""
 
     models = ("qwen2vl-f32",)

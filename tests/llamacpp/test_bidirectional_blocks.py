@@ -40,7 +40,7 @@ def decoded(context: Context, tokens: list[int], rows: NDArray[np.float32]) -> N
     return np.concatenate(found)
 
 
-def test_spans_in_windows_equal_the_native_engine(gemma3: Path) -> None:
+def test_bidirectional_blocks_in_windows_equal_the_native_engine(gemma3: Path) -> None:
     """The rows of some tokens stand in their place: llama.cpp multiplies embeddings of tokens alone."""
     tokens = np.random.default_rng(2).integers(0, 300, N).tolist()
     with GgufFile.open(gemma3) as file:

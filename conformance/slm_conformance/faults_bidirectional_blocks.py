@@ -32,8 +32,8 @@ class CausalContext(ToyContext):
         return made
 
 
-@fault("TestSpans::test_as_declared")
-class SpansAreMissing(ToyContext):
+@fault("TestBidirectionalBlocks::test_as_declared")
+class BlocksAreMissing(ToyContext):
     """Spans are not declared, and giving some raises what Python raises."""
 
     capabilities = ToyContext.capabilities - {Capability.BIDIRECTIONAL_BLOCKS}
@@ -43,8 +43,8 @@ class SpansAreMissing(ToyContext):
             raise NotImplementedError
 
 
-@fault("TestSpans::test_dumps_as_declared")
-class DumpsBringSpans(ToyContext):
+@fault("TestBidirectionalBlocks::test_dumps_as_declared")
+class DumpsBringBlocks(ToyContext):
     """Spans are not declared, and come in by dumps."""
 
     capabilities = ToyContext.capabilities - {Capability.BIDIRECTIONAL_BLOCKS}
@@ -53,8 +53,8 @@ class DumpsBringSpans(ToyContext):
         pass
 
 
-@fault("TestSpans::test_against_the_reference")
-class LongSpansAreNone(CausalContext):
+@fault("TestBidirectionalBlocks::test_against_the_reference")
+class LongBlocksAreNone(CausalContext):
     """Tokens of a span longer than 16 see those before them alone."""
 
     def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
@@ -62,8 +62,8 @@ class LongSpansAreNone(CausalContext):
         return len(inputs) > 16
 
 
-@fault("TestSpans::test_of_rows_and_tokens")
-class SpansOfTokensAlone(CausalContext):
+@fault("TestBidirectionalBlocks::test_of_rows_and_tokens")
+class BlocksOfTokensAlone(CausalContext):
     """A span with rows in it is none."""
 
     def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
@@ -71,8 +71,8 @@ class SpansOfTokensAlone(CausalContext):
         return any(row_of(token) is not None for token in inputs)
 
 
-@fault("TestSpans::test_side_by_side")
-class SecondSpanIsNone(CausalContext):
+@fault("TestBidirectionalBlocks::test_side_by_side")
+class SecondBlockIsNone(CausalContext):
     """A span right behind another is none."""
 
     def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
@@ -80,16 +80,16 @@ class SecondSpanIsNone(CausalContext):
         return len(cells) > 1 and ahead_of(cells[-2].token) > 0
 
 
-@fault("TestSpans::test_are_kept_whole")
-class SpansInParts(ToyContext):
+@fault("TestBidirectionalBlocks::test_are_kept_whole")
+class BlocksInParts(ToyContext):
     """A part of a span is kept where the rest is forgotten."""
 
     def _check_whole_spans(self, seq_id: int, length: int) -> None:
         pass
 
 
-@fault("TestSpans::test_cut")
-class CutSpansLoseValues(ToyContext):
+@fault("TestBidirectionalBlocks::test_cut")
+class CutBlocksLoseValues(ToyContext):
     """What a cut leaves of a span behind it has values that are too large."""
 
     def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
@@ -101,8 +101,8 @@ class CutSpansLoseValues(ToyContext):
         return after, history
 
 
-@fault("TestSpans::test_dump_and_restore")
-class DumpsLoseSpans(ToyContext):
+@fault("TestBidirectionalBlocks::test_dump_and_restore")
+class DumpsLoseBlocks(ToyContext):
     """The payload of a dump has no values of tokens that see others behind them."""
 
     def packed(self, cells: list[Cell]) -> bytes:
@@ -113,8 +113,8 @@ class DumpsLoseSpans(ToyContext):
         )
 
 
-@fault("TestSpans::test_decoded_again")
-class SpansReturnCausal(ToyContext):
+@fault("TestBidirectionalBlocks::test_decoded_again")
+class BlocksReturnCausal(ToyContext):
     """Spans that are decoded again are none."""
 
     def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
@@ -129,8 +129,8 @@ class SpansReturnCausal(ToyContext):
         return cells, edits
 
 
-@fault("TestSpans::test_bad_dumps")
-class LongDumpedSpans(ToyContext):
+@fault("TestBidirectionalBlocks::test_bad_dumps")
+class LongDumpedBlocks(ToyContext):
     """A dump may hold spans that are longer than a batch."""
 
     def _check_dumped_spans(self, snapshot: SequenceSnapshot) -> None:
