@@ -9,18 +9,18 @@ import typer
 from typer.core import TyperGroup
 
 from slm_core.cli import (
-    answering,
     bench,
     cache,
+    chat,
     conformance,
     convert,
     demo,
-    embedding,
-    looking,
-    newbackend,
-    quantizing,
-    repl,
-    scoring,
+    embed,
+    inspect,
+    new_backend,
+    quantize,
+    run,
+    score,
     template,
 )
 from slm_core.cli.terminal import INTERRUPTED, complain
@@ -81,19 +81,19 @@ _TALK, _LOOK, _MEASURE = "Talk to a model", "Look at models and engines", "Measu
 _MAKE = "Make model files"
 
 app.command(epilog="Example: slm demo", rich_help_panel=_TALK)(demo.demo)
-app.command(epilog='Example: slm run model.gguf -p "What is 12 + 30?"', rich_help_panel=_TALK)(answering.run)
-app.command(epilog="Example: slm chat model.gguf --backend native", rich_help_panel=_TALK)(repl.chat)
-app.command(epilog='Example: slm embed model.gguf "some text" "another"', rich_help_panel=_TALK)(embedding.embed)
-app.command(epilog="Example: slm info model.gguf", rich_help_panel=_LOOK)(looking.info)
-app.command(epilog="Example: slm backends", rich_help_panel=_LOOK)(looking.backends)
-app.command(epilog='Example: slm tokenize model.gguf "some text"', rich_help_panel=_LOOK)(looking.tokenize)
+app.command(epilog='Example: slm run model.gguf -p "What is 12 + 30?"', rich_help_panel=_TALK)(run.run)
+app.command(epilog="Example: slm chat model.gguf --backend native", rich_help_panel=_TALK)(chat.chat)
+app.command(epilog='Example: slm embed model.gguf "some text" "another"', rich_help_panel=_TALK)(embed.embed)
+app.command(epilog="Example: slm info model.gguf", rich_help_panel=_LOOK)(inspect.info)
+app.command(epilog="Example: slm backends", rich_help_panel=_LOOK)(inspect.backends)
+app.command(epilog='Example: slm tokenize model.gguf "some text"', rich_help_panel=_LOOK)(inspect.tokenize)
 app.command(epilog="Example: slm template model.gguf --messages chat.json", rich_help_panel=_LOOK)(template.template)
 app.command(epilog="Example: slm quantize model-F16.gguf model-Q4_K_M.gguf --type Q4_K_M", rich_help_panel=_MAKE)(
-    quantizing.quantize
+    quantize.quantize
 )
 app.command(epilog="Example: slm cache --clear", rich_help_panel=_LOOK)(cache.cache)
 app.command(epilog="Example: slm convert model.gguf model-onnx --to onnx", rich_help_panel=_MAKE)(convert.convert)
 app.command(epilog="Example: slm bench model.gguf --json", rich_help_panel=_MEASURE)(bench.bench)
-app.command(epilog="Example: slm score model.gguf text.txt", rich_help_panel=_MEASURE)(scoring.score)
+app.command(epilog="Example: slm score model.gguf text.txt", rich_help_panel=_MEASURE)(score.score)
 app.command(epilog="Example: slm conformance --backend native", rich_help_panel=_MEASURE)(conformance.conformance)
-app.command("new-backend", epilog="Example: slm new-backend tiny", rich_help_panel=_MAKE)(newbackend.new_backend)
+app.command("new-backend", epilog="Example: slm new-backend tiny", rich_help_panel=_MAKE)(new_backend.new_backend)

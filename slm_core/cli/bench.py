@@ -12,8 +12,7 @@ import typer
 from rich.table import Table
 
 from slm_core.cli import options as o
-from slm_core.cli.answering import print_json
-from slm_core.cli.terminal import out
+from slm_core.cli.terminal import out, print_json
 from slm_core.loading import LoadedModel
 from slm_core.protocols import Context
 from slm_core.types import Pos

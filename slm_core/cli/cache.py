@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slm_core.cli import options as o
-from slm_core.cli.answering import print_json
-from slm_core.cli.terminal import note, out
+from slm_core.cli.terminal import note, out, print_json
 from slm_core.diskcache import CACHE_VARIABLE, cache_root, entries, remove, sweep
 
 

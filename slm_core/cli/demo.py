@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slm_core.chat import Chat
-from slm_core.cli.looking import remarks
+from slm_core.cli.inspect import remarks
 from slm_core.cli.terminal import out, write
 from slm_core.errors import BackendUnavailable, InvalidOption, SlmError
 from slm_core.generation import Answer

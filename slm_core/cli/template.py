@@ -13,8 +13,7 @@ import typer
 
 from slm_core.chat.prompt import encode_segments, special_spans
 from slm_core.cli import options as o
-from slm_core.cli.answering import print_json
-from slm_core.cli.terminal import note, out, write
+from slm_core.cli.terminal import note, out, print_json, write
 from slm_core.formatting import formatter
 from slm_core.loading import demo_model_path, load_vocab, local
 from slm_core.protocols import Vocab

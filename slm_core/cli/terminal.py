@@ -1,8 +1,9 @@
-"""What the commands share of the terminal: consoles, streamed text, progress, Ctrl-C."""
+"""The terminal: consoles, text, JSON, progress bars and Ctrl-C."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
 import signal
 import sys
@@ -67,6 +68,11 @@ def write(console: Console, text: str, style: str = "") -> None:
     elif text := _TERMINAL_CONTROLS.sub("", text):
         console.print(Text(text, style=style), end="", soft_wrap=True)
     console.file.flush()
+
+
+def print_json(value: object) -> None:
+    """One JSON object on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
 
 
 @contextmanager

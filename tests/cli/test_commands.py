@@ -209,7 +209,7 @@ def test_backends_lists_all_with_what_is_missing(run, monkeypatch: pytest.Monkey
         slm.BackendStatus("here", installed=True, version="1.2", reason="tier fast"),
         slm.BackendStatus("there", installed=False, reason="no runtime", hint="pip install there"),
     ]
-    monkeypatch.setattr("slm_core.cli.looking.list_backends", lambda: statuses)
+    monkeypatch.setattr("slm_core.cli.inspect.list_backends", lambda: statuses)
     shown = run("backends").out
     assert re.search(r"^here +yes +1\.2 +tier fast", shown, re.MULTILINE)
     assert re.search(r"^there +no +no runtime \(to get it: pip install there\)", shown, re.MULTILINE)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_core.cli.newbackend import Names, files, write
+from slm_core.cli.new_backend import Names, files, write
 from slm_core.errors import InvalidOption
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "my_backend"

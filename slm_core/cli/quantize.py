@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slm_core.cli import options as o
-from slm_core.cli.answering import print_json
-from slm_core.cli.terminal import note, out, progress_of
+from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
 from slm_core.gguf import GgufFile
 from slm_core.gguf.cursor import shown

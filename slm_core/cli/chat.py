@@ -14,8 +14,8 @@ from rich.text import Text
 
 from slm_core.chat import Chat
 from slm_core.cli import options as o
-from slm_core.cli.answering import show, summary
-from slm_core.cli.files import write_whole
+from slm_core.cli.atomic_write import write_atomically
+from slm_core.cli.streaming import stream_answer, summary
 from slm_core.cli.terminal import PrefillBar, complain, err, note, out
 from slm_core.errors import InvalidOption, SlmError
 from slm_core.generation import FinishReason
@@ -208,7 +208,7 @@ class Repl:
         if self._file is None or self._saved == self._chat.messages:
             return
         try:
-            write_whole(self._file, self._chat.dump())
+            write_atomically(self._file, self._chat.dump())
         except (SlmError, OSError) as error:
             complain(f"the conversation is not kept in {self._file}: {error}")
         else:
@@ -219,7 +219,7 @@ class Repl:
             stream = self._chat.stream(text, progress=bar)
             if stream.overflowed is not None:
                 self._say(f"(to make room, the {len(stream.overflowed.messages)} oldest messages were dropped)")
-            answer = show(stream, self._console)
+            answer = stream_answer(stream, self._console)
         if self._stats:
             note(summary(answer))
         if answer.finish_reason is FinishReason.CANCELLED:
@@ -292,7 +292,7 @@ class Repl:
             return
         path = Path(argument).expanduser()
         data = self._chat.dump()
-        write_whole(path, data)
+        write_atomically(path, data)
         self._say(f"(saved {len(self._chat.messages)} messages, {len(data):,} bytes, to {path})")
 
     def _load(self, argument: str) -> None:

@@ -1,4 +1,4 @@
-"""``slm info``, ``slm backends`` and ``slm tokenize``: look, without running anything."""
+"""``slm info``, ``slm backends`` and ``slm tokenize``: inspect models and engines without running a model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from rich.text import Text
 
 from slm_core.checkpoints import INDEX, SINGLE, open_model
 from slm_core.cli import options as o
-from slm_core.cli.answering import print_json
-from slm_core.cli.terminal import out, write
+from slm_core.cli.terminal import out, print_json, write
 from slm_core.loading import backends as list_backends
 from slm_core.loading import demo_model_path, load_vocab, local, support_of
 from slm_core.modelinfo import model_info

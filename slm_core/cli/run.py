@@ -1,24 +1,22 @@
-"""``slm run``: one question, one answer; and how answers are shown while they stream."""
+"""``slm run``: answer one prompt."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from slm_core.chat import ChatStream
+from slm_core.cli import completions
 from slm_core.cli import options as o
-from slm_core.cli import several
-from slm_core.cli.several import Asked
-from slm_core.cli.terminal import INTERRUPTED, PrefillBar, note, out, stopping, write
+from slm_core.cli.completions import Request
+from slm_core.cli.streaming import stream_answer, summary
+from slm_core.cli.terminal import INTERRUPTED, PrefillBar, note, out, print_json
 from slm_core.errors import InvalidOption
 from slm_core.generation import Answer, BeamAnswer, Completion, FinishReason, Generation
 from slm_core.loading import LoadedModel
-from slm_core.types import ToolCall
 
 
 def run(
@@ -68,27 +66,29 @@ def run(
         stop=stop,
     )
     with o.Loading(model, backend, device, threads, option or (), format).load() as loaded:
-        asked = Asked(text, o.context_size(loaded, ctx), sampling, raw, system, thinking)
+        request = Request(text, o.context_size(loaded, ctx), sampling, raw, system, thinking)
         if n > 1 or best_of is not None or beams is not None:
-            cancelled = _several(loaded, asked, n, best_of, beams, stats=stats, as_json=as_json)
+            cancelled = _answer_several(loaded, request, n, best_of, beams, stats=stats, as_json=as_json)
         else:
-            cancelled = _one(loaded, asked, stats=stats, as_json=as_json)
+            cancelled = _answer_one(loaded, request, stats=stats, as_json=as_json)
     if cancelled:
         raise typer.Exit(INTERRUPTED)
 
 
-def _one(loaded: LoadedModel, asked: Asked, *, stats: bool, as_json: bool) -> bool:
+def _answer_one(loaded: LoadedModel, request: Request, *, stats: bool, as_json: bool) -> bool:
     """Stream one answer; returns whether it was cancelled."""
     stream: ChatStream | Generation
     with PrefillBar() as bar:
-        if asked.raw:
-            session = loaded.session(n_ctx=asked.n_ctx, n_seq_max=1, sampling=asked.sampling)
-            session.append(asked.text)
+        if request.raw:
+            session = loaded.session(n_ctx=request.n_ctx, n_seq_max=1, sampling=request.sampling)
+            session.append(request.text)
             stream = session.generate(progress=bar)
         else:
-            chat = loaded.chat(system=asked.system, n_ctx=asked.n_ctx, sampling=asked.sampling, thinking=asked.thinking)
-            stream = chat.stream(asked.text, progress=bar)
-        answer = show(stream, None if as_json else out())
+            chat = loaded.chat(
+                system=request.system, n_ctx=request.n_ctx, sampling=request.sampling, thinking=request.thinking
+            )
+            stream = chat.stream(request.text, progress=bar)
+        answer = stream_answer(stream, None if as_json else out())
     if as_json:
         print_json(_as_json(answer, loaded))
     if stats:
@@ -96,77 +96,36 @@ def _one(loaded: LoadedModel, asked: Asked, *, stats: bool, as_json: bool) -> bo
     return answer.finish_reason is FinishReason.CANCELLED
 
 
-def _several(
-    loaded: LoadedModel, asked: Asked, n: int, best_of: int | None, beams: int | None, *, stats: bool, as_json: bool
+def _answer_several(
+    loaded: LoadedModel, request: Request, n: int, best_of: int | None, beams: int | None, *, stats: bool, as_json: bool
 ) -> bool:
     """Show several answers when all are there; returns whether they were cancelled."""
     if beams is not None and best_of is not None:
         raise InvalidOption("--beams and --best-of do not go together: the best of the beams are shown, as many as -n")
     answers: BeamAnswer | tuple[Completion, ...]
     if beams is None:
-        answers = several.completions(loaded, asked, n, best_of)
+        answers = completions.sample_completions(loaded, request, n, best_of)
     else:
-        answers = several.beam_search(loaded, asked, beams, n)
+        answers = completions.beam_search(loaded, request, beams, n)
     if as_json:
-        print_json(several.as_json(loaded, asked, answers))
+        print_json(completions.as_json(loaded, request, answers))
     else:
-        several.show_all(loaded, asked, answers, out())
+        completions.show_all(loaded, request, answers, out())
     if stats and isinstance(answers, BeamAnswer):
-        used, took = answers.usage, answers.timings
-        note(f"{used.prompt_tokens} prompt tokens in {took.prefill_s:.2f} s, {took.decode_s:.2f} s of search")
+        usage, timings = answers.usage, answers.timings
+        note(f"{usage.prompt_tokens} prompt tokens in {timings.prefill_s:.2f} s, {timings.decode_s:.2f} s of search")
     elif stats and not isinstance(answers, BeamAnswer):
         for completion in answers:
             note(f"{completion.index + 1}: {summary(completion.answer)}")
-    return several.was_cancelled(answers)
+    return completions.was_cancelled(answers)
 
 
-def show(stream: ChatStream | Generation, console: Console | None) -> Answer:
-    """Write an answer to ``console``, if any, as it streams, reasoning and tool calls included; Ctrl-C ends it."""
-    with stopping(stream):
-        thought = False
-        for event in stream:
-            if console is None:
-                continue
-            if event.reasoning:
-                write(console, event.reasoning, "dim italic")
-                thought = True
-            if event.text:
-                write(console, "\n\n" + event.text if thought else event.text)
-                thought = False
-    if console is not None:
-        for call in stream.answer.tool_calls:
-            write(console, f"\n{_spelled(call)}", "cyan")
-        for malformed in stream.answer.malformed_calls:
-            write(console, f"\n{malformed.text} ({malformed.reason})", "red")
-        write(console, "\n")
-    return stream.answer
-
-
-def summary(answer: Answer) -> str:
-    """Tokens and seconds of an answer, on one line."""
-    used, took = answer.usage, answer.timings
-    first = "" if took.first_token_s is None else f", the first after {took.first_token_s:.2f} s"
-    return (
-        f"{used.prompt_tokens} prompt tokens ({used.cached_tokens} cached) in {took.prefill_s:.2f} s,"
-        f" {used.completion_tokens} tokens at {answer.tokens_per_second:.0f}/s{first}, {answer.finish_reason}"
-    )
-
-
-def print_json(value: object) -> None:
-    """One JSON object on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
-
-
-def _prompt(given: str | None) -> str:
-    if given is not None:
-        return given
+def _prompt(text: str | None) -> str:
+    if text is not None:
+        return text
     if sys.stdin.isatty():
         raise InvalidOption("there is nothing to say: give --prompt TEXT, or standard input")
     return sys.stdin.read()
-
-
-def _spelled(call: ToolCall) -> str:
-    return f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})"
 
 
 def _as_json(answer: Answer, loaded: LoadedModel) -> dict[str, object]:
@@ -176,7 +135,7 @@ def _as_json(answer: Answer, loaded: LoadedModel) -> dict[str, object]:
         "tool_calls": [dataclasses.asdict(call) for call in answer.tool_calls],
         "malformed_calls": [dataclasses.asdict(call) for call in answer.malformed_calls],
         "finish_reason": answer.finish_reason,
-        **several.measured(answer),
+        **completions.usage_json(answer),
         "model": loaded.info.path,
         "backend": loaded.info.backend,
     }

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are replaced in one step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all; what was there before stays until then."""
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file, or leave it as it was: the data is written to a temporary file first."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from slm_core.cli import options as o
-from slm_core.cli.answering import print_json
-from slm_core.cli.terminal import out, write
+from slm_core.cli.terminal import out, print_json, write
 
 
 def score(

@@ -1,0 +1,166 @@
+"""``slm run`` with more than one answer: completions side by side, or the hypotheses of a beam search."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from slm_core.chat import Session
+from slm_core.cli.terminal import PrefillBar, stopping, write
+from slm_core.errors import InvalidOption
+from slm_core.generation import Answer, BeamAnswer, Beams, Completion, FinishReason, Hypothesis
+from slm_core.loading import LoadedModel
+from slm_core.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt, and how to answer it.
+
+    Attributes:
+        text: the question, or the text to continue.
+        n_ctx: positions that all answers share.
+        sampling: how to choose tokens, and the limits.
+        raw: whether the text is continued as it is.
+        system: content of a system message.
+        thinking: ask for reasoning, or for none.
+    """
+
+    text: str
+    n_ctx: int
+    sampling: Sampling
+    raw: bool = False
+    system: str | None = None
+    thinking: bool | None = None
+
+
+def sample_completions(loaded: LoadedModel, request: Request, n: int, best_of: int | None) -> tuple[Completion, ...]:
+    """``n`` sampled completions; Ctrl-C ends all of them and keeps their text so far."""
+    with _prompted(loaded, request, best_of or n) as session, PrefillBar() as bar:
+        sampling = dataclasses.replace(request.sampling, stop=(*request.sampling.stop, *_stops(loaded, request)))
+        running = session.completions(n, sampling, best_of=best_of, special=not request.raw, progress=bar)
+        with running, stopping(running):
+            return running.run()
+
+
+def beam_search(loaded: LoadedModel, request: Request, width: int, n_best: int) -> BeamAnswer:
+    """The ``n_best`` hypotheses of ``width`` beams; Ctrl-C ends the search and keeps its best hypotheses so far.
+
+    Raises:
+        InvalidOption: an option changes how tokens are sampled; a beam search does not sample.
+    """
+    default, sampling = Sampling(), request.sampling
+    changed = [f.name for f in dataclasses.fields(Sampling) if getattr(default, f.name) != getattr(sampling, f.name)]
+    if names := sorted(set(changed) - {"max_tokens", "stop"}):
+        raise InvalidOption(
+            f"a beam search draws nothing: {', '.join(names)} (accepted with --beams: max_tokens, stop)"
+        )
+    beams = Beams(
+        width,
+        n_best=n_best,
+        max_tokens=Beams().max_tokens if sampling.max_tokens is None else sampling.max_tokens,
+        stop=(*sampling.stop, *_stops(loaded, request)),
+    )
+    cancelled = threading.Event()
+    with _prompted(loaded, request, width) as session, PrefillBar() as bar, stopping(_Cancellation(cancelled)):
+        return session.beam_search(beams, special=not request.raw, cancelled=cancelled.is_set, progress=bar)
+
+
+def show_all(
+    loaded: LoadedModel, request: Request, answers: Sequence[Completion] | BeamAnswer, console: Console
+) -> None:
+    """Write the answers, each with its number and the score that ranks it."""
+    for heading, text in _listed(loaded, request, answers):
+        write(console, f"[{heading}]", "dim")
+        write(console, f" {text}\n")
+
+
+def was_cancelled(answers: Sequence[Completion] | BeamAnswer) -> bool:
+    """Whether Ctrl-C ended any of the answers."""
+    if isinstance(answers, BeamAnswer):
+        reasons = [hypothesis.finish_reason for hypothesis in answers.hypotheses]
+        return not reasons or FinishReason.CANCELLED in reasons
+    return any(completion.answer.finish_reason is FinishReason.CANCELLED for completion in answers)
+
+
+def as_json(loaded: LoadedModel, request: Request, answers: Sequence[Completion] | BeamAnswer) -> dict[str, object]:
+    """The answers for programs."""
+    listed: list[dict[str, object]]
+    total: dict[str, object] = {}
+    if isinstance(answers, BeamAnswer):
+        listed = [_hypothesis_json(loaded, request, hypothesis) for hypothesis in answers.hypotheses]
+        total = usage_json(answers)
+    else:
+        listed = [
+            {
+                "index": completion.index,
+                "text": _content(loaded, request, completion.answer.text),
+                "mean_logprob": completion.mean_logprob,
+                "finish_reason": completion.answer.finish_reason,
+                **usage_json(completion.answer),
+            }
+            for completion in answers
+        ]
+    return {"answers": listed, **total, "model": loaded.info.path, "backend": loaded.info.backend}
+
+
+def usage_json(answer: Answer | BeamAnswer) -> dict[str, object]:
+    """Tokens and seconds of an answer, for programs."""
+    timings = {**dataclasses.asdict(answer.timings), "tokens_per_second": answer.tokens_per_second}
+    return {"usage": dataclasses.asdict(answer.usage), "timings": timings}
+
+
+@contextlib.contextmanager
+def _prompted(loaded: LoadedModel, request: Request, n: int) -> Iterator[Session]:
+    """A session that holds the prompt, with room for ``n`` branches and for the scratch branch of a chat."""
+    if request.raw:
+        with loaded.session(n_ctx=request.n_ctx, n_seq_max=n + 1) as session:
+            session.append(request.text)
+            yield session
+        return
+    chat = loaded.chat(system=request.system, n_ctx=request.n_ctx, n_seq_max=n + 2, sampling=request.sampling)
+    with chat, chat.scratch_branch(request.text, thinking=request.thinking) as session:
+        yield session
+
+
+def _stops(loaded: LoadedModel, request: Request) -> Sequence[str]:
+    return () if request.raw else loaded.formatter.stops
+
+
+def _content(loaded: LoadedModel, request: Request, text: str) -> str:
+    return text if request.raw else loaded.formatter.parse(text).content
+
+
+def _listed(
+    loaded: LoadedModel, request: Request, answers: Sequence[Completion] | BeamAnswer
+) -> Iterator[tuple[str, str]]:
+    if isinstance(answers, BeamAnswer):
+        for i, hypothesis in enumerate(answers.hypotheses, 1):
+            yield f"{i}, score {hypothesis.score:.3f}", _content(loaded, request, hypothesis.text)
+    else:
+        for completion in answers:
+            heading = f"{completion.index + 1}, mean logprob {completion.mean_logprob:.3f}"
+            yield heading, _content(loaded, request, completion.answer.text)
+
+
+def _hypothesis_json(loaded: LoadedModel, request: Request, hypothesis: Hypothesis) -> dict[str, object]:
+    return {
+        "text": _content(loaded, request, hypothesis.text),
+        "score": hypothesis.score,
+        "logprobs": hypothesis.logprobs,
+        "finish_reason": hypothesis.finish_reason,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancellation:
+    event: threading.Event
+
+    def cancel(self) -> None:
+        """Set the event."""
+        self.event.set()
