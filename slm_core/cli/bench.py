@@ -52,12 +52,11 @@ class Result:
         return dataclasses.asdict(self) | medians
 
 
+@o.expand_groups
 def bench(
+    *,
     model: o.ModelPath = None,
-    backend: o.BackendName = None,
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    option: o.BackendOptions = None,
+    engine: o.EngineOptions,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Tokens of the prompt.")] = 256,
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens decoded one by one.")] = 64,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds, after one that is not counted.")] = 3,
@@ -65,12 +64,12 @@ def bench(
 ) -> None:
     """Measure prefill and decode, in tokens per second; random tokens, greedy choice, one sequence."""
     started = time.perf_counter()
-    with o.Loading(model, backend, device, threads, option or ()).load() as loaded:
+    with engine.load(model) as loaded:
         load_s = time.perf_counter() - started
         prefill, decode = _measure(loaded, prompt_tokens, new_tokens, rounds)
         found = loaded.info
     result = Result(
-        str(found.path), found.backend, found.device, threads, load_s, prompt_tokens, new_tokens, prefill, decode
+        str(found.path), found.backend, found.device, engine.threads, load_s, prompt_tokens, new_tokens, prefill, decode
     )
     if as_json:
         print_json(result.as_json())

@@ -35,57 +35,39 @@ HELP = """\
 Anything else is said to the model; a line that begins with // is said without its first slash."""
 
 
+@o.expand_groups
 def chat(
+    *,
     model: o.ModelPath = None,
     system: o.System = None,
     thinking: o.Thinking = None,
-    backend: o.BackendName = None,
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    option: o.BackendOptions = None,
+    engine: o.EngineOptions,
     format: o.Format = None,  # noqa: A002  # the name of the option
     ctx: o.ContextSize = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repeat_penalty: o.RepeatPenalty = None,
-    preset: o.Preset = None,
-    sampling_option: o.SamplingOptions = None,
-    seed: o.Seed = None,
-    max_tokens: o.MaxTokens = None,
-    stop: o.Stops = None,
+    sampling: o.SamplingOptions,
     session: o.SessionFile = None,
     overflow: o.OverflowPolicy = None,
     stats: o.Stats = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C ends an answer, and twice at the prompt the program."""
-    given = Given(session, system, ctx, overflow, thinking)
-    flags = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repeat_penalty": repeat_penalty,
-        "seed": seed,
-        "max_tokens": max_tokens,
-        "stop": stop,
-    }
-    named = any(value not in (None, []) for value in (preset, sampling_option, *flags.values()))
-    sampling = o.sampling_of(preset, sampling_option, **flags) if named else None
-    loading = o.Loading(model, backend, device, threads, option or (), format)
-    loaded = loading.load()
+    conversation = ConversationOptions(session, system, ctx, overflow, thinking)
+    changed = sampling.sampling() if sampling.given() else None
+    loaded = engine.load(model, format)
     try:
-        talk = given.begin(loaded, sampling)
+        talk = conversation.begin(loaded, changed)
     except BaseException:
         loaded.close()
         raise
-    with Repl(loading, loaded, talk, file=session, stats=stats) as repl:
+
+    def load_on(backend: str) -> LoadedModel:
+        return o.EngineOptions(backend=backend).load(model, format)
+
+    with Repl(load_on, loaded, talk, file=session, stats=stats) as repl:
         repl.run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Given:
+class ConversationOptions:
     """What the command line says about the conversation."""
 
     file: Path | None
@@ -123,7 +105,7 @@ class Repl:
     """A conversation with commands in it. Owns the model and the chat that it is given.
 
     Args:
-        loading: how the model was loaded.
+        load_on: loads the same model on the backend of a name.
         loaded: the model.
         talk: the conversation.
         file: where it is kept, written whole after each line that changed it, and at the end.
@@ -131,9 +113,15 @@ class Repl:
     """
 
     def __init__(
-        self, loading: o.Loading, loaded: LoadedModel, talk: Chat, *, file: Path | None = None, stats: bool = False
+        self,
+        load_on: Callable[[str], LoadedModel],
+        loaded: LoadedModel,
+        talk: Chat,
+        *,
+        file: Path | None = None,
+        stats: bool = False,
     ) -> None:
-        self._loading = loading
+        self._load_on = load_on
         self._file = file
         self._stats = stats
         self._saved: tuple[Message, ...] | None = None
@@ -275,7 +263,7 @@ class Repl:
             info = self._loaded.info
             self._say(f"({info.backend}, {info.device}: {info.reason})")
             return
-        loaded = dataclasses.replace(self._loading, backend=argument, device="auto", threads=None, options=()).load()
+        loaded = self._load_on(argument)
         try:
             talk = Chat.restore(loaded, self._chat.dump(), n_ctx=self._chat.session.context.n_ctx)
         except BaseException:

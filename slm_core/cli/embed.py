@@ -17,15 +17,14 @@ def _pooling_names(incomplete: str) -> list[str]:
     return [name for name in Pooling if name.startswith(incomplete)]
 
 
+@o.expand_groups
 def embed(
+    *,
     path: Annotated[Path, typer.Argument(metavar="MODEL", help=f"{o.A_MODEL}.")],
     texts: Annotated[
         list[str], typer.Argument(metavar="TEXT...", help='The texts; "-" reads them from standard input, one a line.')
     ],
-    backend: o.BackendName = None,
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    option: o.BackendOptions = None,
+    engine: o.EngineOptions,
     pooling: Annotated[
         str | None,
         typer.Option(
@@ -41,7 +40,7 @@ def embed(
         if len(texts) > 1:
             raise typer.BadParameter('give texts, or "-" alone', param_hint="TEXT")
         texts = sys.stdin.read().splitlines()
-    with o.Loading(path, backend, device, threads, option or ()).load() as model:
+    with engine.load(path) as model:
         found = model.embed(texts, pooling=pooling, normalize=normalize)
     rows = zip(texts, found.n_tokens, found.vectors.tolist(), strict=True)
     print_json(

@@ -1,12 +1,18 @@
-"""Options that several commands take, and what is made of them."""
+"""Flags that several commands share, each declared once.
+
+A group of flags is a dataclass whose fields are the flags. A command decorated with ``expand_groups`` takes the
+dataclass as one keyword argument, and typer sees its fields. Flags of sampling show the defaults of ``Sampling``.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, get_type_hints
 
 import typer
 
@@ -33,11 +39,12 @@ def _preset_names(incomplete: str) -> list[str]:
     return [name for name in PRESETS if name.startswith(incomplete)]
 
 
-def _sampling(name: str, flag: str, help_text: str) -> typer.models.OptionInfo:
+def _sampling(name: str, help_text: str) -> typer.models.OptionInfo:
+    """The flag of the option ``name`` of ``Sampling``."""
     default = _DEFAULTS[name]
     shown = "" if default in (None, ()) else f" (default {default})"
     option: typer.models.OptionInfo = typer.Option(
-        flag, help=help_text + shown, show_default=False, rich_help_panel="Sampling"
+        f"--{name.replace('_', '-')}", help=help_text + shown, show_default=False, rich_help_panel="Sampling"
     )
     return option
 
@@ -47,16 +54,8 @@ ModelPath: TypeAlias = Annotated[
     Path | None,
     typer.Argument(metavar="MODEL", help=f"{A_MODEL}; the demo model if none is named."),
 ]
-BackendName: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--backend", "-b", metavar="NAME", help="The engine to run it on.", autocompletion=_backend_names),
-]
 Device: TypeAlias = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")]
 Threads: TypeAlias = Annotated[int | None, typer.Option("--threads", "-t", min=1, help="CPU threads.")]
-BackendOptions: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the engine; may be repeated."),
-]
 Format: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -68,36 +67,6 @@ ContextSize: TypeAlias = Annotated[
 ]
 System: TypeAlias = Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="A system message.")]
 Thinking: TypeAlias = Annotated[bool | None, typer.Option(help="Ask for reasoning, or for none.", show_default=False)]
-Temperature: TypeAlias = Annotated[float | None, _sampling("temperature", "--temperature", "0 is greedy.")]
-TopK: TypeAlias = Annotated[int | None, _sampling("top_k", "--top-k", "Keep the k likeliest tokens; 0 is off.")]
-TopP: TypeAlias = Annotated[float | None, _sampling("top_p", "--top-p", "Keep tokens up to this probability.")]
-MinP: TypeAlias = Annotated[float | None, _sampling("min_p", "--min-p", "Drop tokens less likely than this share.")]
-RepeatPenalty: TypeAlias = Annotated[
-    float | None, _sampling("repeat_penalty", "--repeat-penalty", "Against repetition; 1 is off.")
-]
-Seed: TypeAlias = Annotated[int | None, _sampling("seed", "--seed", "Makes the draws repeatable.")]
-MaxTokens: TypeAlias = Annotated[int | None, _sampling("max_tokens", "--max-tokens", "The longest answer.")]
-Stops: TypeAlias = Annotated[list[str] | None, _sampling("stop", "--stop", "A text that ends it; may be repeated.")]
-Preset: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--preset",
-        metavar="NAME",
-        help=f"A set of sampling options that the others change: {', '.join(PRESETS)}.",
-        rich_help_panel="Sampling",
-        autocompletion=_preset_names,
-    ),
-]
-SamplingOptions: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sampling",
-        "-S",
-        metavar="KEY=VALUE",
-        help="Any other sampling option, in any spelling; may be repeated.",
-        rich_help_panel="Sampling",
-    ),
-]
 Completions: TypeAlias = Annotated[
     int, typer.Option("-n", min=1, metavar="N", help="So many answers.", rich_help_panel="Several answers")
 ]
@@ -123,58 +92,131 @@ Stats: TypeAlias = Annotated[bool, typer.Option("--stats", help="Tell tokens and
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """How to load a model: the options that name it and its engine."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The engine that runs a model; the flags of every command that loads one."""
 
-    path: Path | None
-    backend: str | None = None
-    device: str = "auto"
-    threads: int | None = None
-    options: Sequence[str] = ()
-    format: str | None = None
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", "-b", metavar="NAME", help="The engine to run it on.", autocompletion=_backend_names),
+    ] = None
+    device: Device = "auto"
+    threads: Threads = None
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the engine; may be repeated."),
+    ] = None
 
-    @property
-    def source(self) -> Path:
-        """The file: the one that was named, or the demo model."""
-        return demo_model_path() if self.path is None else self.path
-
-    def load(self) -> LoadedModel:
-        """Load it, with a progress bar on a terminal."""
-        with progress_of(f"Loading {self.source.name}") as progress:
+    def load(self, model: Path | None, formatter: str | None = None) -> LoadedModel:
+        """Load a model (None: the demo model), with a progress bar on a terminal."""
+        source = demo_model_path() if model is None else model
+        with progress_of(f"Loading {source.name}") as progress:
             return load(
-                self.source,
+                source,
                 backend=self.backend,
                 device=self.device,
                 n_threads=self.threads,
                 progress=progress,
-                formatter=self.format,
-                **dict(map(_read_option, self.options)),  # type: ignore[arg-type]  # options of the engine
+                formatter=formatter,
+                **dict(map(_read_option, self.option or ())),  # type: ignore[arg-type]  # options of the engine
             )
 
 
-def sampling_of(preset: str | None = None, others: Sequence[str] | None = None, **flags: object) -> Sampling:
-    """A preset with those options that were given; the others keep their defaults.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen; an option that is None or [] was not given."""
+
+    temperature: Annotated[float | None, _sampling("temperature", "0 is greedy.")] = None
+    top_k: Annotated[int | None, _sampling("top_k", "Keep the k likeliest tokens; 0 is off.")] = None
+    top_p: Annotated[float | None, _sampling("top_p", "Keep tokens up to this probability.")] = None
+    min_p: Annotated[float | None, _sampling("min_p", "Drop tokens less likely than this share.")] = None
+    repeat_penalty: Annotated[float | None, _sampling("repeat_penalty", "Against repetition; 1 is off.")] = None
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help=f"A set of sampling options that the others change: {', '.join(PRESETS)}.",
+            rich_help_panel="Sampling",
+            autocompletion=_preset_names,
+        ),
+    ] = None
+    others: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sampling",
+            "-S",
+            metavar="KEY=VALUE",
+            help="Any other sampling option, in any spelling; may be repeated.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None
+    seed: Annotated[int | None, _sampling("seed", "Makes the draws repeatable.")] = None
+    max_tokens: Annotated[int | None, _sampling("max_tokens", "The longest answer.")] = None
+    stop: Annotated[list[str] | None, _sampling("stop", "A text that ends it; may be repeated.")] = None
+
+    def given(self) -> dict[str, object]:
+        """The flags on the command line, by field."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, [])}
+
+    def sampling(self) -> Sampling:
+        """The preset ("balanced" if none is named), changed by the other flags.
+
+        Raises:
+            InvalidOption: an option is given twice, or commands do not have it.
+        """
+        changes = {name: value for name, value in self.given().items() if name in _DEFAULTS}
+        for name, value in (_read_option(text, "--sampling") for text in self.others or ()):
+            if name in changes:
+                raise InvalidOption(f"the sampling option {name!r} is given twice")
+            changes[name] = value
+        sampling = Sampling.preset(self.preset or "balanced", **changes)
+        if sampling.logprobs is not None:
+            raise InvalidOption("commands do not show log-probabilities: ask for logprobs in Python, or use slm score")
+        return sampling
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see the fields of each parameter of ``command`` whose type is a dataclass, in the parameter's place.
 
     Args:
-        preset: the preset; "balanced" if None.
-        others: options as ``KEY=VALUE``.
-        flags: options that have a flag of their own, None or [] where it was not given.
+        command: a function that is called with keywords only.
+
+    Raises:
+        ValueError: two parameters have one name.
     """
-    given = {name: value for name, value in flags.items() if value not in (None, [])}
-    for name, value in (_read_option(text, "--sampling") for text in others or ()):
-        if name in given:
-            raise InvalidOption(f"the sampling option {name!r} is given twice")
-        given[name] = value
-    sampling = Sampling.preset(preset or "balanced", **given)
-    if sampling.logprobs is not None:
-        raise InvalidOption("commands do not show log-probabilities: ask for logprobs in Python, or use slm score")
-    return sampling
+    signature = inspect.signature(command, eval_str=True)
+    groups = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation)
+    }
+
+    @functools.wraps(command)
+    def expanded(**values: object) -> None:
+        made = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        command(**values, **made)
+
+    parameters = (
+        p for name, given in signature.parameters.items() for p in (_flags(groups[name]) if name in groups else [given])
+    )
+    expanded.__signature__ = signature.replace(parameters=list(parameters))  # type: ignore[attr-defined]
+    return expanded
 
 
-def context_size(model: LoadedModel, wanted: int | None) -> int:
-    """The size asked for, or a sensible one."""
-    return min(model.info.n_ctx_train, _DEFAULT_CTX) if wanted is None else wanted
+def _flags(group: type) -> Iterator[inspect.Parameter]:
+    """The fields of a dataclass as parameters of a function."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+
+
+def context_size(model: LoadedModel, n_ctx: int | None) -> int:
+    """``n_ctx``; if None, the context the model was trained with, at most 4096 tokens."""
+    return min(model.info.n_ctx_train, _DEFAULT_CTX) if n_ctx is None else n_ctx
 
 
 def _read_option(text: str, flag: str = "--option") -> tuple[str, object]:

@@ -19,7 +19,9 @@ from slm_core.generation import Answer, BeamAnswer, Completion, FinishReason, Ge
 from slm_core.loading import LoadedModel
 
 
+@o.expand_groups
 def run(
+    *,
     model: o.ModelPath = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="What to say; standard input if left out.")
@@ -27,22 +29,10 @@ def run(
     system: o.System = None,
     thinking: o.Thinking = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat format.")] = False,
-    backend: o.BackendName = None,
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    option: o.BackendOptions = None,
+    engine: o.EngineOptions,
     format: o.Format = None,  # noqa: A002  # the name of the option
     ctx: o.ContextSize = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repeat_penalty: o.RepeatPenalty = None,
-    preset: o.Preset = None,
-    sampling_option: o.SamplingOptions = None,
-    seed: o.Seed = None,
-    max_tokens: o.MaxTokens = None,
-    stop: o.Stops = None,
+    sampling: o.SamplingOptions,
     n: o.Completions = 1,
     best_of: o.BestOf = None,
     beams: o.BeamWidth = None,
@@ -53,20 +43,9 @@ def run(
     if raw and (system is not None or thinking is not None or format is not None):
         raise InvalidOption("--raw takes the text as it is: --system, --thinking and --format do not go with it")
     text = _prompt(prompt)
-    sampling = o.sampling_of(
-        preset,
-        sampling_option,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=stop,
-    )
-    with o.Loading(model, backend, device, threads, option or (), format).load() as loaded:
-        request = Request(text, o.context_size(loaded, ctx), sampling, raw, system, thinking)
+    request_sampling = sampling.sampling()
+    with engine.load(model, format) as loaded:
+        request = Request(text, o.context_size(loaded, ctx), request_sampling, raw, system, thinking)
         if n > 1 or best_of is not None or beams is not None:
             cancelled = _answer_several(loaded, request, n, best_of, beams, stats=stats, as_json=as_json)
         else:

@@ -13,15 +13,14 @@ from slm_core.cli import options as o
 from slm_core.cli.terminal import out, print_json, write
 
 
+@o.expand_groups
 def score(
+    *,
     names: Annotated[
         list[str],
         typer.Argument(metavar="[MODEL] FILE", help='By the demo model if none is named; "-" reads standard input.'),
     ],
-    backend: o.BackendName = None,
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    option: o.BackendOptions = None,
+    engine: o.EngineOptions,
     ctx: o.ContextSize = None,
     as_json: o.AsJson = False,
 ) -> None:
@@ -29,8 +28,7 @@ def score(
     if len(names) > 2:
         raise typer.BadParameter("give one file of text, and before it a model, if any", param_hint="FILE")
     text = sys.stdin.read() if names[-1] == "-" else Path(names[-1]).read_text(encoding="utf-8", errors="replace")
-    loading = o.Loading(Path(names[0]) if len(names) == 2 else None, backend, device, threads, option or ())
-    with loading.load() as model:
+    with engine.load(Path(names[0]) if len(names) == 2 else None) as model:
         found = model.score(text, n_ctx=o.context_size(model, ctx))
     n_bytes = len(text.encode("utf-8", "surrogatepass"))
     bits = -found.total / math.log(2) / n_bytes if n_bytes else math.nan
