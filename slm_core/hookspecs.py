@@ -22,7 +22,8 @@ class Entry:
     """Something a plugin provides.
 
     Attributes:
-        name: what users choose it by; lower case letters, digits and underscores; an architecture's has hyphens, too.
+        name: what users choose it by; lower case letters, digits and underscores; architectures and commands may
+            have hyphens, too.
         target: "package.module:attribute", imported on first use; called to get the object. Or what is to be called,
             for a plugin that a program adds with ``add_plugin``.
         hint: the command that installs what the target needs.
@@ -63,3 +64,8 @@ def slm_architectures() -> Sequence[Entry]:  # type: ignore[empty-body]
 @hookspec
 def slm_converters() -> Sequence[Entry]:  # type: ignore[empty-body]
     """Formats that models are written in; a target is a ``protocols.Converter``."""
+
+
+@hookspec
+def slm_commands() -> Sequence[Entry]:  # type: ignore[empty-body]
+    """Commands of ``slm``; a target is a ``typer.Typer``: its one command, or a group of its commands."""

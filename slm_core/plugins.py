@@ -23,7 +23,7 @@ from slm_core.types import BackendStatus
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_GGUF_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_HYPHENATED_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -55,7 +55,7 @@ class FormatterSource:
 
 
 class Registry:
-    """Backends, chat formats, answer formats, sampler steps, architectures and converters by name.
+    """Backends, chat formats, answer formats, sampler steps, architectures, converters and commands by name.
 
     Args:
         plugins: modules or objects with hook implementations, by plugin name.
@@ -85,9 +85,12 @@ class Registry:
             "answer format", cast("Iterable[Sequence[Entry]]", manager.hook.slm_answer_formats())
         )
         self.architectures = _collect(
-            "architecture", cast("Iterable[Sequence[Entry]]", manager.hook.slm_architectures()), _GGUF_NAME
+            "architecture", cast("Iterable[Sequence[Entry]]", manager.hook.slm_architectures()), _HYPHENATED_NAME
         )
         self.converters = _collect("converter", cast("Iterable[Sequence[Entry]]", manager.hook.slm_converters()))
+        self.commands = _collect(
+            "command", cast("Iterable[Sequence[Entry]]", manager.hook.slm_commands()), _HYPHENATED_NAME
+        )
         self._created: dict[str, Backend] = {}
         self._formatter_names = {_folded(name): name for name in self.formatters}
 
@@ -161,6 +164,14 @@ class Registry:
         _check_known("format to convert to", name, self.converters, UnknownOption)
         return cast("Converter", _target(self.converters[name]))
 
+    def command(self, name: str) -> object:
+        """The ``typer.Typer`` of that command; the name is one of ``commands``.
+
+        Raises:
+            PluginError: its target cannot be imported.
+        """
+        return _target(self.commands[name])
+
     def add(self, name: str, plugin: object) -> None:
         """Add a plugin.
 
@@ -222,7 +233,7 @@ def _collect(kind: str, provided: Iterable[Sequence[Entry]], pattern: re.Pattern
     entries: dict[str, Entry] = {}
     for entry in (entry for several in provided for entry in several):
         if not pattern.fullmatch(entry.name):
-            also = ", hyphens" if pattern is _GGUF_NAME else ""
+            also = ", hyphens" if pattern is _HYPHENATED_NAME else ""
             raise PluginError(f"{kind} name {entry.name!r} (accepted: lower case letters, digits, underscores{also})")
         if not callable(entry.target) and not _TARGET.fullmatch(entry.target):
             raise PluginError(

@@ -1,4 +1,4 @@
-"""The commands of ``slm``, and what becomes of errors."""
+"""The commands of ``slm``, those of plugins included, and how errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from slm_core.cli import (
     bench,
     cache,
     chat,
-    conformance,
     convert,
     demo,
     embed,
@@ -24,14 +23,40 @@ from slm_core.cli import (
     template,
 )
 from slm_core.cli.terminal import INTERRUPTED, complain
-from slm_core.errors import SlmError
+from slm_core.errors import PluginError, SlmError
+from slm_core.plugins import registry
 
 EXIT_CODES = "Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted."
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer has no public name for it
 
 
 class Group(TyperGroup):
-    """Turns errors into one line and an exit code."""
+    """Adds the commands of plugins; turns errors into one line and an exit code."""
+
+    _has_plugin_commands = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands.
+
+        Raises:
+            PluginError: a plugin's command has the name of another.
+        """
+        self._add_plugin_commands()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command, or None; plugins are looked up only if no built-in command has the name."""
+        if cmd_name not in self.commands:
+            self._add_plugin_commands()
+        return super().get_command(ctx, cmd_name)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the options of ``slm`` itself; ``--help`` lists the commands here, before ``invoke``."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except SlmError as error:
+            complain(str(error))
+            raise typer.Exit(1) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; with ``--debug``, errors keep their traceback."""
@@ -47,6 +72,38 @@ class Group(TyperGroup):
             expected = isinstance(error, (SlmError, OSError))
             complain(str(error) if expected else f"{type(error).__name__}: {error} (slm --debug shows where)")
             raise typer.Exit(1) from None
+
+    def _add_plugin_commands(self) -> None:
+        if self._has_plugin_commands:
+            return
+        provided = registry().commands
+        if taken := sorted(self.commands.keys() & provided):
+            raise PluginError(f"a plugin provides the command {taken[0]!r}, which slm has already")
+        for name in provided:
+            self.add_command(typer.main.get_command(_plugin_app(name)), name)
+        self._has_plugin_commands = True
+
+
+def _plugin_app(name: str) -> typer.Typer:
+    """The command of a plugin; a broken target gives a command that fails with the reason: all others still work."""
+    try:
+        found = registry().command(name)
+        if not isinstance(found, typer.Typer):
+            raise PluginError(f"the target of the command {name!r} is no typer.Typer")
+    except PluginError as error:
+        return _failing_app(name, error)
+    return found
+
+
+def _failing_app(name: str, error: PluginError) -> typer.Typer:
+    failing = typer.Typer(add_completion=False)
+    any_arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+    @failing.command(name, help=f"Not available: {error}", context_settings=any_arguments)
+    def fail() -> None:
+        raise error
+
+    return failing
 
 
 app = typer.Typer(
@@ -95,5 +152,4 @@ app.command(epilog="Example: slm cache --clear", rich_help_panel=_LOOK)(cache.ca
 app.command(epilog="Example: slm convert model.gguf model-onnx --to onnx", rich_help_panel=_MAKE)(convert.convert)
 app.command(epilog="Example: slm bench model.gguf --json", rich_help_panel=_MEASURE)(bench.bench)
 app.command(epilog="Example: slm score model.gguf text.txt", rich_help_panel=_MEASURE)(score.score)
-app.command(epilog="Example: slm conformance --backend native", rich_help_panel=_MEASURE)(conformance.conformance)
 app.command("new-backend", epilog="Example: slm new-backend tiny", rich_help_panel=_MAKE)(new_backend.new_backend)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+import slm_conformance
 from slm_core.cli import options as o
-from slm_core.errors import BackendUnavailable, InvalidOption
+from slm_core.errors import InvalidOption
+
+app = typer.Typer(add_completion=False)
 
 
+@app.command(epilog="Example: slm conformance --backend native", rich_help_panel="Measure and prove")
 def conformance(
     backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="The engine to test.")],
     model: Annotated[
@@ -35,15 +38,14 @@ def conformance(
     ] = None,
 ) -> None:
     """Prove, clause by clause, that an engine keeps the contract."""
-    suite = _suite()
     if explain is not None:
-        of_a_run = {"--report": report, "--quick": quick, "--budget": budget, "--seed": seed}
-        if given := [name for name, value in of_a_run.items() if value]:
-            raise typer.BadParameter("a scenario that is explained is not run", param_hint=given[0])
-        _explain(suite, explain, backend, model, device)
+        run_options = {"--report": report, "--quick": quick, "--budget": budget, "--seed": seed}
+        if named := [name for name, value in run_options.items() if value]:
+            raise typer.BadParameter("a scenario that is explained is not run", param_hint=named[0])
+        _explain(explain, backend, model, device)
         return
     try:
-        status = suite.run(
+        status = slm_conformance.run(
             backend, model=model, device=device, reports=report or (), quick=quick, budget=budget, seed=seed
         )
     except InvalidOption as error:
@@ -51,15 +53,8 @@ def conformance(
     raise typer.Exit(status)
 
 
-def _suite() -> Any:
+def _explain(scenario: str, backend: str, model: Path | None, device: str) -> None:
     try:
-        return importlib.import_module("slm_conformance")  # stands above slm_core, which does not import it
-    except ImportError as error:
-        raise BackendUnavailable(f"{error} (to get the suite: pip install 'slm-core[conformance]')") from error
-
-
-def _explain(suite: Any, scenario: str, backend: str, model: Path | None, device: str) -> None:
-    try:
-        typer.echo(suite.explain(scenario, backend, model, device), nl=False)
+        typer.echo(slm_conformance.explain(scenario, backend, model, device), nl=False)
     except InvalidOption as error:
         raise typer.BadParameter(str(error), param_hint="--explain") from error
