@@ -87,12 +87,12 @@ class Group(TyperGroup):
 def _plugin_app(name: str) -> typer.Typer:
     """The command of a plugin; a broken target gives a command that fails with the reason: all others still work."""
     try:
-        found = registry().command(name)
-        if not isinstance(found, typer.Typer):
+        plugin_app = registry().command(name)
+        if not isinstance(plugin_app, typer.Typer):
             raise PluginError(f"the target of the command {name!r} is no typer.Typer")
     except PluginError as error:
         return _failing_app(name, error)
-    return found
+    return plugin_app
 
 
 def _failing_app(name: str, error: PluginError) -> typer.Typer:
@@ -118,8 +118,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"slm {importlib.metadata.version('slm-core')}")
         raise typer.Exit
 

@@ -67,9 +67,9 @@ def bench(
     with engine.load(model) as loaded:
         load_s = time.perf_counter() - started
         prefill, decode = _measure(loaded, prompt_tokens, new_tokens, rounds)
-        found = loaded.info
+        info = loaded.info
     result = Result(
-        str(found.path), found.backend, found.device, engine.threads, load_s, prompt_tokens, new_tokens, prefill, decode
+        str(info.path), info.backend, info.device, engine.threads, load_s, prompt_tokens, new_tokens, prefill, decode
     )
     if as_json:
         print_json(result.as_json())

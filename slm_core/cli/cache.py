@@ -19,21 +19,21 @@ def cache(
     as_json: o.AsJson = False,
 ) -> None:
     """List what engines have built from models and keep on disk for the next time."""
-    found = entries()
+    cached = entries()
     if clear:
-        for entry in found:
+        for entry in cached:
             remove(entry)
         sweep()
     if as_json:
-        print_json([{**dataclasses.asdict(entry), "path": str(entry.path)} for entry in found])
+        print_json([{**dataclasses.asdict(entry), "path": str(entry.path)} for entry in cached])
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("engine", "megabytes", "of"):
         table.add_column(column, justify="right" if column == "megabytes" else "left")
-    for entry in found:
+    for entry in cached:
         table.add_row(Text(entry.kind), Text(f"{entry.n_bytes / 1e6:,.1f}"), Text(entry.about))
-    if found:
+    if cached:
         out().print(table)
-    total = sum(entry.n_bytes for entry in found) / 1e6
+    total = sum(entry.n_bytes for entry in cached) / 1e6
     what = "removed" if clear else "in"
-    note(f"{len(found)} entries, {total:,.1f} MB {what} {cache_root()} ({CACHE_VARIABLE} names another folder)")
+    note(f"{len(cached)} entries, {total:,.1f} MB {what} {cache_root()} ({CACHE_VARIABLE} names another folder)")

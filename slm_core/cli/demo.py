@@ -260,12 +260,12 @@ class Show:
 
     def _row(self, status: BackendStatus) -> list[Text]:
         engine = next((engine for engine in self.engines if engine.name == status.name), None)
-        told = Text(self.failures.get(status.name, remarks(status)), style="dim")
+        remark = Text(self.failures.get(status.name, remarks(status)), style="dim")
         if engine is None:
-            return [Text(status.name), Text(status.version or "-"), Text("-"), Text("-"), Text("-"), told]
+            return [Text(status.name), Text(status.version or "-"), Text("-"), Text("-"), Text("-"), remark]
         rate = f"{engine.n_decoded / engine.decode_s:.0f}" if engine.decode_s else "-"
         facts = (status.name, status.version, engine.model.info.device, rate, f"{engine.load_s:.1f} s")
-        return [*map(Text, facts), told]
+        return [*map(Text, facts), remark]
 
 
 def _load(name: str) -> LoadedModel:

@@ -41,11 +41,11 @@ def embed(
             raise typer.BadParameter('give texts, or "-" alone', param_hint="TEXT")
         texts = sys.stdin.read().splitlines()
     with engine.load(path) as model:
-        found = model.embed(texts, pooling=pooling, normalize=normalize)
-    rows = zip(texts, found.n_tokens, found.vectors.tolist(), strict=True)
+        embeddings = model.embed(texts, pooling=pooling, normalize=normalize)
+    rows = zip(texts, embeddings.n_tokens, embeddings.vectors.tolist(), strict=True)
     print_json(
         {
-            "pooling": found.pooling,
+            "pooling": embeddings.pooling,
             "normalized": normalize,
             "embeddings": [{"text": text, "tokens": n_tokens, "vector": vector} for text, n_tokens, vector in rows],
         }

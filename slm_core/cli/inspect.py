@@ -26,15 +26,15 @@ from slm_core.types import BackendStatus, DeviceStatus, KvType
 def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
     """Tell what a model file is, and which engines can run it; reads its header only."""
     path = demo_model_path() if model is None else local(model)
-    facts = _facts(path)
-    support = {name: _support(name, path) for name in registry().backends}
+    facts = _file_facts(path)
+    refusals = {name: _refusal(name, path) for name in registry().backends}
     if as_json:
-        print_json({**facts, "backends": support})
+        print_json({**facts, "backends": refusals})
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts.items():
-        table.add_row(Text(name.replace("_", " "), style="dim"), Text(_spelled(value)))
-    for name, refusal in support.items():
+        table.add_row(Text(name.replace("_", " "), style="dim"), Text(_value_text(value)))
+    for name, refusal in refusals.items():
         answer = Text("yes", style="green") if refusal is None else Text(f"no: {refusal}")
         table.add_row(Text(f"runs on {name}", style="dim"), answer)
     out().print(table)
@@ -45,17 +45,17 @@ def backends(
     as_json: o.AsJson = False,
 ) -> None:
     """List the engines: installed or not, versions, devices, and how to get what is missing."""
-    found = list_backends()
+    statuses = list_backends()
     if as_json:
-        print_json([dataclasses.asdict(status) for status in found])
+        print_json([dataclasses.asdict(status) for status in statuses])
         return
     if devices:
-        out().print(_device_table(found))
+        out().print(_device_table(statuses))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("engine", "installed", "version", "devices", "remarks"):
         table.add_column(column)
-    for status in found:
+    for status in statuses:
         table.add_row(*_row(status))
     out().print(table)
 
@@ -97,44 +97,44 @@ def _quoted(piece: bytes) -> str:
         return repr(piece)
 
 
-def _facts(path: Path) -> dict[str, object]:
-    """What a file or a directory says of itself; of a directory that is run as it is, what its vocabulary is."""
+def _file_facts(path: Path) -> dict[str, object]:
+    """The metadata of a model file or directory; only the vocabulary of a directory without safetensors."""
     if path.is_dir() and not (path / SINGLE).exists() and not (path / INDEX).exists():
         return {"directory": str(path), "vocabulary": load_vocab(path).size}
     with open_model(path) as file:
-        found, narrow = (
+        full, windowed = (
             model_info(file, backend="", device="", kv_type=KvType.F16, swa_full=swa_full) for swa_full in (True, False)
         )
-    template, has_windows = found.chat_template, narrow.state_bytes_per_token != found.state_bytes_per_token
+    template, has_windows = full.chat_template, windowed.state_bytes_per_token != full.state_bytes_per_token
     return {
-        "file": str(found.path),
-        "architecture": found.architecture,
-        "name": found.name,
-        "parameters": found.n_params,
-        "layers": found.n_layers,
-        "embedding_width": found.n_embd,
-        "vocabulary": found.n_vocab,
-        "trained_context": found.n_ctx_train,
-        "weights": found.quantization,
-        "bytes": found.n_bytes,
-        "state_bytes_per_token": found.state_bytes_per_token,
-        "state_bytes_per_sequence": found.state_bytes_per_sequence,
-        "state_bytes_per_token_swa": narrow.state_bytes_per_token if has_windows else None,
-        "state_bytes_per_sequence_swa": narrow.state_bytes_per_sequence if has_windows else None,
-        "state_kv_type": None if found.state_bytes_per_token is None else str(KvType.F16),
-        "pooling": found.pooling,
+        "file": str(full.path),
+        "architecture": full.architecture,
+        "name": full.name,
+        "parameters": full.n_params,
+        "layers": full.n_layers,
+        "embedding_width": full.n_embd,
+        "vocabulary": full.n_vocab,
+        "trained_context": full.n_ctx_train,
+        "weights": full.quantization,
+        "bytes": full.n_bytes,
+        "state_bytes_per_token": full.state_bytes_per_token,
+        "state_bytes_per_sequence": full.state_bytes_per_sequence,
+        "state_bytes_per_token_swa": windowed.state_bytes_per_token if has_windows else None,
+        "state_bytes_per_sequence_swa": windowed.state_bytes_per_sequence if has_windows else None,
+        "state_kv_type": None if full.state_bytes_per_token is None else str(KvType.F16),
+        "pooling": full.pooling,
         "chat_template": None if template is None else f"{len(template)} characters",
-        "fingerprint": found.fingerprint,
+        "fingerprint": full.fingerprint,
     }
 
 
-def _spelled(value: object) -> str:
+def _value_text(value: object) -> str:
     if value is None:
         return "none"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _support(name: str, path: Path) -> str | None:
+def _refusal(name: str, path: Path) -> str | None:
     """Why a backend cannot run the file; None where it can."""
     backend = registry().backend(name)
     status = backend.status()
@@ -146,16 +146,16 @@ def _support(name: str, path: Path) -> str | None:
 
 def remarks(status: BackendStatus) -> str:
     """What an engine says of itself, and how to get what is missing."""
-    told = not status.hint or status.hint in status.reason
-    return status.reason if told else f"{status.reason} (to get it: {status.hint})"
+    complete = not status.hint or status.hint in status.reason
+    return status.reason if complete else f"{status.reason} (to get it: {status.hint})"
 
 
-def _device_table(found: Sequence[BackendStatus]) -> Table:
-    """Every device of every engine, and why not where it cannot be used."""
+def _device_table(statuses: Sequence[BackendStatus]) -> Table:
+    """Every device of every engine, with the reason if it cannot be used."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("engine", "device", "usable", "remarks"):
         table.add_column(column)
-    for status in found:
+    for status in statuses:
         for device in status.devices:
             remarks = Text(device.detail, style="dim")
             table.add_row(Text(status.name, style="bold"), Text(device.name), _usable(device), remarks)
@@ -163,7 +163,7 @@ def _device_table(found: Sequence[BackendStatus]) -> Table:
 
 
 def _usable(device: DeviceStatus) -> Text:
-    """Whether a device can be used; "untried" where nobody has proved that its numbers are right."""
+    """Whether a device can be used; "untried" if the conformance suite has never passed on it."""
     if not device.available:
         return Text("no", style="red")
     return Text("untried", style="yellow") if device.untried else Text("yes", style="green")

@@ -195,11 +195,15 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def expanded(**values: object) -> None:
-        made = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
-        command(**values, **made)
+        values_of_groups = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()
+        }
+        command(**values, **values_of_groups)
 
     parameters = (
-        p for name, given in signature.parameters.items() for p in (_flags(groups[name]) if name in groups else [given])
+        p
+        for name, parameter in signature.parameters.items()
+        for p in (_flags(groups[name]) if name in groups else [parameter])
     )
     expanded.__signature__ = signature.replace(parameters=list(parameters))  # type: ignore[attr-defined]
     return expanded

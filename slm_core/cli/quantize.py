@@ -74,15 +74,15 @@ def quantize(
 
 
 def _overrides(texts: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    overrides: dict[str, str] = {}
     for text in texts:
         expression, equals, type_name = text.rpartition("=")
         if not (equals and expression and type_name):
             raise InvalidOption(f"--override {text!r} (accepted: REGEX=TYPE)")
-        if expression in found:
+        if expression in overrides:
             raise InvalidOption(f"--override {expression!r} is given twice")
-        found[expression] = type_name
-    return found
+        overrides[expression] = type_name
+    return overrides
 
 
 def _bits(plan: Plan) -> float:

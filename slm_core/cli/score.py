@@ -29,12 +29,12 @@ def score(
         raise typer.BadParameter("give one file of text, and before it a model, if any", param_hint="FILE")
     text = sys.stdin.read() if names[-1] == "-" else Path(names[-1]).read_text(encoding="utf-8", errors="replace")
     with engine.load(Path(names[0]) if len(names) == 2 else None) as model:
-        found = model.score(text, n_ctx=o.context_size(model, ctx))
+        scored = model.score(text, n_ctx=o.context_size(model, ctx))
     n_bytes = len(text.encode("utf-8", "surrogatepass"))
-    bits = -found.total / math.log(2) / n_bytes if n_bytes else math.nan
+    bits = -scored.total / math.log(2) / n_bytes if n_bytes else math.nan
     if as_json:
-        values = {"perplexity": found.perplexity, "bits_per_byte": bits}
+        values = {"perplexity": scored.perplexity, "bits_per_byte": bits}
         known = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        print_json({**known, "logprob": found.total, "tokens": found.n_scored, "bytes": n_bytes})
+        print_json({**known, "logprob": scored.total, "tokens": scored.n_scored, "bytes": n_bytes})
         return
-    write(out(), f"perplexity {found.perplexity:.4f}, {bits:.4f} bits a byte, of {found.n_scored} tokens\n")
+    write(out(), f"perplexity {scored.perplexity:.4f}, {bits:.4f} bits a byte, of {scored.n_scored} tokens\n")

@@ -51,8 +51,8 @@ def template(
         raise typer.BadParameter("give --template or --formatter, not both", param_hint="--template")
     path = demo_model_path() if model is None else local(model)
     text = None if template_file is None else template_file.read_text(encoding="utf-8")
-    made = formatter(template=text, name=name, model=path)
-    segments = made.render(
+    chat_format = formatter(template=text, name=name, model=path)
+    segments = chat_format.render(
         _read_list(messages, "--messages", "messages"),
         tools=None if tools is None else _read_list(str(tools), "--tools", "tools"),
         add_generation_prompt=generation_prompt,
@@ -63,7 +63,7 @@ def template(
         ids = encode_segments(_known(vocab), segments)
         parts = [{"text": segment.text, "control": segment.control} for segment in segments]
         if as_json:
-            print_json({"formatter": made.name, "segments": parts, "ids": ids})
+            print_json({"formatter": chat_format.name, "segments": parts, "ids": ids})
         else:
             write(out(), " ".join(map(str, ids)) + "\n")
         return
@@ -71,7 +71,7 @@ def template(
     for kind, part in _kinds(vocab, segments):
         write(console, part, _STYLES[kind])
     if console.is_terminal:
-        note(f"\n{made.name}")
+        note(f"\n{chat_format.name}")
 
 
 def _known(vocab: Vocab | None) -> Vocab:
@@ -99,10 +99,10 @@ def _read_list(path: str, option: str, key: str) -> list[Mapping[str, Any]]:
     """A JSON list of objects, alone or under ``key`` of an object."""
     text = sys.stdin.read() if path == "-" else Path(path).expanduser().read_text(encoding="utf-8")
     try:
-        found = json.loads(text)
+        items = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{path} is not JSON: {error}", param_hint=option) from None
-    found = found.get(key) if isinstance(found, dict) else found
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+    items = items.get(key) if isinstance(items, dict) else items
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise typer.BadParameter(f"{path} does not hold a list of objects", param_hint=option)
-    return found
+    return items
