@@ -64,11 +64,13 @@ class MadeAnewWhereThereIsRoom(ToyContext):
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Copy in place of sharing again."""
-        before, self.cells[seq_id] = self.cells[seq_id], []
+        self._check_open()
+        before = self.cells[self._checked(seq_id)]
+        self.cells[seq_id] = []
         try:
             return super().restore(seq_id, data)
-        except BaseException:
-            if len(before) > self.n_free:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and len(before) > self.n_free:
                 raise ContextFull(len(before), self.n_free) from None
             self.cells[seq_id] = before
             raise
@@ -81,7 +83,7 @@ class SharedCellsCountedAsFree(ToyContext):
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Count shared cells as further room."""
         others = {id(cell) for i, cells in enumerate(self.cells) if i != seq_id for cell in cells}
-        n_shared = sum(id(cell) in others for cell in self.cells[seq_id])
+        n_shared = sum(id(cell) in others for cell in self.cells[self._checked(seq_id)])
         self.n_ctx += n_shared
         try:
             return super().restore(seq_id, data)

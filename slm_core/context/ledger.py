@@ -127,8 +127,9 @@ class Ledger:
 
     def drop(self, seq_id: int) -> None:
         """The sequence was forgotten."""
+        empty = SequenceRecord()  # first: an interrupt between the next two lines would free the cells twice
         self._release(self._sequences[seq_id].cells)
-        self._sequences[seq_id] = SequenceRecord()
+        self._sequences[seq_id] = empty
 
     def set_edits(self, seq_id: int, edits: Iterable[Edit]) -> None:
         """The sequence was restored from a dump with this history."""
@@ -153,8 +154,10 @@ class Ledger:
     def _release(self, cells: Sequence[int]) -> None:
         if not cells:
             return
-        np.subtract.at(self._references, cells, 1)
-        self._released.extend(cell for cell in cells if self._references[cell] == 0)
+        released = np.array(cells)
+        np.subtract.at(self._references, released, 1)
+        # No Python function is called here, in which an interrupt could leave some cells without an owner.
+        self._released += released[self._references[released] == 0].tolist()
 
 
 def truncated_edits(edits: Sequence[Edit], length: int) -> list[Edit]:

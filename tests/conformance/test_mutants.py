@@ -128,9 +128,9 @@ def test_lines_of_a_block(module) -> None:
 
 
 def test_every_mutant_of_a_module_is_valid_python() -> None:
-    path = ROOT / "slm_core" / "ledger.py"
+    path = ROOT / "slm_core" / "context" / "ledger.py"
     for mutant in mutants_of(path, ROOT):
-        assert package_of(mutant.path).name == "contexts (`slm_core`)"
+        assert package_of(mutant.path).name == "contexts (`slm_core.context`)"
         if not mutant.after.startswith("("):
             ast.parse(mutant.after if not mutant.after.endswith(": ...") else mutant.after + "\n")
 
@@ -143,9 +143,9 @@ def test_packages_name_what_there_is() -> None:
 
 def test_the_table_counts_what_was_asked(tmp_path) -> None:
     """Of four mutants of the ledger one is killed by the suite, one by a unit test, one by none; one is left to ask."""
-    path = ROOT / "slm_core" / "ledger.py"
+    path = ROOT / "slm_core" / "context" / "ledger.py"
     mutants = list(mutants_of(path, ROOT))[:5]
-    known = {"package": "contexts (`slm_core`)", "source": digest_of_file(path)}
+    known = {"package": "contexts (`slm_core.context`)", "source": digest_of_file(path)}
     ends = [
         ("killed", "suite", ["suite"]),
         ("killed", "unit", ["suite", "unit"]),
@@ -158,7 +158,7 @@ def test_the_table_counts_what_was_asked(tmp_path) -> None:
     ]
     (tmp_path / "results").write_text("\n".join(lines))
     results = Results(tmp_path / "results")
-    assert "| contexts (`slm_core`) | 4 | 4 | 1 (25.0 %) | 1 not asked yet | 2 |" in results.table(mutants)
+    assert "| contexts (`slm_core.context`) | 4 | 4 | 1 (25.0 %) | 1 not asked yet | 2 |" in results.table(mutants)
     assert [results.was_asked(mutant, "suite") for mutant in mutants] == [True] * 5
     assert [results.was_asked(mutant, "unit") for mutant in mutants] == [True, True, True, False, True]
     (tmp_path / "results").write_text("\n".join(lines[:3]))

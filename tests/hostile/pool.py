@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -145,7 +146,8 @@ class Worker:
             process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    stream.close()
+                    with contextlib.suppress(BrokenPipeError):  # what was written last, to a worker that has died
+                        stream.close()
 
     def _line(self, wall_s: float, processor_s: float = math.inf) -> bytes | None:
         """The next line; b"" where the process has ended, None where none comes in time."""
