@@ -13,10 +13,10 @@
 
 namespace slm {
 
-// A transformer layer; see slm_native/kernels/cpu/fusion.py, which makes it of steps. A null matrix or null weights mean that the
-// layer lacks this part. Without k, attention reads the keys and values of another layer; without v, keys are the
-// values; without q, the layer is MLA (`latent`); without gating.up, the feed-forward layer is MoE (`moe`), or the
-// layer ends after attention.
+// A transformer layer; see slm_native/kernels/cpu/fusion.py, which makes it of steps. A null matrix or null weights
+// mean that the layer lacks this part. Without k, attention reads the keys and values of another layer; without v, keys
+// are the values; without q, the layer is MLA (`latent`); without gating.up, the feed-forward layer is MoE (`moe`), or
+// the layer ends after attention.
 struct Layer {
     Norm attn_norm;
     Linear q, k, v;
