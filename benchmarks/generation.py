@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 import slm_core as slm
 from slm_core.generation import Answer, Generation
-from slm_core.generation.loop import Progress
 from slm_core.generation.speculation import Drafter, PromptLookup, Speculation, SuffixIndex
+from slm_core.generation.token_loop import Progress
 from slm_core.loading import LoadedModel, demo_model_path
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import Pos, PrefillProgress

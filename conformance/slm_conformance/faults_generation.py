@@ -27,6 +27,7 @@ from slm_core.generation import (
     TextStream,
     Usage,
     loop,
+    token_loop,
 )
 from slm_core.generation.stopping import ask
 from slm_core.numerics import log_probability
@@ -61,7 +62,7 @@ class LogProbabilityOfTheKept(Above):
 class LogitForLogProbability(Above):
     """Events carry the logit in place of the log probability."""
 
-    owner, attribute = loop, "log_probability"
+    owner, attribute = token_loop, "log_probability"
 
     @staticmethod
     def broken(logits: Any, token: int) -> float:
@@ -73,7 +74,7 @@ class LogitForLogProbability(Above):
 class StopIsFinish(Above):
     """A stopping criterion's STOP ends the answer as complete."""
 
-    owner, attribute = loop, "ask"
+    owner, attribute = token_loop, "ask"
 
     @staticmethod
     def broken(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
@@ -86,7 +87,7 @@ class StopIsFinish(Above):
 class ContinueAsksOn(Above):
     """CONTINUE is taken for NEXT."""
 
-    owner, attribute = loop, "ask"
+    owner, attribute = token_loop, "ask"
 
     @staticmethod
     def broken(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
@@ -102,7 +103,7 @@ class ContinueAsksOn(Above):
 class CriteriaLiftTheLimit(Above):
     """A token limit counts only where there are no stopping criteria."""
 
-    owner, attribute = loop, "ask"
+    owner, attribute = token_loop, "ask"
 
     @staticmethod
     def broken(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
@@ -283,7 +284,7 @@ class FullIsAnError(Above):
 class CachedIsPrompt(Above):
     """Usage says that the whole prompt was cached."""
 
-    owner, attribute = loop, "Usage"
+    owner, attribute = token_loop, "Usage"
 
     @staticmethod
     def broken(n_prompt: int, n_cached: int, n_tokens: int) -> Usage:
@@ -430,11 +431,11 @@ def FourBytesAreTooMany(whole: Any, stream: TextStream, data: bytes) -> tuple[st
     return "".join("\ufffd" if ord(character) > 0xFFFF else character for character in text), stopped
 
 
-@breaks("TestGeneration::test_a_full_context", Generation, "_end_without_token")
-def FullIsCancelled(whole: Any, generation: Generation, reason: FinishReason) -> Event:
+@breaks("TestGeneration::test_a_full_context", Generation, "end")
+def FullIsCancelled(whole: Any, generation: Generation, reason: FinishReason) -> Event | None:
     """An answer that fills the context ends as if somebody had cancelled it."""
     full = reason is FinishReason.LENGTH and generation.progress.max_tokens is None
-    event: Event = whole(generation, FinishReason.CANCELLED if full else reason)
+    event: Event | None = whole(generation, FinishReason.CANCELLED if full else reason)
     return event
 
 

@@ -9,10 +9,10 @@ from slm_core.chat.source import SessionSource
 from slm_core.constraints import GrammarConstraint, Spec, compile  # noqa: A004  (as in re.compile)
 from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation import Control, Generation
-from slm_core.generation.loop import Progress
 from slm_core.generation.shifting import ShiftingSource, TokenShift
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.speculation.source import SpeculativeSource
+from slm_core.generation.token_loop import Progress
 from slm_core.generation.top import TopChoice, top_choice
 from slm_core.protocols import Constraint, Sampler, Vocab
 from slm_core.sampling import SamplerChain

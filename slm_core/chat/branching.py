@@ -20,8 +20,9 @@ from slm_core.generation.branches import Branches
 from slm_core.generation.completions import Branch, CompletionEvent, CompletionGroup, Completions
 from slm_core.generation.control import Control
 from slm_core.generation.events import Timings, Usage
-from slm_core.generation.loop import Generation, Progress
+from slm_core.generation.loop import Generation
 from slm_core.generation.scoring import Score, score_tokens
+from slm_core.generation.token_loop import Progress
 from slm_core.protocols import Constraint
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import Pos, PrefillProgress

@@ -28,10 +28,10 @@ from slm_core.generation import (
     StoppingCriterion,
 )
 from slm_core.generation.control import checked_timeout
-from slm_core.generation.loop import Progress
 from slm_core.generation.scoring import Score, checked_top
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import Speculation
+from slm_core.generation.token_loop import Progress
 from slm_core.numerics import common_prefix
 from slm_core.protocols import Constraint, Context, Sampler, Vocab
 from slm_core.sampling import SamplerChain, Sampling

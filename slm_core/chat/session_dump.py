@@ -11,8 +11,8 @@ from typing import NamedTuple
 from slm_core import constraints
 from slm_core.container import is_count, pack, unpack
 from slm_core.errors import ContextFull, InvalidSnapshot, OptionError
-from slm_core.generation.loop import Progress
 from slm_core.generation.speculation.dumped import DumpedSpeculation, read_speculation
+from slm_core.generation.token_loop import Progress
 from slm_core.protocols import Constraint, Vocab
 from slm_core.sampling import Sampling
 

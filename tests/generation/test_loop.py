@@ -8,7 +8,7 @@ import pytest
 from scripted import END, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import ContextFull, InvalidOption, SessionError
-from slm_core.generation import Draft, Event, FinishReason, StoppingAction, loop
+from slm_core.generation import Draft, Event, FinishReason, StoppingAction, token_loop
 from slm_core.numerics import log_probability
 from slm_core.protocols import Advance, FastForward, Forward, Stop
 from slm_core.sampling import Sampling
@@ -90,7 +90,7 @@ def test_what_nobody_sees_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(logits: np.ndarray, token: int) -> float:
         raise AssertionError("nobody asked for it")
 
-    monkeypatch.setattr(loop, "log_probability", refuse)
+    monkeypatch.setattr(token_loop, "log_probability", refuse)
     assert session("abc").generate(Sampling(temperature=0, logprobs=2)).run().text == "abc"
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from scripted import ByteVocab
 from slm_core.errors import InvalidToken
 from slm_core.generation import Generation
-from slm_core.generation.loop import Progress
 from slm_core.generation.speculation import (
     Drafter,
     DraftFunction,
@@ -22,6 +21,7 @@ from slm_core.generation.speculation import (
     SuffixIndex,
     accept_or_draw,
 )
+from slm_core.generation.token_loop import Progress
 from slm_core.protocols import Advance, Constraint, Forward
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import EditLevel

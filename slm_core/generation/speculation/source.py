@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from slm_core.errors import ConstraintError, InvalidToken, SessionError
 from slm_core.generation.events import SpeculationStats
-from slm_core.generation.loop import Progress, TokenSource
+from slm_core.generation.loop import TokenSource
 from slm_core.generation.speculation.draft_length import AdaptiveDraftLength
 from slm_core.generation.speculation.dumped import MISSING, DumpedSpeculation, MissingDrafter
 from slm_core.generation.speculation.model import draw
 from slm_core.generation.speculation.proposal import DraftProbabilities, Proposal
 from slm_core.generation.speculation.settings import Speculation
+from slm_core.generation.token_loop import Progress
 from slm_core.protocols import Constraint, FastForward, Forward, Sampler
 from slm_core.sampling import SamplerChain
 from slm_core.types import EditLevel, PrefillProgress
