@@ -14,7 +14,8 @@ from slm_core.chat.contrastive import ContrastiveSampler
 from slm_core.chat.healing import heal
 from slm_core.chat.overflow import Summarize
 from slm_core.embedding import Embeddings
-from slm_core.errors import SlmError, ToolError
+from slm_core.engine import Engine, EngineStats, RequestStream
+from slm_core.errors import RequestsFailed, SlmError, ToolError
 from slm_core.formatting import formatter
 from slm_core.generation import (
     Answer,
@@ -86,6 +87,8 @@ __all__ = [
     "DraftFunction",
     "EditLevel",
     "Embeddings",
+    "Engine",
+    "EngineStats",
     "Entry",
     "Event",
     "Extraction",
@@ -105,6 +108,8 @@ __all__ = [
     "Pooling",
     "Pos",
     "PromptLookup",
+    "RequestStream",
+    "RequestsFailed",
     "Role",
     "SamplerChain",
     "Sampling",

@@ -36,9 +36,15 @@ One tree, so that ``except SlmError`` catches all of it and nothing else::
     ├── TemplateError             a chat template refused, failed or ran out of its bounds
     ├── SessionError
     │   └── InvalidMark           a mark that is stale or belongs to another session
+    ├── RequestsFailed            some of several requests failed (carries the answers of the others)
+    ├── EngineClosed              a request to an engine after close()
     ├── ToolError                 a tool raised, or was called wrongly (carries the call)
     └── OracleError               the oracle could not get a valid answer
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 _LONGEST = 500
 """Characters of a message about a constraint."""
@@ -203,6 +209,28 @@ class SessionError(SlmError):
 
 class InvalidMark(SessionError):
     """A mark that is stale or belongs to another session."""
+
+
+class RequestsFailed(SlmError):
+    """Some of several requests failed; the others were answered all the same.
+
+    Attributes:
+        answers: the answers in the order of the prompts, None for a request that failed.
+        errors: from the index of a prompt to what its request failed with.
+    """
+
+    def __init__(self, answers: Sequence[object], errors: Mapping[int, BaseException]) -> None:
+        first = min(errors)
+        super().__init__(
+            f"{len(errors)} of {len(answers)} requests failed; the first is prompt {first}:"
+            f" {type(errors[first]).__name__}: {errors[first]} (the answers of the others are in .answers)"
+        )
+        self.answers = tuple(answers)
+        self.errors = dict(errors)
+
+
+class EngineClosed(SlmError):
+    """A request to an engine that is closed."""
 
 
 class ToolError(SlmError):

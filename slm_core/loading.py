@@ -7,13 +7,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack, overload
 
 from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.chat.overflow import Overflow
 from slm_core.closing import Closing
 from slm_core.embedding import Embeddings, checked_pooling, embed, token_states
+from slm_core.engine import Engine, EngineOptions, GenerateOptions, Prompt, generate
 from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, TemplateError, UnsupportedModel
 from slm_core.formatting import choose, source_of
+from slm_core.generation import Answer
 from slm_core.generation.scoring import Score, checked_top, score_windows
 from slm_core.generation.speculation import DraftModel, TranslatedDraftModel, draft_model
 from slm_core.gguf import GgufFile
@@ -125,6 +128,70 @@ class LoadedModel(Closing):
         except BaseException:
             context.close()
             raise
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too: it counts as one prompt
+        self, prompts: Prompt, sampling: Sampling | None = None, **options: Unpack[GenerateOptions]
+    ) -> Answer: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Answer]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Answer | list[Answer]:
+        """Answer one prompt, or many: these are computed together, in a context of their own.
+
+        Each answer is the one that its prompt gets alone: a neighbour changes logits within tolerance only.
+
+        Args:
+            prompts: a text to continue, a list of tokens, or a list of messages; or a list of such prompts.
+            sampling: how tokens are chosen; its seed is each prompt's.
+            options: see ``engine.GenerateOptions``.
+
+        Returns:
+            An answer for one prompt; for a list of prompts, their answers in order.
+
+        Raises:
+            RequestsFailed: some of a list of prompts failed; it carries the answers of the others.
+            InvalidOption: a value that does not fit.
+            ContextFull, SamplingError, DecodeFailed: what a single prompt failed with.
+            ConstraintError: the spec of a constraint is invalid or unsupported.
+            TemplateError: messages, and the model has no chat format, or it refuses them.
+        """
+        return generate(self, prompts, sampling, **options)
+
+    def engine(
+        self,
+        *,
+        n_ctx: int = 32768,
+        n_batch: int = 512,
+        n_parallel: int = 16,
+        step_ms: float = 100,
+        aging_s: float = 10,
+        prefix_cache: bool = True,
+    ) -> Engine:
+        """An engine that answers requests of many threads and tasks, in a context of its own; see ``Engine.submit``.
+
+        Args:
+            n_ctx: positions of all requests together, and of the prefixes that are kept for others.
+            n_batch: tokens of a step.
+            n_parallel: the most requests that are computed together.
+            step_ms: milliseconds that a step may take, so that a long prompt does not hold up other answers.
+            aging_s: seconds of waiting that count as one step of priority.
+            prefix_cache: whether what requests have in common is computed once.
+
+        Raises:
+            InvalidOption: a value that does not fit.
+        """
+        options = EngineOptions(n_parallel, step_ms, aging_s, prefix_cache)
+        context = self.new_context(n_ctx=n_ctx, n_seq_max=2 * n_parallel, n_batch=n_batch)
+        return Engine(context, self.vocab, lambda: self.formatter, options)
 
     def drafter(
         self, target: LoadedModel, *, n_ctx: int = 4096, n_batch: int = 512, sampling: Sampling | None = None

@@ -431,7 +431,7 @@ def FourBytesAreTooMany(whole: Any, stream: TextStream, data: bytes) -> tuple[st
     return "".join("\ufffd" if ord(character) > 0xFFFF else character for character in text), stopped
 
 
-@breaks("TestGeneration::test_a_full_context", Generation, "end")
+@breaks("TestGeneration::test_a_full_context", Generation, "_end")
 def FullIsCancelled(whole: Any, generation: Generation, reason: FinishReason) -> Event | None:
     """An answer that fills the context ends as if somebody had cancelled it."""
     full = reason is FinishReason.LENGTH and generation.progress.max_tokens is None

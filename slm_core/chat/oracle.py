@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from slm_core.chat.schema import Schema
 from slm_core.chat.session import Session
+from slm_core.chat.stream import parsed
 from slm_core.constraints import AfterThinking, Spec
 from slm_core.errors import InvalidOption, OracleError
 from slm_core.generation import Answer, FinishReason, StoppingCriterion
@@ -153,16 +154,7 @@ class Oracle:
             raw = session.generate(
                 limits, stopping_criteria=stopping_criteria, constraint=constraint, special=True
             ).run()
-        parser = formatter.stream_parser(thinking=thinking)
-        parser.feed(raw.text)
-        _, message = parser.finish()
-        return replace(
-            raw,
-            text=message.content,
-            reasoning=message.reasoning,
-            tool_calls=message.tool_calls,
-            malformed_calls=message.malformed_calls,
-        )
+        return parsed(raw, formatter.stream_parser(thinking=thinking))
 
 
 def _options(options: Sequence[_Value] | type[Enum]) -> tuple[list[_Value], list[str]]:

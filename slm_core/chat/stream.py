@@ -112,6 +112,19 @@ class AnswerStream(EventStream):
         return deltas
 
 
+def parsed(raw: Answer, parser: StreamParser) -> Answer:
+    """An answer whose text the chat format tells apart: content, reasoning, tool calls and malformed calls."""
+    parser.feed(raw.text)
+    _, message = parser.finish()
+    return replace(
+        raw,
+        text=message.content,
+        reasoning=message.reasoning,
+        tool_calls=message.tool_calls,
+        malformed_calls=message.malformed_calls,
+    )
+
+
 def _with_ids(calls: Sequence[ToolCall], n_before: int) -> tuple[ToolCall, ...]:
     """Calls with ids where the model gave none; nine letters and digits, as the templates of Mistral want them."""
     return tuple(

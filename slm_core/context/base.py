@@ -197,6 +197,11 @@ class ContextBase(Closing):
         self._check_open()
         return tuple(token_ids(self._ledger.inputs(self._checks.sequence(seq_id))))
 
+    def n_exclusive(self, seq_id: int) -> int:
+        """Positions that dropping a sequence would free."""
+        self._check_open()
+        return self._ledger.n_exclusive(self._checks.sequence(seq_id))
+
     def new_batch(self, capacity: int | None = None) -> Batch:
         """An empty batch of at most ``n_batch`` tokens."""
         self._check_open()

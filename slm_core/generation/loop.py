@@ -147,16 +147,16 @@ class Generation(TokenLoop, EventStream):
 
     def _next_event(self) -> Event | None:
         if self._progress.max_tokens is not None and len(self._progress.tokens) >= self._progress.max_tokens:
-            return self.end(FinishReason.LENGTH)
+            return self._end(FinishReason.LENGTH)
         if self.interrupted:
-            return self.end(FinishReason.CANCELLED)
+            return self._end(FinishReason.CANCELLED)
         try:
             row = self._next_row()
         except ContextFull:
             if not self._progress.tokens:
                 raise
-            return self.end(FinishReason.LENGTH)
-        return self.end(FinishReason.CANCELLED) if row is None else self._step(row)
+            return self._end(FinishReason.LENGTH)
+        return self._end(FinishReason.CANCELLED) if row is None else self._step(row)
 
     def _next_row(self) -> Row | None:
         """The next row; None where it was interrupted."""

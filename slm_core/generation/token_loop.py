@@ -229,6 +229,11 @@ class TokenLoop:
 
     def end(self, reason: FinishReason) -> Event | None:
         """End the answer without a further token; returns an event where text was held back."""
+        event = self._end(reason)
+        self._report(event)
+        return event
+
+    def _end(self, reason: FinishReason) -> Event | None:
         self._timed_out = reason is FinishReason.CANCELLED and not self._cancelled.is_set()
         text = self._finish(reason, flush=True)
         return Event(None, text, math.nan) if text else None

@@ -54,6 +54,14 @@ class Context(Protocol):
         """The tokens that a sequence holds, in order; ``EMBEDDED`` for each embedding row."""
         ...
 
+    def n_exclusive(self, seq_id: int) -> int:
+        """Positions that dropping a sequence would free: those that it shares with no other.
+
+        Raises:
+            InvalidSequence: there is no such sequence.
+        """
+        ...
+
     def new_batch(self, capacity: int | None = None) -> Batch:
         """An empty batch; ``capacity`` defaults to ``n_batch`` and may not exceed it (``InvalidOption``)."""
         ...

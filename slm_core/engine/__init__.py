@@ -1,0 +1,17 @@
+"""Many requests over one KV cache: what each step computes, prefixes computed once, and requests that end alone."""
+
+from slm_core.engine.batch import GenerateOptions, generate
+from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.engine import Engine, EngineStats, RequestStream
+from slm_core.engine.prompts import Prompt
+
+__all__ = [
+    "Engine",
+    "EngineCore",
+    "EngineOptions",
+    "EngineStats",
+    "GenerateOptions",
+    "Prompt",
+    "RequestStream",
+    "generate",
+]

@@ -1,0 +1,154 @@
+"""Answers to a list of prompts, computed together in the thread of the caller."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypedDict, cast
+
+from slm_core.chat.answers import own_constraint
+from slm_core.constraints import Spec
+from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.prompts import EncodedPrompt, Prompt, check_prompts, encode, is_prompt
+from slm_core.engine.requests import Request
+from slm_core.errors import ContextFull, RequestsFailed
+from slm_core.generation.control import checked_timeout
+from slm_core.generation.events import Answer
+from slm_core.generation.stopping import StoppingCriterion
+from slm_core.protocols import Constraint, Context, Formatter, Vocab
+from slm_core.sampling import Sampling
+
+Advance = Callable[[int], None]
+"""Told how many requests are over."""
+UNLIMITED = 1024
+"""Tokens that an answer is given room for where ``max_tokens`` does not say."""
+LARGEST = 32768
+"""The largest context that is chosen without being asked for, unless one prompt takes more."""
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Options of ``LoadedModel.generate``.
+
+    Attributes:
+        constraint: what may be said; each answer has a copy.
+        stopping_criteria: asked in order after each token of each answer; PAUSE fails a request.
+        thinking: ask for reasoning, or for none; None leaves it to the template. Messages only.
+        special: whether control tokens other than EOG become text; with messages they always do.
+        timeout: seconds from the call on after which answers end as cancelled.
+        n_ctx: positions of the context; None for room for ``n_parallel`` prompts with their answers, 32,768 at most.
+        n_batch: tokens of a step.
+        n_parallel: the most prompts that are computed together.
+        progress: whether to show a progress bar; None where standard error is a terminal, or in a notebook.
+    """
+
+    constraint: Constraint | Spec | None
+    stopping_criteria: Sequence[StoppingCriterion]
+    thinking: bool | None
+    special: bool
+    timeout: float | None
+    n_ctx: int | None
+    n_batch: int
+    n_parallel: int
+    progress: bool | None
+
+
+class _Model(Protocol):
+    @property
+    def vocab(self) -> Vocab: ...
+
+    @property
+    def formatter(self) -> Formatter: ...
+
+    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> Context: ...
+
+
+def generate(
+    model: _Model,
+    prompts: Prompt | Sequence[Prompt],
+    sampling: Sampling | None = None,
+    *,
+    constraint: Constraint | Spec | None = None,
+    stopping_criteria: Sequence[StoppingCriterion] = (),
+    thinking: bool | None = None,
+    special: bool = False,
+    timeout: float | None = None,
+    n_ctx: int | None = None,
+    n_batch: int = 512,
+    n_parallel: int = 16,
+    progress: bool | None = None,
+) -> Answer | list[Answer]:
+    """See ``LoadedModel.generate``."""
+    if not is_prompt(prompts):
+        check_prompts(prompts)
+    asked = [cast("Prompt", prompts)] if is_prompt(prompts) else cast("Sequence[Prompt]", prompts)
+    if not asked:
+        return []
+    options = EngineOptions(n_parallel)
+    sampling = sampling if sampling is not None else Sampling()
+    rule, seconds = own_constraint(constraint, model.vocab), checked_timeout(timeout)
+    encoded = [encode(model.vocab, lambda: model.formatter, prompt, thinking) for prompt in asked]
+    if n_ctx is None:
+        n_ctx = n_ctx_for(encoded, sampling.max_tokens, n_parallel)
+    requests = [
+        Request(
+            model.vocab,
+            prompt.tokens,
+            prompt.sampling(sampling),
+            constraint=None if rule is None else rule.clone(),
+            stopping_criteria=stopping_criteria,
+            special=special or prompt.formatter is not None,
+            timeout=seconds,
+        )
+        for prompt in encoded
+    ]
+    for request in requests:
+        request.loop.show_events(False)
+    n_parallel = min(n_parallel, len(requests))
+    with model.new_context(n_ctx=n_ctx, n_seq_max=2 * n_parallel, n_batch=n_batch) as context:
+        _compute(EngineCore(context, options), requests, progress)
+    if is_prompt(prompts):
+        return encoded[0].read(requests[0].answer)
+    return _answers(encoded, requests)
+
+
+def n_ctx_for(prompts: Sequence[EncodedPrompt], max_tokens: int | None, n_parallel: int) -> int:
+    """Positions that the longest ``n_parallel`` prompts and their answers take, or the longest one, if that is more."""
+    n_answer = UNLIMITED if max_tokens is None else max_tokens
+    lengths = sorted((len(prompt.tokens) + n_answer + 1 for prompt in prompts), reverse=True)
+    return max(lengths[0], min(sum(lengths[:n_parallel]), LARGEST))
+
+
+def _compute(core: EngineCore, requests: Sequence[Request], progress: bool | None) -> None:
+    for request in requests:
+        try:
+            core.add(request)
+        except ContextFull as error:
+            request.error = error
+    with _bar(len(requests), progress) as advance:
+        while core.step():
+            advance(sum(request.over for request in requests))
+        advance(len(requests))
+
+
+def _answers(prompts: Sequence[EncodedPrompt], requests: Sequence[Request]) -> list[Answer]:
+    answers: list[Answer | None] = []
+    errors: dict[int, BaseException] = {}
+    for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
+        if request.error is not None:
+            errors[i] = request.error
+        answers.append(None if request.error is not None else prompt.read(request.answer))
+    if errors:
+        raise RequestsFailed(answers, errors)
+    return [answer for answer in answers if answer is not None]
+
+
+def _bar(total: int, shown: bool | None) -> AbstractContextManager[Advance]:
+    """A progress bar on standard error, or none."""
+    if shown is None:
+        shown = total > 1 and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    if not shown:
+        return nullcontext(lambda n: None)
+    from slm_core.engine.progressbar import ProgressBar
+
+    return ProgressBar(total)

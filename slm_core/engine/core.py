@@ -1,0 +1,441 @@
+"""Many requests over one context, a step at a time, in the thread of the caller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.closing import Closing
+from slm_core.engine.costs import StepCosts, attended
+from slm_core.engine.plan import ActiveRequest, Piece, WaitingRequest, line_up, plan_step
+from slm_core.engine.prefixes import LEAST_SHARED, PrefixCache, longest
+from slm_core.engine.requests import Request
+from slm_core.errors import ContextFull, InvalidOption
+from slm_core.generation.events import FinishReason
+from slm_core.protocols import Context
+from slm_core.types import Capability, EditLevel, Logits, Pos
+
+_MOST_DECODING = 64
+"""Pending tokens of a request that decodes: its last one, and those that a constraint forces. A request with more was
+preempted: its history is computed in pieces, as a prompt is."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine shares a context.
+
+    Attributes:
+        n_parallel: the most requests that are computed together; ``n_seq_max`` and ``n_batch`` bound it, too.
+        step_ms: milliseconds that a step may take: pieces of prompts are cut so that requests that are decoding get a
+            token at least so often. A step that would take longer without any prompt has one prompt token.
+        aging_s: seconds of waiting that count as one step of priority.
+        prefix_cache: whether sequences of answered requests are kept for prompts that begin alike.
+
+    Raises:
+        InvalidOption: a number that is not above 0.
+    """
+
+    n_parallel: int = 16
+    step_ms: float = 100
+    aging_s: float = 10
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("step_ms", "aging_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise InvalidOption(f"{name}={value!r} (accepted: a number above 0)")
+        if not isinstance(self.n_parallel, int) or isinstance(self.n_parallel, bool) or self.n_parallel < 1:
+            raise InvalidOption(f"n_parallel={self.n_parallel!r} (accepted: an integer from 1 on)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The sequence that holds most of a history.
+
+    Attributes:
+        seq_id: the sequence; None for none.
+        n_shared: tokens of the history that it begins with.
+        n_saved: positions that sharing saves. A kept sequence saves none: its positions count as free, as they would be
+            if it were dropped.
+        is_computed_now: whether an active request is about to compute them: whoever waits for it computes them once.
+    """
+
+    seq_id: int | None
+    n_shared: int
+    n_saved: int = 0
+    is_computed_now: bool = False
+
+
+@dataclass(slots=True)
+class Totals:
+    """What an engine has done since it was made; see ``engine.EngineStats``."""
+
+    n_requests: int = 0
+    n_finished: int = 0
+    n_cancelled: int = 0
+    n_failed: int = 0
+    n_preempted: int = 0
+    n_steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    computed_tokens: int = 0
+
+
+class EngineCore(Closing):
+    """Answers requests together: ``add`` them, then ``step`` until it returns False.
+
+    A step decodes one batch: a token for every request that is decoding, and pieces of prompts. Whatever goes wrong
+    with one request ends that request alone.
+
+    Args:
+        context: the KV cache; nobody else uses it.
+        options: how it is shared.
+
+    Attributes:
+        totals: what was done.
+    """
+
+    def __init__(self, context: Context, options: EngineOptions) -> None:
+        self.context = context
+        self._options = options
+        self._costs = StepCosts()
+        self._waiting: list[Request] = []
+        self._active: dict[int, Request] = {}  # by request id
+        self._prefixes = PrefixCache()
+        self._served: dict[str, float] = {}
+        self._batch = context.new_batch()
+        self._free = list(reversed(range(context.n_seq_max)))
+        self._shares_forks = Capability.SHARED_FORK in context.capabilities
+        self.totals = Totals()
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that have no sequence yet."""
+        return len(self._waiting)
+
+    @property
+    def n_active(self) -> int:
+        """Requests that have one."""
+        return len(self._active)
+
+    @property
+    def n_cached_sequences(self) -> int:
+        """Sequences that are kept for prompts that begin alike."""
+        return len(self._prefixes)
+
+    def add(self, request: Request) -> None:
+        """Take a request; it is over at once where no token may follow.
+
+        Raises:
+            ContextFull: its prompt and one more token are longer than the whole context.
+        """
+        self.check(request)
+        self.totals.n_requests += 1
+        self.totals.prompt_tokens += request.n_prompt
+        if not any(other.key == request.key for other in self._requests()):  # no credit for times without requests
+            least = min((self._served.get(other.key, 0.0) for other in self._requests()), default=0.0)
+            self._served[request.key] = max(self._served.get(request.key, 0.0), least)
+        self._waiting.append(request)
+
+    def check(self, request: Request) -> None:
+        """Refuse what the context could never hold; see ``add``. From any thread."""
+        if request.n_prompt >= self.context.n_ctx:
+            raise ContextFull(request.n_prompt + 1, self.context.n_ctx)
+
+    def step(self) -> bool:
+        """Decode one batch; returns whether there is more to do."""
+        self._end_interrupted()
+        self._admit()
+        if not self._active:
+            return bool(self._waiting)
+        self._make_room()
+        plan = plan_step(
+            [self._as_active(request) for request in self._active.values()],
+            self.context.n_free,
+            self.context.n_batch,
+            self._affordable,
+        )
+        for number in plan.preempted:
+            self._preempt(self._active[number])
+        if plan.full is not None:
+            self._end_full(self._active[plan.full])
+        if plan.pieces:
+            self._run([(self._active[piece.id], piece) for piece in plan.pieces])
+            self.totals.n_steps += 1
+        return bool(self._active or self._waiting)
+
+    def abort(self, error: BaseException) -> None:
+        """Fail all requests."""
+        for request in self._requests():
+            self._fail(request, error)
+
+    def close(self) -> None:
+        """Close the context. Twice is fine. What is not over by then stays so."""
+        self.context.close()
+
+    # Admission and eviction.
+
+    def _requests(self) -> list[Request]:
+        return [*self._active.values(), *self._waiting]
+
+    def _end_interrupted(self) -> None:
+        for request in self._requests():
+            if request.loop.interrupted:
+                self._end(request, FinishReason.CANCELLED)
+            elif request.loop.progress.n_left == 0:
+                self._end(request, FinishReason.LENGTH)
+
+    def _admit(self) -> None:
+        """Give sequences to waiting requests, in order, as long as their histories have room.
+
+        The first in line is never passed over for want of room: short prompts do not keep a long one waiting.
+        """
+        n_places = min(self._options.n_parallel, self.context.n_seq_max, self.context.n_batch) - len(self._active)
+        if not self._waiting or n_places <= 0:
+            return
+        n_left = self.context.n_free + sum(self.context.n_exclusive(seq_id) for seq_id in self._prefixes.seq_ids)
+        n_left -= sum(len(request.history.tokens) - self._length(request) + 1 for request in self._active.values())
+        for request in self._line():
+            source = self._source(request)
+            if source.is_computed_now:
+                continue
+            n_left -= len(request.history.tokens) + 1 - source.n_saved
+            if n_places == 0 or (n_left < 0 and self._active):
+                return
+            self._begin(request, source)
+            n_places -= 1
+
+    def _line(self) -> list[Request]:
+        """The waiting requests, first in line first."""
+        now, by_id = time.monotonic(), {request.id: request for request in self._waiting}
+        waiting = [
+            WaitingRequest(number, request.priority, now - request.arrived_s, self._served.get(request.key, 0.0))
+            for number, request in by_id.items()
+        ]
+        return [by_id[number] for number in line_up(waiting, self._options.aging_s)]
+
+    def _source(self, request: Request) -> _Source:
+        """What holds the longest prefix of a request's history."""
+        if not self._options.prefix_cache:
+            return _Source(None, 0)
+        kept = self._prefixes.match(request.waiting_tokens, request.salt)
+        if not self._shares_forks:  # a fork would compute nothing, but take room: one goes on in a kept sequence itself
+            return _Source(*kept)
+        active = longest(
+            ((other.id, other.waiting_tokens) for other in self._active.values() if other.salt == request.salt),
+            request.waiting_tokens,
+        )
+        if active.seq_id is None or active.n_shared < kept.n_shared + LEAST_SHARED:
+            return _Source(*kept)
+        other = self._active[active.seq_id]
+        return _Source(
+            other.seq_id,
+            active.n_shared,
+            n_saved=active.n_shared,
+            is_computed_now=self._length(other) < active.n_shared,
+        )
+
+    def _begin(self, request: Request, source: _Source) -> None:
+        """Give a request a sequence, with what another one holds of its history."""
+        request.seq_id = self._taken(source.seq_id, source.n_shared)
+        if not request.begun and not request.n_preempted:
+            request.loop.progress.n_cached = self._length(request)
+            self.totals.cached_tokens += self._length(request)
+        request.loop.start_prefill()
+        self._waiting.remove(request)
+        self._active[request.id] = request
+
+    def _taken(self, source: int | None, n_shared: int) -> int:
+        """A sequence that holds the first ``n_shared`` tokens of another one; an empty one where that is None."""
+        if not self._free and (others := [seq_id for seq_id in self._prefixes.seq_ids if seq_id != source]):
+            self._evict(others[0])
+        if source is not None and (not self._shares_forks or not self._free):
+            self._prefixes.forget(source)  # no place for a copy, or no room: go on in the kept sequence itself
+            if self.context.length(source) > n_shared:
+                self._cut_back(source, n_shared)
+            return source
+        seq_id = self._free.pop()
+        if source is not None:
+            self.context.fork(source, seq_id, n_shared)
+        return seq_id
+
+    def _cut_back(self, seq_id: int, length: int) -> None:
+        if self.context.edit_level >= EditLevel.TRUNCATE:
+            self.context.truncate(Pos(seq_id, length))
+        else:
+            self.context.drop(seq_id)
+
+    def _evict(self, seq_id: int) -> None:
+        """Drop a kept sequence."""
+        self._prefixes.forget(seq_id)
+        self._give_back(seq_id)
+
+    def _make_room(self) -> None:
+        """Evict kept sequences until the next step has room."""
+        pending = [self._as_active(request) for request in self._active.values()]
+        needed = sum(request.n_pending for request in pending if request.decoding)
+        needed += min(self.context.n_batch, sum(request.n_pending for request in pending if not request.decoding))
+        while self.context.n_free < needed and len(self._prefixes):
+            self._evict(self._prefixes.seq_ids[0])
+
+    # A step.
+
+    def _as_active(self, request: Request) -> ActiveRequest:
+        assert request.seq_id is not None
+        n_held = self.context.length(request.seq_id)
+        n_pending = len(request.history.tokens) - n_held
+        return ActiveRequest(
+            id=request.id,
+            n_held=n_held,
+            n_pending=n_pending,
+            decoding=request.begun and n_pending <= _MOST_DECODING,
+            n_exclusive=self.context.n_exclusive(request.seq_id),
+            rank=request.rank,
+            last_turn=request.last_turn,
+        )
+
+    def _affordable(self, n_tokens: int, n_attended: int, depth: int, most: int) -> int:
+        return self._costs.affordable(self._options.step_ms / 1e3, n_tokens, n_attended, depth, most)
+
+    def _run(self, work: Sequence[tuple[Request, Piece]]) -> None:
+        """Decode pieces of requests as one batch; where that fails, as two, until the one at fault is alone."""
+        started = time.perf_counter()
+        n_attended = sum(attended(self._length(request), piece.n_tokens) for request, piece in work)
+        try:
+            n_rows = self._fill(work)
+            rows = self.context.decode(self._batch)
+        except Exception as error:  # whatever an engine raises is the matter of the requests in its batch
+            self._run_apart(work, error)
+            return
+        seconds = time.perf_counter() - started
+        self._costs.note(len(self._batch), n_attended, seconds)
+        self.totals.computed_tokens += len(self._batch)
+        for request, piece in work:
+            request.last_turn = self.totals.n_steps
+            request.step_s += seconds
+            self._served[request.key] = self._served.get(request.key, 0.0) + piece.n_tokens
+        self._hand_out(rows, [(request, n) for (request, _), n in zip(work, n_rows, strict=True)])
+
+    def _run_apart(self, work: Sequence[tuple[Request, Piece]], error: Exception) -> None:
+        if len(work) == 1:
+            request = work[0][0]
+            if isinstance(error, ContextFull) and request.begun:
+                self._end_full(request)
+            else:
+                self._fail(request, error)
+            return
+        middle = len(work) // 2
+        self._run(work[:middle])
+        self._run(work[middle:])
+
+    def _fill(self, work: Sequence[tuple[Request, Piece]]) -> list[int]:
+        """Fill the batch; returns how many rows of logits each piece gives."""
+        self._batch.clear()
+        room = min(self._batch.capacity, self.context.n_free) - sum(piece.n_tokens for _, piece in work)
+        n_rows = []
+        for request, piece in work:
+            assert request.seq_id is not None
+            start, tokens = self._length(request), request.history.tokens
+            last = start + piece.n_tokens == len(tokens)
+            self._batch.extend(
+                tokens[start : start + piece.n_tokens], Pos(request.seq_id, start), logits="last" if last else "none"
+            )
+            ahead = request.loop.expected[:room] if last and room > 0 else ()
+            if ahead:
+                self._batch.extend(ahead, Pos(request.seq_id, start + piece.n_tokens), logits="all")
+                room -= len(ahead)
+            n_rows.append(len(ahead) + 1 if last else 0)
+        return n_rows
+
+    def _hand_out(self, rows: Logits, shares: Sequence[tuple[Request, int]]) -> None:
+        """Give each request its rows. Requests end after that: rows are valid until the next call on the context."""
+        first, failed = 0, dict[int, Exception]()
+        for request, n in shares:
+            try:
+                self._feed(request, rows[first : first + n])
+            except Exception as error:  # a sampler, constraint or callback of this request
+                failed[request.id] = error
+            first += n
+        for request, _ in shares:
+            if request.id in failed:
+                self._fail(request, failed[request.id])
+            elif request.loop.finished:
+                self._finish(request)
+
+    def _feed(self, request: Request, rows: NDArray[np.float32]) -> None:
+        for row in rows:
+            request.loop.step(row, request.step_s)
+            request.step_s = 0.0
+            self.totals.completion_tokens += 1
+            if request.loop.paused:
+                raise InvalidOption("a stopping criterion paused a request of an engine (accepted: FINISH or STOP)")
+            if request.loop.finished:
+                return
+
+    def _length(self, request: Request) -> int:
+        assert request.seq_id is not None
+        return self.context.length(request.seq_id)
+
+    # Ends.
+
+    def _end_full(self, request: Request) -> None:
+        """The context has no room for one more token of a request that has it to itself."""
+        if request.begun:
+            self._end(request, FinishReason.LENGTH)
+        else:
+            self._fail(request, ContextFull(len(request.history.tokens) + 1, self.context.n_ctx))
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        try:
+            request.loop.end(reason)
+        except Exception as error:  # a callback of this request
+            self._fail(request, error)
+            return
+        self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        cancelled = request.loop.answer.finish_reason is FinishReason.CANCELLED
+        self.totals.n_cancelled += cancelled
+        self.totals.n_finished += not cancelled
+        self._release(request, keep=not cancelled)
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        request.error = error
+        self.totals.n_failed += 1
+        self._release(request, keep=False)
+
+    def _release(self, request: Request, *, keep: bool) -> None:
+        """A request is over: keep its sequence for others, or drop it."""
+        seq_id, request.seq_id = request.seq_id, None
+        if request in self._waiting:
+            self._waiting.remove(request)
+        self._active.pop(request.id, None)
+        if seq_id is not None:
+            if keep and self._options.prefix_cache and self.context.length(seq_id) >= LEAST_SHARED:
+                for covered in self._prefixes.keep(seq_id, self.context.tokens(seq_id), request.salt):
+                    self._give_back(covered)
+            else:
+                self._give_back(seq_id)
+        if request.on_end is not None:
+            request.on_end()
+
+    def _preempt(self, request: Request) -> None:
+        """Take a request's sequence away: its history, answer included, is computed again later."""
+        seq_id, request.seq_id = request.seq_id, None
+        assert seq_id is not None
+        self._give_back(seq_id)
+        del self._active[request.id]
+        request.waiting_tokens = np.asarray(request.history.tokens, np.int32)
+        self._waiting.append(request)
+        request.n_preempted += 1
+        self.totals.n_preempted += 1
+
+    def _give_back(self, seq_id: int) -> None:
+        self.context.drop(seq_id)
+        self._free.append(seq_id)

@@ -1,0 +1,92 @@
+"""What a request may be asked with: text, tokens, or messages in the model's chat format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, cast
+
+from slm_core.chat.prompt import encode_segments
+from slm_core.chat.stream import parsed
+from slm_core.errors import InvalidOption
+from slm_core.generation.events import Answer
+from slm_core.protocols import Formatter, Vocab
+from slm_core.sampling import Sampling
+from slm_core.types import Message
+
+Messages: TypeAlias = Sequence[Message | Mapping[str, object]]
+Prompt: TypeAlias = str | Sequence[int] | Messages
+"""A text to continue; its tokens; or a conversation, to be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as tokens, and how its answer is read.
+
+    Attributes:
+        tokens: the tokens.
+        formatter: the chat format of a conversation; None for a text to continue.
+        thinking: as given to ``Formatter.render``.
+    """
+
+    tokens: Sequence[int]
+    formatter: Formatter | None = None
+    thinking: bool | None = None
+
+    def sampling(self, sampling: Sampling) -> Sampling:
+        """The options, with what ends an answer in the chat format."""
+        if self.formatter is None or not self.formatter.stops:
+            return sampling
+        return replace(sampling, stop=(*sampling.stop, *self.formatter.stops))
+
+    def read(self, answer: Answer) -> Answer:
+        """The answer, told apart into content, reasoning and tool calls where it is one of a conversation."""
+        if self.formatter is None:
+            return answer
+        return parsed(answer, self.formatter.stream_parser(thinking=self.thinking))
+
+
+def is_prompt(prompt: object) -> bool:
+    """Whether it is one prompt, and not several: a text, tokens, or messages."""
+    return isinstance(prompt, str) or (
+        isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(p, int | Message | Mapping) for p in prompt)
+    )
+
+
+def check_prompts(prompts: object) -> None:
+    """Refuse what is no list of prompts: ``InvalidOption``."""
+    if not isinstance(prompts, Sequence):
+        raise InvalidOption(
+            f"{type(prompts).__name__} is no prompt (accepted: a text, tokens, messages, or a list of them)"
+        )
+    wrong = next((i for i, prompt in enumerate(prompts) if not is_prompt(prompt)), None)
+    if wrong is not None:
+        raise InvalidOption(
+            f"prompt {wrong} is {prompts[wrong]!r:.80} (accepted: a text, a list of tokens, or a list of messages)"
+        )
+
+
+def encode(vocab: Vocab, formatter: Callable[[], Formatter], prompt: Prompt, thinking: bool | None) -> EncodedPrompt:
+    """The tokens of a prompt. Control tokens in a text, or in the content of messages, are not parsed.
+
+    Args:
+        vocab: the model's vocabulary.
+        formatter: gives its chat format; called for messages alone.
+        prompt: what is asked.
+        thinking: ask for reasoning, or for none; None leaves it to the template. Messages only.
+
+    Raises:
+        InvalidOption: no prompt, or ``thinking`` with a text.
+        TemplateError: there is no chat format, or it refuses the messages.
+    """
+    if not is_prompt(prompt):
+        raise InvalidOption(f"{prompt!r:.80} is no prompt (accepted: a text, a list of tokens, or a list of messages)")
+    if isinstance(prompt, str) or all(isinstance(token, int) for token in prompt):
+        if thinking is not None:
+            raise InvalidOption("thinking= is for messages: a text is continued as it is")
+        if isinstance(prompt, str):
+            return EncodedPrompt(vocab.encode(prompt, add_special=True, parse_special=False))
+        return EncodedPrompt(cast("Sequence[int]", prompt))
+    chat_format = formatter()
+    segments = chat_format.render(cast("Messages", prompt), thinking=thinking)
+    return EncodedPrompt(encode_segments(vocab, segments), chat_format, thinking)

@@ -1,0 +1,209 @@
+"""The engine's thread: requests of many threads and tasks, cancelling, closing, and rest."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from scripted import ByteVocab, ScriptedContext, TagFormatter
+from slm_core.chat import Session
+from slm_core.engine import Engine, EngineOptions, EngineStats, RequestStream
+from slm_core.errors import ContextFull, EngineClosed, InvalidOption, TemplateError
+from slm_core.generation import FinishReason
+from slm_core.protocols import Formatter
+from slm_core.sampling import Sampling
+from slm_core.types import Message, Role
+
+VOCAB = ByteVocab()
+GREEDY = Sampling(temperature=0, max_tokens=16)
+ENDLESS = Sampling(temperature=0, max_tokens=None, logit_bias={257: -1e9})
+WAIT_S = 60
+
+
+class SlowContext(ScriptedContext):
+    """Says when a decode begins, and waits until it may go on."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.begun, self.may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self.on_decode = self._hold
+
+    def _hold(self) -> None:
+        self.begun.release()
+        assert self.may_go_on.acquire(timeout=WAIT_S)
+
+
+def engine_over(context: ScriptedContext, **options: object) -> Engine:
+    def formatter() -> Formatter:
+        return TagFormatter()  # type: ignore[return-value]
+
+    return Engine(context, VOCAB, formatter, EngineOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with engine_over(ScriptedContext(n_ctx=2000, n_seq_max=16)) as made:
+        yield made
+
+
+def alone(text: str, sampling: Sampling = GREEDY) -> tuple[int, ...]:
+    with Session(ScriptedContext(n_ctx=1000), VOCAB) as session:
+        session.append(text)
+        return session.generate(sampling).run().tokens
+
+
+def test_requests_of_many_threads(engine: Engine) -> None:
+    found: dict[int, tuple[int, ...]] = {}
+
+    def ask(i: int) -> None:
+        found[i] = engine.submit(f"thread {i}", GREEDY).run().tokens
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert found == {i: alone(f"thread {i}") for i in range(12)}
+
+
+def test_requests_of_many_tasks(engine: Engine) -> None:
+    async def ask(i: int) -> list[int]:
+        return [event.token async for event in engine.generate(f"task {i}", GREEDY) if event.token is not None]
+
+    async def main() -> list[list[int]]:
+        return await asyncio.gather(*(ask(i) for i in range(40)))
+
+    assert asyncio.run(main()) == [list(alone(f"task {i}")) for i in range(40)]
+
+
+def test_events_are_the_answer(engine: Engine) -> None:
+    stream = engine.submit("what is said", GREEDY)
+    events = list(stream)
+    assert "".join(event.text for event in events) == stream.answer.text
+    assert tuple(event.token for event in events if event.token is not None) == stream.answer.tokens
+
+
+def test_messages_are_answered_in_the_chat_format(engine: Engine) -> None:
+    stream = engine.submit([Message(Role.USER, "hello")], GREEDY, thinking=True)
+    stream.run()
+    tokens = VOCAB.encode("<|start|>user:hello<|end|><|start|>assistant:<think>", add_special=False, parse_special=True)
+    with Session(ScriptedContext(n_ctx=1000), VOCAB) as session:
+        session.append_tokens(tokens)
+        expected = session.generate(GREEDY, special=True).run()
+    assert stream.answer.tokens == expected.tokens
+    assert stream.answer.usage.prompt_tokens == len(tokens)
+    assert (stream.answer.reasoning or "") + stream.answer.text in expected.text
+
+
+def test_thinking_is_for_messages(engine: Engine) -> None:
+    with pytest.raises(InvalidOption, match="thinking"):
+        engine.submit("text", thinking=True)
+
+
+@pytest.mark.parametrize("prompt", [3, "", [], [[1], "a"], ["text", 3], None])
+def test_what_is_no_prompt(engine: Engine, prompt: object) -> None:
+    with pytest.raises(InvalidOption, match="prompt"):
+        engine.submit(prompt)  # type: ignore[arg-type]
+
+
+def test_a_template_that_refuses(engine: Engine) -> None:
+    with pytest.raises(TemplateError):
+        engine.submit([Message(Role.USER, "REFUSE")])
+
+
+def test_a_prompt_that_is_too_long_is_refused_at_once(engine: Engine) -> None:
+    with pytest.raises(ContextFull):
+        engine.submit("x" * 2000)
+    assert engine.submit("and goes on", GREEDY).run().tokens == alone("and goes on")
+
+
+def test_leaving_a_stream_ends_its_request() -> None:
+    """A lost reader costs no more than the running step."""
+    context = SlowContext(n_ctx=2000, n_seq_max=4)
+    with engine_over(context) as engine:
+        with engine.submit("never ends", ENDLESS) as stream:
+            for _ in range(3):
+                context.may_go_on.release()
+                next(stream)
+        _release_until_over(context, stream)
+        assert stream.answer.finish_reason is FinishReason.CANCELLED
+        assert len(stream.answer.tokens) <= 5
+        assert engine.stats().n_free == 2000
+
+
+def _release_until_over(context: SlowContext, stream: RequestStream) -> None:
+    for _ in range(3):  # the step that runs, if one does
+        context.may_go_on.release()
+    with stream._changed:
+        assert stream._changed.wait_for(lambda: stream.finished, WAIT_S)
+
+
+def test_a_cancelled_task_cancels_its_request() -> None:
+    with engine_over(ScriptedContext(n_ctx=5000, n_seq_max=4)) as engine:
+
+        async def main() -> None:
+            seen = asyncio.Event()
+
+            async def read() -> None:
+                async for _ in engine.generate("never ends", ENDLESS):
+                    seen.set()
+
+            task = asyncio.create_task(read())
+            await seen.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(main())
+        stats = _rest(engine)
+        assert (stats.n_cancelled, stats.n_free) == (1, 5000)
+
+
+def _rest(engine: Engine) -> EngineStats:
+    deadline = time.monotonic() + WAIT_S
+    while (stats := engine.stats()).n_active + stats.n_waiting and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return engine.stats()
+
+
+def test_closing_ends_what_runs_and_what_waits() -> None:
+    engine = engine_over(ScriptedContext(n_ctx=100_000, n_seq_max=2), n_parallel=1)
+    streams = [engine.submit("never ends", ENDLESS) for _ in range(3)]
+    next(streams[0])
+    engine.close()
+    for stream in streams:
+        with pytest.raises(EngineClosed):
+            stream.run()
+    with pytest.raises(EngineClosed):
+        engine.submit("too late")
+    engine.close()
+
+
+def test_at_rest_the_thread_sleeps(engine: Engine) -> None:
+    engine.submit("something", GREEDY).run()
+    _rest(engine)
+    clock = time.pthread_getcpuclockid(engine._thread.ident or 0)
+    before = time.clock_gettime(clock)
+    time.sleep(0.3)  # a thread that polled would take a part of it
+    assert time.clock_gettime(clock) - before < 0.003
+
+
+def test_stats_add_up(engine: Engine) -> None:
+    answers = [engine.submit(f"prompt {i}", GREEDY).run() for i in range(5)]
+    stats = engine.stats()
+    assert stats.n_requests == stats.n_finished == 5
+    assert stats.prompt_tokens == sum(answer.usage.prompt_tokens for answer in answers)
+    assert stats.cached_tokens == sum(answer.usage.cached_tokens for answer in answers)
+    assert stats.completion_tokens == sum(answer.usage.completion_tokens for answer in answers)
+    # Of each answer, the last token is chosen and never decoded.
+    assert stats.computed_tokens == stats.prompt_tokens - stats.cached_tokens + stats.completion_tokens - 5
+
+
+def test_a_slow_reader_holds_nobody_up(engine: Engine) -> None:
+    unread = engine.submit("nobody reads this", GREEDY)
+    assert engine.submit("but somebody this", GREEDY).run().tokens == alone("but somebody this")
+    assert unread.run().tokens == alone("nobody reads this")
