@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from slm_conformance.families import family_model
-from slm_conformance.family_table import FAMILIES, RMS, Family
+from slm_conformance.oracle.families import family_model
+from slm_conformance.oracle.family_table import FAMILIES, RMS, Family
 from slm_core.architectures import ModelSpec, read_spec
 from slm_core.cpu import usable_cores
 from slm_core.errors import SlmError
@@ -54,7 +54,7 @@ LARGEST_RATIO = 1.15
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", default=",".join(FAMILIES), help="names of slm_conformance.family_table")
+    parser.add_argument("--families", default=",".join(FAMILIES), help="names of slm_conformance.oracle.family_table")
     parser.add_argument("--tier", default="auto")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--models", type=Path, help="a folder that keeps the models (about 11 GB) for another run")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from slm_conformance.references import reference_of
-from slm_conformance.tolerance import Precision, Tolerance
-from slm_conformance.weights import Weights
+from slm_conformance.oracle.references import reference_of
+from slm_conformance.oracle.weights import Weights
+from slm_conformance.suite.tolerance import Precision, Tolerance
 from slm_core.loading import demo_model_path
 from slm_core.protocols import Vocab
 from slm_core.types import KvType, Segment

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from onnx import GraphProto, TensorProto, helper, numpy_helper, save
-from slm_conformance.factories import TinyModel
-from slm_conformance.weights import Weights, rope_frequencies
+from slm_conformance.oracle.factories import TinyModel
+from slm_conformance.oracle.weights import Weights, rope_frequencies
 
 N_CTX = 2048
 PLANES = ("key", "value")

@@ -7,8 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
-from slm_conformance.toy import ToyBackend
-from slm_conformance.toy_context import ToyContext
+from slm_conformance.toy.backend import ToyBackend
+from slm_conformance.toy.context import ToyContext
 from slm_core.types import ModelOptions, ModelSource, Pos
 from soaking import worker
 

@@ -47,7 +47,7 @@ def run(
         UnknownBackend: no plugin provides it.
         InvalidOption: a report that cannot be written.
     """
-    from slm_conformance.spec import make_backend
+    from slm_conformance.suite.spec import make_backend
     from slm_core.errors import BackendUnavailable
 
     _check_pytest()
@@ -83,7 +83,7 @@ def explain(scenario: str, backend: str, model: str | os.PathLike[str] | None = 
         InvalidOption: there is no such scenario; the message has similar names.
     """
     _check_pytest()
-    from slm_conformance.explained import script
+    from slm_conformance.suite.explained import script
 
     return script(scenario, backend, model, device)
 

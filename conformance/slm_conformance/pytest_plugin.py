@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-pytest.register_assert_rewrite("slm_conformance.scenarios", "slm_conformance.bench")
+pytest.register_assert_rewrite("slm_conformance.suite.scenarios", "slm_conformance.suite.bench")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check that adopting modules are complete, and mark what they expect to fail."""
     if _is_adopted():
-        from slm_conformance.collection import first_look, prepare
+        from slm_conformance.suite.collection import first_look, prepare
 
         prepare(config, items)
         if config.getoption("--slm-quick"):
@@ -49,7 +49,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     """Say what is under test."""
     if not _is_adopted():
         return []
-    from slm_conformance.collection import headers
+    from slm_conformance.suite.collection import headers
 
     return headers(config, items)
 
@@ -57,11 +57,11 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Close the models."""
     if _is_adopted():
-        from slm_conformance.adoption import close_workshops
+        from slm_conformance.suite.adoption import close_workshops
 
         close_workshops(config)
 
 
 def _is_adopted() -> bool:
     """Whether any module of this run has imported scenarios."""
-    return "slm_conformance.scenarios" in sys.modules
+    return "slm_conformance.suite.scenarios" in sys.modules

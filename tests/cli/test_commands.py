@@ -14,10 +14,10 @@ import pytest
 import typer
 
 import slm_core as slm
-from slm_conformance.bench import log_softmax
-from slm_conformance.references import reference_of
-from slm_conformance.tolerance import MEAN_MARGIN, Precision, rounding_reference
-from slm_conformance.weights import Weights
+from slm_conformance.oracle.references import reference_of
+from slm_conformance.oracle.weights import Weights
+from slm_conformance.suite.bench import log_softmax
+from slm_conformance.suite.tolerance import MEAN_MARGIN, Precision, rounding_reference
 from slm_core.cli.app import app
 from slm_core.diskcache import DiskCache
 from slm_core.gguf import GgufFile

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slm_conformance.factories import make_tiny_model
-from slm_conformance.reference import Reference
-from slm_conformance.spec import make_backend
-from slm_conformance.tolerance import relative_errors
-from slm_conformance.weights import Weights
+from slm_conformance.oracle.factories import make_tiny_model
+from slm_conformance.oracle.reference import Reference
+from slm_conformance.oracle.weights import Weights
+from slm_conformance.suite.spec import make_backend
+from slm_conformance.suite.tolerance import relative_errors
 from slm_core.protocols import Context, Model
 from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
 

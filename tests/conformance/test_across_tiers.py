@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from conformance.test_across_backends import SIZES, feed, load
-from slm_conformance.factories import make_tiny_model
-from slm_conformance.reference import Reference
-from slm_conformance.tolerance import relative_errors
-from slm_conformance.weights import Weights
+from slm_conformance.oracle.factories import make_tiny_model
+from slm_conformance.oracle.reference import Reference
+from slm_conformance.oracle.weights import Weights
+from slm_conformance.suite.tolerance import relative_errors
 from slm_core.protocols import Context
 from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
 from slm_native.backend import NativeBackend

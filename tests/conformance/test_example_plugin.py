@@ -53,7 +53,7 @@ def test_slm_core_finds_it(run_python):
 
 
 def test_what_it_cannot_run_it_refuses(run_python, tmp_path):
-    from slm_conformance.factories import tiny_model
+    from slm_conformance.oracle.factories import tiny_model
 
     llama = tiny_model(tmp_path, "llama", "f32")
     done = run_python("-c", f"import slm_core as slm; slm.load({str(llama)!r}, backend='mine')")

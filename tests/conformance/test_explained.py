@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from slm_conformance import explain
-from slm_conformance.explained import find
-from slm_conformance.faults import FAULTS
-from slm_conformance.meta import Verdict, play, scenario_names
+from slm_conformance.mutants.matrix import all_faults
+from slm_conformance.suite.explained import find
+from slm_conformance.suite.meta import Verdict, play, scenario_names
 from slm_core.errors import InvalidOption
 
 TOY = "slm_conformance.toy:ToyBackend"
@@ -33,7 +33,7 @@ def test_a_script_holds_on_a_sound_backend(tmp_path) -> None:
 
 
 def test_a_script_fails_as_the_scenario_does(tmp_path) -> None:
-    fault = next(fault for fault in FAULTS if fault.name == "CutUpwards")
+    fault = next(fault for fault in all_faults() if fault.name == "CutUpwards")
     outcome = play(fault.fixtures(), fault.killed_by)
     assert outcome.verdict is Verdict.FAILS
     done = run(explain(fault.killed_by, fault.backend), tmp_path)

@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from slm_conformance.factories import CALM, SHAPES, make_tiny_model, tiny_model
-from slm_conformance.gguf_writer import StoredTensor
+from slm_conformance.oracle.factories import CALM, SHAPES, make_tiny_model, tiny_model
+from slm_conformance.oracle.gguf_writer import StoredTensor
 
 WEIGHT_TYPES = ("f32", "f16", "q8_0")
 

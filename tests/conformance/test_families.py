@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slm_conformance.families import family_model
-from slm_conformance.family_table import FAMILIES
+from slm_conformance.oracle.families import family_model
+from slm_conformance.oracle.family_table import FAMILIES
 from slm_core.architectures import read_spec
 from slm_core.errors import UnsupportedEdit
 from slm_core.gguf import GgufFile

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from slm_conformance.faults import Fault
-from slm_conformance.faults_programs_above import CHAT_PROGRAMS, SESSION_PROGRAMS
-from slm_conformance.matrix import all_faults
-from slm_conformance.meta import Verdict, play
+from slm_conformance.mutants.matrix import all_faults
+from slm_conformance.mutants.programs_above import CHAT_PROGRAMS, SESSION_PROGRAMS
+from slm_conformance.mutants.registry import Fault
+from slm_conformance.suite.meta import Verdict, play
 
 FAULTS = [fault for fault in all_faults() if fault.killed_by not in (CHAT_PROGRAMS, SESSION_PROGRAMS)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slm_conformance.hostile import hostile_dumps
+from slm_conformance.suite.hostile import hostile_dumps
 from slm_core.container import pack
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from slm_conformance.faults import FAULTS, CutUpwards, fault
-from slm_conformance.matrix import NOT_PLAYED, all_faults, only_killers
-from slm_conformance.meta import scenario_names
+from slm_conformance.mutants.edits import CutUpwards
+from slm_conformance.mutants.matrix import NOT_PLAYED, all_faults, only_killers
+from slm_conformance.mutants.registry import FAULTS, fault
+from slm_conformance.suite.meta import scenario_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance-faults.md"
-ADVICE = "run: python -m slm_conformance.matrix docs/conformance-faults.md"
+ADVICE = "run: python -m slm_conformance.mutants.matrix docs/conformance-faults.md"
 
 
 def test_the_page_lists_the_faults_that_there_are() -> None:

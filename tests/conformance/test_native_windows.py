@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from slm_conformance.families import family_model
 from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.oracle.families import family_model
 from slm_conformance.scenarios import *  # noqa: F403
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import slm_conformance
-from slm_conformance import collection, scenarios
-from slm_conformance.bench import Workshop
-from slm_conformance.faults import FAULTS
 from slm_conformance.fixtures import BackendFixtures
-from slm_conformance.meta import Outcome, Verdict, play, scenario_names
-from slm_conformance.scenarios.base import Scenarios
-from slm_conformance.spec import make_backend
+from slm_conformance.mutants.matrix import all_faults
+from slm_conformance.suite import collection, scenarios
+from slm_conformance.suite.bench import Workshop
+from slm_conformance.suite.meta import Outcome, Verdict, play, scenario_names
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.spec import make_backend
 from slm_core.errors import BackendUnavailable, UnknownBackend
 from slm_core.types import BackendStatus
 
@@ -93,7 +93,7 @@ def test_empty_subclasses_adopt_as_well(adopt):
     assert outcomes(result) == {"passed": 1}
 
 
-BROKEN = ADOPTION.replace("toy:ToyBackend", "faults:TruncateClamps")
+BROKEN = ADOPTION.replace("toy:ToyBackend", "mutants.edits:TruncateClamps")
 
 
 @pytest.mark.parametrize("name", ["TestTruncate::test_past_the_end", "TestTruncate::test_past_the_end[llama-f32]"])
@@ -139,7 +139,7 @@ def test_the_command_line_names_backend_and_model(adopt, pytester):
 
 
 def make_tiny(directory):
-    from slm_conformance.factories import tiny_model
+    from slm_conformance.oracle.factories import tiny_model
 
     return tiny_model(directory, "qwen2", "q8_0")
 
@@ -191,7 +191,7 @@ def test_a_run_of_pytest_without_scenarios_imports_nothing_heavy():
 def test_run_needs_no_file():
     toy = "slm_conformance.toy:ToyBackend"
     assert slm_conformance.run(toy, extra_args=["-q", "-k", "test_at_zero and llama"]) == 0
-    broken = "slm_conformance.faults:TruncateOffByOne"
+    broken = "slm_conformance.mutants.edits:TruncateOffByOne"
     assert slm_conformance.run(broken, extra_args=["-q", "-k", "test_at_zero and llama"]) == 1
 
 
@@ -222,8 +222,9 @@ def test_every_scenario_names_its_clause():
 
 
 def test_faults_have_names_of_their_own_and_scenarios_that_exist():
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 40
-    assert {fault.killed_by for fault in FAULTS} <= set(scenario_names())
+    faults = all_faults()
+    assert len({fault.name for fault in faults}) == len(faults) >= 300
+    assert {fault.killed_by for fault in faults} <= set(scenario_names())
 
 
 def test_a_scenario_can_be_played_without_pytest():

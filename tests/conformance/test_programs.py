@@ -6,11 +6,12 @@ import re
 
 import pytest
 
-from slm_conformance.faults import FAULTS
-from slm_conformance.faults_random import PROGRAMS
-from slm_conformance.meta import Verdict, play
-from slm_conformance.program_steps import Clear, Decode, Drop, Run
-from slm_conformance.random_programs import SIZES, ProgramMaker, shrink
+from slm_conformance.mutants.random_programs import PROGRAMS
+from slm_conformance.mutants.registry import FAULTS
+from slm_conformance.oracle.runs import Run
+from slm_conformance.suite.meta import Verdict, play
+from slm_conformance.suite.programs.context_steps import Clear, Decode, Drop
+from slm_conformance.suite.programs.random_context_programs import SIZES, ProgramMaker, shrink
 from slm_core.errors import SlmError
 from slm_core.types import Capability, EditLevel
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from slm_conformance.draws import uniform
-from slm_conformance.faults import Fault
-from slm_conformance.faults_programs_above import CHAT_PROGRAMS, SESSION_PROGRAMS
-from slm_conformance.matrix import all_faults
-from slm_conformance.meta import Verdict, play
-from slm_conformance.random_chat_programs import ChatProgramMaker
-from slm_conformance.random_session_programs import SessionProgramMaker
+from slm_conformance.mutants.matrix import all_faults
+from slm_conformance.mutants.programs_above import CHAT_PROGRAMS, SESSION_PROGRAMS
+from slm_conformance.mutants.registry import Fault
+from slm_conformance.suite.meta import Verdict, play
+from slm_conformance.suite.programs.draws import uniform
+from slm_conformance.suite.programs.random_chat_programs import ChatProgramMaker
+from slm_conformance.suite.programs.random_session_programs import SessionProgramMaker
 from slm_core.errors import SlmError
 from slm_core.sampling.stream import UniformStream
 

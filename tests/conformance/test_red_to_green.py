@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slm_conformance.matrix import all_faults
-from slm_conformance.meta import play, scenario_names
+from slm_conformance.mutants.matrix import all_faults
+from slm_conformance.suite.meta import play, scenario_names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "red-to-green.md").read_text()
 BLOCKS = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 import slm_conformance
-from slm_conformance import meta, scenarios
-from slm_conformance.meta import Verdict
 from slm_conformance.report import check_paths
 from slm_conformance.report.badge import svg_badge
 from slm_conformance.report.data import json_data
-from slm_conformance.report.hints import HINTS
 from slm_conformance.report.page import html_page
 from slm_conformance.report.record import Report, Result, Run, Scenario, Section, one_line
-from slm_conformance.subject import ModelUnderTest, Subject
+from slm_conformance.suite import meta, scenarios
+from slm_conformance.suite.hints import HINTS
+from slm_conformance.suite.meta import Verdict
+from slm_conformance.suite.subject import ModelUnderTest, Subject
 from slm_core.errors import InvalidOption
 
 pytest_plugins = ["pytester"]
@@ -34,7 +34,7 @@ class Fixtures(BackendFixtures):
     models = ("llama-f32",)
     kv_types = ("f32",)
 """
-GOOD, CLAMPING = ADOPTION.format("toy:ToyBackend"), ADOPTION.format("faults:TruncateClamps")
+GOOD, CLAMPING = ADOPTION.format("toy:ToyBackend"), ADOPTION.format("mutants.edits:TruncateClamps")
 PAST_THE_END = "TestTruncate::test_past_the_end"
 VOID = {"meta", "link", "br", "img", "hr"}
 
@@ -160,7 +160,7 @@ def test_a_crash_of_the_backend_is_named(report_on):
 
 OWN = '''
 import pytest
-from slm_conformance.scenarios.base import Scenarios
+from slm_conformance.suite.scenarios.base import Scenarios
 
 class TestOurs(Scenarios):
     """Our own."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 import slm_core as slm
 from constraints.walking import VOCAB, takes, walk
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.constraints import JsonSchema, compile  # noqa: A004
 from slm_core.errors import ConstraintError
 from slm_core.generation import FinishReason

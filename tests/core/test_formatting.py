@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import slm_core as slm
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.errors import InvalidModelFile, TemplateError
 from slm_core.protocols import Formatter
 

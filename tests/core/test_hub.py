@@ -12,7 +12,7 @@ import huggingface_hub.constants
 import pytest
 
 import slm_core as slm
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core import hub
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import slm_core as slm
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.types import Pos

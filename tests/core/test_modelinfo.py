@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from slm_conformance.factories import CHAT_TEMPLATE, make_tiny_model
+from slm_conformance.oracle.factories import CHAT_TEMPLATE, make_tiny_model
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info

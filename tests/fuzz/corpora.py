@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 import slm_core as slm
-from slm_conformance import factories
-from slm_conformance.factories import ModelShape, make_tiny_model
+from slm_conformance.oracle import factories
+from slm_conformance.oracle.factories import ModelShape, make_tiny_model
 from slm_core.chat import Session
 from slm_core.constraints import Regex
 from slm_core.container import unpack

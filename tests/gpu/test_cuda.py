@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.chat import Session
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, dequantize, format_of, row_bytes, supported_types

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from slm_conformance.hostile import hostile_dumps
+from slm_conformance.suite.hostile import hostile_dumps
 from slm_core.context.snapshot import SequenceSnapshot
 
 _FLOATS = (3.4e38, -3.4e38, 1e38, 1e30, 1e25, -1e20, 1e19, 1e18, 1e15, 1e12, 1e-45, float("nan"), float("inf"))

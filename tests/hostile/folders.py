@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from slm_conformance.factories import TinyModel, make_tiny_model
+from slm_conformance.oracle.factories import TinyModel, make_tiny_model
 from slm_core.gguf import GgufFile
 from slm_core.tokenization.export import tokenizer_files
 from tests.hostile import json_mutations

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from slm_conformance.families import family_model
-from slm_conformance.family_table import ENCODERS, FAMILIES
-from slm_conformance.spec import make_backend
+from slm_conformance.oracle.families import family_model
+from slm_conformance.oracle.family_table import ENCODERS, FAMILIES
+from slm_conformance.suite.spec import make_backend
 from slm_core import constraints
 from slm_core.errors import InvalidOption, InvalidToken, SlmError
 from slm_core.gguf import GgufFile

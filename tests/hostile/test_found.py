@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from constraints.walking import VOCAB
-from slm_conformance.families import family_model
+from slm_conformance.oracle.families import family_model
 from slm_core import constraints
 from slm_core.checkpoints.config import Config
 from slm_core.constraints import Choice, JsonSchema, Lark, Spec, ToolCalls

@@ -36,7 +36,7 @@ def main(kind_name: str, backend: str, folder: str) -> None:
 def warm_up(kind: Kind) -> None:
     """Have engines loaded before memory is bounded."""
     if kind.backend in ("native", "onnx", "llamacpp"):
-        from slm_conformance.factories import tiny_model
+        from slm_conformance.oracle.factories import tiny_model
         from tests.hostile.kinds import use_file
 
         if kind.backend == "onnx":
@@ -45,7 +45,7 @@ def warm_up(kind: Kind) -> None:
 
 
 def _backend(kind: Kind):
-    from slm_conformance.spec import make_backend
+    from slm_conformance.suite.spec import make_backend
 
     return make_backend(kind.backend)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_conformance.factories import tiny_model
+from slm_conformance.oracle.factories import tiny_model
 from slm_core.protocols import Model
 from slm_core.types import ModelOptions
 from slm_llamacpp.backend import LlamaCppBackend

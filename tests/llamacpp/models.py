@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_conformance.factories import TinyModel, make_tiny_model
-from slm_conformance.gguf_writer import StoredTensor, Value, write_gguf
+from slm_conformance.oracle.factories import TinyModel, make_tiny_model
+from slm_conformance.oracle.gguf_writer import StoredTensor, Value, write_gguf
 
 _KINDS = {"normal": 1, "unknown": 2, "control": 3, "byte": 6}
 

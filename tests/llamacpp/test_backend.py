@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from slm_conformance.factories import make_tiny_model
-from slm_conformance.gguf_writer import write_gguf
+from slm_conformance.oracle.factories import make_tiny_model
+from slm_conformance.oracle.gguf_writer import write_gguf
 from slm_core import subprocess_probe
 from slm_core.errors import BackendUnavailable, InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slm_conformance.families import family_model
+from slm_conformance.oracle.families import family_model
 from slm_core.architectures import EMBEDDING
 from slm_core.gguf import GgufFile
 from slm_core.protocols import Context, Model

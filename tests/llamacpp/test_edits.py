@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slm_conformance import factories
-from slm_conformance.factories import make_tiny_model
-from slm_conformance.reference import Reference
-from slm_conformance.weights import Weights
+from slm_conformance.oracle import factories
+from slm_conformance.oracle.factories import make_tiny_model
+from slm_conformance.oracle.reference import Reference
+from slm_conformance.oracle.weights import Weights
 from slm_core.protocols import Context
 from slm_core.types import EditLevel, KvType, Pos
 from tests.llamacpp.conftest import LoadModel

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from slm_conformance.families import family_model
-from slm_conformance.family_table import ENCODERS
+from slm_conformance.oracle.families import family_model
+from slm_conformance.oracle.family_table import ENCODERS
 from slm_core.embedding import embed
 from slm_core.errors import ContextClosed, InvalidOption, InvalidPosition, UnsupportedOutput
 from slm_core.plugins import registry

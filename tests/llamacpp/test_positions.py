@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slm_conformance.families import family_model
-from slm_conformance.family_table import N_CTX
+from slm_conformance.oracle.families import family_model
+from slm_conformance.oracle.family_table import N_CTX
 from slm_core.errors import InvalidPosition
 from slm_core.plugins import registry
 from slm_core.types import ContextOptions, ModelOptions, Pos

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_conformance.factories import TinyModel, make_tiny_model
-from slm_conformance.families import family_tensors, write_family
-from slm_conformance.family_table import FAMILIES
-from slm_conformance.gguf_writer import StoredTensor
+from slm_conformance.oracle.factories import TinyModel, make_tiny_model
+from slm_conformance.oracle.families import family_tensors, write_family
+from slm_conformance.oracle.family_table import FAMILIES
+from slm_conformance.oracle.gguf_writer import StoredTensor
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_llamacpp.backend import LlamaCppBackend
 from tests.llamacpp.conftest import LoadModel

@@ -7,8 +7,8 @@ import logging
 import numpy as np
 import pytest
 
-from slm_conformance.factories import SHAPES, make_tiny_model
-from slm_conformance.gguf_writer import StoredTensor
+from slm_conformance.oracle.factories import SHAPES, make_tiny_model
+from slm_conformance.oracle.gguf_writer import StoredTensor
 from slm_core.architectures import check_tensors, read_spec
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgufFile

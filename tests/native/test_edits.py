@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slm_conformance.factories import SHAPES, make_tiny_model
-from slm_conformance.reference import Reference
-from slm_conformance.tolerance import Precision, Tolerance
-from slm_conformance.weights import Weights
+from slm_conformance.oracle.factories import SHAPES, make_tiny_model
+from slm_conformance.oracle.reference import Reference
+from slm_conformance.oracle.weights import Weights
+from slm_conformance.suite.tolerance import Precision, Tolerance
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidSnapshot
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Pos

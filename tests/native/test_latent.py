@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from native.exact import exact
-from slm_conformance.families import family_model
+from slm_conformance.oracle.families import family_model
 from slm_core.errors import InvalidOption
 from slm_core.types import ContextOptions, KvType, Pos
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 import slm_core
 from native.exact import exact
-from slm_conformance.factories import SHAPES, make_tiny_model
-from slm_conformance.reference import Reference
-from slm_conformance.tolerance import Precision, Tolerance, relative_errors
-from slm_conformance.weights import Weights
+from slm_conformance.oracle.factories import SHAPES, make_tiny_model
+from slm_conformance.oracle.reference import Reference
+from slm_conformance.oracle.weights import Weights
+from slm_conformance.suite.tolerance import Precision, Tolerance, relative_errors
 from slm_core.types import KvType, Pos
 
 Rows = NDArray[np.floating]

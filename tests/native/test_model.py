@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from native.exact import exact
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.errors import (
     BackendUnavailable,
     ContextBusy,

@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pytest
 
-from slm_conformance.factories import SHAPES, make_tiny_model
+from slm_conformance.oracle.factories import SHAPES, make_tiny_model
 from slm_core.errors import DecodeFailed, InvalidOption, ModelClosed, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.types import ContextOptions, ModelOptions

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.architectures import Rope, RopeSpec, RopeStyle, YarnSpec
 from slm_core.types import ContextOptions
 from slm_native.kernels.reference import ReferenceKernels

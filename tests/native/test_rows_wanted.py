@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from native.exact import exact
-from slm_conformance.families import family_model
+from slm_conformance.oracle.families import family_model
 from slm_core.types import Pos
 
 BOUND = 1e-4  # between tiers that compute in float32: docs/contract.md

@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 
-from slm_conformance.families import family_model
+from slm_conformance.oracle.families import family_model
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import DecodeFailed, InvalidSnapshot, UnsupportedEdit
 from slm_core.types import ContextOptions, EditLevel, Pos

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slm_conformance.families import family_model
+from slm_conformance.oracle.families import family_model
 from slm_native import _extension
 from slm_native.model import NativeModel
 from slm_native.steps import (

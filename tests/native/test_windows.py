@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from native.exact import exact
-from slm_conformance.factories import tiny_model
-from slm_conformance.families import family_model
+from slm_conformance.oracle.factories import tiny_model
+from slm_conformance.oracle.families import family_model
 from slm_core.architectures import ModelSpec, read_spec
 from slm_core.errors import DecodeFailed, InvalidOption, UnsupportedEdit
 from slm_core.types import ContextOptions, EditLevel, ModelOptions, Pos

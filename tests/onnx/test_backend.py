@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import slm_core
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.errors import BackendUnavailable, InvalidOption, UnknownOption, UnsupportedModel
 from slm_core.types import ContextOptions, KvType, ModelOptions
 from slm_onnx import providers, runtime, selfcheck

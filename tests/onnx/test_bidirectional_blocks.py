@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from native.architectures.engines import make_subject
-from slm_conformance.families import family_model
-from slm_conformance.tolerance import relative_errors
+from slm_conformance.oracle.families import family_model
+from slm_conformance.suite.tolerance import relative_errors
 from slm_core.errors import DecodeFailed, UnsupportedInput, UnsupportedModel
 from slm_core.types import Capability, ContextOptions, KvType, ModelOptions, Pos
 from slm_native.backend import NativeBackend

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_conformance.families import family_model
+from slm_conformance.oracle.families import family_model
 from slm_core.errors import BackendUnavailable
 from slm_core.types import ModelOptions
 from slm_onnx import build, providers, runtime

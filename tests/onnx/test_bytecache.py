@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slm_conformance.families import family_model
-from slm_conformance.tolerance import relative_errors
+from slm_conformance.oracle.families import family_model
+from slm_conformance.suite.tolerance import relative_errors
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidSnapshot
 from slm_core.types import ContextOptions, KvType, ModelOptions, Pos

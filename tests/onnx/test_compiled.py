@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.diskcache import entries
 from slm_core.types import ContextOptions
 from slm_onnx import compiled, runtime

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slm_conformance.factories import SHAPES, make_tiny_model
-from slm_conformance.reference import Reference
-from slm_conformance.weights import Weights
+from slm_conformance.oracle.factories import SHAPES, make_tiny_model
+from slm_conformance.oracle.reference import Reference
+from slm_conformance.oracle.weights import Weights
 from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.loading import demo_model_path

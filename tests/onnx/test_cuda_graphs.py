@@ -9,8 +9,8 @@ import dataclasses
 
 import pytest
 
-from slm_conformance.factories import make_tiny_model
-from slm_conformance.families import family_model
+from slm_conformance.oracle.factories import make_tiny_model
+from slm_conformance.oracle.families import family_model
 from slm_core.errors import InvalidOption
 from slm_core.types import ContextOptions, Pos
 from slm_onnx import providers, runtime

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from slm_conformance.families import family_model
+from slm_conformance.oracle.families import family_model
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidSnapshot
 from slm_core.types import ContextOptions, ModelOptions, Pos

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.errors import BackendUnavailable
 from slm_onnx import devices, providers, runtime, selfcheck
 from slm_onnx.backend import OnnxBackend

@@ -14,9 +14,9 @@ pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-co
 
 import onnx
 from foreign_onnx import LAYOUTS, N_CTX, write_directory
-from slm_conformance.factories import SHAPES, TinyModel, make_tiny_model
-from slm_conformance.reference import Reference
-from slm_conformance.weights import Weights
+from slm_conformance.oracle.factories import SHAPES, TinyModel, make_tiny_model
+from slm_conformance.oracle.reference import Reference
+from slm_conformance.oracle.weights import Weights
 from slm_core.errors import DecodeFailed, InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.tokenization.export import tokenizer_files

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slm_conformance.families import family_model
-from slm_conformance.family_table import FAMILIES
-from slm_conformance.tolerance import relative_errors
+from slm_conformance.oracle.families import family_model
+from slm_conformance.oracle.family_table import FAMILIES
+from slm_conformance.suite.tolerance import relative_errors
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.quantizing import quantize_model

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from slm_conformance.families import family_model
-from slm_conformance.family_table import FAMILIES, N_CTX
+from slm_conformance.oracle.families import family_model
+from slm_conformance.oracle.family_table import FAMILIES, N_CTX
 from slm_core.errors import InvalidPosition, UnsupportedModel
 from slm_core.types import ContextOptions, EditLevel, ModelOptions, Pos
 from slm_native.backend import NativeBackend

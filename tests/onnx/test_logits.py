@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slm_conformance.factories import SHAPES, make_tiny_model
-from slm_conformance.reference import Reference
-from slm_conformance.tolerance import relative_errors
-from slm_conformance.weights import Weights
+from slm_conformance.oracle.factories import SHAPES, make_tiny_model
+from slm_conformance.oracle.reference import Reference
+from slm_conformance.oracle.weights import Weights
+from slm_conformance.suite.tolerance import relative_errors
 from slm_core.types import ContextOptions, ModelOptions
 from slm_native.backend import NativeBackend
 

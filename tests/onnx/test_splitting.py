@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slm_conformance.families import family_model
+from slm_conformance.oracle.families import family_model
 from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_core.types import ContextOptions, Pos
 from slm_onnx import attentioncheck, providers, runtime, selfcheck

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import vulkan
-from slm_conformance.factories import make_tiny_model
-from slm_conformance.families import family_model
+from slm_conformance.oracle.factories import make_tiny_model
+from slm_conformance.oracle.families import family_model
 from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_core.types import ContextOptions, Pos
 from slm_onnx import devices, runtime

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sampling.llama_sampler import LlamaSampler, LlamaVocab, Make
-from slm_conformance.factories import tiny_model
+from slm_conformance.oracle.factories import tiny_model
 from slm_core.loading import load_vocab
 from slm_core.sampling import SamplerChain, Sampling
 

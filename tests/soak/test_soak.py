@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import soak
-from slm_conformance.spec import make_backend
+from slm_conformance.suite.spec import make_backend
 from soaking import killing, trend
 from soaking.checks import Wrong
 from soaking.record import Record

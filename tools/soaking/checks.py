@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_conformance.bench import held
-from slm_conformance.tolerance import Tolerance
+from slm_conformance.suite.bench import held
+from slm_conformance.suite.tolerance import Tolerance
 from slm_core.chat import Session
 from slm_core.errors import SlmError
 from slm_core.generation import Answer

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from slm_conformance.programs import Player
-from slm_conformance.random_programs import SIZES, ProgramMaker
+from slm_conformance.suite.programs.context_programs import Player
+from slm_conformance.suite.programs.random_context_programs import SIZES, ProgramMaker
 from slm_core.errors import (
     ContextClosed,
     ContextFull,

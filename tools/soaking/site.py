@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from slm_conformance.bench import Bench, Workshop
 from slm_conformance.fixtures import DEFAULT_MODELS, BackendFixtures
-from slm_conformance.spec import make_backend
+from slm_conformance.suite.bench import Bench, Workshop
+from slm_conformance.suite.spec import make_backend
 from slm_core.chat import Chat, Session
 from slm_core.formatting import formatter
 from slm_core.loading import LoadedModel

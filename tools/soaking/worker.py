@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from slm_conformance.spec import make_backend
+from slm_conformance.suite.spec import make_backend
 from slm_core.chat import Session
 from slm_core.sampling import Sampling
 from slm_core.types import ContextOptions, KvType, ModelOptions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from html import escape
 
-from slm_conformance.meta import Verdict
 from slm_conformance.report.record import PLURALS, Report
+from slm_conformance.suite.meta import Verdict
 
 _TITLE = "conformance"
 _CHAR_WIDTH = 6.6  # pixels of an average character at 11 px; the text is stretched to fit where the font differs

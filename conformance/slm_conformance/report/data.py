@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from dataclasses import asdict
 
-from slm_conformance.meta import Verdict
 from slm_conformance.report.record import Report, Scenario, Section
+from slm_conformance.suite.meta import Verdict
 
 SCHEMA = "slm-conformance-report/1"
 """Changes with any change that a reader could stumble over; new keys may come without."""

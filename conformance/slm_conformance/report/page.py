@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from html import escape
 
-from slm_conformance.meta import Verdict
 from slm_conformance.report.record import PLURALS, Report, Result, Run, Scenario, Section, one_line
-from slm_conformance.subject import Subject
+from slm_conformance.suite.meta import Verdict
+from slm_conformance.suite.subject import Subject
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1c1e21; --soft: #5b616b; --line: #d9dce1; --band: #f4f5f7;

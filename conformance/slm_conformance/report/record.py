@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from slm_conformance import scenarios
-from slm_conformance.meta import Verdict, scenario_names
-from slm_conformance.report.hints import HINTS
-from slm_conformance.scenarios.base import Scenarios
-from slm_conformance.subject import Subject
+from slm_conformance.suite import scenarios
+from slm_conformance.suite.hints import HINTS
+from slm_conformance.suite.meta import Verdict, scenario_names
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.subject import Subject
 
 _MAX_CHARS = 500
 

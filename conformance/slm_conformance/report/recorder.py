@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from slm_conformance import report
-from slm_conformance.adoption import workshop_of
-from slm_conformance.bench import Bench
-from slm_conformance.collection import by_module
-from slm_conformance.meta import Verdict
 from slm_conformance.report.record import NOT_RUN, Report, Result, Run, one_line, sections, versions
-from slm_conformance.scenarios.base import Scenarios
-from slm_conformance.subject import Subject, describe
+from slm_conformance.suite.adoption import workshop_of
+from slm_conformance.suite.bench import Bench
+from slm_conformance.suite.collection import by_module
+from slm_conformance.suite.meta import Verdict
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.subject import Subject, describe
 from slm_core.errors import InvalidOption
 
 _ABSENT = "declared absent: "

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.errors import InvalidModelFile, InvalidToken, UnsupportedModel, VocabError
 from slm_core.gguf import GgufFile
 from slm_core.loading import demo_model_path

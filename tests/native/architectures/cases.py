@@ -32,9 +32,9 @@ from native.architectures.conversion import (
     with_heads,
     without,
 )
-from slm_conformance.factories import n_vocab
-from slm_conformance.families import family_of
-from slm_conformance.family_table import LAYER, N_CTX, RMS, Family
+from slm_conformance.oracle.factories import n_vocab
+from slm_conformance.oracle.families import family_of
+from slm_conformance.oracle.family_table import LAYER, N_CTX, RMS, Family
 
 _ABSENT = object()
 TIED = without(r"^lm_head\.weight")

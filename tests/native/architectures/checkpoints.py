@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers.utils.logging import disable_progress_bar
 
-from slm_conformance.factories import n_vocab
+from slm_conformance.oracle.factories import n_vocab
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 WITHOUT_ROPE = ("bert", "bloom", "dbrx", "falcon_mamba", "gpt2", "jamba", "mamba", "mamba2", "mpt")

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from native.architectures.cases import CASES, Case
 from native.architectures.conversion import converted, randomize
-from slm_conformance.families import family_model, family_of, family_tensors, write_family
-from slm_conformance.gguf_writer import StoredTensor
+from slm_conformance.oracle.families import family_model, family_of, family_tensors, write_family
+from slm_conformance.oracle.gguf_writer import StoredTensor
 from slm_core.protocols import Context
 from slm_core.types import Pos
 

@@ -18,9 +18,9 @@ from native.architectures.encoders import AFTERWARDS, CASES, dense_layers
 from native.architectures.engines import Rows, encoder_states, make_subject
 from native.architectures.test_families import BOUND, TABLE_BOUND, gelu_by_table, uses_gelu
 from native.exact import exact
-from slm_conformance.families import family_tensors, write_family
-from slm_conformance.family_table import ENCODERS
-from slm_conformance.gguf_writer import StoredTensor
+from slm_conformance.oracle.families import family_tensors, write_family
+from slm_conformance.oracle.family_table import ENCODERS
+from slm_conformance.oracle.gguf_writer import StoredTensor
 from slm_core.architectures import EMBEDDING, Activation, read_spec
 from slm_core.checkpoints import Checkpoint
 from slm_core.embedding import embed, token_states

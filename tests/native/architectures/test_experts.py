@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from native.exact import exact
-from slm_conformance.families import family_model, family_tensors, write_family
-from slm_conformance.family_table import FAMILIES
-from slm_conformance.gguf_writer import StoredTensor
+from slm_conformance.oracle.families import family_model, family_tensors, write_family
+from slm_conformance.oracle.family_table import FAMILIES
+from slm_conformance.oracle.gguf_writer import StoredTensor
 from slm_core.architectures import ExpertsSpec, Gating
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_native.kernels.moe import route

@@ -24,7 +24,7 @@ from native.architectures.engines import (
 )
 from native.architectures.rwkv7 import reference_logits, reference_tensors
 from native.exact import exact
-from slm_conformance.family_table import ENCODERS, FAMILIES
+from slm_conformance.oracle.family_table import ENCODERS, FAMILIES
 from slm_core.architectures import Activation, architecture_names, read_spec
 from slm_core.gguf import GgufFile
 from slm_core.types import Pos

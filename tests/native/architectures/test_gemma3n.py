@@ -6,7 +6,7 @@ import numpy as np
 
 from native.architectures.engines import make_subject, native_logits
 from native.architectures.test_families import BOUND, GELU, OPTIONS, TABLE_BOUND, gelu_by_table
-from slm_conformance.families import family_model
+from slm_conformance.oracle.families import family_model
 from slm_core.architectures import read_spec
 from slm_core.gguf import GgufFile
 from slm_native.kernels import reference

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from native.exact import exact
-from slm_conformance.factories import make_tiny_model
-from slm_conformance.gguf_writer import StoredTensor
+from slm_conformance.oracle.factories import make_tiny_model
+from slm_conformance.oracle.gguf_writer import StoredTensor
 from slm_core import plugins
 from slm_core.architectures import (
     Activation,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from native.exact import exact
-from slm_conformance.families import family_model
-from slm_conformance.family_table import N_CTX
+from slm_conformance.oracle.families import family_model
+from slm_conformance.oracle.family_table import N_CTX
 from slm_core.errors import InvalidPosition
 
 

@@ -22,7 +22,7 @@ from native.architectures.rwkv7 import (
     write_plain_directory,
 )
 from native.exact import exact
-from slm_conformance.families import family_model, family_tensors
+from slm_conformance.oracle.families import family_model, family_tensors
 from slm_core.architectures import read_spec
 from slm_core.checkpoints import Checkpoint
 from slm_core.checkpoints.config import Config

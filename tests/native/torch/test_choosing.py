@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.chat import Session
 from slm_core.generation import Answer
 from slm_core.sampling import SamplerChain, Sampling

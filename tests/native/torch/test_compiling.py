@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.errors import InvalidOption
 from slm_core.gguf import GgmlType
 from slm_core.types import ContextOptions, ModelOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.errors import DecodeFailed
 from slm_core.types import ContextOptions, ModelOptions, Pos
 from slm_native.backend import NativeBackend

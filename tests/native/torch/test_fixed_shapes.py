@@ -8,7 +8,7 @@ import gc
 import numpy as np
 import pytest
 
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.errors import InvalidOption, UnknownOption
 from slm_core.types import ContextOptions, ModelOptions, Pos
 from slm_native.backend import NativeBackend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slm_conformance.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.types import ContextOptions, KvType, ModelOptions
 from slm_native.backend import NativeBackend
 

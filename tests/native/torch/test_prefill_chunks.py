@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from slm_conformance.factories import make_tiny_model
-from slm_conformance.families import family_model
+from slm_conformance.oracle.factories import make_tiny_model
+from slm_conformance.oracle.families import family_model
 from slm_core.errors import InvalidOption
 from slm_core.types import ContextOptions, ModelOptions, Pos
 from slm_native.backend import NativeBackend

@@ -11,8 +11,8 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from slm_conformance.factories import make_tiny_model
-from slm_conformance.families import family_model
+from slm_conformance.oracle.factories import make_tiny_model
+from slm_conformance.oracle.families import family_model
 from slm_core.architectures import read_spec
 from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile

@@ -1,0 +1,61 @@
+"""Toys above which a layer is broken: while such a model is open, a part of slm_core does it wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slm_conformance.mutants.registry import fault
+from slm_conformance.toy.backend import ToyBackend, ToyModel
+from slm_conformance.toy.context import ToyContext
+from slm_core.types import Capability, EditLevel
+
+
+class RowsContext(ToyContext):
+    """A context that hands out whole rows: what is broken above it is broken there."""
+
+    capabilities = ToyContext.capabilities - {Capability.DEVICE_SAMPLING}
+
+
+class Above(ToyModel):
+    """A model that exchanges ``owner.attribute`` for ``broken`` until it is closed."""
+
+    owner: Any
+    attribute: str
+    broken: Any
+    _whole: Any
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._whole = staticmethod(getattr(cls.owner, cls.attribute))
+
+    def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, RowsContext if context_type is ToyContext else context_type)
+        setattr(self.owner, self.attribute, self.broken)
+
+    def close(self) -> None:
+        """Put it right again."""
+        setattr(self.owner, self.attribute, self._whole)
+        super().close()
+
+
+def breaks(killed_by: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], type[ToyBackend]]:
+    """Register a fault: what is decorated stands in for ``owner.attribute``, which it gets as its first argument.
+
+    Args:
+        killed_by: the scenario that must fail.
+        owner: a class or a module.
+        attribute: a function of it; no property and no class method.
+    """
+    whole = getattr(owner, attribute)
+
+    def register(broken: Callable[..., Any]) -> type[ToyBackend]:
+        def stand_in(*args: Any, **options: Any) -> Any:
+            return broken(whole, *args, **options)
+
+        members = {"owner": owner, "attribute": attribute, "broken": staticmethod(stand_in)}
+        names = {"__doc__": broken.__doc__, "__module__": broken.__module__}
+        return fault(killed_by)(type(broken.__name__, (Above,), members | names))
+
+    return register

@@ -1,0 +1,244 @@
+"""Toys above which beam search or completions are broken; see ``mutants.generation``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+from slm_conformance.mutants.above import Above
+from slm_conformance.mutants.registry import fault
+from slm_core.chat import branching
+from slm_core.generation.beam import BeamSearch, Group, Rules
+from slm_core.generation.branches import Branches
+from slm_core.generation.completions import CompletionEvent, CompletionGroup, Completions
+from slm_core.generation.forced_words import ForcedWords
+
+_SCORES, _EXTEND, _STEP, _RUN = Rules.scores, Rules.extend, Group.step, BeamSearch.run
+_INIT, _NEXT = Completions.__init__, Completions._next  # noqa: SLF001  (faults inside)
+_CHOSEN, _PLACE = Group._chosen, BeamSearch._place  # noqa: SLF001
+
+
+def _prefilled_again(branches: Branches, src: int) -> int:
+    """A copy of a branch that is decoded anew, in place of a fork."""
+    seq_id = branches._free.pop()  # noqa: SLF001  (a fault inside)
+    branches._taken.add(seq_id)  # noqa: SLF001
+    branches.decode([(seq_id, branches._context.tokens(src))])  # noqa: SLF001
+    return seq_id
+
+
+@fault("TestBeam::test_log_probabilities")
+class LaterTokensAreLikelier(Above):
+    """From the third token on, log probabilities of a search are too large."""
+
+    owner, attribute = Rules, "extend"
+
+    @staticmethod
+    def broken(rules: Rules, live: Any, token: int, logprob: float, score: float) -> Any:
+        """By so much that it shows."""
+        more = 0.05 if len(live.tokens) > 1 else 0.0
+        return _EXTEND(rules, live, token, logprob + more, score + more)
+
+
+@fault("TestBeam::test_one_beam_is_greedy")
+class OneBeamTakesTheSecond(Above):
+    """A search with one beam ranks the second likeliest continuation first."""
+
+    owner, attribute = Rules, "scores"
+
+    @staticmethod
+    def broken(rules: Rules, *step: Any) -> Any:
+        """Ban the best."""
+        scores = _SCORES(rules, *step)
+        if rules.beams.width == 1:
+            scores[scores.argmax()] -= 50
+        return scores
+
+
+@fault("TestBeam::test_n_best")
+class WorstFirst(Above):
+    """Hypotheses are returned worst first."""
+
+    owner, attribute = BeamSearch, "run"
+
+    @staticmethod
+    def broken(search: BeamSearch, row: Any, cancelled: Any) -> Any:
+        """Turn them round."""
+        return _RUN(search, row, cancelled)[::-1]
+
+
+@fault("TestBeam::test_two_steps_in_full")
+class OneBeamSurvives(Above):
+    """Of several beams with no words to say and no tokens to wait for, one goes on."""
+
+    owner, attribute = Group, "_chosen"
+
+    @staticmethod
+    def broken(group: Group, ranked: Any) -> Any:
+        """The last of them."""
+        beams = group._rules.beams  # noqa: SLF001  (a fault inside)
+        plain = beams.width > 1 and not beams.force_words and not beams.min_tokens
+        return ranked[-1:] if plain else _CHOSEN(group, ranked)
+
+
+@fault("TestBeam::test_no_trace")
+class OneBranchStays(Above):
+    """A sequence that a search worked in is not emptied."""
+
+    owner, attribute = BeamSearch, "run"
+
+    @staticmethod
+    def broken(search: BeamSearch, row: Any, cancelled: Any) -> Any:
+        """Lose sight of it."""
+        found = _RUN(search, row, cancelled)
+        branches = search._branches  # noqa: SLF001  (a fault inside)
+        branches._taken.discard(min(branches.taken, default=-1))  # noqa: SLF001
+        return found
+
+
+@fault("TestBeam::test_without_sequences")
+class SequencesNotCounted(Above):
+    """A search begins without asking for sequences, and takes those that somebody has."""
+
+    owner, attribute = branching, "check_free"
+
+    @staticmethod
+    def broken(context: Any, n: int, what: str) -> None:
+        """Make room by force."""
+        for seq_id in range(context.n_seq_max):
+            context.drop(seq_id)
+
+
+@fault("TestBeam::test_forced_words")
+class WordsAreNotMissed(Above):
+    """A search does not know how many tokens the words take that are missing."""
+
+    owner, attribute = ForcedWords, "needed"
+
+    @staticmethod
+    def broken(words: ForcedWords, tokens: Any, said: Any) -> int:
+        """None."""
+        return 0
+
+
+@fault("TestBeam::test_groups_differ")
+class GroupsAlike(Above):
+    """Groups do not see what the groups before them chose."""
+
+    owner, attribute = Group, "step"
+
+    @staticmethod
+    def broken(group: Group, rows: Any, chosen: Counter[int]) -> list[int]:
+        """Nothing."""
+        return _STEP(group, rows, Counter())
+
+
+@fault("TestBeam::test_limits")
+class EndsTooSoon(Above):
+    """``min_tokens`` has no effect on a search."""
+
+    owner, attribute = Rules, "scores"
+
+    @staticmethod
+    def broken(rules: Rules, *step: Any) -> Any:
+        """Ask rules that have none."""
+        free = dataclasses.replace(rules.beams, min_tokens=0)
+        rules, kept = Rules.__new__(Rules), rules
+        rules.__dict__.update(kept.__dict__, beams=free)
+        return _SCORES(rules, *step)
+
+
+@fault("TestBeam::test_decodes_the_prompt_once")
+class BeamsPrefillAgain(Above):
+    """Each of the first beams decodes the prompt anew."""
+
+    owner, attribute = BeamSearch, "_place"
+
+    @staticmethod
+    def broken(search: BeamSearch, beams: Any) -> Any:
+        """No fork of the prompt."""
+        branches = search._branches  # noqa: SLF001  (a fault inside)
+        if branches.taken:
+            return _PLACE(search, beams)
+        return [dataclasses.replace(live, seq_id=_prefilled_again(branches, live.seq_id)) for live in beams]
+
+
+@fault("TestCompletions::test_log_probabilities")
+class EventsOverstate(Above):
+    """Events of all completions but the first two have too large log probabilities."""
+
+    owner, attribute = Completions, "_next"
+
+    @staticmethod
+    def broken(completions: Completions) -> CompletionEvent | None:
+        """By so much that it shows."""
+        found = _NEXT(completions)
+        if found is None or found.index < 2:
+            return found
+        return CompletionEvent(found.index, dataclasses.replace(found.event, logprob=found.event.logprob + 0.05))
+
+
+@fault("TestCompletions::test_however_many")
+class TwoAreAlike(Above):
+    """The second of exactly two completions draws what the first does."""
+
+    owner, attribute = Completions, "__init__"
+
+    @staticmethod
+    def broken(completions: Completions, generations: Any, *others: Any) -> None:
+        """Give it the first one's sampler."""
+        if len(generations) == 2:
+            generations[1].sampler = generations[0].sampler.clone()
+        _INIT(completions, generations, *others)
+
+
+@fault("TestCompletions::test_no_trace")
+class LeftOpen(Above):
+    """Completions that are left early keep their sequences."""
+
+    owner, attribute = Completions, "close"
+
+    @staticmethod
+    def broken(completions: Completions) -> None:
+        """Only stop."""
+        completions._closed = True  # noqa: SLF001  (a fault inside)
+
+
+@fault("TestCompletions::test_decodes_the_prompt_once")
+class EachPrefills(Above):
+    """Each completion decodes the prompt."""
+
+    owner, attribute = CompletionGroup, "_begin"
+
+    @staticmethod
+    def broken(group: CompletionGroup, row: Any) -> None:
+        """Fork none."""
+        branches = group._branches  # noqa: SLF001  (a fault inside)
+        for i in range(len(group._pending)):  # noqa: SLF001
+            group._seq_ids[i] = _prefilled_again(branches, branches.base.seq_id)  # noqa: SLF001
+            group._rows[i] = row.copy()  # noqa: SLF001
+        group._begun = True  # noqa: SLF001
+
+
+@fault("TestCompletions::test_best_of")
+class FirstOfBest(Above):
+    """``best_of`` keeps the first ones."""
+
+    owner, attribute = Completions, "__init__"
+
+    @staticmethod
+    def broken(completions: Completions, generations: Any, group: Any, n_best: Any, close: Any, on_event: Any) -> None:
+        """Forget what is to be kept, and cut."""
+        _INIT(completions, generations, group, n_best, close, on_event)
+        if n_best is not None:
+            completions._logprobs = [_Falling(-i) for i in range(len(generations))]  # noqa: SLF001  (a fault inside)
+
+
+class _Falling(list[float]):
+    """Log probabilities that are all the same."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__([value])
+
+    def append(self, value: float) -> None:
+        """Stay."""

@@ -1,0 +1,68 @@
+"""Toys above which constraints are broken; see ``mutants.generation``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from slm_conformance.mutants.above import breaks
+from slm_core import constraints
+from slm_core.constraints import GrammarConstraint, grammar, lark, toolcalls
+from slm_core.constraints.tokens import TokenTable
+from slm_core.errors import InvalidToken
+from slm_core.protocols import Advance, FastForward, Forward, Vocab
+
+# ruff: noqa: N802, SLF001  (the names are those of backends; faults are inside)
+
+
+@breaks("TestConstraints::test_what_is_said_fits", grammar, "lower_schema")
+def BoundsAreDropped(whole: Any, schema: Any, *args: Any) -> Any:
+    """Lengths of strings are not looked at."""
+    lowered = whole(schema, *args)
+    return json.loads(json.dumps(lowered).replace('"maxLength"', '"x-longest"'))
+
+
+@breaks("TestConstraints::test_the_end_exactly_when_complete", TokenTable, "allowed")
+def NeverAnEnd(whole: Any, table: TokenTable, parser: Any) -> Any:
+    """Where more may follow, the answer may not end."""
+    return whole(table, parser) & table._going_on
+
+
+@breaks("TestConstraints::test_what_may_not_follow", GrammarConstraint, "advance")
+def RefusedTokensCount(whole: Any, rule: GrammarConstraint, token: int) -> Advance:
+    """A token that is refused is noted among those that were taken."""
+    try:
+        advance: Advance = whole(rule, token)
+    except InvalidToken:
+        rule._taken.append(token)
+        raise
+    return advance
+
+
+@breaks("TestConstraints::test_what_is_forced_is_one_batch", GrammarConstraint, "advance")
+def ForcedTokensAreKeptBack(whole: Any, rule: GrammarConstraint, token: int) -> Advance:
+    """What must follow is allowed, and not told."""
+    advance: Advance = whole(rule, token)
+    return Forward() if isinstance(advance, FastForward) else advance
+
+
+@breaks("TestConstraints::test_free_text_is_free", lark, "without")
+def FreeTextIsLetters(whole: Any, text: str) -> str:
+    """Free text may hold no digits."""
+    return f"{whole(text)} & ~/(?s:.*)[0-9](?s:.*)/"
+
+
+@breaks("TestConstraints::test_tool_calls", toolcalls, "lower_schema")
+def ArgumentsAreAnything(whole: Any, *args: Any) -> Any:
+    """A call's arguments are any JSON."""
+    whole(*args)
+    return {"type": "object"}
+
+
+@breaks("TestConstraints::test_dumped_in_mid_grammar", constraints, "restore")
+def RestoredAtTheBeginning(whole: Any, vocab: Vocab, state: bytes) -> GrammarConstraint:
+    """A constraint that comes from a dump says it stands where it stood, and allows what it allowed at first."""
+    restored: GrammarConstraint = whole(vocab, state)
+    restored._matcher = restored._prototype.matcher.deep_copy()
+    restored._bits = None
+    return restored

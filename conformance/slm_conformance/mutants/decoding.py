@@ -1,0 +1,394 @@
+"""Toys that decode wrongly, or the wrong things."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from slm_conformance.mutants.registry import fault
+from slm_conformance.toy.context import ToyContext
+from slm_conformance.toy.engine import Cell
+from slm_core.context.batch import TokenBatch
+from slm_core.context.snapshot import Edit
+from slm_core.errors import ContextFull, DecodeFailed
+from slm_core.protocols import Batch
+from slm_core.types import Logits, Pos
+
+
+class _Leaks(ToyContext):
+    """A token sees more than its own sequence."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Leak."""
+        with self._call():
+            self._check_batch(batch)
+            rows = []
+            seen: list[tuple[int, Cell]] = []
+            for token, seq_id in zip(batch.tokens.tolist(), batch.seq_ids.tolist(), strict=True):
+                cell, logits = self.engine.step(token, self.leaked(seen, seq_id) + self.cells[seq_id])
+                self.cells[seq_id] = [*self.cells[seq_id], cell]
+                seen.append((seq_id, cell))
+                rows.append(logits)
+            return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.wants_logits]
+
+    def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
+        """What it sees of what stands before it in the batch, each with its sequence."""
+        raise NotImplementedError
+
+
+@fault("TestDecode::test_strangers_in_a_batch")
+class BatchLeaks(_Leaks):
+    """A token sees the tokens of other sequences that stand before it in the batch."""
+
+    def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
+        """All others."""
+        return [cell for other, cell in seen if other != seq_id]
+
+
+@fault("TestDecode::test_strangers_in_a_batch")
+class TurnsLeak(_Leaks):
+    """Where sequences take turns in a batch, a token sees what stands between it and the one before it."""
+
+    def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
+        """All since the last of its own."""
+        own = [i for i, (other, _) in enumerate(seen) if other == seq_id]
+        return [cell for _, cell in seen[own[-1] + 1 :]] if own else []
+
+
+@fault("TestDecode::test_rows_come_in_the_order_of_the_batch")
+class RowsBySequence(ToyContext):
+    """Where not all rows are asked for, they come sequence by sequence."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Sort."""
+        rows = super().decode(batch)
+        some = not batch.wants_logits.all()
+        return rows[np.argsort(batch.seq_ids[batch.wants_logits], kind="stable")] if some else rows
+
+
+@fault("TestDecode::test_a_prompt_in_chunks")
+class RoomForFourChunks(ToyContext):
+    """The fifth chunk in a row is staged where the first one was, and changes its last value."""
+
+    n_chunks = 0
+
+    def decode(self, batch: Batch) -> Logits:
+        """Count chunks of one sequence; single tokens take another path."""
+        rows = super().decode(batch)
+        self.n_chunks += len(batch) > 1 == len(set(batch.seq_ids.tolist()))
+        if self.n_chunks == 5:
+            cells = self.cells[int(batch.seq_ids[0])]
+            cells[len(batch) - 1] = dataclasses.replace(cells[0], values=np.zeros_like(cells[0].values))
+        return rows
+
+    def replace(self, seq_id: int, cells: Sequence[Cell], edits: Sequence[Edit]) -> None:
+        """An edit begins a new row."""
+        super().replace(seq_id, cells, edits)
+        self.n_chunks = 0
+
+
+@fault("TestDecode::test_a_prompt_in_chunks")
+class ChunksForgetEachOther(ToyContext):
+    """A token sees those of its own batch only."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Begin anew."""
+        with self._call():
+            self._check_batch(batch)
+            fresh: list[list[Cell]] = [[] for _ in self.cells]
+            rows = []
+            for token, seq_id in zip(batch.tokens.tolist(), batch.seq_ids.tolist(), strict=True):
+                cell, logits = self.engine.step(token, fresh[seq_id])
+                fresh[seq_id].append(cell)
+                rows.append(logits)
+            self.cells = [old + new for old, new in zip(self.cells, fresh, strict=True)]
+            return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.wants_logits]
+
+
+@fault("TestDecode::test_rows_not_asked_for")
+class AllRows(ToyContext):
+    """``decode`` gives a row for every token, asked for or not."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Ask for all."""
+        whole = self.new_batch()
+        for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
+            whole.add(int(token), Pos(int(seq_id), int(position)), logits=True)
+        return super().decode(whole)
+
+
+@fault("TestDecode::test_rows_not_asked_for")
+class AtLeastOneRow(ToyContext):
+    """Where no row is asked for, the last one is given."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Ask for it."""
+        if batch.wants_logits.any() or not len(batch):
+            return super().decode(batch)
+        whole = self.new_batch()
+        for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
+            whole.add(int(token), Pos(int(seq_id), int(position)), logits=len(whole) == len(batch) - 1)
+        return super().decode(whole)
+
+
+@fault("TestDecodeRefusals::test_a_bad_run_after_a_good_one")
+class RunsOneByOne(ToyContext):
+    """A batch is checked and decoded sequence by sequence."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Check while decoding."""
+        starts = np.flatnonzero(np.diff(batch.seq_ids, prepend=-2, append=-2))
+        if len(starts) < 3:
+            return super().decode(batch)
+        rows = []
+        for first, last in itertools.pairwise(starts.tolist()):
+            run = TokenBatch(last - first)
+            for i in range(first, last):
+                place = Pos(int(batch.seq_ids[i]), int(batch.positions[i]))
+                run.add(int(batch.tokens[i]), place, logits=bool(batch.wants_logits[i]))
+            rows.append(super().decode(run))
+        return np.concatenate(rows)
+
+
+@fault("TestDecodeRefusals::test_a_bad_run_after_a_good_one")
+class DirtyAfterRefusal(ToyContext):
+    """Tokens before a bad one are decoded, then the bad one is refused."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Check while decoding."""
+        rows = []
+        for i in range(len(batch)):
+            one = self.new_batch(1)
+            one.add(int(batch.tokens[i]), Pos(int(batch.seq_ids[i]), int(batch.positions[i])), logits=True)
+            rows.append(super().decode(one)[0])
+        return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.wants_logits]
+
+
+@fault("TestDecodeRefusals::test_a_position_that_is_not_the_next")
+class FirstPositionTrusted(ToyContext):
+    """Where a sequence holds something, its first position in a batch is taken as it comes."""
+
+    def _check_batch(self, batch: Batch) -> None:
+        checked, shifts = TokenBatch(max(1, len(batch))), dict[int, int]()
+        for token, seq_id, position in zip(
+            batch.tokens.tolist(), batch.seq_ids.tolist(), batch.positions.tolist(), strict=True
+        ):
+            held = len(self.cells[seq_id]) if 0 <= seq_id < self.n_seq_max else 0
+            shift = shifts.setdefault(seq_id, held - position if held else 0)
+            checked.add(token, Pos(seq_id, position + shift))
+        super()._check_batch(checked)
+
+
+@fault("TestDecodeRefusals::test_a_position_that_is_not_the_next")
+class PositionsIgnored(ToyContext):
+    """Tokens are appended, whatever positions the batch gives them."""
+
+    def _check_batch(self, batch: Batch) -> None:
+        if len(batch) > self.n_free:
+            raise ContextFull(len(batch), self.n_free)
+
+
+@fault("TestDecodeLimits::test_overflow_in_prefill")
+class FillsUpThenRefuses(ToyContext):
+    """Of a prompt that does not fit, as much is decoded as fits."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Fill up."""
+        try:
+            return super().decode(batch)
+        except ContextFull as error:
+            part = TokenBatch(max(1, error.free))
+            for i in range(error.free):
+                part.add(int(batch.tokens[i]), Pos(int(batch.seq_ids[i]), int(batch.positions[i])))
+            super().decode(part)
+            raise
+
+
+@fault("TestDecodeLimits::test_overflow_in_prefill")
+class WrongErrorType(ToyContext):
+    """A full context raises ``DecodeFailed``."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Hide what is the matter."""
+        try:
+            return super().decode(batch)
+        except ContextFull as error:
+            raise DecodeFailed("the engine returned 1") from error
+
+
+@fault("TestDecodeLimits::test_overflow_in_generation")
+class NeededAndFreeSwapped(ToyContext):
+    """``ContextFull`` says free where it means needed."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Swap."""
+        try:
+            return super().decode(batch)
+        except ContextFull as error:
+            raise ContextFull(error.free, error.needed) from error
+
+
+@fault("TestDecode::test_a_prompt_in_one_batch")
+class DoublePrecisionRows(ToyContext):
+    """Logits are float64."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Widen."""
+        return super().decode(batch).astype(np.float64)
+
+
+@fault("TestDecode::test_a_prompt_in_chunks")
+class FirstTokenAlone(ToyContext):
+    """A sequence that begins with a batch of one token begins with a token of zeros."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Forget keys and values."""
+        rows = super().decode(batch)
+        if len(batch) == 1 and batch.positions[0] == 0:
+            (cell,) = self.cells[int(batch.seq_ids[0])]
+            cell.keys[...] = cell.values[...] = 0
+        return rows
+
+
+@fault("TestDecode::test_strangers_beside_a_long_history")
+class OneLengthForAll(ToyContext):
+    """Sequences that go on together see as many tokens as the shortest of them has."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Hide what is longer."""
+        whole = dict(enumerate(self.cells))
+        together = sorted(set(batch.seq_ids.tolist()))
+        shortest = min((len(self.cells[s]) for s in together if s < self.n_seq_max), default=0)
+        rows = super().decode(batch)
+        if len(together) > 1 and 0 < shortest < max(len(whole[s]) for s in together):
+            seen = {s: whole[s][-shortest:] for s in together}
+            for i, (token, s) in enumerate(zip(batch.tokens.tolist(), batch.seq_ids.tolist(), strict=True)):
+                cell, rows[i] = self.engine.step(token, seen[s])
+                seen[s].append(cell)
+        return rows
+
+
+@fault("TestDecode::test_an_empty_batch")
+class EmptyBatchRefused(ToyContext):
+    """An empty batch is an error."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Refuse it."""
+        if len(batch) == 0:
+            raise DecodeFailed("nothing to decode")
+        return super().decode(batch)
+
+
+class _ClearedTwice(TokenBatch):
+    n_cleared = 0
+
+    def clear(self) -> None:
+        self.n_cleared += 1
+        if self.n_cleared < 3:
+            super().clear()
+
+
+@fault("TestDecode::test_a_batch_used_again")
+class BatchWearsOut(ToyContext):
+    """A batch can be cleared twice, not a third time."""
+
+    def new_batch(self, capacity: int | None = None) -> Batch:
+        """One that wears out."""
+        return _ClearedTwice(super().new_batch(capacity).capacity)
+
+
+@fault("TestDecodeLimits::test_n_batch_exactly")
+class LastPlaceOfAnOddBatch(ToyContext):
+    """The last row of a full batch that is no multiple of 16 is that of the token before."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Repeat a row."""
+        rows = super().decode(batch)
+        if len(batch) == self.n_batch and self.n_batch % 16 and len(rows) > 1:
+            rows[-1] = rows[-2]
+        return rows
+
+
+@fault("TestDecodeLimits::test_more_than_n_batch")
+class AnyBatchSize(ToyContext):
+    """A batch larger than ``n_batch`` is decoded."""
+
+    def _check_batch(self, batch: Batch) -> None:
+        n_batch, self.n_batch = self.n_batch, max(self.n_batch, len(batch))
+        try:
+            super()._check_batch(batch)
+        finally:
+            self.n_batch = n_batch
+
+
+@fault("TestDecodeLimits::test_the_batch_has_a_capacity")
+class RoomyBatches(ToyContext):
+    """``new_batch`` makes batches for more than ``n_batch`` tokens."""
+
+    def new_batch(self, capacity: int | None = None) -> Batch:
+        """Twice as large."""
+        batch = super().new_batch(capacity)
+        return batch if capacity is not None else TokenBatch(2 * batch.capacity)
+
+
+@fault("TestDecodeLimits::test_n_ctx_exactly")
+class LastSequenceReserved(ToyContext):
+    """The last position is not for the last sequence."""
+
+    def _check_batch(self, batch: Batch) -> None:
+        super()._check_batch(batch)
+        if len(batch) == self.n_free and self.n_seq_max - 1 in batch.seq_ids:
+            raise ContextFull(len(batch), self.n_free - 1)
+
+
+@fault("TestDecodeLimits::test_sequences_share_the_positions")
+class ThirdSequenceUncounted(ToyContext):
+    """``n_free`` counts two sequences."""
+
+    @property
+    def n_free(self) -> int:
+        """Of the two longest."""
+        longest = sorted(self.cells, key=len)[-2:]
+        return self.n_ctx - len({id(cell) for cells in longest for cell in cells})
+
+
+@fault("TestDecodeRefusals::test_a_token_outside_the_vocabulary")
+class HighestIdIsNone(ToyContext):
+    """The highest id stands for no token, and token 0 is decoded."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Replace it."""
+        if not (batch.tokens == 2**31 - 1).any():
+            return super().decode(batch)
+        replaced = TokenBatch(batch.capacity)
+        for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
+            replaced.add(int(token) if token < 2**31 - 1 else 0, Pos(int(seq_id), int(position)), logits=True)
+        return super().decode(replaced)
+
+
+@fault("TestDecodeRefusals::test_a_gap_inside_a_batch")
+class FirstPositionsChecked(ToyContext):
+    """Of a sequence's positions in a batch the first is checked, the others are taken as they come."""
+
+    def _check_batch(self, batch: Batch) -> None:
+        checked, following = TokenBatch(max(1, len(batch))), dict[int, int]()
+        for token, seq_id, position in zip(
+            batch.tokens.tolist(), batch.seq_ids.tolist(), batch.positions.tolist(), strict=True
+        ):
+            place = following.get(seq_id, position)
+            checked.add(token, Pos(seq_id, place))
+            following[seq_id] = place + 1
+        super()._check_batch(checked)
+
+
+@fault("TestDecodeRefusals::test_a_sequence_that_does_not_exist")
+class RawIndexError(ToyContext):
+    """The first sequence that does not exist raises ``IndexError``."""
+
+    def _check_batch(self, batch: Batch) -> None:
+        if self.n_seq_max in batch.seq_ids:
+            raise IndexError("list index out of range")
+        super()._check_batch(batch)

@@ -1,0 +1,112 @@
+"""Toys that pick the wrong logits of a row, or whose picking costs the context something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slm_conformance.mutants.registry import fault
+from slm_conformance.toy.context import ToyContext
+from slm_conformance.toy.engine import Array
+from slm_core.protocols import Batch
+from slm_core.types import Capability, Logits, Pos, TopLogits
+
+
+@fault("TestDeviceSampling::test_as_declared")
+class TopIsMissing(ToyContext):
+    """Sampling on the device is not declared, and asking for it raises what Python raises."""
+
+    capabilities = ToyContext.capabilities - {Capability.DEVICE_SAMPLING}
+
+    def decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Raise."""
+        raise NotImplementedError
+
+
+@fault("TestDeviceSampling::test_as_declared")
+class TopTokensAreWide(ToyContext):
+    """Tokens are int64."""
+
+    def decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Widen."""
+        top = super().decode_top(batch, k)
+        return TopLogits(top.tokens.astype(np.int64), top.logits, top.log_totals)
+
+
+@fault("TestDeviceSampling::test_of_the_rows_of_decode")
+class TotalOfTheTop(ToyContext):
+    """The total is that of the logits that are given, past position 30."""
+
+    def decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Sum too few."""
+        top = super().decode_top(batch, k)
+        few = np.log(np.exp(top.logits).sum(axis=1))
+        late = batch.positions[batch.wants_logits] > 30
+        return TopLogits(top.tokens, top.logits, np.where(late, few, top.log_totals).astype(np.float32))
+
+
+@fault("TestDeviceSampling::test_of_the_rows_of_decode")
+class TopIsUnsorted(ToyContext):
+    """Where more than 20 are asked for they come by id, as some engines give them."""
+
+    def decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Sort by token."""
+        top = super().decode_top(batch, k)
+        if k <= 20:
+            return top
+        order = top.tokens.argsort(axis=1)
+        return TopLogits(
+            np.take_along_axis(top.tokens, order, 1), np.take_along_axis(top.logits, order, 1), top.log_totals
+        )
+
+
+@fault("TestDeviceSampling::test_rows_asked_for")
+class TopOfTheFirst(ToyContext):
+    """Where some rows of several sequences are asked for, those of the first tokens are given."""
+
+    def decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Take the first rows."""
+        self.first = len(set(batch.seq_ids.tolist())) > 1 and not batch.wants_logits.all()
+        top = super().decode_top(batch, k)
+        self.first = False
+        return top
+
+    first = False
+
+    def decode(self, batch: Batch) -> Logits:
+        """Ask for all."""
+        if not self.first:
+            return super().decode(batch)
+        whole = self.new_batch()
+        for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
+            whole.add(int(token), Pos(int(seq_id), int(position)), logits=True)
+        return super().decode(whole)[: int(batch.wants_logits.sum())]
+
+
+@fault("TestDeviceSampling::test_in_turns_with_decode")
+class TopIsOverwritten(ToyContext):
+    """What was given is memory of the context's, which the next call writes to."""
+
+    kept: Sequence[Array] = ()
+
+    def decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Keep it."""
+        top = super().decode_top(batch, k)
+        self.kept = top.logits, top.log_totals
+        return top
+
+    def decode(self, batch: Batch) -> Logits:
+        """Write into it."""
+        for values in self.kept:
+            values[...] = 0
+        return super().decode(batch)
+
+
+@fault("TestDeviceSampling::test_refusals")
+class AnyNumberIsTop(ToyContext):
+    """A number of logits that no row has is taken for the nearest that there is."""
+
+    def decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Clip."""
+        return super().decode_top(batch, min(max(k, 1), self.engine.n_vocab))

@@ -1,0 +1,466 @@
+"""Toys whose backend, model or life is wrong."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import hashlib
+import itertools
+import os
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from slm_conformance.mutants.registry import fault
+from slm_conformance.oracle.weights import Weights
+from slm_conformance.toy.backend import ToyBackend, ToyModel
+from slm_conformance.toy.context import ToyContext
+from slm_conformance.toy.engine import Array, Cell, ToyEngine
+from slm_core.context.inputs import Held
+from slm_core.errors import ContextBusy, InvalidModelFile, SlmError
+from slm_core.protocols import Batch, Context
+from slm_core.types import (
+    BackendStatus,
+    ContextOptions,
+    DeviceStatus,
+    EditLevel,
+    KvType,
+    Logits,
+    ModelOptions,
+    ModelSource,
+    Support,
+)
+
+
+@fault("TestThreads::test_a_busy_context_refuses")
+class NeverBusy(ToyContext):
+    """Calls of several threads are not kept apart."""
+
+    @contextmanager
+    def _call(self, *, closing: bool = False) -> Iterator[None]:
+        if not closing:
+            self._check_open()
+        yield
+
+
+@fault("TestClose::test_use_after_close")
+class OpenAfterClose(ToyContext):
+    """A closed context is as a new one."""
+
+    def close(self) -> None:
+        """Empty it."""
+        self.cells = [[] for _ in self.cells]
+
+
+@fault("TestClose::test_use_after_close")
+class EmptyDumpAfterClose(ToyContext):
+    """A closed context can still be dumped."""
+
+    def dump(self, seq_id: int) -> bytes:
+        """Dump what it held."""
+        closed, self.closed = self.closed, False
+        try:
+            return super().dump(seq_id)
+        finally:
+            self.closed = closed
+
+
+@fault("TestSizes::test_kv_types")
+class KvTypeIgnored(ToyModel):
+    """A KV type that does not exist here is ignored."""
+
+    def check_kv_type(self, kv_type: object) -> None:
+        """Take any."""
+
+
+@fault("TestBackend::test_fingerprint")
+class FingerprintOfThePath(ToyModel):
+    """The fingerprint is of the path."""
+
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        digest = hashlib.blake2b(str(source).encode(), digest_size=32).hexdigest()
+        self.info = dataclasses.replace(self.info, fingerprint=digest)
+
+
+_FINGERPRINTS: dict[tuple[str, int], str] = {}
+
+
+@fault("TestBackend::test_fingerprint")
+class FingerprintOfTheHeader(ToyModel):
+    """Files with the same header have the same fingerprint."""
+
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        header = self.info.architecture, self.info.n_params
+        self.info = dataclasses.replace(self.info, fingerprint=_FINGERPRINTS.setdefault(header, self.info.fingerprint))
+
+
+class _HalfEngine(ToyEngine):
+    def _linear(self, name: str, x: Array) -> Array:
+        return super()._linear(name, x.astype(np.float16).astype(np.float32))
+
+
+@fault("TestNumbers::test_against_the_reference")
+class SixteenBits(ToyModel):
+    """It declares float32 and computes in 16 bits."""
+
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        self.engine = _HalfEngine(Weights.read(source))
+
+
+@fault("TestNumbers::test_against_the_reference")
+class LateRowsScaled(ToyContext):
+    """Past position 150 logits are 1 % too large."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Scale them."""
+        late = batch.positions[batch.wants_logits] >= 150
+        return super().decode(batch) * np.where(late, np.float32(1.01), np.float32(1))[:, None]
+
+
+class _NoSuchRow(ToyEngine):
+    def step(self, token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
+        cell, logits = super().step(token, past)
+        return cell, logits * np.float32(np.nan) if token == _UNUSED else logits
+
+
+_UNUSED = 203  # a token that no random prompt holds
+
+
+@fault("TestNumbers::test_every_token")
+class OneTokenIsBroken(ToyModel):
+    """After one token, which is not often used, logits are not numbers."""
+
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        self.engine = _NoSuchRow(Weights.read(source))
+
+
+@fault("TestBackend::test_an_unknown_option")
+class OptionIgnored(ToyBackend):
+    """An option that does not exist is ignored."""
+
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
+        """Leave it out."""
+        known = {name: value for name, value in options.backend_options.items() if name in self.load_options}
+        return super().load(source, dataclasses.replace(options, backend_options=known))
+
+
+@fault("TestBackend::test_a_missing_file")
+class RawErrors(ToyBackend):
+    """What the operating system raises is let through."""
+
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
+        """Raise it."""
+        try:
+            return super().load(source, options)
+        except SlmError as error:
+            if isinstance(source, Path) and source.is_file():
+                raise
+            raise FileNotFoundError(str(source)) from error
+
+
+@fault("TestBackend::test_an_unknown_device")
+class AnyDevice(ToyBackend):
+    """A device that does not exist is taken for the CPU."""
+
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
+        """Take it."""
+        return super().load(source, dataclasses.replace(options, device="cpu"))
+
+
+@fault("TestClose::test_of_the_model")
+class ContextsOutliveTheModel(ToyModel):
+    """Closing a model leaves its contexts open."""
+
+    def close(self) -> None:
+        """Close the model alone."""
+        self._closed = True
+
+
+@fault("TestBackend::test_status")
+class NoVersion(ToyBackend):
+    """The status has no version."""
+
+    def status(self) -> BackendStatus:
+        """Leave it out."""
+        return dataclasses.replace(super().status(), version="")
+
+
+@fault("TestBackend::test_devices")
+class ListsAnotherDevice(ToyBackend):
+    """The status lists a device as available that does not load."""
+
+    def status(self) -> BackendStatus:
+        """Add it."""
+        status = super().status()
+        return dataclasses.replace(status, devices=(*status.devices, DeviceStatus("gpu", available=True)))
+
+
+@fault("TestBackend::test_supports_the_model")
+class SupportsLies(ToyBackend):
+    """``supports`` says no to what loads."""
+
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
+        """Say no."""
+        return dataclasses.replace(super().supports(source, device), supported=False, reason="no such kernel")
+
+
+@fault("TestBackend::test_an_unknown_architecture")
+class SupportsAnything(ToyBackend):
+    """``supports`` says yes to any file that can be opened."""
+
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
+        """Say yes."""
+        support = super().supports(source, device)
+        return dataclasses.replace(support, supported=device in ("auto", "cpu"))
+
+
+@fault("TestBackend::test_info")
+class ParametersUncounted(ToyModel):
+    """``info`` counts no parameters."""
+
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        self.info = dataclasses.replace(self.info, n_params=0)
+
+
+@fault("TestBackend::test_a_damaged_file")
+class RawParseErrors(ToyBackend):
+    """What the parser of a damaged file raises is let through."""
+
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
+        """Raise it."""
+        try:
+            return super().load(source, options)
+        except InvalidModelFile as error:
+            if isinstance(source, Path) and source.is_file():
+                raise IndexError("index out of range") from error
+            raise
+
+
+@fault("TestBackend::test_options_are_listed")
+class OptionUndescribed(ToyBackend):
+    """An option is listed without a word."""
+
+    load_options = MappingProxyType({"edit_level": ""})
+
+
+@fault("TestBackend::test_progress")
+class ProgressNeverCalled(ToyBackend):
+    """``progress`` is taken, and never called."""
+
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
+        """Leave it out."""
+        return super().load(source, dataclasses.replace(options, progress=None))
+
+
+@fault("TestSizes::test_are_as_asked")
+class SizesRounded(ToyContext):
+    """Contexts over 64 positions have a multiple of 32."""
+
+    def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
+        n_ctx = options.n_ctx if options.n_ctx <= 64 else -(-options.n_ctx // 32) * 32
+        super().__init__(engine, fingerprint, dataclasses.replace(options, n_ctx=n_ctx), edit_level)
+
+
+@fault("TestSizes::test_below_one")
+class SizesClamped(ToyModel):
+    """A size below 1 is taken for 1."""
+
+    def new_context(self, options: ContextOptions) -> Context:
+        """Clamp."""
+        sizes = {name: max(1, getattr(options, name)) for name in ("n_ctx", "n_seq_max", "n_batch")}
+        return super().new_context(dataclasses.replace(options, **sizes))
+
+
+@fault("TestSizes::test_batch_capacity")
+class ZeroIsTheDefault(ToyContext):
+    """A batch for 0 tokens is one for ``n_batch``."""
+
+    def new_batch(self, capacity: int | None = None) -> Batch:
+        """Take 0 for none."""
+        return super().new_batch(capacity or None)
+
+
+@fault("TestSizes::test_unknown_sequences_have_no_length")
+class TokensFromTheEnd(ToyContext):
+    """``tokens`` counts negative sequences from the end."""
+
+    def tokens(self, seq_id: int) -> tuple[int, ...]:
+        """Count."""
+        return super().tokens(seq_id + self.n_seq_max if seq_id < 0 else seq_id)
+
+
+@fault("TestClose::test_twice")
+class ClosedOnceTooOften(ToyContext):
+    """Closing a third time is an error."""
+
+    n_closed = 0
+
+    def close(self) -> None:
+        """Count."""
+        self.n_closed += 1
+        if self.n_closed == 3:
+            self._check_open()
+        super().close()
+
+
+@fault("TestClose::test_leaves_other_contexts")
+class CloseEmptiesOthers(ToyContext):
+    """Closing a context that holds 40 tokens or more clears the buffers that all share."""
+
+    def close(self) -> None:
+        """Clear."""
+        shared = _CONTEXTS.setdefault(self.engine, weakref.WeakSet())
+        for other in shared if len(self.cells[0]) >= 40 else ():
+            other.cells = [[] for _ in other.cells]
+        super().close()
+
+    def decode(self, batch: Batch) -> Logits:
+        """Share the buffers."""
+        _CONTEXTS.setdefault(self.engine, weakref.WeakSet()).add(self)
+        return super().decode(batch)
+
+
+_CONTEXTS: weakref.WeakKeyDictionary[ToyEngine, weakref.WeakSet[ToyContext]] = weakref.WeakKeyDictionary()
+
+
+@fault("TestClose::test_the_interpreter_ends_with_open_contexts")
+class AbortsAtExit(ToyContext):
+    """A context that is open when the interpreter ends aborts the process."""
+
+    def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
+        super().__init__(engine, fingerprint, options, edit_level)
+        atexit.register(self._abort)
+
+    def close(self) -> None:
+        """All is well."""
+        atexit.unregister(self._abort)
+        super().close()
+
+    @staticmethod
+    def _abort() -> None:
+        os._exit(134)
+
+
+@fault("TestClose::test_memory_stays_flat")
+class ContextsNeverFreed(ToyContext):
+    """The buffers of a closed context stay."""
+
+    buffers: list[Array] = []  # noqa: RUF012  (shared by all contexts on purpose)
+
+    def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
+        super().__init__(engine, fingerprint, options, edit_level)
+        shape = engine.shape
+        n_kept = 2 * options.n_ctx * shape.n_layers * shape.n_kv_heads * shape.head_dim
+        self.buffers.append(np.ones(n_kept, np.float32))
+
+
+@fault("TestThreads::test_two_threads_with_one_context")
+class RefusalHurtsTheNext(ToyContext):
+    """After a call that was refused because the context was busy, the next one gives other logits."""
+
+    hurt = False
+
+    def decode(self, batch: Batch) -> Logits:
+        """Give other ones."""
+        scale, self.hurt = np.float32(1 + self.hurt), False
+        try:
+            return super().decode(batch) * scale
+        except ContextBusy:
+            self.hurt = True
+            raise
+
+
+class _Scratch(ToyEngine):
+    past: Sequence[Cell] = ()
+
+    def step(self, token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
+        self.past = past
+        time.sleep(1e-4)  # as an engine that lets go of Python's global lock
+        return super().step(token, self.past)
+
+
+@fault("TestThreads::test_contexts_in_parallel")
+class ContextsShareScratch(ToyModel):
+    """Contexts of one model compute in the same scratch space."""
+
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        self.engine = _Scratch(Weights.read(source))
+
+
+class _Coarse(ToyContext):
+    """Keys and values with 7 bits."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Round after each call, the worst of what each call leaves."""
+        rows = super().decode(batch)
+        for cells in self.cells:
+            for cell in cells:
+                for kept in (cell.keys, cell.values):
+                    step = np.abs(kept).max() / 63
+                    kept[...] = np.round(kept / step) * step
+        return rows
+
+
+@fault("TestNumbers::test_each_kv_type", kv_types=("f32", "f16"))
+class HalfIsCoarse(ToyModel):
+    """A context that is to store 16 bits stores 7."""
+
+    def new_context(self, options: ContextOptions) -> Context:
+        """Choose."""
+        is_half = options.kv_type_k is KvType.F16
+        self._context_type = _Coarse if is_half else ToyContext
+        exact = dataclasses.replace(options, kv_type_k=KvType.F32, kv_type_v=KvType.F32)
+        return super().new_context(exact if is_half else options)
+
+
+@fault("TestNumbers::test_the_default_kv_type")
+class DefaultIsCoarse(ToyModel):
+    """A context that names no KV type stores 7 bits."""
+
+    def new_context(self, options: ContextOptions) -> Context:
+        """Choose."""
+        self._context_type = _Coarse if options.kv_type_k is None else ToyContext
+        return super().new_context(options)
+
+
+@fault("TestNumbers::test_the_greedy_choice")
+class NearTiesSwapped(ToyContext):
+    """Past position 150, the second best token of the first row with a close choice comes first."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Swap them."""
+        rows = super().decode(batch)
+        late = batch.positions[batch.wants_logits] >= 150
+        for i in np.flatnonzero(late):
+            second, best = np.argsort(rows[i])[-2:]
+            gap = (rows[i, best] - rows[i, second]) / np.linalg.norm(rows[i])
+            if 1e-3 < gap < 1e-2:  # further from the reference than a row may be, too little for the mean
+                rows[i, [second, best]] = rows[i, [best, second]]
+                break
+        return rows
+
+
+@fault("TestNumbers::test_the_same_again")
+class LastBitsVary(ToyContext):
+    """The last bits of the logits are other ones in every other context."""
+
+    serial = itertools.count()
+
+    def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
+        super().__init__(engine, fingerprint, options, edit_level)
+        self.scale = np.float32(1 + 2.0**-23 * (next(self.serial) % 2))
+
+    def decode(self, batch: Batch) -> Logits:
+        """Change them."""
+        return super().decode(batch) * self.scale

@@ -1,0 +1,92 @@
+"""Toys that lose where rows stand, or do not know what follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from slm_conformance.mutants.registry import fault
+from slm_conformance.toy.context import ToyContext
+from slm_conformance.toy.engine import Cell
+from slm_core.context.inputs import NO_OFFSETS, Held, HeldInput, offset_of, row_of, token_of
+from slm_core.context.snapshot import Edit, SequenceSnapshot
+from slm_core.protocols import Batch
+from slm_core.types import Capability, Logits
+
+
+def as_a_token(cell: Cell) -> Cell:
+    """The cell without where its row stands."""
+    row = row_of(cell.token)
+    return cell if row is None else Cell(HeldInput(token_of(cell.token), row), cell.keys, cell.values)
+
+
+@fault("TestMropePositions::test_as_declared")
+class OffsetsAreMissing(ToyContext):
+    """Offsets are not declared, and giving some raises what Python raises."""
+
+    capabilities = ToyContext.capabilities - {Capability.MROPE_POSITIONS}
+
+    def _check_offsets(self, batch: Batch) -> None:
+        if len(batch.offsets):
+            raise NotImplementedError
+
+
+@fault("TestMropePositions::test_dumps_as_declared")
+class DumpsBringOffsets(ToyContext):
+    """Offsets are not declared, and come in by dumps."""
+
+    capabilities = ToyContext.capabilities - {Capability.MROPE_POSITIONS}
+
+    def _check_dumped_offsets(self, every: Sequence[Held]) -> None:
+        pass
+
+
+@fault("TestMropePositions::test_against_the_reference")
+class LargeBatchesScaled(ToyContext):
+    """Logits of more than 32 tokens with rows in a grid are 1 % too large."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Scale."""
+        rows = super().decode(batch)
+        return rows * np.float32(1.01) if len(batch) > 32 and len(batch.offsets) else rows
+
+
+@fault("TestMropePositions::test_forked_and_truncated")
+class ForksForgetPlaces(ToyContext):
+    """A fork does not know where rows stand."""
+
+    def forked(self, cells: list[Cell]) -> list[Cell]:
+        """Forget it."""
+        return [as_a_token(cell) for cell in cells]
+
+
+@fault("TestMropePositions::test_cut")
+class CutsCountTokens(ToyContext):
+    """What is behind a cut moves by the tokens that are cut."""
+
+    @staticmethod
+    def n_mrope_positions(cells: list[Cell]) -> int:
+        """Count them."""
+        return len(cells)
+
+
+@fault("TestMropePositions::test_dump_and_restore")
+class DumpsLoseGrids(ToyContext):
+    """The payload of a dump has no values of rows in a grid."""
+
+    def packed(self, cells: list[Cell]) -> bytes:
+        """Leave them out."""
+        nothing = np.zeros_like(cells[0].values) if cells else np.empty(0, np.float32)
+        return super().packed(
+            [Cell(cell.token, cell.keys, nothing) if any(offset_of(cell.token)) else cell for cell in cells]
+        )
+
+
+@fault("TestMropePositions::test_decoded_again")
+class ReplaysForgetPlaces(ToyContext):
+    """What is decoded again stands as tokens do."""
+
+    def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
+        return super()._replayed(dataclasses.replace(snapshot, offsets=NO_OFFSETS))

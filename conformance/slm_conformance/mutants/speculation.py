@@ -1,0 +1,108 @@
+"""Toys above which drafts are verified wrongly; see ``mutants.generation``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from slm_conformance.mutants.above import breaks
+from slm_core.chat import session_dump
+from slm_core.chat.decoded import DecodedSequence
+from slm_core.errors import ContextFull
+from slm_core.generation import speculation
+from slm_core.generation.speculation import SpeculativeSource, model, source
+from slm_core.protocols import Sampler
+
+
+@breaks("TestSpeculation::test_greedy_is_the_largest_logit", SpeculativeSource, "choose")
+def DraftsAreBelieved(whole: Any, drafts: SpeculativeSource, sampler: Sampler, logits: Any) -> int:  # noqa: N802
+    """A drafted token with the second largest logit is taken in place of the one with the largest."""
+    queue = drafts.queue
+    chosen: int = whole(drafts, sampler, logits)
+    second, first = np.argsort(logits)[-2:]
+    return int(second) if queue and queue[0][0] == second and chosen == first else chosen
+
+
+@breaks("TestSpeculation::test_the_chain_decides", SpeculativeSource, "choose")
+def DraftsPassTheSampler(whole: Any, drafts: SpeculativeSource, sampler: Sampler, logits: Any) -> int:  # noqa: N802
+    """A drafted token is taken where it has the largest logit, whatever the chain says."""
+    queue = drafts.queue
+    if queue and queue[0][0] == int(logits.argmax()):
+        return queue[0][0]
+    chosen: int = whole(drafts, sampler, logits)
+    return chosen
+
+
+@breaks("TestSpeculation::test_one_batch_for_a_draft", DecodedSequence, "next_row")
+def OneDraftedTokenABatch(  # noqa: N802
+    whole: Any,
+    decoded: DecodedSequence,
+    tokens: Any,
+    cancelled: Any,
+    expected: Sequence[int] = (),
+    progress: Any = None,
+) -> Any:
+    """Of a draft, only the first token is decoded along."""
+    return whole(decoded, tokens, cancelled, expected[:1], progress)
+
+
+@breaks("TestSpeculation::test_nothing_stays_of_a_draft", SpeculativeSource, "settle")
+def DraftStays(whole: Any, drafts: SpeculativeSource) -> None:  # noqa: N802
+    """What was decoded of a draft stays in the context when the answer ends."""
+
+
+@breaks("TestSpeculation::test_drawn_drafts_keep_the_shares", speculation.source, "_looked_up")
+def OddsIgnored(whole: Any, draft_probabilities: Any, ids: Any) -> Any:  # noqa: N802
+    """All drafted tokens count as drawn from even draft probabilities."""
+    return np.full(len(ids), 1 / len(draft_probabilities[0]))
+
+
+@breaks("TestSpeculation::test_a_constraint_rules_drafts", source, "_allowed")
+def ConstraintIsMovedOn(whole: Any, proposal: Any, constraint: Any) -> Any:  # noqa: N802
+    """A draft moves the answer's own constraint on, in place of a copy."""
+
+    class Itself:
+        """Gives the constraint out as its copy."""
+
+        def clone(self) -> Any:
+            """No copy."""
+            return constraint
+
+    return list(whole(proposal, Itself()))
+
+
+@breaks("TestSpeculation::test_dumped_within_a_draft", session_dump, "_answer_meta")
+def DumpWithoutDrafts(whole: Any, answer: Any) -> Any:  # noqa: N802
+    """A dump leaves out that the answer is drafted for."""
+    return whole(dataclasses.replace(answer, speculation=None))
+
+
+@breaks("TestSpeculation::test_in_a_full_context", DecodedSequence, "decode")
+def DraftsNeedRoom(  # noqa: N802
+    whole: Any,
+    decoded: DecodedSequence,
+    tokens: Any,
+    cancelled: Any,
+    expected: Sequence[int] = (),
+    progress: Any = None,
+) -> Any:
+    """A draft that does not fit is refused, in place of being shortened."""
+    needed = len(tokens) - decoded.n_held + len(expected)
+    if expected and needed > decoded.context.n_free:
+        raise ContextFull(needed, decoded.context.n_free)
+    return whole(decoded, tokens, cancelled, expected, progress)
+
+
+@breaks("TestSpeculation::test_a_draft_model", model, "common_prefix")
+def ChangesUnseen(whole: Any, held: Sequence[int], tokens: Sequence[int]) -> int:  # noqa: N802
+    """A model that drafts does not see that the history was changed."""
+    return min(len(held), len(tokens))
+
+
+@breaks("TestSpeculation::test_below_truncate", SpeculativeSource, "_reason")
+def AlwaysTooLow(whole: Any, drafts: SpeculativeSource) -> str:  # noqa: N802
+    """Drafting says that the edit level is too low, whatever it is."""
+    return "off: the context cannot take a wrong guess back (edit level REPLAY)"

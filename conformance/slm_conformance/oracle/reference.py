@@ -1,0 +1,222 @@
+"""The oracle: llama, qwen2, qwen3 and qwen2vl in float64, written to be read.
+
+Each sequence keeps, per layer, the *unrotated* key and the value of every token. Keys are rotated to their positions
+when they are attended to, so that an edit is what the contract says it is: a cut deletes rows, and what comes after
+stands, by its place in the list, at its new position, with the values it had. Of what stands apart in time, height and
+width, the list has offsets from where a token in its place would stand, which is one behind the furthest before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_conformance.oracle.factories import ModelShape
+from slm_conformance.oracle.weights import Weights, rope_frequencies, section_of_pairs
+
+Array = NDArray[np.float64]
+Offset = tuple[int, int, int]
+"""In time, height and width."""
+Rounding = Callable[[Array], Array]
+
+
+def exact(x: Array) -> Array:
+    """No rounding."""
+    return x
+
+
+@dataclass(slots=True)
+class LayerMemory:
+    """What a layer keeps of a sequence."""
+
+    keys: Array  # [S, K, D], unrotated
+    values: Array  # [S, K, D]
+
+
+def empty_memory(shape: ModelShape) -> LayerMemory:
+    """What a layer keeps of no tokens."""
+    empty = np.empty((0, shape.n_kv_heads, shape.head_dim))
+    return LayerMemory(empty, empty)
+
+
+class Reference:
+    """A context of any number of sequences, without limits and without checks.
+
+    Args:
+        weights: the model.
+        round_inputs: what becomes of the vector that enters a matrix product; with it, tolerances are derived.
+        round_kept: what becomes of the keys and values that are kept.
+        round_queries: what becomes of the queries that are multiplied with kept keys.
+        round_attention: what becomes of the attention weights that are multiplied with kept values.
+    """
+
+    name: ClassVar[str] = "the float64 reference"
+
+    def __init__(
+        self,
+        weights: Weights,
+        round_inputs: Rounding = exact,
+        round_kept: Rounding = exact,
+        round_queries: Rounding = exact,
+        round_attention: Rounding = exact,
+    ) -> None:
+        self._shape = weights.shape
+        self._tensors = weights.doubles()
+        self._frequencies = rope_frequencies(weights)
+        self._section_of = section_of_pairs(weights.shape)
+        self._round_inputs = round_inputs
+        self._round_kept = round_kept
+        self._round_queries = round_queries
+        self._round_attention = round_attention
+        self._sequences: dict[int, list[LayerMemory]] = {}
+        self._offsets: dict[int, list[Offset]] = {}
+
+    def length(self, seq_id: int = 0) -> int:
+        """Tokens that a sequence holds."""
+        return len(self._memory(seq_id)[0].keys)
+
+    def table(self, tokens: Sequence[int]) -> Array:
+        """What the model's table of embeddings holds for tokens, float64 [T, E]."""
+        return self._tensors["token_embd.weight"][list(tokens)]
+
+    def decode(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
+        """Append tokens to a sequence; returns the logits after each, float64 [T, V]."""
+        return self.logits(self.embed(tokens, seq_id))
+
+    def logits(self, states: Array) -> Array:
+        """What hidden states [T, E] lead to, float64 [T, V]."""
+        return self._linear("token_embd" if self._shape.tied else "output", states)
+
+    def embed(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
+        """Append tokens to a sequence; returns the hidden state of each behind the last norm, float64 [T, E]."""
+        return self.embed_rows(self.table(tokens), seq_id)
+
+    def embed_rows(
+        self, x: Array, seq_id: int = 0, *, both_ways: bool = False, offsets: Sequence[Offset] | None = None
+    ) -> Array:
+        """The same for embedding rows [T, E] in place of tokens.
+
+        Args:
+            x: the rows.
+            seq_id: the sequence.
+            both_ways: whether each sees all of them.
+            offsets: where they stand in time, height and width, from where the first one would as a token [T].
+        """
+        memory = self._memory(seq_id)
+        places = self._stand(self._offsets.setdefault(seq_id, []), len(x), offsets)
+        for layer, kept in enumerate(memory):
+            x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), kept, places, both_ways)
+            x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
+        return self._norm("output_norm", x)
+
+    def fork(self, src: int, dst: int, end: int | None = None) -> None:
+        """Make ``dst`` a copy of ``src[:end]``."""
+        self._sequences[dst] = [LayerMemory(kept.keys[:end], kept.values[:end]) for kept in self._memory(src)]
+        self._offsets[dst] = self._offsets.get(src, [])[:end]
+
+    def truncate(self, length: int, seq_id: int = 0) -> None:
+        """Forget all from position ``length`` on."""
+        self.cut(length, self.length(seq_id), seq_id)
+
+    def cut(self, start: int, end: int, seq_id: int = 0) -> None:
+        """Forget [start, end); later tokens move down."""
+        del self._offsets.setdefault(seq_id, [])[start:end]
+        for kept in self._memory(seq_id):
+            kept.keys = np.delete(kept.keys, np.s_[start:end], axis=0)
+            kept.values = np.delete(kept.values, np.s_[start:end], axis=0)
+
+    def drop(self, seq_id: int = 0) -> None:
+        """Forget a sequence."""
+        self._sequences.pop(seq_id, None)
+        self._offsets.pop(seq_id, None)
+
+    @staticmethod
+    def _stand(held: list[Offset], n: int, offsets: Sequence[Offset] | None) -> Array:
+        """Note where ``n`` more tokens stand; returns the places of all that are held, [S, 3]."""
+        places, after = _places(held)
+        start = after
+        for i in range(n):
+            place = (after,) * 3 if offsets is None else tuple(start + each for each in offsets[i])
+            held.append((place[0] - after, place[1] - after, place[2] - after))
+            places.append(place)
+            after = max(after, *(each + 1 for each in place))
+        return np.array(places, np.float64)
+
+    def _memory(self, seq_id: int) -> list[LayerMemory]:
+        if seq_id not in self._sequences:
+            self._sequences[seq_id] = [empty_memory(self._shape) for _ in range(self._shape.n_layers)]
+        return self._sequences[seq_id]
+
+    def _attention(self, layer: int, x: Array, kept: LayerMemory, places: Array, both_ways: bool) -> Array:
+        """Attend from the new tokens, x [T, E], to all that is kept and to one another; all stand at ``places``."""
+        shape, first = self._shape, len(kept.keys)
+        q = self._head_norm(layer, "attn_q", self._heads(layer, "attn_q", x))  # [T, H, D]
+        k = self._head_norm(layer, "attn_k", self._heads(layer, "attn_k", x))  # [T, K, D]
+        v = self._heads(layer, "attn_v", x)
+        kept.keys = np.concatenate((kept.keys, self._round_kept(k)))
+        kept.values = np.concatenate((kept.values, self._round_kept(v)))
+        length = len(kept.keys)
+        group = shape.n_heads // shape.n_kv_heads
+        keys = self._rotated(kept.keys, places).repeat(group, axis=1)  # [S, H, D]
+        values = kept.values.repeat(group, axis=1)
+        queries = self._round_queries(self._rotated(q, places[first:]))
+        scores = queries.transpose(1, 0, 2) @ keys.transpose(1, 2, 0) / np.sqrt(shape.head_dim)  # [H, T, S]
+        unseen = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
+        scores[:, unseen & (not both_ways)] = -np.inf
+        seen = self._round_attention(_softmax(scores)) @ values.transpose(1, 0, 2)  # [H, T, D]
+        return self._linear(f"blk.{layer}.attn_output", seen.transpose(1, 0, 2).reshape(len(x), -1))
+
+    def _feed_forward(self, layer: int, x: Array) -> Array:
+        gate = self._linear(f"blk.{layer}.ffn_gate", x)
+        gated = gate / (1 + np.exp(-gate)) * self._linear(f"blk.{layer}.ffn_up", x)
+        return self._linear(f"blk.{layer}.ffn_down", gated)
+
+    def _heads(self, layer: int, name: str, x: Array) -> Array:
+        return self._linear(f"blk.{layer}.{name}", x).reshape(len(x), -1, self._shape.head_dim)
+
+    def _linear(self, name: str, x: Array) -> Array:
+        product: Array = self._round_inputs(x) @ self._tensors[f"{name}.weight"].T
+        bias = self._tensors.get(f"{name}.bias")
+        return product if bias is None else product + bias
+
+    def _head_norm(self, layer: int, name: str, x: Array) -> Array:
+        return self._norm(f"blk.{layer}.{name}_norm", x) if f"blk.{layer}.{name}_norm.weight" in self._tensors else x
+
+    def _norm(self, name: str, x: Array) -> Array:
+        mean_square = np.mean(x * x, axis=-1, keepdims=True)
+        normalised: Array = x / np.sqrt(mean_square + self._shape.norm_eps) * self._tensors[f"{name}.weight"]
+        return normalised
+
+    def _rotated(self, x: Array, places: Array) -> Array:
+        """Rotate heads, x [S, heads, D], to their places [S, 3].
+
+        A llama file has the two halves of a rotated pair side by side, a qwen file half a head apart.
+        """
+        angles = places[:, None, self._section_of] * self._frequencies
+        turn = np.exp(1j * angles)  # [S, 1, D/2]
+        half = self._shape.head_dim // 2
+        if self._shape.architecture == "llama":
+            pairs = (x[..., 0::2] + 1j * x[..., 1::2]) * turn
+            return np.stack((pairs.real, pairs.imag), axis=-1).reshape(x.shape)
+        pairs = (x[..., :half] + 1j * x[..., half:]) * turn
+        return np.concatenate((pairs.real, pairs.imag), axis=-1)
+
+
+def _places(held: Sequence[Offset]) -> tuple[list[tuple[int, ...]], int]:
+    """Where tokens with these offsets stand, and where the next one would."""
+    places: list[tuple[int, ...]] = []
+    after = 0
+    for offset in held:
+        places.append(tuple(after + each for each in offset))
+        after = max(after, *(each + 1 for each in places[-1]))
+    return places, after
+
+
+def _softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    normalised: Array = weights / weights.sum(axis=-1, keepdims=True)
+    return normalised

@@ -1,0 +1,35 @@
+"""Runs: the inputs of one sequence that a batch is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["tokens", "rows", "image"]
+
+IMAGE_WIDTH = 2
+"""Patches in a row of an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Inputs for one sequence, as a part of a batch.
+
+    Attributes:
+        seq_id: the sequence.
+        shift: how far the first position is from the next one; 0 is right.
+        tokens: what to append; for rows and images, the seeds of the rows.
+        kind: tokens, embedding rows, or the rows of an image, which have M-RoPE offsets.
+        block: whether the inputs see each other both ways.
+    """
+
+    seq_id: int
+    shift: int
+    tokens: tuple[int, ...]
+    kind: Kind = "tokens"
+    block: bool = False
+
+
+def image_offsets(n: int) -> list[tuple[int, int, int]]:
+    """Where the patches of an image of ``n`` rows stand in time, height and width."""
+    return [(0, i // IMAGE_WIDTH, i % IMAGE_WIDTH) for i in range(n)]

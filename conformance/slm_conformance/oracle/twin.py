@@ -1,0 +1,168 @@
+"""An oracle for models that the float64 reference does not run: the same engine, on the plainest path.
+
+Whatever led to a sequence, its logits are those of its history decoded from the start, alone, in a context that holds
+nothing else (clauses 3, 5, 6, 7 and 8); cuts are made again, as they are part of the history (clause 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_conformance.oracle.reference import Reference
+from slm_conformance.oracle.runs import Run, image_offsets
+from slm_core.protocols import Batch, Context
+from slm_core.types import EditLevel, Pos, WantLogits
+
+Rows: TypeAlias = NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True)
+class _Removed:
+    """A cut of [start, end)."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Tokens, or embedding rows [n, E] in place of them, that were decoded as one run."""
+
+    run: Run
+    rows: NDArray[np.float32] | None
+
+    def first(self, n: int) -> _Inputs:
+        """The first ``n`` of them."""
+        run = replace(self.run, tokens=self.run.tokens[:n])
+        return _Inputs(run, None if self.rows is None else self.rows[:n])
+
+
+_History: TypeAlias = tuple[_Inputs | _Removed, ...]
+
+
+class Twin:
+    """Histories of any number of sequences, each decoded anew when its next logits are asked for.
+
+    Args:
+        context: an empty one of the model with one sequence, which no history outgrows.
+    """
+
+    name: ClassVar[str] = "the same history decoded alone"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._histories: dict[int, _History] = {}
+
+    @property
+    def edit_level(self) -> EditLevel:
+        """The highest edit that it can follow."""
+        return self._context.edit_level
+
+    def length(self, seq_id: int = 0) -> int:
+        """Tokens that a sequence holds."""
+        return _length(self._histories.get(seq_id, ()))
+
+    def decode(self, tokens: Sequence[int], seq_id: int = 0) -> Rows:
+        """Append tokens to a sequence; returns the logits after each, float32 [T, V]."""
+        return self.append(Run(seq_id, 0, tuple(tokens)))
+
+    def embed(self, tokens: Sequence[int], seq_id: int = 0) -> Rows:
+        """The same with hidden states, float32 [T, E]."""
+        return self.append(Run(seq_id, 0, tuple(tokens)), hidden=True)
+
+    def append(self, run: Run, rows: NDArray[np.float32] | None = None, *, hidden: bool = False) -> Rows:
+        """Append a run; returns what follows from each input, [T, V], or their hidden states [T, E].
+
+        Args:
+            run: its sequence is one of the twin's own numbers.
+            rows: in place of its tokens [T, E], which are no more than a batch of the twin's then.
+            hidden: whether ``embed`` is called.
+        """
+        most = self._context.n_batch
+        if len(run.tokens) > most:
+            parts = [replace(run, tokens=run.tokens[i : i + most]) for i in range(0, len(run.tokens), most)]
+            return np.concatenate([self.append(part, hidden=hidden) for part in parts])
+        before = self._histories.get(run.seq_id, ())
+        self._histories[run.seq_id] = (*before, _Inputs(run, rows))
+        context, last = self._context, len(before)
+        context.drop(0)
+        found = context.new_batch()
+        for i, one in enumerate(self._histories[run.seq_id]):
+            if isinstance(one, _Inputs):
+                found = self._batched(found, one, wanted=i == last)
+                continue
+            context.decode(found)
+            found.clear()
+            context.cut(Pos(0, one.start), Pos(0, one.end))
+        return (context.embed(found) if hidden else context.decode(found)).copy()
+
+    def fork(self, src: int, dst: int, end: int | None = None) -> None:
+        """Make ``dst`` a copy of ``src[:end]``."""
+        history = self._histories.get(src, ())
+        self._histories[dst] = history if end is None else _truncated(history, end)
+
+    def truncate(self, length: int, seq_id: int = 0) -> None:
+        """Forget all from position ``length`` on."""
+        self.fork(seq_id, seq_id, length)
+
+    def cut(self, start: int, end: int, seq_id: int = 0) -> None:
+        """Forget [start, end); later tokens move down."""
+        history = self._histories.get(seq_id, ())
+        if end == _length(history):
+            self.truncate(start, seq_id)
+        elif start < end:
+            self._histories[seq_id] = (*history, _Removed(start, end))
+
+    def drop(self, seq_id: int = 0) -> None:
+        """Forget a sequence."""
+        self._histories.pop(seq_id, None)
+
+    def _batched(self, batch: Batch, one: _Inputs, *, wanted: bool) -> Batch:
+        """Add a run to a batch, after decoding what is in it where there is no room."""
+        n = len(one.run.tokens)
+        if len(batch) + n > self._context.n_batch:
+            self._context.decode(batch)
+            batch.clear()
+        add_run(batch, replace(one.run, seq_id=0), self._context.length(0) + len(batch), one.rows, wanted=wanted)
+        return batch
+
+
+Oracle: TypeAlias = Reference | Twin
+"""What scenarios compare with: see ``Bench.oracle``."""
+
+
+def add_run(batch: Batch, run: Run, first: int, rows: NDArray[np.float32] | None, *, wanted: bool) -> None:
+    """Add a run to a batch, from position ``first`` on; ``rows`` stand in place of its tokens where there are some."""
+    place, n = Pos(run.seq_id, first), len(run.tokens)
+    logits: WantLogits = "all" if wanted else "none"
+    if rows is None:
+        batch.extend(run.tokens, place, logits=logits)
+    else:
+        offsets = np.array(image_offsets(n), np.int32) if run.kind == "image" else None
+        batch.add_embeddings(rows, place, offsets=offsets, logits=logits)
+    if run.block and n > 1:
+        batch.join_block(n)
+
+
+def _length(history: _History) -> int:
+    return sum(len(one.run.tokens) if isinstance(one, _Inputs) else one.start - one.end for one in history)
+
+
+def _truncated(history: _History, length: int) -> _History:
+    """The history of the first ``length`` tokens, as if no more had ever come."""
+    if length <= 0 or not history:
+        return ()
+    *before, last = history
+    if isinstance(last, _Removed):
+        if length <= last.start:  # what was cut stood behind all that is kept
+            return _truncated(tuple(before), length)
+        return (*_truncated(tuple(before), length + last.end - last.start), last)
+    n_before = _length(tuple(before))
+    if length <= n_before:
+        return _truncated(tuple(before), length)
+    return (*before, last.first(length - n_before))

@@ -1,0 +1,535 @@
+"""What a scenario works at: one backend, one model, and the means to feed, compare and refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.oracle.factories import FAMILIES, Shape, WeightType, make_tiny_model, shape_name
+from slm_conformance.oracle.families import family_model
+from slm_conformance.oracle.family_table import SMALL, STATES
+from slm_conformance.oracle.reference import Reference
+from slm_conformance.oracle.references import reference_of
+from slm_conformance.oracle.state_reference import StateWeights, read_states
+from slm_conformance.oracle.twin import Oracle, Twin
+from slm_conformance.oracle.weights import Weights
+from slm_conformance.suite.spec import make_backend
+from slm_conformance.suite.tolerance import KV_LEVELS, N_SAMPLE, Precision, Tolerance, random_tokens, relative_errors
+from slm_core.errors import InvalidOption, SlmError, UnsupportedModel
+from slm_core.formatting import formatter
+from slm_core.loading import demo_model_path
+from slm_core.protocols import Backend, Batch, Context, Formatter, Model, Vocab
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos, Progress
+
+Rows = NDArray[np.floating]
+
+_TODAY = datetime.datetime(2026, 1, 15, tzinfo=datetime.UTC)  # some formats tell the model
+_TWIN_N_CTX, _TWIN_N_BATCH = 1024, 256
+_KV_BLOCK = 32  # heads of another width cannot be stored in blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model file under test.
+
+    Attributes:
+        path: the file.
+        weights: its weights, or None where the reference cannot run them.
+        weight_type: the key of ``BackendFixtures.precision``.
+    """
+
+    path: Path
+    weights: Weights | None
+    weight_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to look for what is wrong.
+
+    Attributes:
+        seconds: for random programs of each model, beyond the first ones.
+        first_seed: of these programs; each has the next one.
+        quick: a first look: few programs, one model, no scenario that takes long.
+    """
+
+    seconds: float = 0
+    first_seed: int = 0
+    quick: bool = False
+
+
+class Workshop:
+    """Everything of one adopting module that several scenarios share: files, loaded models, tolerances.
+
+    Args:
+        fixtures: what the adopter said.
+        directory: where to write the tiny models.
+        effort: how long to look.
+    """
+
+    def __init__(self, fixtures: BackendFixtures, directory: Path, effort: Effort | None = None) -> None:
+        self.fixtures = fixtures
+        self.effort = effort or Effort()
+        self.directory = directory
+        self.backend = make_backend(fixtures.backend)
+        self._models: dict[str, Model] = {}
+        self._sources: dict[str, Source] = {}
+        # Of methods: caches of this workshop alone, so that nothing outlives it.
+        self.tolerance = functools.cache(self._tolerance)
+        self.kv_types = functools.cache(self._kv_types)
+        self.declared = functools.cache(self._declared)
+        self.expected = functools.cache(self._expected)
+
+    @functools.cached_property
+    def absence(self) -> str | None:
+        """Why the backend is not installed, or None where it is."""
+        status = self.backend.status()
+        return None if status.installed else f"backend {status.name!r} is not installed: {status.reason}"
+
+    def share(self, usual: int) -> int:
+        """How many to try where others try ``usual``, at least 1: see ``BackendFixtures.volume``."""
+        return max(1, round(usual * self.fixtures.volume))
+
+    def source(self, name: str) -> Source:
+        """The file that a model's name stands for; written when it is first asked for."""
+        if name not in self._sources:
+            self._sources[name] = self._make_source(name)
+        return self._sources[name]
+
+    def model(self, name: str) -> Model:
+        """The loaded model; loaded once."""
+        if name not in self._models:
+            self._models[name] = self.load(self.source(name).path)
+        return self._models[name]
+
+    def refusal(self, name: str) -> str | None:
+        """Why the backend cannot run a model that the adopter has not named, or None where it can or must."""
+        if name in vars(type(self.fixtures)).get("models", ()):
+            return None
+        support = self.backend.supports(self.source(name).path, self.fixtures.device)
+        return None if support.supported else support.reason
+
+    def load(self, path: Path) -> Model:
+        """Load a file anew, as the adopter said."""
+        return self.backend.load(path, self.options())
+
+    def options(self, progress: Progress | None = None) -> ModelOptions:
+        """How the adopter loads."""
+        return dataclasses.replace(self._options(self.n_threads), progress=progress)
+
+    @functools.cached_property
+    def n_threads(self) -> int | None:
+        """What ``load`` is told: see ``BackendFixtures.n_threads``."""
+        asked = self.fixtures.n_threads
+        if asked != "one":
+            return asked
+        try:
+            self.backend.load(self.source(self.fixtures.models[0]).path, self._options(1)).close()
+        except InvalidOption:
+            return None
+        return 1
+
+    def _options(self, n_threads: int | None) -> ModelOptions:
+        fixtures = self.fixtures
+        return ModelOptions(fixtures.device, n_threads, None, fixtures.load_options)
+
+    def _tolerance(self, name: str, kv_type: KvType) -> Tolerance:
+        """How far a model's logits may be from the reference."""
+        source = self.source(name)
+        precision = self.fixtures.precision.get(source.weight_type, Precision.QUANTIZED)
+        return Tolerance(source.weights, Precision(precision), kv_type)
+
+    def _kv_types(self, name: str) -> tuple[KvType, ...]:
+        """The storage types for a model: those that the adopter names and whose blocks fit, or those that are taken."""
+        weights = self.source(name).weights
+        fits = weights is None or weights.shape.head_dim % _KV_BLOCK == 0
+        named = [KvType(kv_type) for kv_type in self.fixtures.kv_types]
+        if named:
+            return tuple(kv_type for kv_type in named if fits or kv_type not in KV_LEVELS)
+        taken = tuple(kv_type for kv_type in KvType if self._takes(name, kv_type))
+        assert taken, f"{self.backend.name} refuses every KV type: {', '.join(KvType)}"
+        return taken
+
+    def _declared(self, name: str) -> tuple[EditLevel, frozenset[Capability]]:
+        """What a context of a model declares."""
+        kv_type = self.kv_types(name)[0]
+        with self.model(name).new_context(ContextOptions(64, 1, 16, kv_type, kv_type)) as context:
+            return context.edit_level, context.capabilities
+
+    def _expected(self, name: str, seed: int) -> Rows:
+        """The reference's logits after each token of a sample, float64 [N_SAMPLE, V]."""
+        weights = self.source(name).weights
+        assert weights is not None, f"no reference for {name}"
+        return reference_of(weights).decode(random_tokens(weights.n_vocab, N_SAMPLE, seed))
+
+    def close(self) -> None:
+        """Close the models."""
+        for model in self._models.values():
+            model.close()
+
+    def _takes(self, name: str, kv_type: KvType) -> bool:
+        try:
+            self.model(name).new_context(ContextOptions(64, 1, 16, kv_type, kv_type)).close()
+        except InvalidOption:
+            return False
+        return True
+
+    def _make_source(self, name: str) -> Source:
+        if name == "demo":
+            return _read_source(demo_model_path())
+        if Path(name).suffix == ".gguf":
+            return _read_source(Path(name))
+        kind, _, family = name.partition("+")
+        architecture, weight_type, *calm = kind.split("-")
+        if architecture in SMALL:
+            path = family_model(self.directory, architecture)
+            return Source(path, read_states(path) if architecture in STATES else None, "f32")
+        controls = FAMILIES[family] if family else ()
+        shape = cast("Shape", architecture), cast("WeightType", weight_type)
+        model = make_tiny_model(*shape, calm=bool(calm), controls=controls)
+        return Source(model.write(self.directory / f"{name}.gguf"), Weights.of(model), weight_type)
+
+
+def _read_source(path: Path) -> Source:
+    try:
+        weights = Weights.read(path)
+    except UnsupportedModel:
+        return Source(path, None, "unknown")
+    return Source(path, weights, weights.main_type)
+
+
+class Bench:
+    """One scenario's place of work; contexts and models that are made here are closed after it.
+
+    Args:
+        workshop: what is shared.
+        name: of the model.
+
+    Attributes:
+        notes: what reports say of the scenario where it holds.
+    """
+
+    def __init__(self, workshop: Workshop, name: str) -> None:
+        self.workshop = workshop
+        self.name = name
+        self.notes: list[str] = []
+        self._stack = ExitStack()
+
+    def note(self, what: str) -> None:
+        """Say something of a scenario that holds; it stands in reports."""
+        self.notes.append(what)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    # What is under test.
+
+    @property
+    def backend(self) -> Backend:
+        """The backend."""
+        return self.workshop.backend
+
+    @property
+    def model(self) -> Model:
+        """The model; shared, so no scenario may close it."""
+        return self.workshop.model(self.name)
+
+    @property
+    def path(self) -> Path:
+        """The model's file."""
+        return self.workshop.source(self.name).path
+
+    @property
+    def calm_name(self) -> str:
+        """The name of a tiny model of the same kind in which attention, and what rounds there, matters less."""
+        return f"{shape_name(self.weights().shape)}-{self.weights().main_type}-calm"
+
+    @property
+    def vocab(self) -> Vocab:
+        """The model's vocabulary."""
+        return self.model.vocab
+
+    @property
+    def kv_types(self) -> tuple[KvType, ...]:
+        """The storage types of keys and values that there are, the most exact one first."""
+        return self.workshop.kv_types(self.name)
+
+    @property
+    def kv_type(self) -> KvType:
+        """The one that scenarios use."""
+        return self.kv_types[0]
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """How far the model's logits may be from the reference."""
+        return self.workshop.tolerance(self.name, self.kv_type)
+
+    @functools.cached_property
+    def formatter(self) -> Formatter:
+        """The model's own chat format, or the one that stands after its name."""
+        return formatter(name=self.name.partition("+")[2] or None, model=self.model, now=_TODAY)
+
+    @functools.cached_property
+    def directory(self) -> Path:
+        """An empty directory, deleted afterwards."""
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+
+    def own_model(self) -> Model:
+        """The model, loaded for this scenario alone."""
+        return self._stack.enter_context(self.workshop.load(self.path))
+
+    def sibling(self, directory: Path) -> Path:
+        """A tiny model of the same kind; it differs from the one that the suite makes in its weights alone."""
+        if isinstance(self.weights(), StateWeights):
+            return family_model(directory, self.name.partition("-")[0], seed=99)
+        kind = shape_name(self.weights().shape), cast("WeightType", self.weights().main_type)
+        sibling = dataclasses.replace(make_tiny_model(*kind, seed=99), metadata=make_tiny_model(*kind).metadata)
+        return sibling.write(directory / "sibling.gguf")
+
+    def context(
+        self,
+        *,
+        n_ctx: int = 256,
+        n_seq_max: int = 4,
+        n_batch: int = 64,
+        model: Model | None = None,
+        kv_type: KvType | None = None,
+    ) -> Context:
+        """An empty context."""
+        kv_type = kv_type or self.kv_type
+        options = ContextOptions(n_ctx, n_seq_max, n_batch, kv_type, kv_type)
+        return self._stack.enter_context((model or self.model).new_context(options))
+
+    def weights(self) -> Weights:
+        """The model's weights; skips where the reference cannot run them."""
+        weights = self.workshop.source(self.name).weights
+        if weights is None:
+            pytest.skip(f"no reference for {self.name}: it is for llama, qwen2, qwen3 and qwen2vl in F32, F16 and Q8_0")
+        return weights
+
+    def requires_toy(self) -> None:
+        """Skip the scenario where the toy cannot run the model."""
+        if isinstance(self.weights(), StateWeights):
+            pytest.skip(f"the toy does not run {self.name}: it has no states")
+
+    def reference(self) -> Reference:
+        """An empty float64 reference of the model; skips where it cannot run it."""
+        return reference_of(self.weights())
+
+    def oracle(self) -> Oracle:
+        """The reference, empty; of models that it does not run, the same engine on the plainest path."""
+        weights = self.workshop.source(self.name).weights
+        if weights is not None:
+            return reference_of(weights)
+        return Twin(self.context(n_ctx=_TWIN_N_CTX, n_seq_max=1, n_batch=_TWIN_N_BATCH))
+
+    @property
+    def edit_level(self) -> EditLevel:
+        """The edit level that contexts of this model declare."""
+        return self.workshop.declared(self.name)[0]
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """The capabilities that contexts of this model declare."""
+        return self.workshop.declared(self.name)[1]
+
+    def requires(self, level: EditLevel) -> None:
+        """Skip the scenario where the backend does not run the model, or the context declares less."""
+        refusal = self.workshop.refusal(self.name)
+        if refusal is not None:
+            pytest.skip(f"declared absent: {self.backend.name} does not run {self.name}: {refusal}")
+        if self.edit_level < level:
+            pytest.skip(f"declared absent: the edit level is {self.edit_level.name}, this needs {level.name}")
+
+    # What a scenario does.
+
+    def tokens(self, n: int, seed: int = 0) -> list[int]:
+        """Random tokens of the model's vocabulary; equal for equal arguments."""
+        return list(random_tokens(self.model.info.n_vocab, n, seed))
+
+    def feed(self, context: Context, tokens: Sequence[int], seq_id: int = 0, chunk: int | None = None) -> Rows:
+        """Append tokens to a sequence, ``chunk`` at a time; returns the logits after each, float32 [T, V]."""
+        chunk = chunk or context.n_batch
+        rows = []
+        for first in range(0, len(tokens), chunk):
+            batch = context.new_batch()
+            batch.extend(tokens[first : first + chunk], Pos(seq_id, context.length(seq_id)), logits="all")
+            rows.append(context.decode(batch).copy())
+        return np.concatenate(rows)
+
+    def batch(self, context: Context, *runs: tuple[int, int, Sequence[int]]) -> Batch:
+        """A batch of runs: sequence, first position, tokens; all logits are asked for."""
+        batch = context.new_batch()
+        for seq_id, first, tokens in runs:
+            batch.extend(tokens, Pos(seq_id, first), logits="all")
+        return batch
+
+    def in_another_process(self, task: str, tokens: Sequence[int]) -> bytes:
+        """Do a task of ``slm_conformance.suite.child`` with a context of this model; returns what it wrote."""
+        fixtures = self.workshop.fixtures
+        arguments = {
+            "backend": fixtures.backend,
+            "path": str(self.path),
+            "device": fixtures.device,
+            "n_threads": self.workshop.n_threads,
+            "load_options": dict(fixtures.load_options),
+            "kv_type": self.kv_type,
+            "tokens": list(tokens),
+        }
+        done = subprocess.run(  # noqa: S603  (this interpreter, our own code)
+            [sys.executable, "-m", "slm_conformance.suite.child", task, json.dumps(arguments)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            check=False,
+            timeout=120,
+        )
+        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        assert done.returncode == 0, f"{task} in another process ended with status {done.returncode}: {last}"
+        return done.stdout
+
+    # What a scenario finds.
+
+    def agree(self, rows: Rows, expected: Rows, what: str, allowed: Tolerance | None = None) -> None:
+        """Fail where a row of logits is further from the expected one than the tolerance."""
+        self._compare(rows, expected, what, (allowed or self.tolerance).row)
+
+    def same(self, rows: Rows, others: Rows, what: str) -> None:
+        """Fail where two ways to decode the same tokens differ by more than two tolerances: each may err by one."""
+        self._compare(rows, others, what, 2 * self.tolerance.row)
+
+    def states_agree(self, rows: Rows, expected: Rows, what: str) -> None:
+        """The same for rows of hidden states."""
+        self._compare(rows, expected, what, self.tolerance.state)
+
+    def chosen(
+        self,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        what: str,
+        change: Callable[[int, Rows], Rows] = lambda i, row: row,
+        factor: float = 1,
+    ) -> None:
+        """Fail where a token that was chosen greedily is not the best after those before it, within the tolerance.
+
+        The tokens are decoded as they are (teacher forcing), so a choice between two that are equally good does not
+        change what is compared after it.
+
+        Args:
+            prompt: what came before.
+            tokens: the choices, in order.
+            what: for the message.
+            change: what was done to the logits before choice ``i``, such as a penalty or the mask of a constraint.
+            factor: by how much ``change`` may increase a difference of logits.
+        """
+        rows, n_gaps = self._rows_before(prompt, tokens)
+        for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            changed = change(i, row)
+            best, slack = int(changed.argmax()), n_gaps * factor * self.tolerance.gap * float(np.linalg.norm(row))
+            if not changed[token] >= changed[best] - slack:
+                pytest.fail(
+                    f"{what}: token {i} is {token}, with logit {changed[token]:.4f}; the largest is that of token"
+                    f" {best}, {changed[best]:.4f} (allowed: {slack:.1e} behind it)",
+                    pytrace=False,
+                )
+
+    def same_choices(self, prompt: Sequence[int], first: Sequence[int], second: Sequence[int], what: str) -> None:
+        """Fail where two greedy answers part although the better token was clear (clause 9).
+
+        Where they part, both tokens must be the best within the tolerance. What follows has another history.
+        """
+        n = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), -1)
+        if n < 0:
+            assert len(first) == len(second), f"{what}: {len(first)} and {len(second)} tokens, the same up to there"
+            return
+        for token in (first[n], second[n]):
+            self.chosen([*prompt, *first[:n]], [token], f"{what}: the answers part after {n} tokens, and there")
+
+    def log_probabilities_agree(
+        self, prompt: Sequence[int], tokens: Sequence[int], found: Sequence[float], what: str
+    ) -> None:
+        """Fail where the log-probability of a token, after those before it, is further off than the tolerance."""
+        rows, n_gaps = self._rows_before(prompt, tokens)
+        expected = log_softmax(rows)[np.arange(len(tokens)), list(tokens)]
+        # One gap for rows of the reference, two for rows of the engine: its errors may be in opposite directions.
+        allowed = 2 * min(n_gaps, 2) * self.tolerance.gap * np.linalg.norm(rows, axis=1) + 1e-5
+        errors = np.abs(np.asarray(found) - expected)
+        worst = int(np.argmax(errors - allowed))
+        if not errors[worst] <= allowed[worst]:
+            pytest.fail(
+                f"{what}: token {worst} has log-probability {found[worst]:.5f}, expected {expected[worst]:.5f}"
+                f" (allowed: {allowed[worst]:.1e} apart)",
+                pytrace=False,
+            )
+
+    def _rows_before(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[Rows, int]:
+        """The row before each token, and how many gaps a choice may be behind its best (see ``Tolerance.gap``).
+
+        The rows are the reference's, or the backend's own where the reference cannot run the model.
+        """
+        history = [*prompt, *tokens]
+        if self.workshop.source(self.name).weights is not None:
+            return self.reference().decode(history)[len(prompt) - 1 : -1], 1
+        return self.feed(self.context(), history)[len(prompt) - 1 : -1], 3
+
+    @staticmethod
+    def _compare(rows: Rows, expected: Rows, what: str, allowed: float) -> None:
+        if rows.shape != expected.shape:
+            pytest.fail(f"{what}: rows of shape {rows.shape}, expected {expected.shape}", pytrace=False)
+        errors = relative_errors(rows, expected)
+        worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
+        if not errors[worst] <= allowed:
+            pytest.fail(
+                f"{what}: row {worst} of {len(rows)} differs by {errors[worst]:.2e} of its norm"
+                f" (allowed: {allowed:.1e})",
+                pytrace=False,
+            )
+
+    @contextmanager
+    def refused(self, why: str, *errors: type[SlmError], context: Context | None = None) -> Iterator[None]:
+        """The block must raise one of ``errors``, with a one-line message, and leave ``context`` as it was."""
+        before = None if context is None else held(context)
+        wanted = " or ".join(error.__name__ for error in errors)
+        try:
+            yield
+        except errors as error:
+            message = str(error)
+            assert message and "\n" not in message, f"{why}: the message of {wanted} is not one line: {message!r}"
+        except Exception as error:
+            raise AssertionError(f"{why}: raised {type(error).__name__} ({error}), not {wanted}") from error
+        else:
+            pytest.fail(f"{why}: accepted, but the contract says {wanted}", pytrace=False)
+        if context is not None:
+            assert held(context) == before, f"{why}: refused with {wanted}, but the context changed"
+
+
+def log_softmax(rows: Rows) -> NDArray[np.float64]:
+    """Log-probabilities of rows of logits, float64 [..., V]."""
+    wide = rows.astype(np.float64)
+    return np.asarray(wide - np.logaddexp.reduce(wide, axis=-1, keepdims=True))
+
+
+def held(context: Context) -> tuple[object, ...]:
+    """What a context says it holds."""
+    return (context.n_free, *(context.tokens(seq_id) for seq_id in range(context.n_seq_max)))

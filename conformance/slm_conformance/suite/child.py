@@ -1,0 +1,40 @@
+"""What scenarios run in another process: ``python -m slm_conformance.suite.child TASK ARGUMENTS``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from slm_conformance.suite.spec import make_backend
+from slm_core.protocols import Context
+from slm_core.types import ContextOptions, KvType, Logits, ModelOptions, Pos
+
+
+def main(task: str, arguments: str) -> None:
+    """Make a context as ``arguments`` (JSON) say, decode their tokens, and do the task.
+
+    Args:
+        task: "dump" writes a dump of the sequence to standard output, "logits" the logits after each token, and both
+            close the model; "exit" ends with all left open.
+        arguments: backend, path, device, n_threads, load_options, kv_type, tokens.
+    """
+    given = json.loads(arguments)
+    options = ModelOptions(given["device"], given["n_threads"], backend_options=given["load_options"])
+    model = make_backend(given["backend"]).load(Path(given["path"]), options)
+    kv_type = KvType(given["kv_type"])
+    context = model.new_context(ContextOptions(256, 4, 64, kv_type, kv_type))
+    logits = _feed(context, given["tokens"])
+    if task != "exit":
+        sys.stdout.buffer.write(context.dump(0) if task == "dump" else logits.tobytes())
+        model.close()
+
+
+def _feed(context: Context, tokens: list[int]) -> Logits:
+    batch = context.new_batch()
+    batch.extend(tokens, Pos(0, 0), logits="all")
+    return context.decode(batch)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Random programs of calls on contexts, sessions and chats, and models of all three in plain Python."""

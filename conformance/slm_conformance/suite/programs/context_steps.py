@@ -1,0 +1,113 @@
+"""The alphabet of random programs: every call that changes a context, and the runs that a batch is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from slm_conformance.oracle.runs import Run
+
+Call: TypeAlias = Literal["decode", "embed", "top"]
+Variant: TypeAlias = Literal["own", "foreign", "format", "truncated", "short", "model", "token"]
+"""What is restored: see ``programs.variant``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of a context, and how long runs are in programs for it.
+
+    Attributes:
+        n_ctx: positions.
+        n_seq_max: sequences.
+        n_batch: tokens of a batch.
+        longest: inputs of the longest run.
+    """
+
+    n_ctx: int
+    n_seq_max: int
+    n_batch: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """``decode``, ``embed`` or ``decode_top`` of a batch of runs.
+
+    Attributes:
+        runs: in the order of the batch.
+        call: which of the three.
+        every: a row is asked for at every so many-th input of the batch; 0 for none.
+        woven: whether runs take turns, an input each. For runs of plain tokens alone.
+    """
+
+    runs: tuple[Run, ...]
+    call: Call = "decode"
+    every: int = 1
+    woven: bool = False
+
+    def order(self) -> list[tuple[int, int]]:
+        """The run of each input of the batch, and its place in that run."""
+        places = [(i, j) for i, run in enumerate(self.runs) for j in range(len(run.tokens))]
+        return sorted(places, key=lambda place: (place[1], place[0])) if self.woven else places
+
+    def wanted(self) -> list[int]:
+        """The inputs of the batch that a row is asked for."""
+        return list(range(0, sum(len(run.tokens) for run in self.runs), self.every)) if self.every else []
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """``fork``."""
+
+    src: int
+    dst: int
+    end: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """``truncate``."""
+
+    seq_id: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """``cut``."""
+
+    seq_id: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """``drop``."""
+
+    seq_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """``clear``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """``dump``; the bytes are kept under ``name``."""
+
+    seq_id: int
+    name: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """``restore`` a variant of what was kept under ``name``; nothing where nothing was kept."""
+
+    seq_id: int
+    name: int
+    variant: Variant
+
+
+Step: TypeAlias = Decode | Fork | Truncate | Cut | Drop | Clear | Dump | Restore

@@ -1,0 +1,303 @@
+"""The contract in plain Python: what each sequence holds, which errors a call may raise, and what ``n_free`` is then.
+
+Each position of a sequence is an object; sequences that share storage share objects, so that ``n_free`` is ``n_ctx``
+less the distinct objects.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from slm_conformance.oracle.runs import Run
+from slm_conformance.suite.programs.context_steps import (
+    Clear,
+    Cut,
+    Decode,
+    Drop,
+    Dump,
+    Fork,
+    Restore,
+    Sizes,
+    Step,
+    Truncate,
+    Variant,
+)
+from slm_core.errors import (
+    BatchFull,
+    ContextFull,
+    InvalidPosition,
+    InvalidSequence,
+    InvalidSnapshot,
+    InvalidToken,
+    SlmError,
+    SnapshotMismatch,
+    UnsupportedEdit,
+    UnsupportedInput,
+    UnsupportedOutput,
+)
+from slm_core.types import EMBEDDED, Capability, EditLevel
+
+Errors: TypeAlias = set[type[SlmError]]
+_BAD_DUMPS: dict[Variant, type[SlmError]] = {
+    "truncated": InvalidSnapshot,
+    "short": InvalidSnapshot,
+    "model": SnapshotMismatch,
+    "token": InvalidSnapshot,
+}
+_OUTPUTS = {"embed": Capability.EMBEDDINGS, "top": Capability.DEVICE_SAMPLING}
+_images = itertools.count(1)
+
+
+class Slot:
+    """The storage of one position.
+
+    Attributes:
+        token: what ``tokens`` says, ``EMBEDDED`` for a row.
+        ahead: how many inputs after it were in its block.
+        image: a number that the rows of one image share; 0 for none.
+    """
+
+    __slots__ = ("ahead", "image", "token")
+
+    def __init__(self, token: int, ahead: int = 0, image: int = 0) -> None:
+        self.token = token
+        self.ahead = ahead
+        self.image = image
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a sequence holds.
+
+    Attributes:
+        slots: one a position.
+        n_cut: tokens that cuts have removed; a context that decodes a dump again may need room for them.
+    """
+
+    slots: tuple[Slot, ...] = ()
+    n_cut: int = 0
+
+
+@dataclass(slots=True)
+class ContractModel:
+    """The contract, in lists.
+
+    Attributes:
+        n_vocab: vocabulary size V.
+        edit_level: what the context declares.
+        capabilities: likewise.
+        sizes: of the context.
+        held: what each sequence holds.
+        dumps: what was dumped, by name.
+        copied: the destination and its slots, where the last fork may have copied the image that its end splits.
+    """
+
+    n_vocab: int
+    edit_level: EditLevel
+    capabilities: frozenset[Capability]
+    sizes: Sizes
+    held: list[Held] = field(init=False)
+    dumps: dict[int, Held] = field(default_factory=dict)
+    copied: tuple[int, Held] | None = None
+
+    def __post_init__(self) -> None:
+        self.held = [Held()] * self.sizes.n_seq_max
+
+    @property
+    def n_free(self) -> int:
+        """Positions that no sequence holds; a shared one is taken once."""
+        return self.sizes.n_ctx - len({slot for held in self.held for slot in held.slots})
+
+    def tokens(self, seq_id: int) -> tuple[int, ...]:
+        """What a sequence holds."""
+        return tuple(slot.token for slot in self.held[seq_id].slots)
+
+    def length(self, seq_id: int) -> int:
+        """Tokens of a sequence; 0 for one that does not exist."""
+        return len(self.held[seq_id].slots) if self.exists(seq_id) else 0
+
+    def exists(self, seq_id: int) -> bool:
+        """Whether there is a sequence of this number."""
+        return 0 <= seq_id < self.sizes.n_seq_max
+
+    def first_positions(self, runs: Sequence[Run]) -> list[int]:
+        """The position that each run of a batch begins at."""
+        lengths = {run.seq_id: self.length(run.seq_id) for run in runs}
+        firsts = []
+        for run in runs:
+            firsts.append(max(0, lengths[run.seq_id] + run.shift))
+            lengths[run.seq_id] += len(run.tokens)
+        return firsts
+
+    def play(self, step: Step) -> tuple[Errors, bool]:
+        """Make a step, if it is legal.
+
+        Returns:
+            errors: those that a context may raise; none where it is legal.
+            must: whether it must raise one, or may also do as it is told.
+        """
+        errors, must = self._errors(step)
+        if not errors:
+            self.make(step)
+        return errors, must
+
+    def make(self, step: Step) -> None:
+        """Make a step that is legal."""
+        self.copied = None
+        match step:
+            case Decode(runs):
+                for run in runs:
+                    self._set(run.seq_id, (*self.held[run.seq_id].slots, *_new_slots(run)))
+            case Fork(src, dst, end):
+                self._fork(src, dst, self.length(src) if end is None else end)
+            case Truncate(seq_id, index):
+                self._set(seq_id, self.held[seq_id].slots[:index])
+            case Cut(seq_id, start, end):
+                self._set(seq_id, self._without(seq_id, start, end), end - start)
+            case Drop(seq_id):
+                self.held[seq_id] = Held()
+            case Clear():
+                self.held = [Held()] * self.sizes.n_seq_max
+            case Dump(seq_id, name):
+                self.dumps[name] = self.held[seq_id]
+            case Restore(seq_id, name, _) if name in self.dumps:
+                self.held[seq_id] = Held(_fresh(self.dumps[name].slots), self.dumps[name].n_cut)
+
+    def _set(self, seq_id: int, slots: tuple[Slot, ...], n_cut: int = 0) -> None:
+        self.held[seq_id] = Held(slots, self.held[seq_id].n_cut + n_cut)
+
+    def _fork(self, src: int, dst: int, end: int) -> None:
+        slots, n_cut = self.held[src].slots[:end], self.held[src].n_cut
+        shared = Capability.SHARED_FORK in self.capabilities
+        self.held[dst] = Held(slots if shared else _fresh(slots), n_cut)
+        if shared and (n := self._n_split(src, end)):
+            self.copied = dst, Held(slots[: end - n] + _fresh(slots[end - n :]), n_cut)
+
+    def _n_split(self, src: int, end: int) -> int:
+        """Rows before ``end`` of the image that it splits; a fork may have to copy them."""
+        slots = self.held[src].slots
+        if not 0 < end < len(slots) or not slots[end].image or slots[end - 1].image != slots[end].image:
+            return 0
+        return sum(slot.image == slots[end].image for slot in slots[:end])
+
+    def _without(self, seq_id: int, start: int, end: int) -> tuple[Slot, ...]:
+        """A cut moves what comes after it, so that it can no longer be shared."""
+        slots = self.held[seq_id].slots
+        return slots if start == end else slots[:start] + _fresh(slots[end:])
+
+    # Errors.
+
+    def _errors(self, step: Step) -> tuple[Errors, bool]:
+        errors: Errors = set() if all(map(self.exists, _sequences(step))) else {InvalidSequence}
+        match step:
+            case Decode():
+                errors |= {error for error, applies in self._decode_errors(step) if applies}
+            case Fork(src, dst, end):
+                return self._fork_errors(errors, src, dst, self.length(src) if end is None else end)
+            case Truncate(seq_id, index):
+                errors |= self._level_errors(EditLevel.TRUNCATE)
+                return self._with_block_errors(errors | self._index_errors(seq_id, index), seq_id, index)
+            case Cut(seq_id, start, end):
+                return self._cut_errors(errors, seq_id, start, end)
+            case Restore(seq_id, name, variant) if name in self.dumps:
+                found, must = self._restore_errors(seq_id, self.dumps[name], variant)
+                return errors | found, must or bool(errors)
+        return errors, True
+
+    def _decode_errors(self, step: Decode) -> Iterator[tuple[type[SlmError], bool]]:
+        runs, declared = step.runs, self.capabilities
+        n = sum(len(run.tokens) for run in runs)
+        yield BatchFull, n > self.sizes.n_batch
+        yield ContextFull, n > self.n_free
+        ids = [token for run in runs if run.kind == "tokens" for token in run.tokens]
+        yield InvalidToken, any(token >= self.n_vocab for token in ids)
+        right = [Run(run.seq_id, 0, run.tokens) for run in runs]
+        yield InvalidPosition, self.first_positions(runs) != self.first_positions(right)
+        yield UnsupportedOutput, step.call in _OUTPUTS and _OUTPUTS[step.call] not in declared
+        for lacks, capability in (
+            (any(run.kind != "tokens" for run in runs), Capability.EMBEDDING_INPUT),
+            (any(run.kind == "image" and len(run.tokens) > 1 for run in runs), Capability.MROPE_POSITIONS),
+            (any(run.block and len(run.tokens) > 1 for run in runs), Capability.BIDIRECTIONAL_BLOCKS),
+        ):
+            yield UnsupportedInput, lacks and capability not in declared
+
+    def _fork_errors(self, errors: Errors, src: int, dst: int, end: int) -> tuple[Errors, bool]:
+        errors = errors | self._index_errors(src, end)
+        if src == dst or self.length(dst):
+            errors.add(InvalidSequence)
+        if Capability.SHARED_FORK not in self.capabilities and end > self.n_free:
+            errors.add(ContextFull)
+        if not errors and self._n_split(src, end) > self.n_free:
+            return {ContextFull}, False
+        if not errors and 0 < end < self.length(src) and self.edit_level < EditLevel.TRUNCATE:
+            return {UnsupportedEdit}, False
+        return self._with_block_errors(errors, src, end)
+
+    def _cut_errors(self, errors: Errors, seq_id: int, start: int, end: int) -> tuple[Errors, bool]:
+        errors = errors | self._level_errors(EditLevel.CUT)
+        errors |= self._index_errors(seq_id, start) | self._index_errors(seq_id, end)
+        errors |= {InvalidPosition} if end < start else set()
+        if errors:
+            return errors, True
+        if len(self._without(seq_id, start, end)) > self._room(seq_id, start, end):
+            return {ContextFull}, True
+        to_the_end = start < end == self.length(seq_id)
+        return self._with_block_errors(errors, seq_id, start) if to_the_end else (errors, True)
+
+    def _with_block_errors(self, errors: Errors, seq_id: int, length: int) -> tuple[Errors, bool]:
+        """Errors of keeping the first ``length`` tokens: a block stays whole. One that a cut has damaged may stay."""
+        slots = self.held[seq_id].slots if self.exists(seq_id) else ()
+        if errors or not 0 < length < len(slots) or not slots[length - 1].ahead:
+            return errors, True
+        n = slots[length - 1].ahead
+        is_whole = [slot.ahead for slot in slots[length : length + n]] == list(range(n - 1, -1, -1))
+        return {InvalidPosition}, is_whole
+
+    def _room(self, seq_id: int, start: int, end: int) -> int:
+        """Slots that a sequence may have after a cut: those that are free, its own, and those it goes on sharing."""
+        others = {slot for i, held in enumerate(self.held) if i != seq_id for slot in held.slots}
+        kept = self.held[seq_id].slots if start == end else self.held[seq_id].slots[:start]
+        return self.sizes.n_ctx - len(others) + len(others & set(kept))
+
+    def _restore_errors(self, seq_id: int, dumped: Held, variant: Variant) -> tuple[Errors, bool]:
+        free = self._room(seq_id, 0, self.sizes.n_ctx) if self.exists(seq_id) else self.sizes.n_ctx
+        # A context that decodes the dump again, or keeps what it replaces until it is done, may need more.
+        peak = max(len(dumped.slots) + dumped.n_cut, self.length(seq_id))
+        errors: Errors = {ContextFull} if peak > free else set()
+        has_payload = Capability.KV_PAYLOAD in self.capabilities and len(dumped.slots) > 0
+        is_bad = variant in _BAD_DUMPS and (has_payload or variant != "short")
+        is_bad &= len(dumped.slots) > 0 or variant != "token"
+        if is_bad:
+            return errors | {_BAD_DUMPS[variant]}, True
+        return errors, len(dumped.slots) > free
+
+    def _level_errors(self, level: EditLevel) -> Errors:
+        return {UnsupportedEdit} if self.edit_level < level else set()
+
+    def _index_errors(self, seq_id: int, index: int) -> Errors:
+        return set() if 0 <= index <= self.length(seq_id) else {InvalidPosition}
+
+
+def _new_slots(run: Run) -> Iterator[Slot]:
+    n, image = len(run.tokens), next(_images) if run.kind == "image" else 0
+    for i, token in enumerate(run.tokens):
+        yield Slot(token if run.kind == "tokens" else EMBEDDED, n - 1 - i if run.block else 0, image)
+
+
+def _fresh(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    return tuple(Slot(slot.token, slot.ahead, slot.image) for slot in slots)
+
+
+def _sequences(step: Step) -> list[int]:
+    """The sequences that a step names."""
+    match step:
+        case Decode(runs):
+            return [run.seq_id for run in runs]
+        case Fork(src, dst, _):
+            return [src, dst]
+        case Clear():
+            return []
+    return [step.seq_id]

@@ -1,0 +1,96 @@
+"""A history of tokens with the float64 reference led along: what a context holds of it, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from slm_conformance.oracle.reference import Reference
+from slm_conformance.suite.bench import Rows
+from slm_core.types import EditLevel
+
+
+@dataclass(slots=True)
+class History:
+    """Tokens, of which the reference's sequence holds the first ones, as the context should.
+
+    Attributes:
+        reference: holds what the context should hold.
+        seq_id: where in the reference.
+        level: what the context declares: below TRUNCATE, taking anything back forgets all.
+        tokens: the history.
+        row: the logits that follow, float64 [V], where nothing has to be decoded for them.
+        was_cut: whether tokens that later ones saw were cut out.
+    """
+
+    reference: Reference
+    seq_id: int
+    level: EditLevel
+    tokens: list[int] = field(default_factory=list)
+    row: Rows | None = None
+    was_cut: bool = False
+
+    @property
+    def n_held(self) -> int:
+        """Tokens that the reference's sequence holds."""
+        return self.reference.length(self.seq_id)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add tokens, not decoded yet."""
+        self.tokens, self.row = [*self.tokens, *tokens], None
+
+    def shorten(self, length: int) -> None:
+        """Keep the first ``length`` tokens."""
+        self._forget_from(length)
+        self.tokens, self.row = self.tokens[:length], None
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Become other tokens, of which the longest common prefix stays decoded."""
+        pairs = zip(self.tokens, tokens, strict=False)
+        common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(tokens)))
+        if common < len(self.tokens):
+            self.shorten(common)
+        if common < len(tokens):
+            self.extend(tokens[common:])
+
+    def remove(self, start: int, end: int, *, exact: bool) -> EditLevel:
+        """Take [start, end) out: by a cut where the level is CUT, unless what follows is to be computed again."""
+        level = min(self.level, EditLevel.TRUNCATE) if exact else self.level
+        if start == end:
+            return level
+        if level is EditLevel.CUT:
+            if start < self.n_held:
+                self.reference.cut(start, min(end, self.n_held), self.seq_id)
+                self.was_cut = True
+        else:
+            self._forget_from(start)
+        self.tokens, self.row = self.tokens[:start] + self.tokens[end:], None
+        return level
+
+    def next_row(self) -> Rows:
+        """What follows, float64 [V]: where all is decoded and the row is not known, the last token is decoded again."""
+        if self.row is None:
+            if self.n_held == len(self.tokens):
+                self._forget_from(len(self.tokens) - 1)
+            self.row = self.reference.decode(self.tokens[self.n_held :], self.seq_id)[-1]
+        return self.row
+
+    def hold(self, n_held: int) -> None:
+        """Hold so many tokens, as the context does."""
+        if n_held > self.n_held:
+            self.reference.decode(self.tokens[self.n_held : n_held], self.seq_id)
+        elif n_held < self.n_held:
+            self.reference.truncate(n_held, self.seq_id)
+
+    def copy(self, seq_id: int) -> History:
+        """The same in another sequence of the reference; the row is not copied."""
+        self.reference.fork(self.seq_id, seq_id)
+        return replace(self, seq_id=seq_id, tokens=list(self.tokens), row=None)
+
+    def drop(self) -> None:
+        """Forget what the reference holds."""
+        self.reference.drop(self.seq_id)
+
+    def _forget_from(self, length: int) -> None:
+        if length < self.n_held:
+            self.reference.truncate(length if self.level >= EditLevel.TRUNCATE else 0, self.seq_id)

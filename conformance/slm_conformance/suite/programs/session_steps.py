@@ -1,0 +1,156 @@
+"""Calls of sessions, as steps of random programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from slm_conformance.suite.programs.answer_model import Every
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """``append_tokens``, or ``append`` of a text that spells a control token."""
+
+    slot: int
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``generate``, with options by number or the session's own (None), and read ``n_read`` events of it."""
+
+    slot: int
+    options: int | None
+    criterion: Every | None
+    n_read: int
+    drafts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOn:
+    """Read on in the answer that was asked for last; first cancel it, perhaps."""
+
+    slot: int
+    n_read: int
+    cancel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MarkHere:
+    """``mark``; marks are numbered."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """``rollback`` to one of the session's valid marks, the last first; or to any, stale and foreign ones too."""
+
+    slot: int
+    mark: int
+    any_mark: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shorten:
+    """``truncate`` by so many tokens; -1 is one more than there are."""
+
+    slot: int
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """``remove`` what lies between two marks, chosen as for a rollback."""
+
+    slot: int
+    start: int
+    end: int
+    exact: bool
+    any_mark: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForkTo:
+    """``fork`` into a slot that is closed."""
+
+    slot: int
+    dst: int
+
+
+@dataclass(frozen=True, slots=True)
+class DumpAs:
+    """``dump``, kept under ``name``."""
+
+    slot: int
+    name: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreTo:
+    """``Session.restore`` what was kept under ``name``, or that less its last byte, into a slot that is closed."""
+
+    slot: int
+    name: int
+    damaged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchBranch:
+    """``scratch_branch``: take ``n_back`` tokens back, append and answer there, and perhaps raise."""
+
+    slot: int
+    tokens: tuple[int, ...]
+    n_back: int
+    fails: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOf:
+    """``score`` of some tokens."""
+
+    slot: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """``completions``, two of them."""
+
+    slot: int
+    options: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """``next_logits``."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSlot:
+    """``close``."""
+
+    slot: int
+
+
+Step: TypeAlias = (
+    Append
+    | Answer
+    | ReadOn
+    | MarkHere
+    | Rollback
+    | Shorten
+    | Remove
+    | ForkTo
+    | DumpAs
+    | RestoreTo
+    | ScratchBranch
+    | ScoreOf
+    | Complete
+    | Look
+    | CloseSlot
+)

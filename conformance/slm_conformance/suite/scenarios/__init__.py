@@ -1,0 +1,72 @@
+"""The scenarios: one class per capability. ``from slm_conformance.scenarios import *`` adopts them all."""
+
+from slm_conformance.suite.scenarios.backends import TestBackend
+from slm_conformance.suite.scenarios.beam import TestBeam
+from slm_conformance.suite.scenarios.bidirectional_blocks import TestBidirectionalBlocks
+from slm_conformance.suite.scenarios.chats import TestChat, TestMeaning, TestOracle
+from slm_conformance.suite.scenarios.completions import TestCompletions
+from slm_conformance.suite.scenarios.constraints import TestConstraints
+from slm_conformance.suite.scenarios.cut import TestCut
+from slm_conformance.suite.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
+from slm_conformance.suite.scenarios.device_sampling import TestDeviceSampling
+from slm_conformance.suite.scenarios.edit_levels import TestDeclarations
+from slm_conformance.suite.scenarios.embedding_input import TestEmbeddingInput
+from slm_conformance.suite.scenarios.embeddings import TestEmbeddings
+from slm_conformance.suite.scenarios.failures import TestFailures
+from slm_conformance.suite.scenarios.fork import TestDrop, TestFork
+from slm_conformance.suite.scenarios.generation import TestGeneration
+from slm_conformance.suite.scenarios.hostile import TestHostileDumps
+from slm_conformance.suite.scenarios.hostile_sessions import TestHostileSessions
+from slm_conformance.suite.scenarios.lifecycle import TestClose, TestSizes, TestThreads
+from slm_conformance.suite.scenarios.model_based import TestModelBased
+from slm_conformance.suite.scenarios.mrope_positions import TestMropePositions
+from slm_conformance.suite.scenarios.numbers import TestNumbers
+from slm_conformance.suite.scenarios.programs_above import TestChatPrograms, TestSessionPrograms
+from slm_conformance.suite.scenarios.sampling import TestSampling
+from slm_conformance.suite.scenarios.sessions import TestSession
+from slm_conformance.suite.scenarios.snapshots import TestBadDumps, TestDumpRestore
+from slm_conformance.suite.scenarios.speculation import TestSpeculation
+from slm_conformance.suite.scenarios.tools import TestTools
+from slm_conformance.suite.scenarios.truncate import TestTruncate
+from slm_conformance.suite.scenarios.vocabulary import TestVocabulary
+
+__all__ = [
+    "TestBackend",
+    "TestBadDumps",
+    "TestBeam",
+    "TestBidirectionalBlocks",
+    "TestChat",
+    "TestChatPrograms",
+    "TestClose",
+    "TestCompletions",
+    "TestConstraints",
+    "TestCut",
+    "TestDeclarations",
+    "TestDecode",
+    "TestDecodeLimits",
+    "TestDecodeRefusals",
+    "TestDeviceSampling",
+    "TestDrop",
+    "TestDumpRestore",
+    "TestEmbeddingInput",
+    "TestEmbeddings",
+    "TestFailures",
+    "TestFork",
+    "TestGeneration",
+    "TestHostileDumps",
+    "TestHostileSessions",
+    "TestMeaning",
+    "TestModelBased",
+    "TestMropePositions",
+    "TestNumbers",
+    "TestOracle",
+    "TestSampling",
+    "TestSession",
+    "TestSessionPrograms",
+    "TestSizes",
+    "TestSpeculation",
+    "TestThreads",
+    "TestTools",
+    "TestTruncate",
+    "TestVocabulary",
+]

@@ -1,0 +1,150 @@
+"""The backend itself: what it says of itself, of files, and of options."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from slm_conformance.oracle.factories import make_tiny_model, tiny_model
+from slm_conformance.suite.bench import Bench
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_core.errors import BackendUnavailable, InvalidModelFile, SlmError, UnknownOption, UnsupportedModel
+from slm_core.types import BackendStatus, ModelOptions, Support
+
+
+class TestBackend(Scenarios):
+    """The nouns Backend and Model."""
+
+    on_one_model = (
+        "test_status",
+        "test_a_missing_file",
+        "test_a_damaged_file",
+        "test_an_unknown_architecture",
+        "test_an_unknown_option",
+        "test_options_are_listed",
+        "test_an_unknown_device",
+    )
+
+    def test_status(self, bench: Bench) -> None:
+        """Backend: a name of lower case letters, digits and underscores; a status with version and devices."""
+        name = bench.backend.name
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name), f"the backend's name is {name!r}"
+        status = bench.backend.status()
+        assert isinstance(status, BackendStatus), f"status() returned {type(status).__name__}"
+        assert (status.name, status.installed) == (name, True), f"the status of a loaded backend is {status}"
+        assert status.version, "the status of an installed backend has no version"
+        assert any(device.available for device in status.devices), "the status names no device that is available"
+
+    def test_devices(self, bench: Bench) -> None:
+        """Backend: each device of ``status`` loads models, is ``untried``, or says why it cannot be used."""
+        for device in bench.backend.status().devices:
+            if not device.available:
+                why = device.detail
+                assert why and "\n" not in why, f"device {device.name!r} cannot be used, and not one line says why"
+            elif not device.untried:
+                options = dataclasses.replace(bench.workshop.options(), device=device.name)
+                try:
+                    bench.backend.load(bench.path, options).close()
+                except SlmError as error:
+                    raise AssertionError(f"device {device.name!r} is listed as available: {error}") from error
+
+    def test_supports_the_model(self, bench: Bench) -> None:
+        """Backend: ``supports`` says yes to a file that loads, with a rank and a reason."""
+        support = bench.backend.supports(bench.path, bench.workshop.fixtures.device)
+        assert isinstance(support, Support), f"supports() returned {type(support).__name__}"
+        assert support.supported, f"supports() says no to a file that it loads: {support.reason}"
+        assert 0 <= support.rank <= 100, f"the rank is {support.rank}, ranks are from 0 to 100"
+
+    def test_info(self, bench: Bench) -> None:
+        """Model: ``info`` says what the file says."""
+        info, weights = bench.model.info, bench.weights()
+        shape = weights.shape
+        found = (info.architecture, info.n_layers, info.n_embd, info.n_vocab)
+        expected = (shape.architecture, shape.n_layers, shape.n_embd, weights.n_vocab)
+        assert found == expected, f"architecture, n_layers, n_embd and n_vocab are {found}, the file says {expected}"
+        n_params = sum(tensor.size for tensor in weights.tensors.values())
+        assert info.n_params == n_params, f"n_params is {info.n_params}, the tensors have {n_params} elements"
+        assert bench.vocab.size == weights.n_vocab, "vocab.size is another than the number of logits"
+        assert Path(info.path).samefile(bench.path), f"info.path is {info.path}"
+
+    def test_fingerprint(self, bench: Bench) -> None:
+        """Model: the fingerprint is from content: the same for a copy elsewhere, another for other weights."""
+        fingerprint = bench.model.info.fingerprint
+        with bench.workshop.load(Path(shutil.copy(bench.path, bench.directory / "other name.gguf"))) as copy:
+            assert copy.info.fingerprint == fingerprint, "a copy of the file at another path has another fingerprint"
+        with bench.workshop.load(bench.sibling(bench.directory)) as other:
+            assert other.info.fingerprint != fingerprint, "a model with other weights has the same fingerprint"
+
+    def test_a_missing_file(self, bench: Bench) -> None:
+        """Backend: a file that is not there, or a directory, raises ``InvalidModelFile``."""
+        for path in (bench.directory / "missing.gguf", bench.directory):
+            with bench.refused(f"loading {path.name}", InvalidModelFile):
+                bench.workshop.load(path)
+            with bench.refused(f"supports({path.name})", InvalidModelFile):
+                bench.backend.supports(path)
+
+    def test_a_damaged_file(self, bench: Bench) -> None:
+        """Backend: an empty file, other bytes, and a file that lost its end raise ``InvalidModelFile``."""
+        whole = tiny_model(bench.directory, "llama", "q8_0").read_bytes()
+        damaged: Mapping[str, bytes] = {
+            "an empty file": b"",
+            "text": b"this is no model, whatever its name says\n" * 10,
+            "half a header": whole[:2000],
+            "half a file": whole[: len(whole) // 2],
+            "all but a byte": whole.rstrip(b"\0")[:-1],
+        }
+        for what, data in damaged.items():
+            path = bench.directory / "damaged.gguf"
+            path.write_bytes(data)
+            with bench.refused(f"loading {what}", InvalidModelFile):
+                bench.workshop.load(path)
+
+    def test_an_unknown_architecture(self, bench: Bench) -> None:
+        """Backend: a sound file of a kind that no backend knows raises ``UnsupportedModel``; ``supports`` says no."""
+        tiny = make_tiny_model("llama")
+        tiny.metadata["general.architecture"] = "abacus"
+        path = tiny.write(bench.directory / "abacus.gguf")
+        support = bench.backend.supports(path, bench.workshop.fixtures.device)
+        assert not support.supported, "supports() says yes to a file of the architecture 'abacus'"
+        assert support.reason, "supports() says no to a file, but not why"
+        with bench.refused("loading a file of the architecture 'abacus'", UnsupportedModel):
+            bench.workshop.load(path)
+
+    def test_an_unknown_option(self, bench: Bench) -> None:
+        """Backend: an option that ``load_options`` does not list raises ``UnknownOption``; it is not ignored."""
+        options = ModelOptions(bench.workshop.fixtures.device, backend_options={"no_such_option": 1})
+        with bench.refused("loading with the option no_such_option", UnknownOption):
+            bench.backend.load(bench.path, options)
+
+    def test_options_are_listed(self, bench: Bench) -> None:
+        """Backend: ``load_options`` describes each option in a line."""
+        options = dict(bench.backend.load_options)
+        bare = [name for name, text in options.items() if not text.strip() or "\n" in text]
+        assert not bare, f"these options are not described in one line: {', '.join(bare)}"
+
+    def test_an_unknown_device(self, bench: Bench) -> None:
+        """Backend: a device that is missing is an error, and ``supports`` says no to it."""
+        with bench.refused("loading on the device 'abacus'", BackendUnavailable):
+            bench.backend.load(bench.path, ModelOptions("abacus"))
+        support = bench.backend.supports(bench.path, "abacus")
+        assert not support.supported, "supports() says yes to the device 'abacus'"
+        assert support.reason, "supports() says no to a device, but not why"
+
+    def test_progress(self, bench: Bench) -> None:
+        """Backend: ``progress`` is called with shares from 0 to 1, ending at 1; an exception in it cancels."""
+        shares: list[float] = []
+        bench.backend.load(bench.path, bench.workshop.options(shares.append)).close()
+        assert shares, "progress was never called"
+        assert all(a <= b for a, b in zip([0.0, *shares], [*shares, 1.0], strict=True)), f"progress went {shares}"
+        assert shares[-1] == 1.0, f"progress ended at {shares[-1]}, not at 1.0"
+
+        def refuse(share: float) -> None:
+            raise KeyError(share)
+
+        with pytest.raises(KeyError):
+            bench.backend.load(bench.path, bench.workshop.options(refuse)).close()

@@ -1,0 +1,479 @@
+"""Chats and oracles over the backend's contexts; what the demo model knows, and forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slm_conformance.oracle.factories import FAMILIES
+from slm_conformance.suite.bench import Bench, held
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.scenarios.sessions import UNIFORM, cut_row, fresh_row, next_row
+from slm_core.chat import Chat, ChatOptions, Session, encode_segments
+from slm_core.errors import ContextFull, InvalidOption, OracleError
+from slm_core.formatting import formatter
+from slm_core.generation import Draft, Event, FinishReason, StoppingAction
+from slm_core.loading import LoadedModel
+from slm_core.protocols import Context
+from slm_core.sampling import Sampling
+from slm_core.types import EditLevel, Message, Role
+
+GREEDY = Sampling(temperature=0, max_tokens=6)
+SAID = (
+    Message(Role.USER, "hi"),
+    Message(Role.ASSISTANT, "hello you"),
+    Message(Role.USER, "is it on"),
+    Message(Role.ASSISTANT, "it is"),
+)
+
+TURNS = (Role.USER, Role.ASSISTANT) * 4
+ODD = (
+    "two  spaces",
+    "a\nline\n\nmore",
+    "{{ bos_token }}{% if %}",
+    "\\n \\",
+    "é 🙂 日本",
+    "\"quoted\" 'so'",
+    "<b>&amp;</b>",
+    "\t",
+)
+"""What templates, and those who escape, get wrong."""
+
+NUMBERED = (
+    "{% for message in messages %}{{ loop.index }}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{{ message.content }}{{ '<|im_end|>\n' }}{% endfor %}"
+)
+"""A format that tells the place of each message."""
+
+TOLD = ChatOptions(Sampling(temperature=0, max_tokens=40))
+TRANSCRIPT = (
+    "<|im_start|>system\nYou are Pip.<|im_end|>\n<|im_start|>user\nMy name is Ada.<|im_end|>\n<|im_start|>assistant\n"
+    "Nice to meet you!<|im_end|>\n<|im_start|>user\nWhat is my name?<|im_end|>\n<|im_start|>assistant\n"
+    "Your name is Ada.<|im_end|>"
+)
+_WRITTEN = (
+    "1 347 205 388 416 583 20 2 205 1 270 205 562 308 288 1475 20 2 205 1 275 205 733 528 734 314 7 2 205"
+    " 1 270 205 333 288 320 308 37 2 205 1 275 205 367 308 288 1475 20 2"
+)
+TRANSCRIPT_TOKENS = tuple(map(int, _WRITTEN.split()))
+"""What llama.cpp's tokenizer makes of it; in the answers each is the best by at least 7.8 in the logits."""
+
+
+class TestChat(Scenarios):
+    """Chat: the messages are the truth, and the KV cache follows them."""
+
+    above_contract = True
+    families = tuple(FAMILIES)
+
+    def test_send(self, bench: Bench) -> None:
+        """Chat: an answer becomes a message; of what is said next, only what the cache does not hold is decoded."""
+        chat = _chat(bench)
+        for text in ("the dog", "you"):
+            chat.session.next_logits()
+            before = chat.session.tokens
+            answer = chat.send(text)
+            assert [m.role for m in chat.messages[-2:]] == [Role.USER, Role.ASSISTANT], "no answer was added"
+            assert chat.messages[-1].content == answer.text, "the last message is not the answer"
+            shared = _n_shared(before, chat.session.tokens[: answer.usage.prompt_tokens])
+            if shared == len(before) or bench.edit_level >= EditLevel.TRUNCATE:
+                cached = answer.usage.cached_tokens
+                assert cached == shared, f"{shared} tokens of the prompt were held, but {cached} were used"
+            bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after an answer")
+
+    def test_stream(self, bench: Bench) -> None:
+        """Chat: while an answer streams, what was said so far is its message; the events join to the whole."""
+        chat, shown = _chat(bench), ""
+        stream = chat.stream("the dog")
+        for event in stream:
+            shown += event.text
+            assert chat.messages[-1] == _says(shown), "while an answer streams, the last message is not what was said"
+        assert stream.answer.text == shown == chat.messages[-1].content, "an answer is not what was streamed of it"
+
+    def test_an_answer_that_raises(self, bench: Bench) -> None:
+        """Chat: where a stopping criterion raises, the chat is as it was before it was asked."""
+        chat = _chat(bench)
+        before = (chat.messages, chat.session.tokens)
+        with pytest.raises(KeyError):
+            chat.send("the dog", stopping_criteria=[_raise])
+        assert (chat.messages, chat.session.tokens) == before, "an answer that raised left its question in the chat"
+        bench.agree(
+            next_row(chat.session), fresh_row(bench, chat.session), "the next logits after a raising stopping criterion"
+        )
+
+    def test_draws_after_a_failure(self, bench: Bench) -> None:
+        """Chat: an answer that raises takes no stream of draws along: the next one is what it would have been."""
+        calm, burnt = (_chat(bench, options=ChatOptions(UNIFORM)) for _ in range(2))
+        with pytest.raises(KeyError):
+            burnt.send("the dog", stopping_criteria=[_raise])
+        here, there = (chat.send("the dog").tokens for chat in (calm, burnt))
+        assert there == here, "after an answer that raised, the chat draws another one than it would have"
+
+    def test_an_answer_that_is_cancelled(self, bench: Bench) -> None:
+        """Chat: what a cancelled answer said so far is its message, and the chat goes on."""
+        chat = _chat(bench)
+        stream = chat.stream("the dog")
+        said = next(stream).text
+        stream.cancel()
+        said += "".join(event.text for event in stream)
+        assert stream.answer.finish_reason is FinishReason.CANCELLED, "a cancelled answer does not say so"
+        assert chat.messages == (*SAID, Message(Role.USER, "the dog"), _says(said)), "its message is not what was said"
+        bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after a cancelled answer")
+
+    def test_content_is_never_control(self, bench: Bench) -> None:
+        """Chat: whatever a message spells, the prompt has the control tokens of the template, and no others."""
+        control = [token for token in range(bench.vocab.size) if not bench.vocab.token_bytes(token)]
+        spelled = "".join(bench.vocab.token_bytes(token, special=True).decode() for token in control[:20])
+        found = []
+        for content in ("hi", spelled, f"{spelled}system\nhi"):
+            said = (SAID[0], Message(Role.ASSISTANT, content), *SAID[2:])
+            found.append([token for token in _chat(bench, said).session.tokens if token in control])
+        assert found[0] == found[1] == found[2], "a message that spells control tokens brings them into the prompt"
+
+    def test_the_prompt_holds_what_was_said(self, bench: Bench) -> None:
+        """Chat: each message is in the prompt as it was written, in order, whatever signs it has."""
+        said = tuple(Message(role, f"{i}{text}{i}") for i, (role, text) in enumerate(zip(TURNS, ODD, strict=False)))
+        prompt = bench.vocab.decode(_chat(bench, said).session.tokens, special=True)
+        place = 0
+        for message in said:
+            found = prompt.find(message.content, place)
+            assert found >= 0, f"the message {message.content!r} is not in the prompt, or out of order: {prompt!r}"
+            place = found + len(message.content)
+
+    def test_edit(self, bench: Bench) -> None:
+        """Chat: after ``edit`` the chat is as if the message had always read so."""
+        self._like_new(bench, lambda chat: chat.edit(1, "good day"), (*SAID[:1], _says("good day"), *SAID[2:]))
+
+    def test_delete(self, bench: Bench) -> None:
+        """Chat: after ``delete`` the chat is as if the message had never been."""
+        self._like_new(bench, lambda chat: chat.delete(0), SAID[1:])
+        self._like_new(bench, lambda chat: chat.delete(-1), SAID[:-1])
+
+    def test_forget(self, bench: Bench) -> None:
+        """Chat: ``forget`` cuts where the level is CUT and equals the reference's cut; below, it is a ``delete``."""
+        chat = _chat(bench)
+        chat.session.next_logits()
+        before = chat.session.tokens
+        level = chat.forget(1)
+        assert level is bench.edit_level, f"at edit level {bench.edit_level.name}, forget says it was {level.name}"
+        assert chat.messages == (SAID[0], *SAID[2:]), "forget(1) left other messages"
+        after = chat.session.tokens
+        if level is not EditLevel.CUT:
+            bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after forget")
+            return
+        start = next(i for i, token in enumerate(after) if token != before[i])
+        end = start + len(before) - len(after)
+        assert after == before[:start] + before[end:], "the tokens after forget are not those around the message"
+        bench.agree(next_row(chat.session), cut_row(bench, before, start, end), "the next logits after forget, a cut")
+
+    def test_forget_what_does_not_fit(self, bench: Bench) -> None:
+        """Chat: in a format where messages depend on each other, ``forget`` leaves what a new chat would hold."""
+        numbered = formatter(NUMBERED, model=bench.model)
+        session = Session(bench.context(), bench.vocab)
+        with Chat(session, numbered, messages=SAID, options=ChatOptions(GREEDY)) as chat:
+            session.next_logits()
+            level = chat.forget(1)
+            assert level < EditLevel.CUT, "forget says that it cut, where the messages that are left read otherwise"
+            rendered = encode_segments(bench.vocab, numbered.render(chat.messages, add_generation_prompt=False))
+            assert session.tokens == tuple(rendered), "after forget, the chat's tokens are not those of its messages"
+            bench.agree(next_row(session), fresh_row(bench, session), "the next logits after forget, computed again")
+
+    def test_regenerate(self, bench: Bench) -> None:
+        """Chat: the last answer is taken back; a greedy one comes again, as far as it is clear; a drawn one is another.
+
+        The end of the prompt is decoded again, in another batch (clause 16).
+        """
+        for options in (ChatOptions(GREEDY), ChatOptions(UNIFORM)):
+            chat = _chat(bench, options=options)
+            first = chat.send("the dog")
+            second = chat.regenerate().run()
+            prompt = chat.session.tokens[: second.usage.prompt_tokens]
+            if options.sampling.temperature == 0:
+                bench.same_choices(prompt, first.tokens, second.tokens, "a greedy answer and the regenerated one")
+            else:
+                assert second.tokens != first.tokens, "a drawn answer was regenerated with the same draws"
+            assert len(chat.messages) == len(SAID) + 2, "regenerate did not take the last answer back"
+
+    def test_fork(self, bench: Bench) -> None:
+        """Chat: a fork and its original go their own ways."""
+        chat = _chat(bench)
+        tokens = chat.session.tokens
+        twin = chat.fork()
+        twin.send("the cat")
+        assert chat.messages == SAID, "what was said in a fork is in the original"
+        assert chat.session.tokens == tokens, "what was said in a fork is in the original's tokens"
+        assert len(twin.messages) == len(SAID) + 2, "a fork does not begin with the original's messages"
+        for which, name in ((chat, "the original"), (twin, "the fork")):
+            bench.agree(next_row(which.session), fresh_row(bench, which.session), f"the next logits of {name}")
+
+    def test_a_fork_draws_on(self, bench: Bench) -> None:
+        """Chat: a fork answers with the draws that the original would take next, with its options."""
+        chat = _chat(bench, n_ctx=512, options=ChatOptions(UNIFORM))  # room for both where forks are copies
+        first = chat.send("the dog").tokens
+        twin = chat.fork()
+        assert twin.options == chat.options, "a fork has other options than its original"
+        here, there = (which.send("you").tokens for which in (chat, twin))
+        assert there == here, "a fork goes on with other draws than its original"
+        assert there != first, "a fork repeats the draws of an answer that was given before"
+
+    def test_dump_and_restore(self, bench: Bench) -> None:
+        """Chat: a dump goes on in a new context: messages, tokens and draws are the same, next logits within tolerance.
+
+        The two decode the prompt in other batches (clause 16).
+        """
+        chat = _chat(bench, options=ChatOptions(UNIFORM))
+        chat.send("the dog")
+        with Chat.restore(BenchModel(bench), chat.dump()) as twin:
+            assert twin.messages == chat.messages, "a restored chat has other messages"
+            assert twin.options == chat.options, "a restored chat has other options"
+            rendered = _chat(bench, chat.messages).session.tokens
+            assert twin.session.tokens == rendered, "a restored chat's tokens are not those of its messages"
+            bench.agree(next_row(twin.session), fresh_row(bench, twin.session), "the next logits of a restored chat")
+            here, there = (which.send("you").tokens for which in (chat, twin))
+            assert there == here, "a restored chat goes on with other draws"
+
+    @staticmethod
+    def _like_new(bench: Bench, change: Callable[[Chat], None], messages: Sequence[Message]) -> None:
+        chat = _chat(bench)
+        chat.session.next_logits()
+        change(chat)
+        assert chat.messages == tuple(messages), "the chat holds other messages than the edit leaves"
+        assert chat.session.tokens == _chat(bench, messages).session.tokens, "its tokens are not those of its messages"
+        bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after an edit")
+
+
+class TestOracle(Scenarios):
+    """Oracle: an answer that leaves no trace, in a fork and, where no sequence is left, in the chat's own."""
+
+    above_contract = True
+    families = tuple(FAMILIES)
+
+    def test_on_success(self, bench: Bench) -> None:
+        """Oracle: ``ask`` and ``choose`` leave no trace, and answer the same twice, as far as it is clear."""
+
+        def ask(chat: Chat) -> None:
+            first, second = (chat.oracle().ask("the dog", sampling=GREEDY).tokens for _ in range(2))
+            what = "two greedy answers of an oracle to one question"
+            bench.same_choices(_prompt(bench, "the dog"), first, second, what)
+            for _ in range(2):
+                _check_choice(bench, chat, ["on", "in the dog"])
+
+        _no_trace(bench, ask)
+
+    def test_on_an_error(self, bench: Bench) -> None:
+        """Oracle: nor does a question that cannot be asked, or whose answer does not fit."""
+
+        def fail(chat: Chat) -> None:
+            with bench.refused("choose between one option", InvalidOption):
+                chat.oracle().choose("is it", ["on"])
+            with bench.refused("a JSON text that is longer than the context", OracleError, ContextFull):
+                chat.oracle().extract({"type": "string", "minLength": 100_000}, "no")
+
+        _no_trace(bench, fail)
+
+    def test_on_a_raising_callback(self, bench: Bench) -> None:
+        """Oracle: nor does a stopping criterion that raises after three tokens."""
+
+        def ask(chat: Chat) -> None:
+            with pytest.raises(KeyError):
+                chat.oracle().ask("the dog", sampling=GREEDY, stopping_criteria=[_raise])
+
+        _no_trace(bench, ask)
+
+    def test_on_cancel(self, bench: Bench) -> None:
+        """Oracle: nor does an answer that is stopped as incomplete."""
+
+        def ask(chat: Chat) -> None:
+            chat.oracle().ask("the dog", sampling=GREEDY, stopping_criteria=[lambda event, draft: StoppingAction.STOP])
+
+        _no_trace(bench, ask)
+
+    def test_the_draws_after_it(self, bench: Bench) -> None:
+        """Oracle: what the chat draws next is what it would have drawn, had nobody asked."""
+        for n_seq_max in (3, 1):
+            unasked, asked = (_chat(bench, n_seq_max=n_seq_max, options=ChatOptions(UNIFORM)) for _ in range(2))
+            asked.oracle().ask("is it on", sampling=UNIFORM)
+            here, there = (chat.send("the dog").tokens for chat in (unasked, asked))
+            assert there == here, "a chat draws another answer once its oracle was asked"
+
+    def test_options_are_content(self, bench: Bench) -> None:
+        """Oracle: an option that spells a control token is scored as the text that it is."""
+        control = [token for token in range(bench.vocab.size) if not bench.vocab.token_bytes(token)]
+        spelled = bench.vocab.token_bytes(control[-1], special=True).decode()
+        options = ["on", f"in{spelled}", f"{spelled} you"]
+        told = np.log(_chat(bench).oracle().choose("is it", options).probabilities)
+        scores, slack = _scores(bench, "is it", options)
+        off = np.abs((told - told[0]) - (scores - scores[0])) - slack - slack[0]
+        assert (off <= 0).all(), (
+            f"of {options}, the log probabilities differ by {(told - told[0]).round(3)}; of the same as plain text by"
+            f" {(scores - scores[0]).round(3)}"
+        )
+
+    def test_choose(self, bench: Bench) -> None:
+        """Oracle: the likeliest option, by the probability of its tokens and of the end after them."""
+        chat, options = _chat(bench), ["on", "in the dog", "you", "it is"]
+        for order in (options, options[::-1]):
+            _check_choice(bench, chat, order)
+
+
+class TestMeaning(Scenarios):
+    """What it is all for, on the demo model, which answers: told facts are known, and forgotten ones are not."""
+
+    above_contract = True
+    models = ("demo",)
+
+    def test_a_transcript(self, bench: Bench) -> None:
+        """Chat: a conversation has the tokens that it has always had, prompts and greedy answers alike."""
+        chat = _chat(bench, (Message(Role.SYSTEM, "You are Pip."),), options=TOLD)
+        for text in ("My name is Ada.", "What is my name?"):
+            chat.send(text)
+        assert bench.vocab.decode(chat.session.tokens, special=True) == TRANSCRIPT, "the conversation reads otherwise"
+        assert chat.session.tokens == TRANSCRIPT_TOKENS, "the conversation has other tokens"
+
+    def test_what_was_told_is_known(self, bench: Bench) -> None:
+        """Chat: a fact that was told is told again, also where a dump goes on."""
+        chat = _told(bench)
+        with Chat.restore(LoadedModel(bench.model, bench.formatter, "under test"), chat.dump()) as twin:
+            for which, where in ((chat, "the chat"), (twin, "a chat restored from its dump")):
+                answer = which.send("What is my name?").text
+                assert "Ada" in answer, f"told that the name is Ada, {where} says {answer!r}"
+
+    def test_what_was_deleted_is_not_known(self, bench: Bench) -> None:
+        """Chat: forgetting by recompute makes the model not know, and after an edit it knows the new."""
+        chat = _told(bench)
+        chat.edit(0, "My name is Bob.")
+        answer = chat.send("What is my name?").text
+        assert "Bob" in answer, f"after an edit that says Bob, the model says {answer!r}"
+        chat = _told(bench)
+        for _ in chat.messages:
+            chat.delete(0)
+        answer = chat.send("What is my name?").text
+        assert "Ada" not in answer, f"after what it was told was deleted, the model says {answer!r}"
+
+    def test_think(self, bench: Bench) -> None:
+        """Oracle: ``think`` gives the reasoning apart from the answer; the chat knows of neither."""
+        chat = _told(bench)
+        before = chat.messages
+        answer = chat.oracle().think("What is my name?")
+        assert "Ada" in answer.text, f"asked to think about the name, the oracle says {answer.text!r}"
+        assert answer.reasoning, "the oracle was asked to think, and gives no reasoning"
+        assert answer.reasoning not in answer.text, f"the reasoning is in the answer: {answer.text!r}"
+        assert "think>" not in answer.text + answer.reasoning, "tags around the reasoning are in the text"
+        assert chat.messages == before, "the oracle's question is in the chat"
+
+    def test_extract(self, bench: Bench) -> None:
+        """Oracle: ``extract`` gives a value that fits the schema, whatever the model would say."""
+        oracle, name = _told(bench).oracle(), {"type": "string"}
+        fits = {"type": "object", "properties": {"name": name}, "required": ["name"]}
+        found = oracle.extract(fits)
+        assert found.value == {"name": "Ada"}, f"of what it was told, the oracle extracts {found.value!r}"
+        odd = {**fits, "properties": {"name": {"enum": [7, 8]}, "shoe": {"type": "boolean"}}, "required": ["shoe"]}
+        forced = oracle.extract(odd).value
+        assert isinstance(forced, dict), f"under a schema for objects, the oracle extracts {forced!r}"
+        fitting = isinstance(forced.get("shoe"), bool) and forced.get("name", 7) in (7, 8)
+        assert fitting, f"under a schema for a number and a truth value, the oracle extracts {forced!r}"
+
+
+class BenchModel:
+    """What ``Chat.restore`` needs: contexts are as those of the bench, and counted.
+
+    Attributes:
+        contexts: those that were made.
+        asked: the sizes that were asked for.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.info, self.vocab, self.formatter = bench.model.info, bench.vocab, bench.formatter
+        self.contexts: list[Context] = []
+        self.asked: list[tuple[int, int, int]] = []
+
+    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> Context:
+        """One of the bench's."""
+        self.asked.append((n_ctx, n_seq_max, n_batch))
+        self.contexts.append(self._bench.context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch))
+        return self.contexts[-1]
+
+
+def _no_trace(bench: Bench, ask: Callable[[Chat], None]) -> None:
+    for n_seq_max, where in ((3, "with sequences to spare"), (1, "with no sequence to spare")):
+        chat = _chat(bench, n_seq_max=n_seq_max)
+        row = next_row(chat.session)
+        before = (chat.messages, chat.session.tokens, held(chat.session.context))
+        ask(chat)
+        after = (chat.messages, chat.session.tokens, held(chat.session.context))
+        assert after == before, f"an oracle {where} changed messages, tokens or lengths"
+        bench.same(next_row(chat.session), row, f"the next logits after an oracle {where}")
+        more = bench.tokens(4)
+        chat.session.append_tokens(more)
+        bench.agree(next_row(chat.session), fresh_row(bench, chat.session), f"4 tokens after an oracle {where}")
+
+
+def _prompt(bench: Bench, question: str) -> list[int]:
+    """The tokens of the chat and a question."""
+    return encode_segments(bench.vocab, bench.formatter.render((*SAID, Message(Role.USER, question))))
+
+
+def _check_choice(bench: Bench, chat: Chat, options: Sequence[str]) -> None:
+    """Have the oracle choose: it takes the likeliest option, with the reference's probabilities."""
+    choice = chat.oracle().choose("is it", options)
+    scores, slack = _scores(bench, "is it", options)
+    best = choice.probabilities.index(max(choice.probabilities))
+    assert choice.value == options[best], f"it chose {choice.value!r}, but says that {options[best]!r} is likelier"
+    told = np.log(choice.probabilities)
+    off = np.abs((told - told[0]) - (scores - scores[0])) - slack - slack[0]
+    worst = int(off.argmax())
+    assert off[worst] <= 0, (
+        f"{options[worst]!r} is said to be {told[worst] - told[0]:.4f} likelier than {options[0]!r} (natural"
+        f" logarithm); by the reference it is {scores[worst] - scores[0]:.4f}"
+    )
+
+
+def _scores(bench: Bench, question: str, options: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Log-probability of each option as the whole answer, by the reference, and how far it may be off."""
+    prompt = _prompt(bench, question)
+    scores, slack = [], []
+    for option in options:
+        tokens = bench.vocab.encode(option, add_special=False, parse_special=False)
+        rows = bench.reference().decode([*prompt, *tokens])[len(prompt) - 1 :]
+        shares = rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
+        end = np.logaddexp.reduce(shares[-1, sorted(bench.vocab.eog_ids)])
+        scores.append(shares[np.arange(len(tokens)), tokens].sum() + end)
+        # Each log-probability is off by two gaps at most (see Tolerance.gap).
+        slack.append(2 * bench.tolerance.gap * np.linalg.norm(rows, axis=1).sum() + 1e-5)
+    return np.array(scores), np.array(slack)
+
+
+def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _raise(event: Event, draft: Draft) -> StoppingAction:
+    """Fail at the third token, or at the end where that comes first."""
+    if len(draft.tokens) == 3 or event.text == "":
+        raise KeyError("a stopping criterion's own error")
+    return StoppingAction.NEXT
+
+
+def _told(bench: Bench) -> Chat:
+    chat = _chat(bench, (), options=TOLD)
+    chat.send("My name is Ada.")
+    return chat
+
+
+def _chat(
+    bench: Bench,
+    messages: Sequence[Message] = SAID,
+    *,
+    n_ctx: int = 256,
+    n_seq_max: int = 3,
+    options: ChatOptions | None = None,
+) -> Chat:
+    session = Session(bench.context(n_ctx=n_ctx, n_seq_max=n_seq_max), bench.vocab)
+    return Chat(session, bench.formatter, messages=messages, options=options or ChatOptions(GREEDY))
+
+
+def _says(text: str) -> Message:
+    return Message(Role.ASSISTANT, text)

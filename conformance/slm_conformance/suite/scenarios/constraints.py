@@ -1,0 +1,201 @@
+"""Constraints over the backend's logits and vocabulary: whatever the model would say, what it says fits."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.scenarios.generation import Script
+from slm_conformance.suite.scenarios.sessions import UNIFORM, next_row
+from slm_core.chat import Session
+from slm_core.constraints import Choice, Gbnf, JsonSchema, Lark, Regex, Spec, ToolCalls, Triggered, compile  # noqa: A004
+from slm_core.errors import InvalidToken
+from slm_core.generation import Answer, Draft, Event, FinishReason, StoppingAction
+from slm_core.sampling import Sampling
+from slm_core.types import CallFormat
+
+N_PROMPT = 20
+WARM = Sampling(temperature=1.0, seed=5, max_tokens=200)
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "minimum": 7, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOOL = {"name": "weather", "parameters": {**PERSON, "required": ["age"]}}
+CALLS = CallFormat("<call>", "</call>")
+
+
+class TestConstraints(Scenarios):
+    """Constraints: a random model, held to a grammar, keeps to it; where it is free, it may say anything."""
+
+    above_contract = True
+
+    def test_what_is_said_fits(self, bench: Bench) -> None:
+        """Constraint: under a schema, an expression, a choice and two kinds of grammar, answers end, and fit."""
+        checks: list[tuple[Spec, Callable[[str], bool]]] = [
+            (JsonSchema(PERSON, compact=True), _is_person),
+            (Regex("(no|yes){2}[0-9]{3}"), lambda text: bool(re.fullmatch(r"(no|yes){2}[0-9]{3}", text))),
+            (Choice(["left", "right", "straight on"]), lambda text: text in ("left", "right", "straight on")),
+            (Lark('start: "<" ("a" | "b"){2} ">"'), lambda text: bool(re.fullmatch("<[ab]{2}>", text))),
+            (
+                Gbnf('root ::= [0-9] op [0-9] "="\nop ::= [+*/-]'),
+                lambda text: bool(re.fullmatch("[0-9][-+*/][0-9]=", text)),
+            ),
+        ]
+        for spec, fits in checks:
+            for seed in range(3):
+                answer = _answer(bench, spec, seed=seed)
+                assert answer.finish_reason is FinishReason.CONSTRAINT, (
+                    f"an answer under {spec} ended with {answer.finish_reason.value}: {answer.text!r}"
+                )
+                assert fits(answer.text), f"an answer under {spec} is {answer.text!r}"
+
+    def test_the_end_exactly_when_complete(self, bench: Bench) -> None:
+        """Constraint: each EOG token is allowed where what was said may end, and nowhere else."""
+        vocab, rule = bench.vocab, compile(Regex("a{2}(bc?){0,3}"), bench.vocab)
+        ends = sorted(vocab.eog_ids)
+        row = _session(bench).next_logits()
+        assert row is not None, "next_logits() gave nothing, though nobody cancelled"
+        for token in (i for text in "aabcbbc" for i in _encoded(bench, text)):
+            masked = rule.mask(row)
+            said = vocab.decode(rule.taken)
+            complete = re.fullmatch("a{2}(bc?){0,3}", said) is not None
+            assert rule.is_complete == complete, f"after {said!r}, the constraint says complete: {rule.is_complete}"
+            allowed = np.isfinite(masked[ends])
+            assert (allowed == complete).all(), f"after {said!r}, EOG tokens are allowed: {allowed.tolist()}"
+            rule.advance(token)
+
+    def test_what_may_not_follow(self, bench: Bench) -> None:
+        """Constraint: a token is at -inf exactly where ``advance`` refuses it, and a refused one changes nothing."""
+        rule = compile(Regex("[0-9]{2}[a-f]+"), bench.vocab)
+        for text in ("4", "2", "b"):
+            masked = rule.mask(np.zeros(bench.vocab.size, np.float32))
+            for token in [*_encoded(bench, "7"), *_encoded(bench, "b"), *_encoded(bench, "x"), *bench.tokens(20)]:
+                with_it = rule.clone()
+                try:
+                    with_it.advance(token)
+                except InvalidToken:
+                    assert masked[token] == -np.inf, f"after {rule.taken}, token {token} is allowed, and then refused"
+                    assert with_it.state() == rule.state(), f"the refused token {token} changed the constraint"
+                else:
+                    assert masked[token] == 0.0, f"after {rule.taken}, token {token} is masked, and then taken"
+            rule.advance(_encoded(bench, text)[0])
+
+    def test_what_is_forced_is_one_batch(self, bench: Bench) -> None:
+        """Constraint: what must follow is decoded in one batch, and what follows it is drawn from the right logits."""
+        spec = Regex("(yes|no), this is all that can be said here: [0-9]{4}")
+        session = _session(bench)
+        held: list[int] = []
+        for event in session.generate(Sampling(temperature=0, max_tokens=200), constraint=spec):
+            held.append(session.context.length(session.seq_id) - N_PROMPT)
+            assert event.token is not None, "a token was expected"
+        n_tokens, batches = session.n_tokens - N_PROMPT, len(set(held))
+        assert batches <= n_tokens // 2, f"{n_tokens} tokens, most of them forced, were decoded in {batches} batches"
+        rule, said = compile(spec, bench.vocab), session.tokens[N_PROMPT:]
+
+        def masked(i: int, row: Rows) -> Rows:
+            allowed = rule.mask(row.astype(np.float32))
+            rule.advance(said[i])
+            return allowed
+
+        bench.chosen(session.tokens[:N_PROMPT], said, "a greedy answer under a constraint", masked)
+
+    def test_free_text_is_free(self, bench: Bench) -> None:
+        """Constraint: before a marker, every token of text and every control token is allowed; after it, what fits."""
+        spec = Triggered(Choice(["left", "right"]), "<go>")
+        rule = compile(spec, bench.vocab)
+        for said in ("", "well, 3 < "):
+            for token in _encoded(bench, said):
+                rule.advance(token)
+            allowed = np.isfinite(rule.mask(np.zeros(bench.vocab.size, np.float32)))
+            free = [i for i in range(bench.vocab.size) if _is_text(bench.vocab.token_bytes(i))]
+            missing = [i for i in free if not allowed[i] and i not in bench.vocab.eog_ids]
+            assert not missing, f"after {said!r} of free text, tokens {missing[:5]} are not allowed"
+        answer = _said_first(bench, "well <go>", spec)
+        assert answer.text in ("well <go>left", "well <go>right"), f"after its marker, it says {answer.text!r}"
+
+    def test_tool_calls(self, bench: Bench) -> None:
+        """Constraint: a call that was begun is one of a tool that there is, with arguments that fit its schema."""
+        answer = _said_first(bench, "now <call>", ToolCalls([TOOL], CALLS))
+        call = re.fullmatch(r"now <call>\s*(.*?)\s*</call>.*", answer.text, re.DOTALL)
+        assert call is not None, f"no whole call is in {answer.text!r}"
+        value = json.loads(call[1])
+        fits = value["name"] == "weather" and value["arguments"]["age"] in range(7, 100)
+        assert fits, f"the call is {value!r}"
+
+    def test_dumped_in_mid_grammar(self, bench: Bench) -> None:
+        """Session: an answer that is dumped under a constraint goes on in another context, with the same draws.
+
+        The next logits are within the tolerance (clause 16): a pause divides what must follow into other batches.
+        """
+        spec, sampling = JsonSchema(PERSON, compact=True), replace(UNIFORM, max_tokens=200)
+        session = _session(bench)
+        whole, after = session.generate(sampling, constraint=spec).run(), next_row(session)
+        for n in (1, 4, len(whole.tokens) - 1):
+            session = _session(bench)
+            for _ in session.generate(sampling, constraint=spec, stopping_criteria=[_pause_after(n)]):
+                pass
+            twin = Session.restore(bench.context(), bench.vocab, session.dump())
+            tokens = twin.generate(stopping_criteria=()).run().tokens
+            assert tokens == whole.tokens, f"dumped after {n} tokens, an answer under a constraint has other tokens"
+            bench.same(next_row(twin), after, f"the next logits of an answer that was dumped after {n} tokens")
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether bytes are whole characters, or none: control tokens are no text, and free."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"<go>" not in data
+
+
+class _ThenGreedy(Script):
+    """Says given tokens first, then the likeliest."""
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """The next one."""
+        if self._n_said < len(self._tokens):
+            return super().sample(logits)
+        return int(logits.argmax())
+
+
+def _session(bench: Bench, *, n_ctx: int = 256) -> Session:
+    session = Session(bench.context(n_ctx=n_ctx), bench.vocab)
+    session.append_tokens(bench.tokens(N_PROMPT))
+    return session
+
+
+def _answer(bench: Bench, spec: Spec, *, seed: int) -> Answer:
+    sampling = Sampling(temperature=1.0, seed=seed, max_tokens=200)
+    return _session(bench).generate(sampling, constraint=spec).run()
+
+
+def _said_first(bench: Bench, text: str, spec: Spec) -> Answer:
+    """The answer of a model that says ``text`` first."""
+    sampler = _ThenGreedy(_encoded(bench, text))
+    return _session(bench, n_ctx=512).generate(Sampling(max_tokens=400), sampler=sampler, constraint=spec).run()
+
+
+def _encoded(bench: Bench, text: str) -> Sequence[int]:
+    """The tokens of a text within another one: a leading space is none of it."""
+    vocab = bench.vocab
+    before = vocab.encode("\n", add_special=False, parse_special=False)
+    return vocab.encode("\n" + text, add_special=False, parse_special=False)[len(before) :]
+
+
+def _is_person(text: str) -> bool:
+    value = json.loads(text)
+    return set(value) == {"name", "age"} and len(value["name"]) <= 6 and value["age"] in range(7, 100)
+
+
+def _pause_after(n: int) -> Callable[[Event, Draft], StoppingAction]:
+    return lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == n else StoppingAction.NEXT

@@ -1,0 +1,194 @@
+"""Copies of a sequence that go their own ways."""
+
+from __future__ import annotations
+
+import pytest
+
+from slm_conformance.suite.bench import Bench
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.scenarios.lifecycle import resident_bytes
+from slm_core.errors import ContextFull, InvalidPosition, InvalidSequence
+from slm_core.types import Capability, EditLevel, Pos
+
+
+class TestFork(Scenarios):
+    """Clause 5."""
+
+    on_one_model = ("test_shared_storage_takes_no_memory",)
+
+    def test_the_copy_goes_on_as_the_original(self, bench: Bench) -> None:
+        """Clause 5: after the same tokens, the copy gives the same logits."""
+        context, tokens = bench.context(), bench.tokens(30)
+        bench.feed(context, tokens[:20])
+        assert context.fork(0, 2) == Pos(2, 20), "fork says where the copy's next token goes: position 20"
+        assert context.tokens(2) == tuple(tokens[:20]), "the copy holds other tokens than the original"
+        expected = bench.oracle().decode(tokens)[20:]
+        bench.agree(bench.feed(context, tokens[20:], seq_id=2), expected, "a fork that goes on")
+
+    def test_copy_and_original_diverge(self, bench: Bench) -> None:
+        """Clause 5: neither sees what the other decodes later, in turns or in one batch."""
+        context, reference, tokens = bench.context(), bench.oracle(), bench.tokens(20)
+        bench.feed(context, tokens)
+        reference.decode(tokens)
+        context.fork(0, 1)
+        reference.fork(0, 1)
+        for turn in range(3):
+            for seq_id in (1, 0):
+                more = bench.tokens(5, seed=10 * turn + seq_id)
+                rows = bench.feed(context, more, seq_id)
+                bench.agree(rows, reference.decode(more, seq_id), f"turn {turn} of sequence {seq_id} after a fork")
+
+    def test_many_copies(self, bench: Bench) -> None:
+        """Clause 5: n copies, each with a tail of its own, decoded in one batch."""
+        context, tokens = bench.context(n_seq_max=6), bench.tokens(20)
+        bench.feed(context, tokens)
+        tails = {seq_id: bench.tokens(4, seed=seq_id) for seq_id in range(6)}
+        for seq_id in range(1, 6):
+            context.fork(0, seq_id)
+        rows = context.decode(bench.batch(context, *((seq_id, 20, tail) for seq_id, tail in tails.items()))).copy()
+        for seq_id, tail in tails.items():
+            expected = bench.oracle().decode(tokens + tail)[20:]
+            bench.agree(rows[4 * seq_id : 4 * seq_id + 4], expected, f"copy {seq_id} of 5")
+
+    def test_a_copy_of_a_copy(self, bench: Bench) -> None:
+        """Clause 5: a copy can be forked after it went on."""
+        context, reference = bench.context(), bench.oracle()
+        for seq_id in range(4):
+            tokens = bench.tokens(8, seed=seq_id)
+            rows = bench.feed(context, tokens, seq_id)
+            bench.agree(rows, reference.decode(tokens, seq_id), f"a copy, {seq_id} forks away from the original")
+            if seq_id < 3:
+                context.fork(seq_id, seq_id + 1)
+                reference.fork(seq_id, seq_id + 1)
+
+    def test_of_the_first_tokens(self, bench: Bench) -> None:
+        """Clause 5: ``end`` copies a beginning; 0 copies nothing."""
+        context, tokens = bench.context(), bench.tokens(30)
+        bench.feed(context, tokens)
+        for seq_id, end in ((1, 13), (2, 0), (3, 30)):
+            assert context.fork(0, seq_id, end) == Pos(seq_id, end), f"fork(end={end}) returned another place"
+            assert context.tokens(seq_id) == tuple(tokens[:end]), f"fork(end={end}) copied other tokens"
+            tail = bench.tokens(5, seed=seq_id)
+            expected = bench.oracle().decode(tokens[:end] + tail)[end:]
+            bench.agree(bench.feed(context, tail, seq_id), expected, f"a fork of the first {end} tokens")
+
+    def test_dropping_one_leaves_the_other(self, bench: Bench) -> None:
+        """Clause 5: whichever of the two is dropped, the other goes on."""
+        for dropped, kept in ((0, 1), (1, 0)):
+            context, tokens = bench.context(), bench.tokens(30)
+            bench.feed(context, tokens[:20])
+            context.fork(0, 1)
+            context.drop(dropped)
+            assert context.length(dropped) == 0, "a dropped sequence still holds tokens"
+            # What was freed is written over, if anything was.
+            bench.feed(context, bench.tokens(25, seed=1), seq_id=2)
+            expected = bench.oracle().decode(tokens)[20:]
+            bench.agree(bench.feed(context, tokens[20:], kept), expected, "a fork, after the other side was dropped")
+
+    def test_truncating_one_leaves_the_other(self, bench: Bench) -> None:
+        """Clause 5: whichever of the two is truncated and goes on differently, the other is as it was."""
+        bench.requires(EditLevel.TRUNCATE)
+        for truncated, kept in ((0, 1), (1, 0)):
+            context, tokens = bench.context(), bench.tokens(30)
+            bench.feed(context, tokens[:20])
+            context.fork(0, 1)
+            context.truncate(Pos(truncated, 7))
+            bench.feed(context, bench.tokens(13, seed=1), seq_id=truncated)
+            expected = bench.oracle().decode(tokens)[20:]
+            bench.agree(bench.feed(context, tokens[20:], kept), expected, "a fork, after the other side was truncated")
+
+    def test_shares_storage_as_declared(self, bench: Bench) -> None:
+        """Clause 5: a shared fork costs no positions until written; any other costs its length."""
+        context = bench.context(n_ctx=64)
+        bench.feed(context, bench.tokens(24))
+        context.fork(0, 1)
+        declared = Capability.SHARED_FORK in bench.capabilities
+        free = 64 - 24 if declared else 64 - 48
+        says = "declared" if declared else "not declared"
+        assert context.n_free == free, f"shared_fork is {says}; after a fork of 24 tokens n_free is {context.n_free}"
+        bench.feed(context, bench.tokens(5), seq_id=1)
+        assert context.n_free == free - 5, "5 tokens after a fork took another number of positions"
+        context.drop(0)
+        assert context.n_free == 64 - 29, "when one side was dropped, the other's 29 positions and no others stay taken"
+
+    def test_shared_storage_takes_no_memory(self, bench: Bench) -> None:
+        """Clause 5: where forks share storage, 32 of them take no memory for keys and values."""
+        if Capability.SHARED_FORK not in bench.capabilities:
+            pytest.skip("declared absent: shared_fork")
+        n_tokens, n_forks = 400, 32
+        kv_bytes = bench.weights().kept_bytes(n_tokens, 2)  # of float16, or more
+        context, tokens = bench.context(n_ctx=512, n_seq_max=1 + n_forks), bench.tokens(n_tokens)
+        bench.feed(context, tokens)
+        before = resident_bytes(of_files=False)
+        for seq_id in range(1, 1 + n_forks):
+            context.fork(0, seq_id)
+        grown, allowed = resident_bytes(of_files=False) - before, n_forks * kv_bytes // 4
+        assert grown <= allowed, (
+            f"{n_forks} forks of {n_tokens} tokens take {grown / 2**20:.1f} MiB (allowed: {allowed / 2**20:.1f} MiB)"
+        )
+
+    def test_without_room(self, bench: Bench) -> None:
+        """Clause 1: where storage is not shared, a copy that does not fit is refused; a shared one always fits."""
+        context, tokens = bench.context(n_ctx=40), bench.tokens(26)
+        bench.feed(context, tokens[:24])
+        if Capability.SHARED_FORK in bench.capabilities:
+            context.fork(0, 1)
+            assert context.length(1) == 24, "a shared fork of 24 tokens holds another number"
+        else:
+            with bench.refused("a copy of 24 positions into 16", ContextFull, context=context):
+                context.fork(0, 1)
+        expected = bench.oracle().decode(tokens)[24:]
+        bench.agree(bench.feed(context, tokens[24:]), expected, "what follows a fork in a context without much room")
+
+    def test_into_a_sequence_that_is_taken(self, bench: Bench) -> None:
+        """Clause 1: the destination must be another sequence, empty, and exist."""
+        context = bench.context(n_seq_max=3)
+        bench.feed(context, bench.tokens(20), seq_id=0)
+        bench.feed(context, bench.tokens(4), seq_id=1)
+        for src, dst in ((0, 1), (0, 0), (2, 2), (0, 3), (3, 0), (0, -1), (-1, 2)):
+            with bench.refused(f"fork({src}, {dst}) where 0 and 1 of 3 are taken", InvalidSequence, context=context):
+                context.fork(src, dst)
+
+    def test_of_more_than_there_is(self, bench: Bench) -> None:
+        """Clause 1: ``end`` past the length, or negative, is refused."""
+        context = bench.context()
+        bench.feed(context, bench.tokens(20))
+        for end in (21, -1):
+            with bench.refused(f"fork of 20 tokens with end={end}", InvalidPosition, context=context):
+                context.fork(0, 1, end)
+
+
+class TestDrop(Scenarios):
+    """Forgetting whole sequences."""
+
+    def test_one_sequence(self, bench: Bench) -> None:
+        """Context: ``drop`` forgets one sequence, which begins anew, the others go on."""
+        context, ours, theirs = bench.context(), bench.tokens(20), bench.tokens(24, seed=1)
+        before = bench.feed(context, ours, seq_id=0)
+        bench.feed(context, theirs[:20], seq_id=1)
+        context.drop(0)
+        assert (context.length(0), context.length(1)) == (0, 20), "drop(0) did not empty sequence 0 alone"
+        assert context.n_free == context.n_ctx - 20, "drop did not free the positions of the sequence"
+        bench.same(bench.feed(context, ours, seq_id=0), before, "a dropped sequence that begins anew")
+        expected = bench.oracle().decode(theirs)[20:]
+        bench.agree(bench.feed(context, theirs[20:], seq_id=1), expected, "the neighbour of a dropped sequence")
+
+    def test_an_empty_one_or_none(self, bench: Bench) -> None:
+        """Clause 1: dropping an empty sequence is fine, one that does not exist is refused."""
+        context = bench.context(n_seq_max=2)
+        bench.feed(context, bench.tokens(9))
+        context.drop(1)
+        for seq_id in (2, -1):
+            with bench.refused(f"drop({seq_id}) of 2 sequences", InvalidSequence, context=context):
+                context.drop(seq_id)
+        assert context.length(0) == 9, "dropping an empty sequence changed another"
+
+    def test_all(self, bench: Bench) -> None:
+        """Context: ``clear`` forgets all sequences; the context is as new."""
+        context, tokens = bench.context(), bench.tokens(20)
+        before = bench.feed(context, tokens)
+        bench.feed(context, bench.tokens(20, seed=1), seq_id=3)
+        context.clear()
+        lengths = [context.length(seq_id) for seq_id in range(4)]
+        assert (lengths, context.n_free) == ([0] * 4, context.n_ctx), f"after clear: lengths {lengths}"
+        bench.same(bench.feed(context, tokens, seq_id=2), before, "a prompt after clear")

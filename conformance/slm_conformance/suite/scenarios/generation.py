@@ -1,0 +1,374 @@
+"""Generation over the backend's logits: stopping criteria, limits, stops, text that is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slm_conformance.suite.bench import Bench
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.scenarios.sessions import fresh_row, next_row
+from slm_core.chat import Session
+from slm_core.errors import ContextFull
+from slm_core.generation import Answer, Draft, Event, FinishReason, StoppingAction, StoppingCriterion
+from slm_core.sampling import Sampling
+
+N_PROMPT = 20
+GREEDY = Sampling(temperature=0, max_tokens=12)
+EOG_TEXTS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "</s>")
+"""Control tokens that end an answer in every family that has them."""
+
+
+class Script:
+    """A sampler that says given tokens, whatever the logits."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tuple(tokens)
+        self._n_said = 0
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """The next one."""
+        token = self._tokens[self._n_said % len(self._tokens)]
+        self._n_said += 1
+        return token
+
+    def accept(self, token: int) -> None:
+        """Nothing depends on it."""
+
+    def set_history(self, tokens: Sequence[int]) -> None:
+        """Nothing depends on it."""
+
+    def reset(self) -> None:
+        """Back to the first."""
+        self._n_said = 0
+
+    def clone(self) -> Self:
+        """Another that says the same."""
+        twin = type(self)(self._tokens)
+        twin.set_state(self.state())
+        return twin
+
+    def state(self) -> bytes:
+        """How many were said."""
+        return str(self._n_said).encode()
+
+    def set_state(self, state: bytes) -> None:
+        """Go on there."""
+        self._n_said = int(state)
+
+
+class TestGeneration(Scenarios):
+    """Generation: what comes out is what the logits say, no more, no less, and whole characters."""
+
+    above_contract = True
+
+    def test_greedy_is_the_largest_logit(self, bench: Bench) -> None:
+        """Clause 9: each greedy token is the best, wherever the gap to the second exceeds the error allowed."""
+        bench.chosen(bench.tokens(N_PROMPT), _session(bench).generate(GREEDY).run().tokens, "a greedy answer")
+
+    def test_log_probabilities(self, bench: Bench) -> None:
+        """Generation: an event's logprob is the log softmax of the raw row at its token, whatever the sampling."""
+        session = _session(bench)
+        events = list(session.generate(Sampling(temperature=1.5, top_k=5, seed=3, max_tokens=8)))
+        logprobs = [event.logprob for event in events if event.token is not None]
+        tokens = [event.token for event in events if event.token is not None]
+        bench.log_probabilities_agree(bench.tokens(N_PROMPT), tokens, logprobs, "the events of an answer")
+
+    @staticmethod
+    def _plain(bench: Bench, n: int) -> list[int]:
+        """Tokens that are text and end nothing: single letters, whatever the model."""
+        letters = [bench.vocab.encode(letter, add_special=False, parse_special=False) for letter in "abcdefghij"]
+        return [letters[i % len(letters)][-1] for i in range(n)]
+
+    def test_stopping_criteria(self, bench: Bench) -> None:
+        """Generation: FINISH ends as ``stop``, STOP as ``cancelled``, CONTINUE and NEXT end nothing."""
+        said = self._plain(bench, 6)
+        ends = {
+            StoppingAction.FINISH: (3, FinishReason.STOP),
+            StoppingAction.STOP: (3, FinishReason.CANCELLED),
+            StoppingAction.CONTINUE: (6, FinishReason.LENGTH),
+            StoppingAction.NEXT: (6, FinishReason.LENGTH),
+        }
+        for action, (n_tokens, reason) in ends.items():
+            answer = _say(bench, said, stopping_criteria=[_at(3, action)])
+            assert (len(answer.tokens), answer.finish_reason) == (n_tokens, reason), (
+                f"a stopping criterion that says {action.name} after token 3 of 6: {len(answer.tokens)} tokens,"
+                f" ended with {answer.finish_reason.value}; expected {n_tokens}, {reason.value}"
+            )
+
+    def test_stopping_criteria_in_order(self, bench: Bench) -> None:
+        """Generation: NEXT asks the stopping criterion after it; CONTINUE, and any other opinion, does not."""
+        for action, n_asked in ((StoppingAction.NEXT, 4), (StoppingAction.CONTINUE, 0), (StoppingAction.FINISH, 0)):
+            asked: list[int] = []
+
+            def second(event: Event, draft: Draft, asked: list[int] = asked) -> StoppingAction:
+                asked.append(len(draft.tokens))
+                return StoppingAction.NEXT
+
+            _say(bench, self._plain(bench, 4), stopping_criteria=[_always(action), second])
+            assert len(asked) == n_asked, (
+                f"the stopping criterion after one that says {action.name} was asked {len(asked)} times, not {n_asked}"
+            )
+
+    def test_a_criterion_does_not_lift_the_limit(self, bench: Bench) -> None:
+        """Generation: a stopping criterion never disables the token limit, whatever it says."""
+        for action in (StoppingAction.CONTINUE, StoppingAction.PAUSE):
+            answer = _run(_session(bench), self._plain(bench, 6), stopping_criteria=[_always(action)])
+            assert (len(answer.tokens), answer.finish_reason) == (6, FinishReason.LENGTH), (
+                f"with a stopping criterion that says {action.name}, 6 tokens at most became {len(answer.tokens)},"
+                f" ended with {answer.finish_reason.value}"
+            )
+
+    def test_paused_anywhere(self, bench: Bench) -> None:
+        """Generation: PAUSE after any token, then ``generate()``: events, text and next logits as if never paused.
+
+        Nothing is decoded again, so the calls are the same, and clause 9 makes the draws the same.
+        """
+        sampling = Sampling(temperature=0.9, seed=5, max_tokens=9)
+        session = _session(bench)
+        whole = session.generate(sampling).run()
+        after = next_row(session)
+        for n in range(1, len(whole.tokens)):
+            session = _session(bench)
+            paused = session.generate(sampling, stopping_criteria=[_at(n, StoppingAction.PAUSE)])
+            first = "".join(event.text for event in paused)
+            assert paused.paused, f"a stopping criterion said PAUSE after token {n}, but the generation is not paused"
+            rest = "".join(event.text for event in session.generate())
+            assert paused.answer.tokens == whole.tokens, f"paused after token {n}, the answer has other tokens"
+            assert first + rest == whole.text, (
+                f"paused after token {n}, the text is {first + rest!r}, not {whole.text!r}"
+            )
+            bench.same(next_row(session), after, f"the next logits of an answer that was paused after token {n}")
+
+    def test_paused_in_a_character(self, bench: Bench) -> None:
+        """Generation: paused after each token, inside characters and beginnings of stop texts, the text is the same."""
+        said = bench.vocab.encode("aé日🙂 bcdé🙂x", add_special=False, parse_special=False)
+        text = _text(bench, said)
+        for stop in (), (text[7:-1],), (text[5:] + "!",):
+            expected = _say(bench, said, stop=stop).text
+            answer = _say(bench, said, stop=stop, stopping_criteria=[_always(StoppingAction.PAUSE)])
+            assert answer.text == expected, (
+                f"paused after each token, with stop texts {stop}, {text!r} came out as {answer.text!r},"
+                f" expected {expected!r}"
+            )
+
+    def test_limits(self, bench: Bench) -> None:
+        """Generation: ``max_tokens`` of 0, 1 and 2 give so many tokens, and ``length``."""
+        for limit in (0, 1, 2):
+            answer = _say(bench, self._plain(bench, 5), limit=limit)
+            assert (len(answer.tokens), answer.finish_reason) == (limit, FinishReason.LENGTH), (
+                f"max_tokens={limit} gave {len(answer.tokens)} tokens, ended with {answer.finish_reason.value}"
+            )
+            assert answer.usage.completion_tokens == limit, f"usage counts {answer.usage.completion_tokens} of {limit}"
+
+    def test_stop_text_across_tokens(self, bench: Bench) -> None:
+        """Generation: a stop text ends the answer and none of it is shown, wherever tokens divide it."""
+        said = bench.vocab.encode("abcdefghi", add_special=False, parse_special=False)
+        text = _text(bench, said)
+        for first in range(1, len(text) - 1):
+            for last in range(first + 1, len(text) + 1):
+                stop = text[first:last]
+                self._stops(bench, said, stop, text.partition(stop)[0])
+
+    def test_the_first_of_several_stop_texts(self, bench: Bench) -> None:
+        """Generation: of several stop texts, the answer ends before the one that begins first, whatever their order."""
+        said = bench.vocab.encode("hello dog, the assistant", add_special=False, parse_special=False)
+        words = [token for token in said if len(_text(bench, [token])) > 2]
+        for token in words:
+            word = _text(bench, [token])
+            stops = (word[-1:], word[1:], word[:2] + "!")
+            for several in (stops, stops[::-1]):
+                answer = _say(bench, [said[0], token, said[-1]], stop=several)
+                text = _text(bench, [said[0], token, said[-1]])
+                first = min(text.find(stop) for stop in several if stop in text)
+                assert answer.text == text[:first], (
+                    f"with stop texts {several}, {text!r} ended as {answer.text!r}, expected {text[:first]!r}"
+                )
+
+    def test_a_criterion_that_raises_at_the_end(self, bench: Bench) -> None:
+        """Generation: an answer that a token has ended does not go on where a stopping criterion raises then."""
+        letters, (end, *_) = self._plain(bench, 2), sorted(bench.vocab.eog_ids)
+
+        def burst(event: Event, draft: Draft) -> StoppingAction:
+            if draft.tokens[-1] == end:
+                raise KeyError("a stopping criterion's own error")
+            return StoppingAction.NEXT
+
+        said = [*letters, end, *letters]
+        running = _session(bench).generate(Sampling(max_tokens=5), sampler=Script(said), stopping_criteria=[burst])
+        with pytest.raises(KeyError):
+            list(running)
+        assert not list(running), "an answer goes on after its end, where a stopping criterion raised there"
+        answer = running.answer
+        assert (answer.tokens, answer.finish_reason) == ((*letters, end), FinishReason.STOP), (
+            f"after a stopping criterion raised at its end, an answer has tokens {answer.tokens},"
+            f" ended with {answer.finish_reason}"
+        )
+
+    def test_stopping_criteria_stay_after_a_pause(self, bench: Bench) -> None:
+        """Generation: what is not given anew after a pause stays: stopping criteria and ``on_event``."""
+        seen: list[int | None] = []
+        session, said = _session(bench), self._plain(bench, 6)
+        stopping_criteria = [_at(2, StoppingAction.PAUSE), _at(4, StoppingAction.FINISH)]
+        events = session.generate(
+            Sampling(max_tokens=6), sampler=Script(said), stopping_criteria=stopping_criteria, on_event=_tokens_to(seen)
+        )
+        for _event in events:
+            pass
+        answer = session.generate().run()
+        assert len(answer.tokens) == 4, (
+            f"a stopping criterion that ends an answer at token 4 was lost: it has {len(answer.tokens)}"
+        )
+        assert seen == said[:4], f"on_event saw {len(seen)} of 4 tokens of an answer that was paused"
+
+    def _stops(self, bench: Bench, said: Sequence[int], stop: str, before: str) -> None:
+        shown = []
+        session = _session(bench, n=2)
+        running = session.generate(Sampling(max_tokens=len(said), stop=(stop,)), sampler=Script(said))
+        for event in running:
+            shown.append(event.text)
+        session.close()
+        assert "".join(shown) == before, f"stop text {stop!r}: {''.join(shown)!r} was shown, expected {before!r}"
+        assert running.answer.text == before, f"stop text {stop!r}: the answer's text is {running.answer.text!r}"
+        assert running.answer.finish_reason is FinishReason.STOP, (
+            f"stop text {stop!r}: ended with {running.answer.finish_reason.value}, expected stop"
+        )
+
+    def test_what_only_begins_a_stop_text(self, bench: Bench) -> None:
+        """Generation: text that began like a stop text and was none comes out."""
+        said = bench.vocab.encode("abcdefgh", add_special=False, parse_special=False)
+        text = _text(bench, said)
+        answer = _say(bench, said, stop=(text[4:] + "!", text[2:5] + "?"))
+        assert answer.text == text, f"nothing stopped it, but of {text!r} only {answer.text!r} came out"
+
+    def test_characters_are_whole(self, bench: Bench) -> None:
+        """Generation: joined events are the tokens' bytes as UTF-8, and no event ends inside a character."""
+        said = bench.vocab.encode("Grüße, 日本語 🙂🙃 é", add_special=False, parse_special=False)
+        data = b"".join(bench.vocab.token_bytes(token) for token in said)
+        shown = _shown(bench, said)
+        assert "".join(shown) == data.decode(), f"{''.join(shown)!r} came out of {data!r}"
+        assert not any("\ufffd" in part for part in shown), f"an event shows a part of a character: {shown}"
+
+    def test_random_bytes(self, bench: Bench) -> None:
+        """Generation: whatever bytes a model says, the text is what UTF-8 with replacement makes of all of them."""
+        said = [token for token in bench.tokens(150, seed=21) if token not in bench.vocab.eog_ids]
+        data = b"".join(bench.vocab.token_bytes(token) for token in said)
+        shown, expected = "".join(_shown(bench, said)), data.decode("utf-8", "replace")
+        assert shown == expected, f"random tokens came out as {shown!r}, their bytes are {expected!r}"
+
+    def test_every_end_of_generation(self, bench: Bench) -> None:
+        """Generation: each EOG token, EOS and EOT alike, ends the answer as ``stop`` and is no text."""
+        encode = bench.vocab.encode
+        spelled = [encode(text, add_special=False, parse_special=True) for text in EOG_TEXTS]
+        known = {ids[0] for ids in spelled if len(ids) == 1 and not bench.vocab.token_bytes(ids[0])}
+        eog = known | set(bench.vocab.eog_ids) | ({bench.vocab.eos} if bench.vocab.eos is not None else set())
+        assert eog, "the model has no token that ends an answer"
+        letters = self._plain(bench, 2)
+        for token in sorted(eog):
+            name = bench.vocab.token_bytes(token, special=True)
+            answer = _say(bench, [*letters, token, *letters], limit=5)
+            assert answer.finish_reason is FinishReason.STOP, f"{name!r} ({token}) does not end an answer"
+            assert answer.tokens == (*letters, token), f"{name!r} ({token}) is not the last token of its answer"
+            assert answer.text == _text(bench, letters), f"{name!r} ({token}) became text: {answer.text!r}"
+
+    def test_cancelled_in_prefill(self, bench: Bench) -> None:
+        """Generation: cancelled while the prompt runs, no more than the batch that is running is decoded."""
+        session = Session(bench.context(n_batch=8), bench.vocab)
+        session.append_tokens(bench.tokens(60))
+        batches: list[int] = []
+
+        def cancelled() -> bool:
+            batches.append(session.context.length(session.seq_id))
+            return len(batches) > 3
+
+        assert session.next_logits(cancelled) is None, "a prefill that was cancelled gave logits"
+        held = session.context.length(session.seq_id)
+        assert held == batches[-1] <= 24, f"cancelled after 3 batches of 8, but {held} tokens were decoded"
+        bench.agree(next_row(session), fresh_row(bench, session), "the next logits after a prefill cancelled half-way")
+
+    def test_a_full_context(self, bench: Bench) -> None:
+        """Generation: an answer that fills the context ends with ``length``; the context can be used on."""
+        context = bench.context(n_ctx=32, n_seq_max=2)
+        session = Session(context, bench.vocab, seq_id=0)
+        session.append_tokens(bench.tokens(N_PROMPT))
+        answer = session.generate(Sampling(), sampler=Script(self._plain(bench, 3))).run()
+        assert answer.finish_reason is FinishReason.LENGTH, f"it ended with {answer.finish_reason.value}"
+        assert len(answer.tokens) >= 12, f"with room for 12 tokens after the prompt, it has {len(answer.tokens)}"
+        with bench.refused("a prompt where there is no room", ContextFull, context=context):
+            context.decode(bench.batch(context, (1, 0, bench.tokens(1))))
+        session.close()
+        rows = bench.feed(context, bench.tokens(8), seq_id=1)
+        bench.agree(rows, bench.reference().decode(bench.tokens(8)), "a prompt in a context that was full")
+
+    def test_usage(self, bench: Bench) -> None:
+        """Generation: usage counts the prompt, what of it was decoded before, and the answer."""
+        session = _session(bench)
+        session.next_logits()
+        session.append_tokens(bench.tokens(5, seed=2))
+        usage = _run(session, self._plain(bench, 4)).usage
+        counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        assert counts == (N_PROMPT + 5, N_PROMPT, 4), f"prompt, cached and answer count {counts}, expected (25, 20, 4)"
+
+
+def _session(bench: Bench, n: int = N_PROMPT) -> Session:
+    session = Session(bench.context(), bench.vocab)
+    session.append_tokens(bench.tokens(n))
+    return session
+
+
+def _run(
+    session: Session,
+    said: Sequence[int],
+    *,
+    stopping_criteria: Sequence[StoppingCriterion] = (),
+    stop: tuple[str, ...] = (),
+    limit: int | None = None,
+) -> Answer:
+    """An answer of given tokens; it is taken up again whenever it pauses."""
+    sampling = Sampling(max_tokens=len(said) if limit is None else limit, stop=stop)
+    running = session.generate(sampling, sampler=Script(said), stopping_criteria=stopping_criteria)
+    for _ in range(2 * len(said) + 2):
+        for _event in running:
+            pass
+        if running.finished:
+            return running.answer
+        running = session.generate()
+    return pytest.fail(f"an answer of {len(said)} tokens at most did not end", pytrace=False)
+
+
+def _say(
+    bench: Bench,
+    said: Sequence[int],
+    *,
+    stopping_criteria: Sequence[StoppingCriterion] = (),
+    stop: tuple[str, ...] = (),
+    limit: int | None = None,
+) -> Answer:
+    """An answer of given tokens in a session of its own."""
+    return _run(_session(bench), said, stopping_criteria=stopping_criteria, stop=stop, limit=limit)
+
+
+def _shown(bench: Bench, said: Sequence[int]) -> list[str]:
+    running = _session(bench).generate(Sampling(max_tokens=len(said)), sampler=Script(said))
+    return [event.text for event in running]
+
+
+def _tokens_to(seen: list[int | None]) -> Callable[[Event], None]:
+    return lambda event: seen.append(event.token)
+
+
+def _at(n: int, action: StoppingAction) -> StoppingCriterion:
+    """A stopping criterion that has an opinion after token ``n`` only."""
+    return lambda event, draft: action if len(draft.tokens) == n else StoppingAction.NEXT
+
+
+def _always(action: StoppingAction) -> StoppingCriterion:
+    return lambda event, draft: action
+
+
+def _text(bench: Bench, tokens: Sequence[int]) -> str:
+    return b"".join(bench.vocab.token_bytes(token) for token in tokens).decode()

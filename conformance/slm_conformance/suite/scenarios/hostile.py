@@ -1,0 +1,137 @@
+"""Dumps that are damaged anywhere, and dumps that were made to do harm."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tracemalloc
+from collections.abc import Iterable
+
+import numpy as np
+
+from slm_conformance.suite.bench import Bench, held
+from slm_conformance.suite.hostile import hostile_dumps
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_core.context.snapshot import SequenceSnapshot
+from slm_core.errors import InvalidSnapshot, SlmError, SnapshotMismatch
+from slm_core.protocols import Context
+from slm_core.types import EditLevel, Pos
+
+N_HOSTILE = 3_000
+"""Shared out among the adopter's models; each has others."""
+
+N_TRACED = 200
+N_DAMAGED = 5_000
+"""Places at which a dump is damaged, of each kind of damage: all of most dumps."""
+MOST_MEMORY = 16 << 20
+"""Bytes that ``restore`` may take at once for a hostile dump, of which none has more than 130 kB."""
+
+
+class TestHostileDumps(Scenarios):
+    """Clause 6: no bytes, whoever made them, crash, hang, take the memory, or leave half a sequence."""
+
+    def test_every_truncation(self, bench: Bench) -> None:
+        """Clause 6: a small dump that lost its end, wherever it is cut off, raises and changes nothing."""
+        data = _small(bench)
+        self._refused(
+            bench, ((f"a dump cut off after {n} of {len(data)} bytes", data[:n]) for n in places(len(data), N_DAMAGED))
+        )
+
+    def test_every_byte(self, bench: Bench) -> None:
+        """Clause 6: a small dump of which one byte is another, whichever it is, raises and changes nothing."""
+        data = _small(bench)
+        changed = ((i, (data[i] + 1 + 37 * i % 255) % 256) for i in places(len(data), N_DAMAGED))
+        self._refused(
+            bench, ((f"a dump with byte {i} changed", data[:i] + bytes([b]) + data[i + 1 :]) for i, b in changed)
+        )
+
+    def test_hostile_dumps(self, bench: Bench) -> None:
+        """Clause 6: 3,000 dumps with false headers, lengths, numbers, and right checksums, raise or restore whole."""
+        models = bench.workshop.fixtures.models
+        n = -(-bench.workshop.share(N_HOSTILE) // len(models))
+        context, tokens = bench.context(n_ctx=64, n_seq_max=3), bench.tokens(20)
+        bench.feed(context, tokens[:12])
+        good = context.dump(0)
+        for i, data in enumerate(hostile_dumps(_sound(bench), n, seed=models.index(bench.name))):
+            self._restored_or_refused(bench, context, i, data)
+        context.restore(1, good)
+        expected = bench.reference().decode(tokens)[12:]
+        for seq_id in (0, 1):
+            bench.agree(
+                bench.feed(context, tokens[12:], seq_id), expected, f"sequence {seq_id} after {n} hostile dumps"
+            )
+
+    def test_memory_for_hostile_dumps(self, bench: Bench) -> None:
+        """Clause 6: what a header claims takes no memory before it is known to be true."""
+        context, dumps = (
+            bench.context(n_ctx=64),
+            list(hostile_dumps(_sound(bench), bench.workshop.share(N_TRACED), seed=99)),
+        )
+        tracemalloc.start()
+        try:
+            for i, data in enumerate(dumps):
+                tracemalloc.reset_peak()
+                before = tracemalloc.get_traced_memory()[0]
+                with contextlib.suppress(Exception):  # what it may raise is for the scenario above
+                    context.restore(1, data)
+                taken = tracemalloc.get_traced_memory()[1] - before
+                assert taken < MOST_MEMORY, f"hostile dump {i}, of {len(data)} bytes, made restore take {taken:,} bytes"
+        finally:
+            tracemalloc.stop()
+
+    @staticmethod
+    def _restored_or_refused(bench: Bench, context: Context, i: int, data: bytes) -> None:
+        before = held(context)
+        try:
+            place = context.restore(1, data)
+        except SlmError as error:
+            assert "\n" not in str(error), f"hostile dump {i}: the message is not one line: {error}"
+            assert held(context) == before, f"hostile dump {i}: refused ({error}), but the context changed"
+            return
+        except Exception as error:
+            raise AssertionError(f"hostile dump {i}: raised {type(error).__name__} ({error}), no SlmError") from error
+        tokens = context.tokens(1)
+        assert place == Pos(1, len(tokens)), f"hostile dump {i}: restored {len(tokens)} tokens, but returned {place}"
+        strange = [token for token in tokens if not 0 <= token < bench.vocab.size]
+        assert not strange, f"hostile dump {i}: restored token {strange[0]}, which is outside the vocabulary"
+        n_free = context.n_ctx - sum(context.length(seq_id) for seq_id in range(context.n_seq_max))
+        assert context.n_free == n_free, f"hostile dump {i}: n_free is {context.n_free}, {n_free} positions are free"
+        assert context.tokens(0) == before[1], f"hostile dump {i}: restored into sequence 1, but sequence 0 changed"
+
+    @staticmethod
+    def _refused(bench: Bench, dumps: Iterable[tuple[str, bytes]]) -> None:
+        context, tokens = bench.context(n_ctx=64, n_seq_max=2), bench.tokens(16, seed=7)
+        bench.feed(context, tokens[:12])
+        for what, data in dumps:
+            with bench.refused(what, InvalidSnapshot, SnapshotMismatch, context=context):
+                context.restore(0, data)
+        expected = bench.reference().decode(tokens)[12:]
+        bench.agree(bench.feed(context, tokens[12:]), expected, "what follows dumps that were refused")
+
+
+def places(size: int, most: int) -> list[int]:
+    """At most ``most`` indexes below ``size``, ascending: all, or the first ones, the last ones, and some between."""
+    if size <= most:
+        return list(range(size))
+    first, last = most // 2, most // 4
+    between = np.linspace(first, size - last, most - first - last, endpoint=False).astype(int)
+    return [*range(first), *between.tolist(), *range(size - last, size)]
+
+
+def _small(bench: Bench) -> bytes:
+    context = bench.context(n_ctx=64)
+    bench.feed(context, bench.tokens(2))
+    return context.dump(0)
+
+
+def _sound(bench: Bench) -> list[bytes]:
+    """Dumps to mutate: of a short sequence, of one that was cut where that can be, and both as a stranger's."""
+    context = bench.context(n_ctx=64)
+    bench.feed(context, bench.tokens(6))
+    dumps = [context.dump(0)]
+    if bench.edit_level >= EditLevel.CUT:
+        context.cut(Pos(0, 1), Pos(0, 3))
+        bench.feed(context, bench.tokens(3, seed=1))
+        dumps.append(context.dump(0))
+    strangers = (dataclasses.replace(SequenceSnapshot.from_bytes(d), backend="stranger", payload=b"") for d in dumps)
+    return [*dumps, *(stranger.to_bytes() for stranger in strangers)]

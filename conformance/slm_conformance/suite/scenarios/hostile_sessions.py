@@ -1,0 +1,180 @@
+"""Dumps of sessions and chats that are damaged anywhere, or were made to do harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import TypeVar, cast
+
+from slm_conformance.suite.bench import Bench, held
+from slm_conformance.suite.hostile import hostile_dumps
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.scenarios.chats import BenchModel
+from slm_conformance.suite.scenarios.hostile import places
+from slm_conformance.suite.scenarios.sessions import fresh_row, next_row
+from slm_core.chat import Chat, ChatOptions, Session
+from slm_core.container import pack, unpack
+from slm_core.errors import ContextClosed, InvalidSnapshot, SlmError, SnapshotMismatch
+from slm_core.generation import StoppingAction
+from slm_core.protocols import Context
+from slm_core.sampling import Sampling
+from slm_core.types import Message, Role
+
+_Restored = TypeVar("_Restored")
+N_SESSIONS, N_CHATS = 600, 200
+N_DAMAGED = 1_500
+"""Places at which a dump is cut off, and changed; see ``places``."""
+
+SAMPLING = Sampling(temperature=0.9, repeat_penalty=1.2, seed=5, max_tokens=6, stop=("never said",))
+
+
+class TestHostileSessions(Scenarios):
+    """Session, Chat: no bytes crash, hang, take the memory, or leave half a session or a context behind."""
+
+    above_contract = True
+
+    def test_a_damaged_session(self, bench: Bench) -> None:
+        """Session: a dump in mid-answer, cut off anywhere or with a byte changed, raises and leaves nothing."""
+        data = _session_dump(bench)
+        context = bench.context(n_ctx=64, n_seq_max=1)
+        for what, damaged in _damaged(data):
+            with bench.refused(f"a session's dump {what}", InvalidSnapshot, SnapshotMismatch, context=context):
+                Session.restore(context, bench.vocab, damaged)
+        _whole(bench, Session.restore(context, bench.vocab, data))
+
+    def test_hostile_sessions(self, bench: Bench) -> None:
+        """Session: dumps with false fields and right checksums raise and leave nothing, or go on as sessions do."""
+        context, data = bench.context(n_ctx=64, n_seq_max=2), _session_dump(bench)
+        keeper = Session(context, bench.vocab, seq_id=1)
+        keeper.append_tokens(bench.tokens(9))
+        row = next_row(keeper)
+        for i, hostile in enumerate(_hostile("session", data, *_share(bench, N_SESSIONS))):
+            before = held(context)
+            session = _restored(i, partial(Session.restore, context, bench.vocab, hostile))
+            if session is None:
+                assert held(context) == before, f"hostile dump {i} was refused, but the context changed"
+                continue
+            strange = [token for token in session.tokens if not 0 <= token < bench.vocab.size]
+            assert not strange, f"hostile dump {i}: token {strange[0]} is outside the vocabulary"
+            _goes_on(i, session)
+            session.close()
+        assert context.length(0) == 0, "a session that was refused or closed left tokens"
+        bench.same(next_row(keeper), row, "the next logits of a session beside hostile ones")
+
+    def test_a_damaged_chat(self, bench: Bench) -> None:
+        """Chat: a dump that is cut off anywhere, or of which a byte is another, raises before a context is made."""
+        model, data = BenchModel(bench), _chat_dump(bench)
+        for what, damaged in _damaged(data):
+            with bench.refused(f"a chat's dump {what}", InvalidSnapshot, SnapshotMismatch):
+                Chat.restore(model, damaged)
+        assert not model.asked, "a context was made for a damaged dump of a chat"
+        with Chat.restore(model, data) as chat:
+            _whole(bench, chat.session)
+
+    def test_hostile_chats(self, bench: Bench) -> None:
+        """Chat: dumps with false fields raise or give chats that answer; contexts are small, and none is left open."""
+        model, data = BenchModel(bench), _chat_dump(bench)
+        most = max(4096, bench.model.info.n_ctx_train)
+        for i, hostile in enumerate(chain(_sizes(data), _hostile("chat", data, *_share(bench, N_CHATS)))):
+            chat = _restored(i, partial(Chat.restore, model, hostile))
+            if chat is not None:
+                _answers(i, chat)
+                chat.close()
+            for context in model.contexts:
+                _check_closed(i, context)
+            model.contexts.clear()
+        largest = max(n_ctx for n_ctx, _, _ in model.asked)
+        assert largest <= most, f"a dump of a few kB made a context of {largest} positions (allowed: {most})"
+
+
+def _session_dump(bench: Bench) -> bytes:
+    session = Session(bench.context(n_ctx=64), bench.vocab, sampling=SAMPLING)
+    session.append_tokens(bench.tokens(3))
+    for _event in session.generate(stopping_criteria=[lambda event, draft: StoppingAction.PAUSE]):
+        pass
+    return session.dump()
+
+
+def _chat_dump(bench: Bench) -> bytes:
+    session = Session(bench.context(n_ctx=64, n_seq_max=1), bench.vocab)
+    chat = Chat(session, bench.formatter, messages=(Message(Role.USER, "a"),), options=ChatOptions(SAMPLING))
+    return chat.dump()
+
+
+def _damaged(data: bytes) -> Iterator[tuple[str, bytes]]:
+    for n in places(len(data), N_DAMAGED):
+        yield f"cut off after {n} of {len(data)} bytes", data[:n]
+        changed = (data[n] + 1 + 37 * n % 255) % 256
+        yield f"with byte {n} changed", data[:n] + bytes([changed]) + data[n + 1 :]
+
+
+def _share(bench: Bench, usual: int) -> tuple[int, int]:
+    """How many dumps to try, and their seed: each of the adopter's models has its own."""
+    return bench.workshop.share(usual), bench.workshop.fixtures.models.index(bench.name)
+
+
+def _hostile(kind: str, data: bytes, n: int, seed: int) -> Iterator[bytes]:
+    """Dumps whose fields are false, and sound ones around an inner dump whose fields are."""
+    meta, (inner, *others) = unpack(kind, data)
+    yield from hostile_dumps([data], n - n // 3, seed)
+    for hostile in hostile_dumps([inner], n // 3, seed):
+        yield pack(kind, meta, (hostile, *others))
+
+
+def _sizes(data: bytes) -> Iterator[bytes]:
+    """Chats that want contexts of other sizes."""
+    meta, sections = unpack("chat", data)
+    sizes = cast("Sequence[int]", meta["context"])
+    for i in range(3):
+        for size in (0, -1, 10**5, 2**31 - 1, 2**31, 2**40, 2**64, 10**400, 0.5, True, None, "64", [64]):
+            yield pack("chat", {**meta, "context": [*sizes[:i], size, *sizes[i + 1 :]]}, sections)
+
+
+def _restored(i: int, restore: Callable[[], _Restored]) -> _Restored | None:
+    try:
+        return restore()
+    except SlmError as error:
+        assert "\n" not in str(error), f"hostile dump {i}: the message is not one line: {error}"
+        return None
+    except Exception as error:
+        raise AssertionError(f"hostile dump {i}: raised {type(error).__name__} ({error}), no SlmError") from error
+
+
+def _goes_on(i: int, session: Session) -> None:
+    """What was restored can be used: it says two tokens, and is dumped again."""
+    try:
+        running = session.generate(stopping_criteria=())
+        for _ in range(2):
+            next(running, None)
+        session.dump()
+        running.cancel()
+        running.run()
+    except SlmError as error:
+        assert "\n" not in str(error), f"hostile dump {i}: the message is not one line: {error}"
+    except Exception as error:
+        raise AssertionError(f"hostile dump {i} was restored, then raised {type(error).__name__} ({error})") from error
+
+
+def _answers(i: int, chat: Chat) -> None:
+    """The same for a chat."""
+    try:
+        chat.send("b", stopping_criteria=[lambda event, draft: StoppingAction.STOP])
+        chat.dump()
+    except SlmError as error:
+        assert "\n" not in str(error), f"hostile dump {i}: the message is not one line: {error}"
+    except Exception as error:
+        raise AssertionError(f"hostile dump {i} was restored, then raised {type(error).__name__} ({error})") from error
+
+
+def _check_closed(i: int, context: Context) -> None:
+    try:
+        context.clear()
+    except ContextClosed:
+        return
+    raise AssertionError(f"hostile dump {i}: the context that was made for it is still open")
+
+
+def _whole(bench: Bench, session: Session) -> None:
+    """The sound dump, after the damaged ones."""
+    bench.agree(next_row(session), fresh_row(bench, session), "the next logits of a sound dump after damaged ones")

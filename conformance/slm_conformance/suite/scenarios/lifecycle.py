@@ -1,0 +1,338 @@
+"""Opening, closing, sharing and sizing contexts and models."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import mmap
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from threading import Barrier
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slm_conformance.suite.bench import Bench
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_core.context.batch import TokenBatch
+from slm_core.errors import ContextBusy, ContextClosed, InvalidOption, InvalidSequence, ModelClosed
+from slm_core.protocols import Context
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Pos
+
+_Result = TypeVar("_Result")
+_ROUNDS = 100
+_MEMORY_N_CTX = 2048
+_N_MEASURED = 3
+_N_WARM, _N_LOADS = 20, 80
+_FILLED, _FILLED_BYTES = 512, 2**18
+"""Tokens of a context that is filled and closed, or more, until keys and values take so many bytes: a process grows by
+up to 25 kB a context where the device is a GPU computed in software."""
+_STATM = Path("/proc/self/statm")
+
+
+class TestClose(Scenarios):
+    """Clause 10."""
+
+    on_one_model = (
+        "test_memory_stays_flat",  # any model shows what leaks
+        "test_closed_contexts_hold_nothing",
+        "test_the_interpreter_ends_with_open_contexts",
+    )
+
+    def test_use_after_close(self, bench: Bench) -> None:
+        """Clause 10: every call of a closed context raises ``ContextClosed``."""
+        context = bench.context()
+        bench.feed(context, bench.tokens(20))
+        data, batch = context.dump(0), bench.batch(context, (0, 20, bench.tokens(2)))
+        context.close()
+        calls: dict[str, Callable[[], object]] = {
+            "decode": lambda: context.decode(batch),
+            "new_batch": lambda: context.new_batch(),
+            "length": lambda: context.length(0),
+            "tokens": lambda: context.tokens(0),
+            "fork": lambda: context.fork(0, 1),
+            "drop": lambda: context.drop(0),
+            "clear": lambda: context.clear(),
+            "dump": lambda: context.dump(0),
+            "restore": lambda: context.restore(0, data),
+        }
+        if bench.edit_level >= EditLevel.TRUNCATE:
+            calls["truncate"] = lambda: context.truncate(Pos(0, 3))
+        if bench.edit_level >= EditLevel.CUT:
+            calls["cut"] = lambda: context.cut(Pos(0, 3), Pos(0, 5))
+        for name, call in calls.items():
+            with bench.refused(f"{name} of a closed context", ContextClosed):
+                call()
+
+    def test_twice(self, bench: Bench) -> None:
+        """Clause 10: closing twice is fine, for contexts and models; ``with`` closes."""
+        with bench.own_model() as model:
+            context = bench.context(model=model)
+            with context:
+                bench.feed(context, bench.tokens(5))
+            with bench.refused("length after the with block of a context", ContextClosed):
+                context.length(0)
+            context.close()
+        model.close()
+        with bench.refused("a context after the with block of its model", ModelClosed):
+            bench.context(model=model)
+
+    def test_of_the_model(self, bench: Bench) -> None:
+        """Clause 10: closing a model closes its contexts first; what is known of it stays readable."""
+        model = bench.own_model()
+        context, info = bench.context(model=model), model.info
+        bench.feed(context, bench.tokens(10))
+        model.close()
+        with bench.refused("decoding after the model was closed", ContextClosed):
+            bench.feed(context, bench.tokens(1))
+        with bench.refused("new_context of a closed model", ModelClosed):
+            bench.context(model=model)
+        assert model.info == info, "the info of a closed model is another than before"
+
+    def test_leaves_other_contexts(self, bench: Bench) -> None:
+        """Context: those of one model are independent: closing one leaves the others."""
+        first, second, tokens = bench.context(), bench.context(), bench.tokens(30)
+        bench.feed(second, tokens[:20])
+        bench.feed(first, bench.tokens(40, seed=1))
+        first.close()
+        expected = bench.oracle().decode(tokens)[20:]
+        bench.agree(bench.feed(second, tokens[20:]), expected, "a context, after another of its model was closed")
+
+    @pytest.mark.slow
+    def test_memory_stays_flat(self, bench: Bench) -> None:
+        """Clause 10: closing frees memory now: 80 rounds of load, decode and close take no more than a few do."""
+        weights = bench.weights()
+        kv_bytes = weights.kept_bytes(_MEMORY_N_CTX, 1)  # a byte a number, or more
+        for _ in range(_N_WARM):  # allocators, caches and thread pools grow to their size
+            self._load_and_close(bench)
+        before = resident_bytes()
+        for _ in range(_N_LOADS):
+            self._load_and_close(bench)
+        grown = resident_bytes() - before
+        # One KV cache or one model kept in each round would be _N_LOADS times that; a quarter is noise of allocators.
+        allowed = _N_LOADS * min(kv_bytes, bench.path.stat().st_size) // 4
+        assert grown <= allowed, (
+            f"{_N_LOADS} rounds of load, decode and close took {grown / 2**20:.1f} MiB (allowed:"
+            f" {allowed / 2**20:.1f} MiB)"
+        )
+
+    @pytest.mark.slow
+    def test_closed_contexts_hold_nothing(self, bench: Bench) -> None:
+        """Clause 10: the KV cache is freed by ``close``, not when the last reference to the context is gone."""
+        n_rounds = 40 if Capability.KV_PAYLOAD in bench.capabilities else 10
+        weights = bench.weights()
+        n_tokens = max(_FILLED, _FILLED_BYTES // weights.kept_bytes(1, 2))
+        kv_bytes = weights.kept_bytes(n_tokens, 2)  # of float16, or more
+        with bench.context(n_ctx=n_tokens, n_seq_max=1) as context:
+            bench.feed(context, bench.tokens(n_tokens))
+            data = context.dump(0)
+        kept = [_filled_and_closed(bench, data, n_tokens) for _ in range(5)]
+        grown, allowed = 0, n_rounds * kv_bytes // 4
+        for _ in range(_N_MEASURED):  # an allocator's pool grows now and then; what contexts keep grows every time
+            before = resident_bytes(of_files=False)
+            kept += [_filled_and_closed(bench, data, n_tokens) for _ in range(n_rounds)]
+            grown = resident_bytes(of_files=False) - before
+            if grown <= allowed:
+                break
+        assert grown <= allowed, (
+            f"{n_rounds} closed contexts, which are still referred to, take {grown / 2**20:.1f} MiB (allowed:"
+            f" {allowed / 2**20:.1f} MiB)"
+        )
+        del kept  # until here, all of them are referred to
+
+    @staticmethod
+    def _load_and_close(bench: Bench) -> None:
+        with bench.workshop.load(bench.path) as model:
+            sizes = ContextOptions(_MEMORY_N_CTX, 1, 16, bench.kv_type, bench.kv_type)
+            with model.new_context(sizes) as context:
+                bench.feed(context, bench.tokens(4))
+
+    def test_the_interpreter_ends_with_open_contexts(self, bench: Bench) -> None:
+        """Clause 10: a program may end without closing: no crash, no hang, status 0."""
+        bench.in_another_process("exit", bench.tokens(20))
+
+
+class TestSizes(Scenarios):
+    """What a context is made with."""
+
+    def test_are_as_asked(self, bench: Bench) -> None:
+        """Context: a new one is empty, has the sizes it was asked for, and all of it is free."""
+        context = bench.context(n_ctx=100, n_seq_max=3, n_batch=20)
+        sizes = (context.n_ctx, context.n_seq_max, context.n_batch, context.n_free)
+        assert sizes == (100, 3, 20, 100), f"asked for (100, 3, 20), n_ctx, n_seq_max, n_batch and n_free are {sizes}"
+        assert [context.length(seq_id) for seq_id in range(3)] == [0, 0, 0], "a new context holds tokens"
+
+    def test_below_one(self, bench: Bench) -> None:
+        """Context: a size below 1 is refused with ``InvalidOption``."""
+        for size in (0, -1):
+            sized = (ContextOptions(n_ctx=size), ContextOptions(n_seq_max=size), ContextOptions(n_batch=size))
+            for name, options in zip(("n_ctx", "n_seq_max", "n_batch"), sized, strict=True):
+                with bench.refused(f"a context with {name}={size}", InvalidOption):
+                    bench.model.new_context(options)
+
+    def test_batch_capacity(self, bench: Bench) -> None:
+        """Batch: one larger than ``n_batch``, or without room, is refused with ``InvalidOption``."""
+        context = bench.context(n_batch=20)
+        for capacity in (0, 21, -3):
+            with bench.refused(f"new_batch({capacity}) where n_batch is 20", InvalidOption):
+                context.new_batch(capacity)
+
+    def test_unknown_sequences_have_no_length(self, bench: Bench) -> None:
+        """Clause 1: ``length`` and ``tokens`` of an unknown sequence are refused."""
+        context = bench.context(n_seq_max=2)
+        for seq_id in (2, -1):
+            for call in (context.length, context.tokens):
+                with bench.refused(f"{call.__name__}({seq_id}) of 2 sequences", InvalidSequence, context=context):
+                    call(seq_id)
+
+    def test_kv_types(self, bench: Bench) -> None:
+        """Context: a KV type that the backend has works; any other is refused with ``InvalidOption``, not ignored."""
+        named = {KvType(name) for name in bench.workshop.fixtures.kv_types} or set(bench.kv_types)
+        for kv_type in sorted(set(KvType) - named):
+            with bench.refused(f"KV type {kv_type.value}, which is not declared", InvalidOption):
+                bench.context(kv_type=kv_type)
+        for kv_type in bench.kv_types:
+            context = bench.context(kv_type=kv_type)
+            bench.feed(context, bench.tokens(8))
+            context.close()
+
+
+class TestThreads(Scenarios):
+    """A context is for one thread at a time, a model for any."""
+
+    def test_a_busy_context_refuses(self, bench: Bench) -> None:
+        """Context: a second thread inside a call gets ``ContextBusy`` at once; the first call goes on undisturbed."""
+        context, tokens = bench.context(), bench.tokens(20)
+        intruder = _Intruder(lambda: bench.feed(context, bench.tokens(1), seq_id=1))
+        batch = _WatchedBatch(20, intruder)
+        batch.extend(tokens, Pos(0, 0), logits="all")
+        rows = context.decode(batch).copy()
+        bench.agree(rows, bench.oracle().decode(tokens), "a prompt, while a second thread tried to decode")
+        if not intruder.refused():
+            # The batch was read before the call began: only a race can find the context busy.
+            refusals = _race(bench, until_refused=True)
+            assert refusals, (
+                f"two threads decoded {_ROUNDS} times with one context, and neither was ever told ContextBusy: their"
+                " calls are not kept apart (or the engine holds Python's global lock through each call)"
+            )
+
+    def test_two_threads_with_one_context(self, bench: Bench) -> None:
+        """Context: threads that try again after ``ContextBusy`` get what each gets alone: never corruption."""
+        _race(bench, until_refused=False)
+
+    def test_contexts_in_parallel(self, bench: Bench) -> None:
+        """Model: three threads, each with a context of its own over one model, give what each gives alone."""
+        runs = [bench.tokens(30, seed=seed) for seed in range(3)]
+        contexts = [bench.context() for _ in runs]
+        with _quick_switching(), ThreadPoolExecutor(3) as threads:
+            jobs = [threads.submit(bench.feed, c, run, 0, 8) for c, run in zip(contexts, runs, strict=True)]
+        for job, run in zip(jobs, runs, strict=True):
+            bench.agree(job.result(), bench.oracle().decode(run), "one of three contexts in parallel threads")
+
+
+def _filled_and_closed(bench: Bench, data: bytes, n_tokens: int) -> Context:
+    """A closed context that was filled from a dump."""
+    context = bench.model.new_context(ContextOptions(n_tokens, 1, 64, bench.kv_type, bench.kv_type))
+    with context:
+        context.restore(0, data)
+    return context
+
+
+def resident_bytes(*, of_files: bool = True) -> int:
+    """What this process has in memory now, garbage collected; skips where the system does not say.
+
+    Args:
+        of_files: whether pages of mapped files count, which the system takes away and brings back as it likes.
+    """
+    if not _STATM.exists():
+        pytest.skip("the memory of a process is read from /proc/self/statm, which this system does not have")
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # glibc has it: freed memory that it keeps would hide what grows
+        ctypes.CDLL(None).malloc_trim(0)
+    resident, shared = map(int, _STATM.read_text().split()[1:3])
+    return (resident if of_files else resident - shared) * mmap.PAGESIZE
+
+
+class _Intruder:
+    """A call made once, by another thread, while a call of this thread is running."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._job: Future[object] | None = None
+
+    def intrude(self) -> None:
+        """Make the call and wait for its end."""
+        if self._job is None:
+            with ThreadPoolExecutor(1) as thread:
+                self._job = thread.submit(self._call)
+                wait([self._job], timeout=5)
+
+    def refused(self) -> bool:
+        """Whether it was told that the context is busy."""
+        assert self._job is not None, "the batch was decoded, but its tokens were never read"
+        try:
+            self._job.result(timeout=0)
+        except ContextBusy:
+            return True
+        return False
+
+
+class _WatchedBatch(TokenBatch):
+    """A batch that lets an intruder in when its tokens are read."""
+
+    def __init__(self, capacity: int, intruder: _Intruder) -> None:
+        super().__init__(capacity)
+        self._intruder = intruder
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Token ids; someone else is let in first."""
+        self._intruder.intrude()
+        return super().tokens
+
+
+def _race(bench: Bench, *, until_refused: bool) -> int:
+    """Let two threads decode with one context, each a sequence of its own, again and again; returns refusals."""
+    runs = [bench.tokens(40, seed=seq_id) for seq_id in (0, 1)]
+    expected = [bench.oracle().decode(run) for run in runs]
+    context, start = bench.context(), Barrier(2)
+    refusals: list[int] = []
+
+    def decode_again_and_again(seq_id: int) -> None:
+        start.wait()
+        for _ in range(_ROUNDS if until_refused else 4):
+            rows = _insist(lambda: bench.feed(context, runs[seq_id], seq_id), refusals)
+            bench.agree(rows, expected[seq_id], "a sequence, while a second thread decoded another")
+            _insist(lambda: context.drop(seq_id), refusals)
+            if until_refused and refusals:
+                return
+
+    with _quick_switching(), ThreadPoolExecutor(2) as threads:
+        for job in [threads.submit(decode_again_and_again, seq_id) for seq_id in (0, 1)]:
+            job.result()
+    return len(refusals)
+
+
+def _insist(call: Callable[[], _Result], refusals: list[int]) -> _Result:
+    """Call again whenever another thread is inside the context."""
+    while True:
+        try:
+            return call()
+        except ContextBusy:
+            refusals.append(1)
+
+
+@contextlib.contextmanager
+def _quick_switching() -> Iterator[None]:
+    """Let Python change threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

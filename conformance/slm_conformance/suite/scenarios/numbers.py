@@ -1,0 +1,96 @@
+"""Logits against float64, and against themselves."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.tolerance import N_ROW_SAMPLES, N_SAMPLE, relative_errors
+from slm_core.types import ContextOptions, KvType
+
+
+class TestNumbers(Scenarios):
+    """Clause 9."""
+
+    def test_against_the_reference(self, bench: Bench) -> None:
+        """Clause 9: the mean error over many rows is within the bound for the weight type."""
+        rows, expected = self._rows(bench, bench.kv_type)
+        self._check(bench, bench.kv_type, rows, expected)
+
+    def test_each_kv_type(self, bench: Bench) -> None:
+        """Clause 9: so it is with each storage type of keys and values."""
+        for kv_type in bench.kv_types[1:]:
+            rows, expected = self._rows(bench, kv_type)
+            self._check(bench, kv_type, rows, expected)
+
+    def test_the_default_kv_type(self, bench: Bench) -> None:
+        """Clause 9: a context that names no KV type has 16 bits or better."""
+        context, tokens = bench.model.new_context(ContextOptions(256, 1, 64)), bench.tokens(N_SAMPLE)
+        with context:
+            self._check(bench, KvType.F16, bench.feed(context, tokens), bench.reference().decode(tokens))
+
+    def test_the_greedy_choice(self, bench: Bench) -> None:
+        """Clause 9: the best token is the reference's wherever the gap to the second exceeds the error allowed."""
+        bench.reference()  # skips what has none
+        for kv_type in bench.kv_types:
+            # With errors as large as coarse types allow, a model of which all is random may have no clear choice.
+            n_clear = self._choose(bench, bench.name, kv_type) or self._choose(bench, bench.calm_name, kv_type)
+            assert n_clear, f"with a {kv_type.value} KV cache no row has a clear choice, so that nothing was tested"
+
+    def test_the_same_again(self, bench: Bench) -> None:
+        """Context: the same calls give the same logits, bit for bit, in another context, thread or process."""
+        tokens = bench.tokens(40)
+        first = bench.feed(bench.context(), tokens)
+        with ThreadPoolExecutor(1) as thread:
+            in_a_thread = thread.submit(bench.feed, bench.context(), tokens).result()
+        in_a_process = np.frombuffer(bench.in_another_process("logits", tokens), first.dtype).reshape(first.shape)
+        again = {"": bench.feed(bench.context(), tokens), " of another thread": in_a_thread}
+        for where, second in {**again, " of another process": in_a_process}.items():
+            differing = int((first != second).any(axis=1).sum())
+            assert differing == 0, f"the same calls on a new context{where}: {differing} of 40 rows of logits differ"
+
+    def test_every_token(self, bench: Bench) -> None:
+        """Clause 9: it is so after each token of the vocabulary, the first 512 of a larger one."""
+        context, size = bench.context(n_ctx=96), min(bench.vocab.size, 512)
+        for first in range(0, size, 96):
+            ids = list(range(first, min(first + 96, size)))
+            rows = bench.feed(context, ids)
+            bench.agree(rows, bench.reference().decode(ids), f"tokens {first} to {ids[-1]} of the vocabulary in turn")
+            context.drop(0)
+
+    @staticmethod
+    def _choose(bench: Bench, name: str, kv_type: KvType) -> int:
+        """Compare the best tokens; returns for how many rows the choice is clear."""
+        model, gap, n_clear = bench.workshop.model(name), bench.workshop.tolerance(name, kv_type).gap, 0
+        for seed in range(N_ROW_SAMPLES):
+            expected = bench.workshop.expected(name, seed)
+            rows = bench.feed(bench.context(model=model, kv_type=kv_type), bench.tokens(N_SAMPLE, seed))
+            second, best = np.sort(expected, axis=1)[:, -2:].T
+            clear = best - second > gap * np.linalg.norm(expected, axis=1)
+            wrong = np.flatnonzero((rows.argmax(axis=1) != expected.argmax(axis=1)) & clear)
+            assert len(wrong) == 0, (
+                f"with a {kv_type.value} KV cache the best token of {len(wrong)} rows is not the reference's, the first"
+                f" is row {wrong[0]} of prompt {seed}; its gap to the second exceeds {gap:.1e} of the row's norm"
+            )
+            n_clear += int(clear.sum())
+        return n_clear
+
+    @staticmethod
+    def _rows(bench: Bench, kv_type: KvType) -> tuple[Rows, Rows]:
+        tokens = bench.tokens(N_SAMPLE)
+        return bench.feed(bench.context(kv_type=kv_type), tokens), bench.reference().decode(tokens)
+
+    @staticmethod
+    def _check(bench: Bench, kv_type: KvType, rows: Rows, expected: Rows) -> None:
+        allowed = bench.workshop.tolerance(bench.name, kv_type)
+        errors = relative_errors(rows, expected)
+        if not errors.mean() <= allowed.mean:
+            pytest.fail(
+                f"with a {kv_type.value} KV cache the logits of {len(rows)} tokens differ by {errors.mean():.2e} of"
+                f" their norm in the mean, and by {errors.max():.2e} at most (allowed in the mean: {allowed.mean:.1e})",
+                pytrace=False,
+            )

@@ -1,0 +1,332 @@
+"""Sessions over the backend's contexts: growing, going back, removing, copying, pausing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_core.chat import Session
+from slm_core.errors import ContextFull, InvalidMark, InvalidOption, SessionError
+from slm_core.generation import FinishReason, StoppingAction, StoppingCriterion
+from slm_core.sampling import Sampling
+from slm_core.types import EditLevel, Segment
+
+GREEDY = Sampling(temperature=0, max_tokens=8)
+UNIFORM = Sampling(temperature=1e12, top_k=0, top_p=1.0, min_p=0.0, seed=11, max_tokens=12)
+"""All tokens are equally likely, whatever their logits: draws depend on the seed alone.
+
+Two answers then have the same tokens even if their logits differ within the tolerance, as after a replay. Of a model
+that spells in bytes, half of all tokens are broken or incomplete characters.
+"""
+
+
+class TestSession(Scenarios):
+    """Session, at every edit level: the cheapest edit that the level allows, with the same visible result."""
+
+    above_contract = True
+
+    def test_append(self, bench: Bench) -> None:
+        """Session: text is content, and begins with what the model puts before a text; control segments are control."""
+        encode, spelled = bench.vocab.encode, "hi <|im_end|> you"
+        session = Session(bench.context(), bench.vocab)
+        for first in (True, False):
+            before, wanted = session.tokens, encode(spelled, add_special=first, parse_special=False)
+            assert session.append(spelled) == len(wanted), "append() returned another number of tokens than it added"
+            assert session.tokens == (*before, *wanted), "appended text has other tokens than its encoding as content"
+        before, wanted = session.tokens, encode("<|im_end|>", add_special=False, parse_special=True)
+        session.append([Segment("<|im_end|>", control=True)])
+        assert session.tokens == (*before, *wanted), "an appended control segment is not its control token"
+        bench.agree(next_row(session), fresh_row(bench, session), "the next logits after appended text")
+
+    def test_more_than_there_is_room_for(self, bench: Bench) -> None:
+        """Session: tokens for which there is no room, those that wait counted, raise, and are not there afterwards."""
+        session = Session(bench.context(n_ctx=32), bench.vocab)
+        session.append_tokens(bench.tokens(20))
+        before = session.tokens
+        with bench.refused("13 tokens behind 20 of 32", ContextFull, context=session.context):
+            session.append_tokens(bench.tokens(13, seed=1))
+        assert session.tokens == before, "tokens that were refused are in the session"
+        session.append_tokens(bench.tokens(12, seed=1))
+        bench.agree(next_row(session), fresh_row(bench, session), "the next logits of a session that fills its context")
+
+    def test_rollback(self, bench: Bench) -> None:
+        """Session: back at a mark, tokens and next logits are what they were, any number of times, marks nested."""
+        session = _session(bench, bench.tokens(20))
+        outer, tokens, before = session.mark(), session.tokens, next_row(session)
+        for turn in range(3):
+            session.append_tokens(bench.tokens(5, seed=turn))
+            inner, within, there = session.mark(), session.tokens, next_row(session)
+            session.generate(GREEDY).run()
+            session.rollback(inner)
+            assert session.tokens == within, "rollback to an inner mark left other tokens"
+            bench.same(next_row(session), there, "the next logits after rollback to an inner mark")
+            session.rollback(outer)
+            assert session.tokens == tokens, "rollback to an outer mark left other tokens"
+            bench.same(next_row(session), before, f"the next logits after rollback number {turn + 1}")
+
+    def test_a_mark_at_the_end(self, bench: Bench) -> None:
+        """Session: a mark at the place where the history ends stays good, however often one returns to it."""
+        session = _session(bench, bench.tokens(12))
+        tokens, marks = session.tokens, [session.mark(), session.mark()]
+        for turn in range(3):
+            session.append_tokens(bench.tokens(3, seed=turn))
+            for mark in marks:
+                session.rollback(mark)
+                assert session.tokens == tokens, f"return {turn + 1} to a mark at the end left other tokens"
+        assert session.remove(*marks) is bench.edit_level, "a removal of nothing says that it was something else"
+        assert session.tokens == tokens, "a removal of nothing left other tokens"
+
+    def test_marks_that_are_stale_or_foreign(self, bench: Bench) -> None:
+        """Session: a mark whose place was taken away, or of another session, raises ``InvalidMark``."""
+        context = bench.context()
+        session, other = (Session(context, bench.vocab) for _ in range(2))
+        session.append_tokens(bench.tokens(10))
+        early = session.mark()
+        session.append_tokens(bench.tokens(5, seed=1))
+        late = session.mark()
+        before = session.tokens
+        with bench.refused("a mark of another session", InvalidMark, context=context):
+            other.rollback(late)
+        session.rollback(early)
+        with bench.refused("a mark behind what was rolled back", InvalidMark, context=context):
+            session.rollback(late)
+        assert session.tokens == before[:10], "a refused rollback changed the session"
+
+    def test_remove_exactly(self, bench: Bench) -> None:
+        """Session: what remains after ``remove(exact=True)`` is as if the rest had never been, at every edit level."""
+        session, tokens = _session(bench, bench.tokens(12)), bench.tokens(40)
+        start = session.mark()
+        session.append_tokens(tokens[:10])
+        end = session.mark()
+        session.append_tokens(tokens[10:20])
+        session.next_logits()
+        level = session.remove(start, end, exact=True)
+        assert level <= EditLevel.TRUNCATE, f"an exact removal says that it was a {level.name}"
+        expected = bench.reference().decode(session.tokens)[-1:]
+        bench.agree(next_row(session), expected, "the next logits after an exact removal")
+
+    def test_remove(self, bench: Bench) -> None:
+        """Session: ``remove`` cuts where the level is CUT, else computes again; either way the tokens are gone."""
+        session, tokens = _session(bench, bench.tokens(12)), bench.tokens(20, seed=1)
+        start = session.mark()
+        session.append_tokens(tokens[:10])
+        end = session.mark()
+        session.append_tokens(tokens[10:])
+        session.next_logits()
+        before = session.tokens
+        level = session.remove(start, end)
+        assert level is bench.edit_level, f"at edit level {bench.edit_level.name}, remove says it was {level.name}"
+        assert session.tokens == before[:12] + before[22:], "remove left other tokens than those around the span"
+        expected = cut_row(bench, before, 12, 22) if level is EditLevel.CUT else fresh_row(bench, session)
+        bench.agree(next_row(session), expected, f"the next logits after remove, a {level.name}")
+
+    def test_marks_after_a_removal(self, bench: Bench) -> None:
+        """Session: a mark behind what is removed moves with its tokens, and one inside it goes stale."""
+        session = _session(bench, bench.tokens(12))
+        places = [session.mark()]
+        for seed in (1, 2, 3, 4):
+            session.append_tokens(bench.tokens(5, seed=seed))
+            places.append(session.mark())
+        start, inside, end, behind, _ = places
+        session.next_logits()
+        wanted = (*session.tokens[:12], *session.tokens[22:27])
+        session.remove(start, end)
+        with bench.refused("a mark inside what was removed", InvalidMark, context=session.context):
+            session.rollback(inside)
+        session.rollback(behind)
+        assert session.tokens == wanted, "a mark behind what was removed did not move with its tokens"
+
+    def test_fork(self, bench: Bench) -> None:
+        """Session: a fork goes its own way; both are right."""
+        session = _session(bench, bench.tokens(20))
+        session.next_logits()
+        twin = session.fork(2)
+        assert twin.seq_id == 2, f"a fork into sequence 2 is in sequence {twin.seq_id}"
+        for which, other, name in ((twin, session, "the fork"), (session, twin, "the original")):
+            tokens = other.tokens
+            which.generate(GREEDY).run()
+            which.append_tokens(bench.tokens(4))
+            assert other.tokens == tokens, f"what {name} of a session said is in the other, too"
+        for which, name in ((twin, "the fork"), (session, "the original")):
+            bench.agree(next_row(which), fresh_row(bench, which), f"the next logits of {name} of a session")
+
+    def test_a_fork_draws_as_the_original(self, bench: Bench) -> None:
+        """Session: a fork and its original go on with the same draws, each with a stream of its own."""
+        session = _session(bench, bench.tokens(20), UNIFORM)
+        session.generate().run()
+        twin = session.fork()
+        here, there = (which.generate().run().tokens for which in (session, twin))
+        assert there == here, "a fork goes on with other draws than its original"
+
+    def test_dump_in_mid_answer(self, bench: Bench) -> None:
+        """Session: paused after any token, inside a character or a stop text, a dump goes on in another context.
+
+        The draws are the same, and the next logits are within the tolerance (clause 16): a context that cannot use the
+        payload decodes the tokens again, in other batches.
+        """
+        session = _session(bench, bench.tokens(20))
+        whole, after = session.generate(UNIFORM).run(), next_row(session)
+        # Its second half is said, its end is not: text is held back at the pauses in between.
+        sampling = replace(UNIFORM, stop=(whole.text[len(whole.text) // 2 :] + "!",))
+        for n in range(1, len(whole.tokens)):
+            session = _session(bench, bench.tokens(20))
+            for _event in session.generate(sampling, stopping_criteria=[_pause_at(n)]):
+                pass
+            twin = Session.restore(bench.context(), bench.vocab, session.dump())
+            assert twin.tokens == session.tokens, f"a dump of an answer paused after token {n} has other tokens"
+            there = twin.generate(stopping_criteria=()).run()
+            assert there.tokens == whole.tokens, f"dumped while paused after token {n}, an answer has other tokens"
+            assert there.text == whole.text, (
+                f"dumped while paused after token {n}, an answer reads {there.text!r}, not {whole.text!r}"
+            )
+            bench.same(next_row(twin), after, f"the next logits of an answer that was dumped after token {n}")
+            twin.close()
+            session.close()
+
+    def test_a_scratch_branch(self, bench: Bench) -> None:
+        """Session: a scratch branch, in a fork or in the session itself, leaves marks and a paused answer as they were.
+
+        The draws are the same, and the next logits are within the tolerance (clause 16): without a sequence to spare,
+        tokens are decoded again.
+        """
+        session = _session(bench, bench.tokens(20), UNIFORM)
+        whole, after = session.generate().run(), next_row(session)
+        for n_seq_max in (2, 1):
+            session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=UNIFORM)
+            session.append_tokens(bench.tokens(20))
+            mark = session.mark()
+            paused = session.generate(stopping_criteria=[_pause_at(3)])
+            for _event in paused:
+                pass
+            later = session.mark()
+            with session.scratch_branch() as elsewhere:
+                elsewhere.truncate(10)
+                elsewhere.append_tokens(bench.tokens(5, seed=1))
+                elsewhere.generate(GREEDY).run()
+            what = f"a scratch branch with {n_seq_max - 1} sequences to spare"
+            session.generate().run()
+            assert paused.answer.tokens == whole.tokens, f"an answer that was paused in {what} has other tokens"
+            bench.same(next_row(session), after, f"the next logits of an answer that was paused in {what}")
+            session.rollback(later)
+            session.rollback(mark)
+            assert session.tokens == tuple(bench.tokens(20)), f"marks from before {what} are at other places"
+
+    def test_a_scratch_branch_takes_no_draws(self, bench: Bench) -> None:
+        """Session: a scratch branch that draws, or raises, does not change the next draws of the session."""
+        for n_seq_max in (2, 1):
+            drawn = []
+            for scratch_branches in (0, 2):
+                session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=UNIFORM)
+                session.append_tokens(bench.tokens(10))
+                session.generate().run()
+                for turn in range(scratch_branches):
+                    _elsewhere(session, fails=turn == 1)
+                drawn.append(session.generate().run().tokens)
+            what = f"two scratch branches with {n_seq_max - 1} sequences to spare"
+            assert drawn[0] == drawn[1], f"after {what}, a session draws {drawn[1]} in place of {drawn[0]}"
+
+    def test_a_scratch_branch_in_a_full_context(self, bench: Bench) -> None:
+        """Session: a scratch branch for which there is no room raises, and tokens that wait are still there."""
+        context = bench.context(n_ctx=40, n_seq_max=2)
+        session, other = (Session(context, bench.vocab) for _ in range(2))
+        session.append_tokens(bench.tokens(10))
+        session.next_logits()
+        session.append_tokens(bench.tokens(2, seed=1))
+        other.append_tokens(bench.tokens(context.n_free, seed=2))
+        other.next_logits()
+        before = (session.tokens, session.n_pending)
+        with (
+            bench.refused("a scratch branch without room", ContextFull, context=context),
+            session.scratch_branch() as elsewhere,
+        ):
+            elsewhere.truncate(11)
+            elsewhere.append_tokens(bench.tokens(4))
+        assert (session.tokens, session.n_pending) == before, "a scratch branch without room changed the session"
+
+    def test_a_restored_answer_goes_on_counting(self, bench: Bench) -> None:
+        """Session: a restored answer ends at its limit, stop text or EOG token as if it had not been dumped."""
+        letter = bench.vocab.encode("a", add_special=False, parse_special=False)[-1]
+        ends = max(bench.vocab.eog_ids)
+        said = Sampling(temperature=0, logit_bias={letter: 1e4})
+        cases = (
+            (replace(said, max_tokens=5), 5, FinishReason.LENGTH),
+            (replace(said, max_tokens=9, stop=("aaaaa",)), 5, FinishReason.STOP),
+            (replace(said, max_tokens=9, min_tokens=4, logit_bias={ends: 2e4, letter: 1e4}), 5, FinishReason.STOP),
+        )
+        for sampling, n_tokens, reason in cases:
+            for n in range(1, n_tokens):
+                session = _session(bench, bench.tokens(6), sampling)
+                for _event in session.generate(stopping_criteria=[_pause_at(n)]):
+                    pass
+                twin = Session.restore(bench.context(), bench.vocab, session.dump())
+                answer = twin.generate(stopping_criteria=()).run()
+                assert (len(answer.tokens), answer.finish_reason) == (n_tokens, reason), (
+                    f"dumped after token {n} of {n_tokens}, an answer with max_tokens={sampling.max_tokens},"
+                    f" stop={sampling.stop} and min_tokens={sampling.min_tokens} has {len(answer.tokens)} tokens, ended"
+                    f" with {answer.finish_reason.value}"
+                )
+                twin.close()
+                session.close()
+
+    def test_refused_options(self, bench: Bench) -> None:
+        """Session: options that are refused leave the answer that is being made."""
+        session = _session(bench, bench.tokens(10))
+        running = session.generate(GREEDY)
+        next(running)
+        with bench.refused("a bias of a token that is not there", InvalidOption, context=session.context):
+            session.generate(Sampling(logit_bias={bench.vocab.size: 1.0}))
+        answer = running.run()
+        assert answer.finish_reason is not FinishReason.CANCELLED, "refused options ended the answer before them"
+
+    def test_close(self, bench: Bench) -> None:
+        """Session: what a closed session held is free, and another begins in its place as if it had never been."""
+        context = bench.context(n_ctx=32, n_seq_max=1)
+        for seed in (1, 2):
+            with Session(context, bench.vocab) as session:
+                session.append_tokens(bench.tokens(25, seed=seed))
+                bench.agree(next_row(session), fresh_row(bench, session), f"the next logits of session {seed} of two")
+            assert context.length(0) == 0, "a closed session's tokens are still held"
+        with bench.refused("a closed session", SessionError):
+            session.mark()
+
+
+def _session(bench: Bench, tokens: Sequence[int], sampling: Sampling | None = None) -> Session:
+    session = Session(bench.context(), bench.vocab, sampling=sampling)
+    session.append_tokens(tokens)
+    return session
+
+
+def next_row(session: Session) -> Rows:
+    """The logits that follow a session, float32 [1, V]."""
+    row = session.next_logits()
+    assert row is not None, "next_logits() gave nothing, though nobody cancelled"
+    return row[None].copy()
+
+
+def fresh_row(bench: Bench, session: Session) -> Rows:
+    """What the reference says follows the session's tokens."""
+    return bench.reference().decode(session.tokens)[-1:]
+
+
+def cut_row(bench: Bench, before: Sequence[int], start: int, end: int) -> Rows:
+    """What follows after [start, end) was cut: the last token is decoded again, as its logits were not kept."""
+    reference = bench.reference()
+    reference.decode(before)
+    reference.cut(start, end)
+    reference.truncate(reference.length() - 1)
+    return reference.decode(before[-1:])
+
+
+def _elsewhere(session: Session, *, fails: bool) -> None:
+    """Answer in a scratch branch, with the session's own sampling; perhaps raise there."""
+    with suppress(KeyError), session.scratch_branch() as elsewhere:
+        elsewhere.generate().run()
+        if fails:
+            raise KeyError("an error of the caller's")
+
+
+def _pause_at(n: int) -> StoppingCriterion:
+    return lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == n else StoppingAction.NEXT

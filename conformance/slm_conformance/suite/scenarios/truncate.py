@@ -1,0 +1,110 @@
+"""Forgetting the tail of a sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slm_conformance.suite.bench import Bench
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_core.errors import InvalidPosition, InvalidSequence
+from slm_core.types import EditLevel, Pos
+
+
+class TestTruncate(Scenarios):
+    """Clause 3, where the edit level is TRUNCATE or above."""
+
+    level = EditLevel.TRUNCATE
+
+    def test_another_tail_gives_what_it_gives_alone(self, bench: Bench) -> None:
+        """Clause 3: nothing of the forgotten tail is left."""
+        context, tokens, other = bench.context(), bench.tokens(40), bench.tokens(20, seed=1)
+        bench.feed(context, tokens)
+        place = context.truncate(Pos(0, 17))
+        assert place == Pos(0, 17), f"truncate says that the next token goes to {place}, not to position 17"
+        assert context.tokens(0) == tuple(tokens[:17]), "truncate(17) did not leave the first 17 tokens"
+        expected = bench.oracle().decode(tokens[:17] + other)
+        bench.agree(bench.feed(context, other), expected[17:], "another tail after truncate(17)")
+
+    def test_at_zero(self, bench: Bench) -> None:
+        """Clause 3: truncate(0) leaves an empty sequence that begins anew."""
+        context, tokens = bench.context(), bench.tokens(30)
+        before = bench.feed(context, tokens)
+        context.truncate(Pos(0, 0))
+        assert context.length(0) == 0, "truncate(0) left tokens"
+        assert context.n_free == context.n_ctx, "truncate(0) did not free the positions"
+        bench.same(bench.feed(context, tokens), before, "the whole prompt after truncate(0)")
+
+    def test_at_the_end(self, bench: Bench) -> None:
+        """Clause 3: truncate at the length is a no-op."""
+        context, tokens = bench.context(), bench.tokens(30)
+        bench.feed(context, tokens[:20])
+        context.truncate(Pos(0, 20))
+        expected = bench.oracle().decode(tokens)[20:]
+        bench.agree(bench.feed(context, tokens[20:]), expected, "what follows truncate at the length")
+
+    def test_past_the_end(self, bench: Bench) -> None:
+        """Clause 3: truncate past the length is an error, and changes nothing."""
+        context, tokens = bench.context(), bench.tokens(30)
+        bench.feed(context, tokens[:20])
+        for index in (21, 10_000):
+            with bench.refused(f"truncate({index}) of 20 tokens", InvalidPosition, context=context):
+                context.truncate(Pos(0, index))
+        with bench.refused("truncate(-1)", InvalidPosition, context=context):
+            context.truncate(Pos(0, -1))
+        expected = bench.oracle().decode(tokens)[20:]
+        bench.agree(bench.feed(context, tokens[20:]), expected, "what follows a refused truncate")
+
+    def test_of_a_sequence_that_does_not_exist(self, bench: Bench) -> None:
+        """Clause 1: an unknown sequence is refused."""
+        context = bench.context(n_seq_max=2)
+        for seq_id in (2, -1):
+            with bench.refused(f"truncate of sequence {seq_id} of 2", InvalidSequence, context=context):
+                context.truncate(Pos(seq_id, 0))
+
+    def test_neighbours_are_untouched(self, bench: Bench) -> None:
+        """Clause 7: truncating one sequence leaves the others as they were."""
+        context, ours, theirs = bench.context(), bench.tokens(30), bench.tokens(30, seed=1)
+        bench.feed(context, theirs[:20], seq_id=1)
+        bench.feed(context, ours, seq_id=0)
+        context.truncate(Pos(0, 3))
+        assert context.tokens(1) == tuple(theirs[:20]), "truncate of sequence 0 changed the tokens of sequence 1"
+        expected = bench.oracle().decode(theirs)[20:]
+        bench.agree(bench.feed(context, theirs[20:], seq_id=1), expected, "the neighbour of a truncated sequence")
+
+    def test_frees_positions(self, bench: Bench) -> None:
+        """Clause 3: what is forgotten can be used again: a full context takes as many tokens as were truncated."""
+        context, tokens = bench.context(n_ctx=32), bench.tokens(42)
+        bench.feed(context, tokens[:32])
+        context.truncate(Pos(0, 22))
+        assert context.n_free == 10, f"truncating 10 of 32 tokens in a full context freed {context.n_free} positions"
+        expected = bench.oracle().decode(tokens[:22] + tokens[32:])[22:]
+        bench.agree(bench.feed(context, tokens[32:]), expected, "tokens in the freed positions")
+
+    def test_a_hundred_times(self, bench: Bench) -> None:
+        """Clause 3: nothing builds up."""
+        context, tokens = bench.context(n_ctx=36), bench.tokens(32)
+        before = bench.feed(context, tokens)
+        for i in range(100):
+            index = 31 - i % 5
+            context.truncate(Pos(0, index))
+            bench.feed(context, tokens[index:])
+        context.truncate(Pos(0, 24))
+        bench.same(bench.feed(context, tokens[24:]), before[24:], "the last rows after a hundred truncates")
+
+    def test_interleaved_with_decoding(self, bench: Bench) -> None:
+        """Clause 3: two sequences take turns at growing and being truncated."""
+        context, reference = bench.context(), bench.oracle()
+        random = np.random.default_rng(5)
+        histories: dict[int, list[int]] = {0: [], 1: []}
+        for turn in range(16):
+            seq_id = turn % 2
+            tokens = bench.tokens(int(random.integers(1, 9)), seed=turn)
+            rows = bench.feed(context, tokens, seq_id)
+            bench.agree(rows, reference.decode(tokens, seq_id), f"turn {turn} of two sequences that are truncated")
+            histories[seq_id] += tokens
+            index = int(random.integers(0, len(histories[seq_id]) + 1))
+            context.truncate(Pos(seq_id, index))
+            reference.truncate(index, seq_id)
+            del histories[seq_id][index:]
+        held = {seq_id: list(context.tokens(seq_id)) for seq_id in histories}
+        assert held == histories, "after 16 truncates the context holds other tokens than it should"

@@ -1,0 +1,154 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import numpy as np
+
+from slm_conformance.suite.bench import Bench
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_core.errors import InvalidToken
+from slm_core.gguf import GgufFile
+from slm_core.protocols import Vocab
+from slm_core.tokenization import GgufVocab, build_vocab
+
+TEXTS = (
+    "",
+    " ",
+    "hello you, the dog",
+    "Hello\n\n  world\t42.5%",
+    "naïve café, Straße, ŒUVRE",
+    "Привет, мир! 你好，世界。こんにちは",  # noqa: RUF001  (its comma is meant)
+    "👩‍👩‍👧‍👦 🇩🇪 🏽 é",
+    "a\0b\0",
+    "don't I'll we've THEY'RE",
+    "x" * 300,
+    " " * 50 + "\r\n" * 20,
+    "<|im_start|>user\nhi<|im_end|>",
+    "<think>why</think>",
+    "<|im_start",
+)
+N_RANDOM_STRINGS = 10_000
+"""Shared out among the adopter's models; each has others."""
+
+_ALPHABETS = (
+    *((first, last) for first, last in ((0x20, 0x7E), (0x61, 0x7A), (0x30, 0x39), (0x00, 0x1F), (0x80, 0x24F))),
+    *((first, last) for first, last in ((0x300, 0x36F), (0x370, 0x52F), (0x590, 0x6FF), (0x900, 0xE7F))),
+    *((first, last) for first, last in ((0x1100, 0x11FF), (0x2000, 0x206F), (0x3000, 0x30FF), (0x4E00, 0x9FFF))),
+    *((first, last) for first, last in ((0xAC00, 0xD7A3), (0xE000, 0xF8FF), (0xFE00, 0xFFFF), (0x1F300, 0x1FAFF))),
+    (0, 0x10FFFF),
+)
+"""Code points from which a run of a random string is drawn, first and last."""
+
+_UNUSUAL = (" ", "\n", "\u200d", "\ud800", "\udc00", "\0", "<|im_end|>", "\ufffd", "'s", "\r\n")
+UNPAIRED = ("\ud800", "a\udfffb", "\udc00\ud800 end")
+
+
+class TestVocabulary(Scenarios):
+    """The noun Vocab, on the model's own vocabulary."""
+
+    def test_equals_the_reference(self, bench: Bench) -> None:
+        """Vocab: text to ids equals the file's own rules, id for id, with and without special tokens."""
+        with GgufFile.open(bench.path) as file:
+            reference = build_vocab(file)
+        for text in (*TEXTS, *UNPAIRED):
+            for add_special, parse_special in ((False, False), (True, False), (False, True), (True, True)):
+                ids, expected = (
+                    vocab.encode(text, add_special=add_special, parse_special=parse_special)
+                    for vocab in (bench.vocab, reference)
+                )
+                assert list(ids) == expected, (
+                    f"{text[:40]!r} with add_special={add_special}, parse_special={parse_special} is {ids[:12]}...,"
+                    f" the file's rules say {expected[:12]}..."
+                )
+
+    def test_special_tokens_are_the_files(self, bench: Bench) -> None:
+        """Vocab: size, bos, eos and EOG are the file's; eos ends an answer."""
+        with GgufFile.open(bench.path) as file:
+            reference = build_vocab(file)
+        vocab = bench.vocab
+        found = (vocab.size, vocab.bos, vocab.eos, vocab.eog_ids)
+        expected = (reference.size, reference.bos, reference.eos, reference.eog_ids)
+        assert found == expected, f"size, bos, eos and eog_ids are {found}, the file says {expected}"
+        assert vocab.eos is None or vocab.eos in vocab.eog_ids, f"eos, {vocab.eos}, is not among {vocab.eog_ids}"
+
+    def test_random_strings(self, bench: Bench) -> None:
+        """Vocab: so it is with any string, 10,000 random ones among them, and the bytes of its tokens join back.
+
+        Where the vocabulary under test is slm-core's own, comparing its ids with itself says nothing, and is left out.
+        """
+        reference = None
+        if not isinstance(bench.vocab, GgufVocab):
+            with GgufFile.open(bench.path) as file:
+                reference = build_vocab(file)
+        models = bench.workshop.fixtures.models
+        n = -(-N_RANDOM_STRINGS // len(models))
+        for text in (*TEXTS, *UNPAIRED, *_random_strings(n, seed=17 + models.index(bench.name))):
+            ids = bench.vocab.encode(text, add_special=False, parse_special=False)
+            assert bool(ids) == bool(text), f"{text!r} gives {len(ids)} tokens"
+            if reference is not None:
+                expected = reference.encode(text, add_special=False, parse_special=False)
+                assert list(ids) == expected, f"{text!r} is {ids[:12]}..., the file's rules say {expected[:12]}..."
+            back = bench.vocab.decode(ids, special=True)
+            joined = b"".join(bench.vocab.token_bytes(token, special=True) for token in ids)
+            assert _composed(back) == _composed(text), f"{text!r} comes back as {back!r}"
+            assert joined.decode().removeprefix(" ") == back.removeprefix(" "), f"bytes of {text!r} join to {joined!r}"
+
+    def test_control_tokens_are_parsed_or_not(self, bench: Bench) -> None:
+        """Vocab: spelled-out control tokens are those tokens with ``parse_special``, and plain text without."""
+        token, text = _control_token(bench.vocab)
+        parsed = bench.vocab.encode(text, add_special=False, parse_special=True)
+        assert list(parsed) == [token], f"{text!r} with parse_special is {parsed}, not [{token}]"
+        plain = bench.vocab.encode(text, add_special=False, parse_special=False)
+        assert token not in plain, f"{text!r} without parse_special holds the control token {token}"
+        assert bench.vocab.decode(plain) == text, f"{text!r} as plain text comes back as {bench.vocab.decode(plain)!r}"
+
+    def test_control_tokens_are_no_text(self, bench: Bench) -> None:
+        """Vocab: a control token has no bytes unless ``special``."""
+        token, text = _control_token(bench.vocab)
+        assert bench.vocab.token_bytes(token) == b"", f"control token {token} has bytes without special"
+        assert bench.vocab.token_bytes(token, special=True).decode() == text, "with special it is another text"
+        assert bench.vocab.decode([token]) == "", f"decode gives control token {token} as text without special"
+
+    def test_ids_outside(self, bench: Bench) -> None:
+        """Vocab: an id outside the vocabulary raises ``InvalidToken``."""
+        for bad in (bench.vocab.size, -1, 2**31):
+            with bench.refused(f"token_bytes({bad}) of {bench.vocab.size}", InvalidToken):
+                bench.vocab.token_bytes(bad)
+            with bench.refused(f"decode([{bad}]) of {bench.vocab.size}", InvalidToken):
+                bench.vocab.decode([bad])
+
+    def test_broken_utf8_is_replaced(self, bench: Bench) -> None:
+        """Vocab: ``decode`` turns bytes that are not UTF-8 into U+FFFD."""
+        vocab = bench.vocab
+        ids = vocab.encode("é", add_special=False, parse_special=False)
+        pieces = [vocab.token_bytes(token) for token in ids]
+        halves = [token for token, piece in zip(ids, pieces, strict=True) if piece in (b"\xc3", b"\xa9")]
+        for token in halves:
+            assert vocab.decode([token]) == "\ufffd", f"half a character decodes to {vocab.decode([token])!r}"
+
+
+def _random_strings(n: int, seed: int) -> list[str]:
+    """Strings of one to four runs, each from an alphabet of its own or of one string again and again."""
+    random = np.random.default_rng(seed)
+
+    def run() -> str:
+        length = int(random.choice([1, 2, 5, 12, 200], p=[0.3, 0.3, 0.25, 0.14, 0.01]))
+        if random.random() < 0.3:
+            return _UNUSUAL[random.integers(len(_UNUSUAL))] * length
+        first, last = _ALPHABETS[random.integers(len(_ALPHABETS))]
+        return "".join(map(chr, random.integers(first, last + 1, length)))
+
+    return ["".join(run() for _ in range(random.integers(1, 5))) for _ in range(n)]
+
+
+def _composed(text: str) -> str:
+    """Text as some models' tokenizers compose it; pairs of surrogates are characters, others U+FFFD."""
+    return unicodedata.normalize("NFC", text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+
+
+def _control_token(vocab: Vocab) -> tuple[int, str]:
+    """A token that ends an answer, and how it is spelled."""
+    token = min(vocab.eog_ids)
+    return token, vocab.token_bytes(token, special=True).decode()

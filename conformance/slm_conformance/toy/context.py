@@ -1,0 +1,415 @@
+"""The toy's context: a sequence is a list of immutable cells.
+
+A fork is a copy of a list, and a call that raises has changed nothing because lists are exchanged last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from slm_conformance.toy.engine import Array, Cell, Step, ToyEngine
+from slm_core.context.batch import TokenBatch
+from slm_core.context.inputs import (
+    Held,
+    ahead_of,
+    all_ahead_of,
+    are_blocks,
+    batch_inputs,
+    check_rows,
+    next_mrope_position,
+    offsets_of,
+    row_of,
+    rows_of,
+    token_ids,
+    token_of,
+)
+from slm_core.context.ledger import replay_plan, truncated_edits
+from slm_core.context.snapshot import Edit, SequenceSnapshot
+from slm_core.errors import (
+    BatchFull,
+    ContextBusy,
+    ContextClosed,
+    ContextFull,
+    InvalidOption,
+    InvalidPosition,
+    InvalidSequence,
+    InvalidSnapshot,
+    InvalidToken,
+    SnapshotMismatch,
+    UnsupportedEdit,
+    UnsupportedInput,
+    UnsupportedOutput,
+)
+from slm_core.protocols import Batch
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
+
+
+class ToyContext:
+    """Per sequence, a list of cells and the edits that led to it."""
+
+    capabilities: frozenset[Capability] = frozenset(
+        {
+            Capability.SHARED_FORK,
+            Capability.KV_PAYLOAD,
+            Capability.EMBEDDINGS,
+            Capability.DEVICE_SAMPLING,
+            Capability.EMBEDDING_INPUT,
+            Capability.BIDIRECTIONAL_BLOCKS,
+            Capability.MROPE_POSITIONS,
+        }
+    )
+    payload_format = "toy-1"
+
+    def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
+        self.n_ctx, self.n_seq_max, self.n_batch = options.n_ctx, options.n_seq_max, options.n_batch
+        self.edit_level = edit_level
+        self.engine = engine
+        self.fingerprint = fingerprint
+        self.cells: list[list[Cell]] = [[] for _ in range(options.n_seq_max)]
+        self.edits: list[list[Edit]] = [[] for _ in range(options.n_seq_max)]
+        self.closed = False
+        self._lock = threading.Lock()
+        if not engine.shape.sections:
+            self.capabilities = self.capabilities - {Capability.MROPE_POSITIONS}
+
+    @property
+    def n_free(self) -> int:
+        """A cell in several sequences counts once."""
+        return self.n_ctx - len({id(cell) for cells in self.cells for cell in cells})
+
+    def length(self, seq_id: int) -> int:
+        """Tokens that a sequence holds."""
+        return len(self.tokens(seq_id))
+
+    def tokens(self, seq_id: int) -> tuple[int, ...]:
+        """The tokens that a sequence holds."""
+        self._check_open()
+        return tuple(token_of(cell.token) for cell in self.cells[self._checked(seq_id)])
+
+    def new_batch(self, capacity: int | None = None) -> Batch:
+        """An empty batch."""
+        self._check_open()
+        if capacity is not None and not 1 <= capacity <= self.n_batch:
+            raise InvalidOption(f"batch capacity is {capacity} (accepted: 1 to {self.n_batch})")
+        return TokenBatch(self.n_batch if capacity is None else capacity)
+
+    def decode(self, batch: Batch) -> Logits:
+        """Run the tokens one after another, each in its own sequence."""
+        with self._call():
+            self._check_batch(batch)
+            return self._ran(batch, self.engine.step, self.engine.n_vocab)
+
+    def decode_top(self, batch: Batch, k: int) -> TopLogits:
+        """Sort the rows."""
+        if Capability.DEVICE_SAMPLING not in self.capabilities:
+            raise UnsupportedOutput("this toy gives whole rows alone")
+        if not 1 <= k <= self.engine.n_vocab:
+            raise InvalidOption(f"k is {k} (accepted: 1 to {self.engine.n_vocab})")
+        rows = self.decode(batch)
+        tokens = np.argsort(-rows, axis=1, kind="stable")[:, :k].astype(np.int32)
+        totals = np.log(np.exp(rows.astype(np.float64)).sum(axis=1)).astype(np.float32)
+        return TopLogits(tokens, np.take_along_axis(rows, tokens, 1), totals)
+
+    def embed(self, batch: Batch) -> States:
+        """The same, without the last product."""
+        with self._call():
+            if Capability.EMBEDDINGS not in self.capabilities:
+                raise UnsupportedOutput("this toy gives no hidden states")
+            self._check_batch(batch)
+            return self._ran(batch, self.engine.state, self.engine.shape.n_embd)
+
+    def _ran(self, batch: Batch, step: Step, width: int) -> Array:
+        grown: dict[int, list[Cell]] = {}
+        rows, wanted = np.empty((len(batch), width), np.float32), batch.wants_logits.copy()
+        inputs, done = batch_inputs(batch), 0
+        for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
+            cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
+            if i < done:
+                continue  # it was run with its span
+            done = i + ahead_of(token) + 1
+            if done == i + 1:
+                made, rows[i] = step(token, cells)
+                cells.append(made)
+            else:
+                cells += self._ran_span(inputs[i:done], cells, rows[i:done])
+        for seq_id, cells in grown.items():
+            self.cells[seq_id] = cells
+        return rows[wanted]
+
+    def _ran_span(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
+        """Run a span; fills its rows, of logits or of states."""
+        made, states = self.engine.span(inputs, cells)
+        for row, state in zip(rows, states, strict=True):
+            row[:] = self.engine.logits(state) if len(row) == self.engine.n_vocab else state
+        return made
+
+    def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
+        """Copy the list of cells."""
+        with self._call():
+            self._checked(src), self._checked(dst)
+            if src == dst or self.cells[dst]:
+                raise InvalidSequence(f"cannot fork {src} into {dst}: the destination must be another, empty sequence")
+            end = self._checked_index(src, len(self.cells[src]) if end is None else end)
+            self._check_whole_spans(src, end)
+            self.replace(dst, self.forked(self.cells[src][:end]), truncated_edits(self.edits[src], end))
+            return Pos(dst, end)
+
+    def forked(self, cells: list[Cell]) -> list[Cell]:
+        """The cells of a copy: the same ones."""
+        return cells
+
+    def truncate(self, pos: Pos) -> Pos:
+        """Keep the first cells."""
+        with self._call():
+            self._check_level(EditLevel.TRUNCATE)
+            end = self._checked_index(self._checked(pos.seq_id), pos.index)
+            self._check_whole_spans(pos.seq_id, end)
+            self.replace(pos.seq_id, self.cells[pos.seq_id][:end], truncated_edits(self.edits[pos.seq_id], end))
+            return pos
+
+    def cut(self, start: Pos, end: Pos) -> Pos:
+        """Leave cells out and move those after them."""
+        with self._call():
+            self._check_level(EditLevel.CUT)
+            if start.seq_id != end.seq_id:
+                raise InvalidSequence(f"a cut has one sequence, not {start.seq_id} and {end.seq_id}")
+            seq_id = self._checked(start.seq_id)
+            first, last = self._checked_index(seq_id, start.index), self._checked_index(seq_id, end.index)
+            if last < first:
+                raise InvalidPosition(f"a cut cannot end ({last}) before it starts ({first})")
+            if first < last == len(self.cells[seq_id]):
+                self._check_whole_spans(seq_id, first)
+            cells, edits = self.without(self.cells[seq_id], self.edits[seq_id], first, last)
+            self.replace(seq_id, cells, edits)
+            return Pos(seq_id, len(cells))
+
+    def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Cells and edits after [first, last) was cut."""
+        if first == last:
+            return cells, edits
+        if last == len(cells):
+            return cells[:first], truncated_edits(edits, first)
+        removed = tuple(cell.token for cell in cells[first:last])
+        by = self.n_mrope_positions(cells[:first]) - self.n_mrope_positions(cells[:last])
+        moved = [self.engine.moved(cell, by) for cell in cells[last:]]
+        return cells[:first] + moved, [*edits, Edit(first, removed, len(cells))]
+
+    @staticmethod
+    def n_mrope_positions(cells: list[Cell]) -> int:
+        """How many places the first cells of a sequence take."""
+        return next_mrope_position(cell.token for cell in cells)
+
+    def drop(self, seq_id: int) -> None:
+        """Empty one list."""
+        with self._call():
+            self.replace(self._checked(seq_id), [], [])
+
+    def clear(self) -> None:
+        """Empty all lists."""
+        with self._call():
+            for seq_id in range(self.n_seq_max):
+                self.replace(seq_id, [], [])
+
+    def dump(self, seq_id: int) -> bytes:
+        """Tokens, edits, and the cells as they are."""
+        with self._call():
+            cells = self.cells[self._checked(seq_id)]
+            held = [cell.token for cell in cells]
+            return SequenceSnapshot(
+                "toy",
+                self.payload_format,
+                self.fingerprint,
+                tokens=np.array(token_ids(held), np.int32),
+                edits=tuple(self.edits[seq_id]),
+                payload=self.packed(cells),
+                rows=rows_of(held),
+                ahead=all_ahead_of(held),
+                offsets=offsets_of(held),
+            ).to_bytes()
+
+    def packed(self, cells: list[Cell]) -> bytes:
+        """The payload of a dump."""
+        return b"".join(cell.keys.tobytes() + cell.values.tobytes() for cell in cells)
+
+    def restore(self, seq_id: int, data: bytes) -> Pos:
+        """Make cells of a payload of the toy's; decode and cut again where it is another backend's."""
+        with self._call():
+            snapshot = SequenceSnapshot.from_bytes(data)
+            self._check_snapshot(self._checked(seq_id), snapshot)
+            parts = self.unpacked(snapshot) if self._is_ours(snapshot) else self._replayed(snapshot)
+            self.replace(seq_id, *parts)
+            return Pos(seq_id, len(snapshot.tokens))
+
+    def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
+        """Cells from a payload of this format."""
+        shape, n = self.engine.shape, len(snapshot.tokens)
+        dims = (n, 2, shape.n_layers, shape.n_kv_heads, shape.head_dim)
+        if len(snapshot.payload) != 4 * int(np.prod(dims)):
+            raise InvalidSnapshot("the dump's payload does not fit its tokens")
+        kept = np.frombuffer(snapshot.payload, np.float32).reshape(dims)
+        if not np.isfinite(kept).all():
+            raise InvalidSnapshot("the dump's payload holds numbers that are infinite or none")
+        return [Cell(token, *kept[i]) for i, token in enumerate(snapshot.held())], snapshot.edits
+
+    def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
+        if snapshot.edits:
+            self._check_level(EditLevel.CUT)
+        cells: list[Cell] = []
+        edits: list[Edit] = []
+        runs, _ = replay_plan(snapshot.held(), snapshot.edits)
+        for run, edit in zip(runs, (*snapshot.edits, None), strict=True):
+            done = 0
+            for i, token in enumerate(run):
+                if i == done:
+                    done = i + ahead_of(token) + 1
+                    cells += self.engine.span(run[i:done], cells)[0]
+            if edit is not None:
+                cells, edits = self.without(cells, edits, edit.start, edit.end)
+        return cells, edits
+
+    def close(self) -> None:
+        """Let go of the cells."""
+        with self._call(closing=True):
+            self.closed = True
+            self.cells = [[] for _ in range(self.n_seq_max)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def replace(self, seq_id: int, cells: Sequence[Cell], edits: Sequence[Edit]) -> None:
+        """Exchange a sequence, if the context has room for the result."""
+        others = {id(cell) for i, other in enumerate(self.cells) if i != seq_id for cell in other}
+        needed, free = len({id(cell) for cell in cells} - others), self.n_ctx - len(others)
+        if needed > free:
+            raise ContextFull(needed, free)
+        self.cells[seq_id], self.edits[seq_id] = list(cells), list(edits)
+
+    @contextmanager
+    def _call(self, *, closing: bool = False) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise ContextBusy("another thread is inside a call of this context (use one context a thread)")
+        try:
+            if not closing:
+                self._check_open()
+            yield
+        finally:
+            self._lock.release()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ContextClosed("the context is closed")
+
+    def _check_level(self, level: EditLevel) -> None:
+        if self.edit_level < level:
+            raise UnsupportedEdit(f"the edit level is {self.edit_level.name}: drop the sequence and decode it again")
+
+    def _checked(self, seq_id: int) -> int:
+        if not 0 <= seq_id < self.n_seq_max:
+            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {self.n_seq_max - 1})")
+        return seq_id
+
+    def _checked_index(self, seq_id: int, index: int) -> int:
+        length = len(self.cells[seq_id])
+        if not 0 <= index <= length:
+            raise InvalidPosition(f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})")
+        return index
+
+    def _check_batch(self, batch: Batch) -> None:
+        if len(batch) > self.n_batch:
+            raise BatchFull(f"a batch of {len(batch)} tokens (accepted: up to n_batch, {self.n_batch})")
+        self._check_rows(batch.embeddings)
+        self._check_spans(batch)
+        self._check_offsets(batch)
+        lengths: dict[int, int] = {}
+        inputs = batch_inputs(batch)
+        for token, seq_id, position in zip(inputs, batch.seq_ids.tolist(), batch.positions, strict=True):
+            if not (row_of(token) is not None or 0 <= token_of(token) < self.engine.n_vocab):
+                raise InvalidToken(f"token {token} (accepted: 0 to {self.engine.n_vocab - 1})")
+            length = lengths.setdefault(seq_id, len(self.cells[self._checked(seq_id)]))
+            if position != length:
+                raise InvalidPosition(f"position {position} in sequence {seq_id} (accepted: {length})")
+            lengths[seq_id] += 1
+        if len(batch) > self.n_free:
+            raise ContextFull(len(batch), self.n_free)
+
+    def _check_rows(self, rows: Array) -> None:
+        if len(rows) and Capability.EMBEDDING_INPUT not in self.capabilities:
+            raise UnsupportedInput("this toy takes no embedding rows")
+        check_rows(rows, self.engine.shape.n_embd)
+
+    def _check_spans(self, batch: Batch) -> None:
+        if batch.ahead.any() and Capability.BIDIRECTIONAL_BLOCKS not in self.capabilities:
+            raise UnsupportedInput("this toy takes no spans")
+        if not are_blocks(batch.ahead):
+            raise InvalidOption("the batch holds parts of spans")
+
+    def _check_offsets(self, batch: Batch) -> None:
+        if len(batch.offsets) and Capability.MROPE_POSITIONS not in self.capabilities:
+            raise UnsupportedInput("this toy takes no offsets of rows")
+
+    def _check_whole_spans(self, seq_id: int, length: int) -> None:
+        cells = self.cells[seq_id]
+        if 0 < length < len(cells) and ahead_of(cells[length - 1].token):
+            raise InvalidPosition(f"position {length} lies in a span (accepted: where it begins, or past it)")
+
+    def _check_dumped_offsets(self, every: Sequence[Held]) -> None:
+        if len(offsets_of(every)) and Capability.MROPE_POSITIONS not in self.capabilities:
+            raise SnapshotMismatch("the dump holds rows with offsets, which this toy does not take")
+
+    def _check_dumped_spans(self, snapshot: SequenceSnapshot) -> None:
+        for ahead in map(all_ahead_of, replay_plan(snapshot.held(), snapshot.edits)[0]):
+            if len(ahead) and not are_blocks(ahead):
+                raise InvalidSnapshot("the dump holds parts of spans")
+            if len(ahead) and (Capability.BIDIRECTIONAL_BLOCKS not in self.capabilities or ahead.max() >= self.n_batch):
+                raise SnapshotMismatch("the dump holds spans, which this toy does not take")
+
+    def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
+        if snapshot.fingerprint != self.fingerprint:
+            raise SnapshotMismatch("the dump is of another model")
+        every = [*snapshot.held(), *(token for edit in snapshot.edits for token in edit.removed)]
+        rows = rows_of(every)
+        if len(rows) and Capability.EMBEDDING_INPUT not in self.capabilities:
+            raise SnapshotMismatch("the dump holds embedding rows, which this toy does not take")
+        if len(rows) and rows.shape[1] != self.engine.shape.n_embd:
+            raise InvalidSnapshot("the dump's embedding rows are of another width")
+        self._check_dumped_offsets(every)
+        self._check_dumped_spans(snapshot)
+        if any(not (row_of(token) is not None or 0 <= token_of(token) < self.engine.n_vocab) for token in every):
+            raise InvalidSnapshot("the dump holds tokens outside the vocabulary")
+        needed = (
+            len(snapshot.tokens)
+            if self._is_ours(snapshot)
+            else replay_plan(snapshot.tokens.tolist(), snapshot.edits)[1]
+        )
+        others = {id(cell) for i, other in enumerate(self.cells) if i != seq_id for cell in other}
+        if needed > self.n_ctx - len(others):
+            raise ContextFull(needed, self.n_ctx - len(others))
+
+    def _is_ours(self, snapshot: SequenceSnapshot) -> bool:
+        ours = (snapshot.backend, snapshot.payload_format) == ("toy", self.payload_format)
+        return ours and Capability.KV_PAYLOAD in self.capabilities and len(snapshot.payload) > 0
+
+
+class PlainToyContext(ToyContext):
+    """A context that declares nothing: forks are copies, dumps are decoded again."""
+
+    capabilities = frozenset()
+
+    def forked(self, cells: list[Cell]) -> list[Cell]:
+        """The cells of a copy: other ones."""
+        return [Cell(cell.token, cell.keys.copy(), cell.values.copy()) for cell in cells]
+
+    def packed(self, cells: list[Cell]) -> bytes:
+        """No payload."""
+        return b""
