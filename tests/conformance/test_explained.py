@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from slm_conformance import explain
-from slm_conformance.mutants.matrix import all_faults
+from slm_conformance.mutants.matrix import all_mutants
 from slm_conformance.suite.explained import find
 from slm_conformance.suite.meta import Verdict, play, scenario_names
 from slm_core.errors import InvalidOption
@@ -33,10 +33,10 @@ def test_a_script_holds_on_a_sound_backend(tmp_path) -> None:
 
 
 def test_a_script_fails_as_the_scenario_does(tmp_path) -> None:
-    fault = next(fault for fault in all_faults() if fault.name == "CutUpwards")
-    outcome = play(fault.fixtures(), fault.killed_by)
+    mutant = next(mutant for mutant in all_mutants() if mutant.name == "CutUpwards")
+    outcome = play(mutant.fixtures(), mutant.killed_by)
     assert outcome.verdict is Verdict.FAILS
-    done = run(explain(fault.killed_by, fault.backend), tmp_path)
+    done = run(explain(mutant.killed_by, mutant.backend), tmp_path)
     assert done.returncode == 1
     assert outcome.reason in done.stderr
 

@@ -14,7 +14,7 @@ import pytest
 
 import slm_conformance
 from slm_conformance.fixtures import BackendFixtures
-from slm_conformance.mutants.matrix import all_faults
+from slm_conformance.mutants.matrix import all_mutants
 from slm_conformance.suite import collection, scenarios
 from slm_conformance.suite.bench import Workshop
 from slm_conformance.suite.meta import Outcome, Verdict, play, scenario_names
@@ -221,10 +221,10 @@ def test_every_scenario_names_its_clause():
     assert [name for name, text in texts.items() if not text or not CLAUSE.fullmatch(text.strip())] == []
 
 
-def test_faults_have_names_of_their_own_and_scenarios_that_exist():
-    faults = all_faults()
-    assert len({fault.name for fault in faults}) == len(faults) >= 300
-    assert {fault.killed_by for fault in faults} <= set(scenario_names())
+def test_mutants_have_names_of_their_own_and_scenarios_that_exist():
+    mutants = all_mutants()
+    assert len({mutant.name for mutant in mutants}) == len(mutants) >= 300
+    assert {mutant.killed_by for mutant in mutants} <= set(scenario_names())
 
 
 def test_a_scenario_can_be_played_without_pytest():

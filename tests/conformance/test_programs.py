@@ -7,7 +7,7 @@ import re
 import pytest
 
 from slm_conformance.mutants.random_programs import PROGRAMS
-from slm_conformance.mutants.registry import FAULTS
+from slm_conformance.mutants.registry import MUTANTS
 from slm_conformance.oracle.runs import Run
 from slm_conformance.suite.meta import Verdict, play
 from slm_conformance.suite.programs.context_steps import Clear, Decode, Drop
@@ -18,10 +18,10 @@ from slm_core.types import Capability, EditLevel
 MOST_CALLS = 6
 
 
-@pytest.mark.parametrize("fault", [f for f in FAULTS if f.killed_by == PROGRAMS], ids=lambda fault: fault.name)
-def test_a_fault_is_shown_by_a_short_script(fault, tmp_path, monkeypatch):
-    outcome = play(fault.fixtures(), fault.killed_by)
-    assert outcome.verdict is Verdict.FAILS, fault.breaks
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.killed_by == PROGRAMS], ids=lambda mutant: mutant.name)
+def test_a_mutant_is_shown_by_a_short_script(mutant, tmp_path, monkeypatch):
+    outcome = play(mutant.fixtures(), mutant.killed_by)
+    assert outcome.verdict is Verdict.FAILS, mutant.breaks
     script = outcome.reason.partition("\n\n")[2]
     assert len(re.findall(r"context\.\w+\(|decode\(context", script.partition("new_context")[2])) <= MOST_CALLS, script
     monkeypatch.chdir(tmp_path)
@@ -31,11 +31,11 @@ def test_a_fault_is_shown_by_a_short_script(fault, tmp_path, monkeypatch):
     assert last[0] + 1 == len(script.strip().splitlines()), "the script fails before its last line"
 
 
-@pytest.mark.parametrize("fault", [f for f in FAULTS if f.killed_by == PROGRAMS], ids=lambda fault: fault.name)
-def test_a_script_that_is_right_for_the_toy(fault, tmp_path, monkeypatch):
-    script = play(fault.fixtures(), fault.killed_by).reason.partition("\n\n")[2]
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.killed_by == PROGRAMS], ids=lambda mutant: mutant.name)
+def test_a_script_that_is_right_for_the_toy(mutant, tmp_path, monkeypatch):
+    script = play(mutant.fixtures(), mutant.killed_by).reason.partition("\n\n")[2]
     monkeypatch.chdir(tmp_path)
-    exec(compile(script.replace(fault.backend, "slm_conformance.toy:ToyBackend"), "script.py", "exec"), {})
+    exec(compile(script.replace(mutant.backend, "slm_conformance.toy:ToyBackend"), "script.py", "exec"), {})
 
 
 def test_a_program_shrinks_to_what_matters():

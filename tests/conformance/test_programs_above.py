@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from slm_conformance.mutants.matrix import all_faults
+from slm_conformance.mutants.matrix import all_mutants
 from slm_conformance.mutants.programs_above import CHAT_PROGRAMS, SESSION_PROGRAMS
-from slm_conformance.mutants.registry import Fault
+from slm_conformance.mutants.registry import Mutant
 from slm_conformance.suite.meta import Verdict, play
 from slm_conformance.suite.programs.draws import uniform
 from slm_conformance.suite.programs.random_chat_programs import ChatProgramMaker
@@ -18,13 +18,13 @@ from slm_core.errors import SlmError
 from slm_core.sampling.stream import UniformStream
 
 MOST_CALLS = 10
-FAULTS = [fault for fault in all_faults() if fault.killed_by in (SESSION_PROGRAMS, CHAT_PROGRAMS)]
+MUTANTS = [mutant for mutant in all_mutants() if mutant.killed_by in (SESSION_PROGRAMS, CHAT_PROGRAMS)]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_shown_by_a_short_script(fault: Fault, tmp_path, monkeypatch) -> None:
-    outcome = play(fault.fixtures(), fault.killed_by)
-    assert outcome.verdict is Verdict.FAILS, fault.breaks
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_shown_by_a_short_script(mutant: Mutant, tmp_path, monkeypatch) -> None:
+    outcome = play(mutant.fixtures(), mutant.killed_by)
+    assert outcome.verdict is Verdict.FAILS, mutant.breaks
     script = outcome.reason.partition("\n\n")[2]
     calls = re.findall(r"\b[sc]\d\.\w+\(|read\(|aside\(", script.partition("new_context")[2])
     assert len(calls) <= MOST_CALLS, script
@@ -33,11 +33,11 @@ def test_a_fault_is_shown_by_a_short_script(fault: Fault, tmp_path, monkeypatch)
         run(script)
     last = [entry.lineno for entry in caught.traceback if str(entry.path).endswith("script.py")]
     assert last[0] + 1 == len(script.strip().splitlines()), "the script fails before its last line"
-    run(script.replace(fault.backend, "slm_conformance.toy:ToyBackend"))
+    run(script.replace(mutant.backend, "slm_conformance.toy:ToyBackend"))
 
 
 def run(script: str) -> None:
-    """Run it, and close its model: a fault lasts as long as that is open."""
+    """Run it, and close its model: a mutant lasts as long as that is open."""
     names: dict[str, Any] = {}
     try:
         exec(compile(script, "script.py", "exec"), names)

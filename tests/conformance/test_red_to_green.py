@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from slm_conformance.mutants.matrix import all_faults
+from slm_conformance.mutants.matrix import all_mutants
 from slm_conformance.suite.meta import play, scenario_names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "red-to-green.md").read_text()
 BLOCKS = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 QUOTED = [line for block in BLOCKS for line in block.splitlines()]
-FAULTS = [
+MUTANTS = [
     "OptionIgnored",
     "RawErrors",
     "SixteenBits",
@@ -32,10 +32,10 @@ def _without_numbers(text: str) -> str:
     return re.sub(r"/tmp\S*/", "", re.sub(r"\d\.\d\de[+-]\d\d|(?<=row )\d+", "0", text))
 
 
-@pytest.mark.parametrize(("line", "name"), list(zip(QUOTED, FAULTS, strict=True)), ids=FAULTS)
+@pytest.mark.parametrize(("line", "name"), list(zip(QUOTED, MUTANTS, strict=True)), ids=MUTANTS)
 def test_a_message_is_the_suites(line: str, name: str) -> None:
-    fault = next(fault for fault in all_faults() if fault.name == name)
-    reason = play(fault.fixtures(), fault.killed_by).reason.splitlines()[0]
+    mutant = next(mutant for mutant in all_mutants() if mutant.name == name)
+    reason = play(mutant.fixtures(), mutant.killed_by).reason.splitlines()[0]
     assert _without_numbers(reason) == _without_numbers(line)
 
 

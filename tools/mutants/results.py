@@ -88,9 +88,9 @@ class Results:
 
 _HEADER = """# Mutants of the code itself
 
-How many small slips in slm-core's own code do the tests notice? `make mutants` makes such slips, one at a time, and
-asks the tests. The [conformance suite](conformance.md) is asked alone first. [Faults by
-scenario](conformance-faults.md) are about the suite itself: they are toys that were broken by hand.
+How many small slips in slm-core's own code do the tests notice? (The [mutants of the toy](conformance-mutants.md) are
+on another page: backends that are broken by hand, to test the conformance suite itself.) `make mutants` makes such
+slips, one at a time, and asks the tests. The [conformance suite](conformance.md) is asked alone first.
 
 ```sh
 make mutants                                             # 50 mutants of each package, drawn at random

@@ -1,4 +1,4 @@
-"""Toys above which a layer is broken: while such a model is open, a part of slm_core does it wrong."""
+"""Mutants of the layers above the contract: while the toy's model is open, a function of slm_core is replaced."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.backend import ToyBackend, ToyModel
 from slm_conformance.toy.context import ToyContext
 from slm_core.types import Capability, EditLevel
 
 
 class RowsContext(ToyContext):
-    """A context that hands out whole rows: what is broken above it is broken there."""
+    """A context without sampling on the device: the layers above it choose from whole rows of logits."""
 
     capabilities = ToyContext.capabilities - {Capability.DEVICE_SAMPLING}
 
 
 class Above(ToyModel):
-    """A model that exchanges ``owner.attribute`` for ``broken`` until it is closed."""
+    """A model that replaces ``owner.attribute`` with ``broken`` until it is closed."""
 
     owner: Any
     attribute: str
@@ -35,13 +35,13 @@ class Above(ToyModel):
         setattr(self.owner, self.attribute, self.broken)
 
     def close(self) -> None:
-        """Put it right again."""
+        """Restore the function."""
         setattr(self.owner, self.attribute, self._whole)
         super().close()
 
 
 def breaks(killed_by: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], type[ToyBackend]]:
-    """Register a fault: what is decorated stands in for ``owner.attribute``, which it gets as its first argument.
+    """Register a mutant: the decorated function replaces ``owner.attribute``, and gets it as its first argument.
 
     Args:
         killed_by: the scenario that must fail.
@@ -56,6 +56,6 @@ def breaks(killed_by: str, owner: Any, attribute: str) -> Callable[[Callable[...
 
         members = {"owner": owner, "attribute": attribute, "broken": staticmethod(stand_in)}
         names = {"__doc__": broken.__doc__, "__module__": broken.__module__}
-        return fault(killed_by)(type(broken.__name__, (Above,), members | names))
+        return mutant(killed_by)(type(broken.__name__, (Above,), members | names))
 
     return register

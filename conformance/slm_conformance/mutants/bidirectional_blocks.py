@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Array, Cell
 from slm_core.context.inputs import Held, HeldInput, ahead_of, row_of, token_of
@@ -32,7 +32,7 @@ class CausalContext(ToyContext):
         return made
 
 
-@fault("TestBidirectionalBlocks::test_as_declared")
+@mutant("TestBidirectionalBlocks::test_as_declared")
 class BlocksAreMissing(ToyContext):
     """Spans are not declared, and giving some raises what Python raises."""
 
@@ -43,7 +43,7 @@ class BlocksAreMissing(ToyContext):
             raise NotImplementedError
 
 
-@fault("TestBidirectionalBlocks::test_dumps_as_declared")
+@mutant("TestBidirectionalBlocks::test_dumps_as_declared")
 class DumpsBringBlocks(ToyContext):
     """Spans are not declared, and come in by dumps."""
 
@@ -53,7 +53,7 @@ class DumpsBringBlocks(ToyContext):
         pass
 
 
-@fault("TestBidirectionalBlocks::test_against_the_reference")
+@mutant("TestBidirectionalBlocks::test_against_the_reference")
 class LongBlocksAreNone(CausalContext):
     """Tokens of a span longer than 16 see those before them alone."""
 
@@ -62,7 +62,7 @@ class LongBlocksAreNone(CausalContext):
         return len(inputs) > 16
 
 
-@fault("TestBidirectionalBlocks::test_of_rows_and_tokens")
+@mutant("TestBidirectionalBlocks::test_of_rows_and_tokens")
 class BlocksOfTokensAlone(CausalContext):
     """A span with rows in it is none."""
 
@@ -71,7 +71,7 @@ class BlocksOfTokensAlone(CausalContext):
         return any(row_of(token) is not None for token in inputs)
 
 
-@fault("TestBidirectionalBlocks::test_side_by_side")
+@mutant("TestBidirectionalBlocks::test_side_by_side")
 class SecondBlockIsNone(CausalContext):
     """A span right behind another is none."""
 
@@ -80,7 +80,7 @@ class SecondBlockIsNone(CausalContext):
         return len(cells) > 1 and ahead_of(cells[-2].token) > 0
 
 
-@fault("TestBidirectionalBlocks::test_are_kept_whole")
+@mutant("TestBidirectionalBlocks::test_are_kept_whole")
 class BlocksInParts(ToyContext):
     """A part of a span is kept where the rest is forgotten."""
 
@@ -88,7 +88,7 @@ class BlocksInParts(ToyContext):
         pass
 
 
-@fault("TestBidirectionalBlocks::test_cut")
+@mutant("TestBidirectionalBlocks::test_cut")
 class CutBlocksLoseValues(ToyContext):
     """What a cut leaves of a span behind it has values that are too large."""
 
@@ -101,7 +101,7 @@ class CutBlocksLoseValues(ToyContext):
         return after, history
 
 
-@fault("TestBidirectionalBlocks::test_dump_and_restore")
+@mutant("TestBidirectionalBlocks::test_dump_and_restore")
 class DumpsLoseBlocks(ToyContext):
     """The payload of a dump has no values of tokens that see others behind them."""
 
@@ -113,7 +113,7 @@ class DumpsLoseBlocks(ToyContext):
         )
 
 
-@fault("TestBidirectionalBlocks::test_decoded_again")
+@mutant("TestBidirectionalBlocks::test_decoded_again")
 class BlocksReturnCausal(ToyContext):
     """Spans that are decoded again are none."""
 
@@ -129,7 +129,7 @@ class BlocksReturnCausal(ToyContext):
         return cells, edits
 
 
-@fault("TestBidirectionalBlocks::test_bad_dumps")
+@mutant("TestBidirectionalBlocks::test_bad_dumps")
 class LongDumpedBlocks(ToyContext):
     """A dump may hold spans that are longer than a batch."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from slm_conformance.mutants.above import Above
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_core.chat import branching
 from slm_core.generation.beam import BeamSearch, Group, Rules
 from slm_core.generation.branches import Branches
@@ -15,19 +15,19 @@ from slm_core.generation.completions import CompletionEvent, CompletionGroup, Co
 from slm_core.generation.forced_words import ForcedWords
 
 _SCORES, _EXTEND, _STEP, _RUN = Rules.scores, Rules.extend, Group.step, BeamSearch.run
-_INIT, _NEXT = Completions.__init__, Completions._next  # noqa: SLF001  (faults inside)
+_INIT, _NEXT = Completions.__init__, Completions._next  # noqa: SLF001  (a mutant changes internals)
 _CHOSEN, _PLACE = Group._chosen, BeamSearch._place  # noqa: SLF001
 
 
 def _prefilled_again(branches: Branches, src: int) -> int:
     """A copy of a branch that is decoded anew, in place of a fork."""
-    seq_id = branches._free.pop()  # noqa: SLF001  (a fault inside)
+    seq_id = branches._free.pop()  # noqa: SLF001  (a mutant changes internals)
     branches._taken.add(seq_id)  # noqa: SLF001
     branches.decode([(seq_id, branches._context.tokens(src))])  # noqa: SLF001
     return seq_id
 
 
-@fault("TestBeam::test_log_probabilities")
+@mutant("TestBeam::test_log_probabilities")
 class LaterTokensAreLikelier(Above):
     """From the third token on, log probabilities of a search are too large."""
 
@@ -40,7 +40,7 @@ class LaterTokensAreLikelier(Above):
         return _EXTEND(rules, live, token, logprob + more, score + more)
 
 
-@fault("TestBeam::test_one_beam_is_greedy")
+@mutant("TestBeam::test_one_beam_is_greedy")
 class OneBeamTakesTheSecond(Above):
     """A search with one beam ranks the second likeliest continuation first."""
 
@@ -55,7 +55,7 @@ class OneBeamTakesTheSecond(Above):
         return scores
 
 
-@fault("TestBeam::test_n_best")
+@mutant("TestBeam::test_n_best")
 class WorstFirst(Above):
     """Hypotheses are returned worst first."""
 
@@ -67,7 +67,7 @@ class WorstFirst(Above):
         return _RUN(search, row, cancelled)[::-1]
 
 
-@fault("TestBeam::test_two_steps_in_full")
+@mutant("TestBeam::test_two_steps_in_full")
 class OneBeamSurvives(Above):
     """Of several beams with no words to say and no tokens to wait for, one goes on."""
 
@@ -76,12 +76,12 @@ class OneBeamSurvives(Above):
     @staticmethod
     def broken(group: Group, ranked: Any) -> Any:
         """The last of them."""
-        beams = group._rules.beams  # noqa: SLF001  (a fault inside)
+        beams = group._rules.beams  # noqa: SLF001  (a mutant changes internals)
         plain = beams.width > 1 and not beams.force_words and not beams.min_tokens
         return ranked[-1:] if plain else _CHOSEN(group, ranked)
 
 
-@fault("TestBeam::test_no_trace")
+@mutant("TestBeam::test_no_trace")
 class OneBranchStays(Above):
     """A sequence that a search worked in is not emptied."""
 
@@ -91,12 +91,12 @@ class OneBranchStays(Above):
     def broken(search: BeamSearch, row: Any, cancelled: Any) -> Any:
         """Lose sight of it."""
         found = _RUN(search, row, cancelled)
-        branches = search._branches  # noqa: SLF001  (a fault inside)
+        branches = search._branches  # noqa: SLF001  (a mutant changes internals)
         branches._taken.discard(min(branches.taken, default=-1))  # noqa: SLF001
         return found
 
 
-@fault("TestBeam::test_without_sequences")
+@mutant("TestBeam::test_without_sequences")
 class SequencesNotCounted(Above):
     """A search begins without asking for sequences, and takes those that somebody has."""
 
@@ -109,7 +109,7 @@ class SequencesNotCounted(Above):
             context.drop(seq_id)
 
 
-@fault("TestBeam::test_forced_words")
+@mutant("TestBeam::test_forced_words")
 class WordsAreNotMissed(Above):
     """A search does not know how many tokens the words take that are missing."""
 
@@ -121,7 +121,7 @@ class WordsAreNotMissed(Above):
         return 0
 
 
-@fault("TestBeam::test_groups_differ")
+@mutant("TestBeam::test_groups_differ")
 class GroupsAlike(Above):
     """Groups do not see what the groups before them chose."""
 
@@ -133,7 +133,7 @@ class GroupsAlike(Above):
         return _STEP(group, rows, Counter())
 
 
-@fault("TestBeam::test_limits")
+@mutant("TestBeam::test_limits")
 class EndsTooSoon(Above):
     """``min_tokens`` has no effect on a search."""
 
@@ -148,7 +148,7 @@ class EndsTooSoon(Above):
         return _SCORES(rules, *step)
 
 
-@fault("TestBeam::test_decodes_the_prompt_once")
+@mutant("TestBeam::test_decodes_the_prompt_once")
 class BeamsPrefillAgain(Above):
     """Each of the first beams decodes the prompt anew."""
 
@@ -157,13 +157,13 @@ class BeamsPrefillAgain(Above):
     @staticmethod
     def broken(search: BeamSearch, beams: Any) -> Any:
         """No fork of the prompt."""
-        branches = search._branches  # noqa: SLF001  (a fault inside)
+        branches = search._branches  # noqa: SLF001  (a mutant changes internals)
         if branches.taken:
             return _PLACE(search, beams)
         return [dataclasses.replace(live, seq_id=_prefilled_again(branches, live.seq_id)) for live in beams]
 
 
-@fault("TestCompletions::test_log_probabilities")
+@mutant("TestCompletions::test_log_probabilities")
 class EventsOverstate(Above):
     """Events of all completions but the first two have too large log probabilities."""
 
@@ -178,7 +178,7 @@ class EventsOverstate(Above):
         return CompletionEvent(found.index, dataclasses.replace(found.event, logprob=found.event.logprob + 0.05))
 
 
-@fault("TestCompletions::test_however_many")
+@mutant("TestCompletions::test_however_many")
 class TwoAreAlike(Above):
     """The second of exactly two completions draws what the first does."""
 
@@ -192,7 +192,7 @@ class TwoAreAlike(Above):
         _INIT(completions, generations, *others)
 
 
-@fault("TestCompletions::test_no_trace")
+@mutant("TestCompletions::test_no_trace")
 class LeftOpen(Above):
     """Completions that are left early keep their sequences."""
 
@@ -201,10 +201,10 @@ class LeftOpen(Above):
     @staticmethod
     def broken(completions: Completions) -> None:
         """Only stop."""
-        completions._closed = True  # noqa: SLF001  (a fault inside)
+        completions._closed = True  # noqa: SLF001  (a mutant changes internals)
 
 
-@fault("TestCompletions::test_decodes_the_prompt_once")
+@mutant("TestCompletions::test_decodes_the_prompt_once")
 class EachPrefills(Above):
     """Each completion decodes the prompt."""
 
@@ -213,14 +213,14 @@ class EachPrefills(Above):
     @staticmethod
     def broken(group: CompletionGroup, row: Any) -> None:
         """Fork none."""
-        branches = group._branches  # noqa: SLF001  (a fault inside)
+        branches = group._branches  # noqa: SLF001  (a mutant changes internals)
         for i in range(len(group._pending)):  # noqa: SLF001
             group._seq_ids[i] = _prefilled_again(branches, branches.base.seq_id)  # noqa: SLF001
             group._rows[i] = row.copy()  # noqa: SLF001
         group._begun = True  # noqa: SLF001
 
 
-@fault("TestCompletions::test_best_of")
+@mutant("TestCompletions::test_best_of")
 class FirstOfBest(Above):
     """``best_of`` keeps the first ones."""
 
@@ -231,7 +231,7 @@ class FirstOfBest(Above):
         """Forget what is to be kept, and cut."""
         _INIT(completions, generations, group, n_best, close, on_event)
         if n_best is not None:
-            completions._logprobs = [_Falling(-i) for i in range(len(generations))]  # noqa: SLF001  (a fault inside)
+            completions._logprobs = [_Falling(-i) for i in range(len(generations))]  # noqa: SLF001  (a mutant changes internals)
 
 
 class _Falling(list[float]):

@@ -21,7 +21,7 @@ from slm_core.generation import Answer, FinishReason
 from slm_core.protocols import Vocab
 from slm_core.types import EditLevel, Message, Role
 
-# ruff: noqa: N802, SLF001  (the names are those of backends; faults are inside)
+# ruff: noqa: N802, SLF001  (the names are those of backends; mutants change internals)
 
 
 @breaks("TestChat::test_send", Session, "follow")

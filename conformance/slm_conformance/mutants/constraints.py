@@ -12,7 +12,7 @@ from slm_core.constraints.tokens import TokenTable
 from slm_core.errors import InvalidToken
 from slm_core.protocols import Advance, FastForward, Forward, Vocab
 
-# ruff: noqa: N802, SLF001  (the names are those of backends; faults are inside)
+# ruff: noqa: N802, SLF001  (the names are those of backends; mutants change internals)
 
 
 @breaks("TestConstraints::test_what_is_said_fits", grammar, "lower_schema")

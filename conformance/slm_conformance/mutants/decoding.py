@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Cell
 from slm_core.context.batch import TokenBatch
@@ -39,7 +39,7 @@ class _Leaks(ToyContext):
         raise NotImplementedError
 
 
-@fault("TestDecode::test_strangers_in_a_batch")
+@mutant("TestDecode::test_strangers_in_a_batch")
 class BatchLeaks(_Leaks):
     """A token sees the tokens of other sequences that stand before it in the batch."""
 
@@ -48,7 +48,7 @@ class BatchLeaks(_Leaks):
         return [cell for other, cell in seen if other != seq_id]
 
 
-@fault("TestDecode::test_strangers_in_a_batch")
+@mutant("TestDecode::test_strangers_in_a_batch")
 class TurnsLeak(_Leaks):
     """Where sequences take turns in a batch, a token sees what stands between it and the one before it."""
 
@@ -58,7 +58,7 @@ class TurnsLeak(_Leaks):
         return [cell for _, cell in seen[own[-1] + 1 :]] if own else []
 
 
-@fault("TestDecode::test_rows_come_in_the_order_of_the_batch")
+@mutant("TestDecode::test_rows_come_in_the_order_of_the_batch")
 class RowsBySequence(ToyContext):
     """Where not all rows are asked for, they come sequence by sequence."""
 
@@ -69,7 +69,7 @@ class RowsBySequence(ToyContext):
         return rows[np.argsort(batch.seq_ids[batch.wants_logits], kind="stable")] if some else rows
 
 
-@fault("TestDecode::test_a_prompt_in_chunks")
+@mutant("TestDecode::test_a_prompt_in_chunks")
 class RoomForFourChunks(ToyContext):
     """The fifth chunk in a row is staged where the first one was, and changes its last value."""
 
@@ -90,7 +90,7 @@ class RoomForFourChunks(ToyContext):
         self.n_chunks = 0
 
 
-@fault("TestDecode::test_a_prompt_in_chunks")
+@mutant("TestDecode::test_a_prompt_in_chunks")
 class ChunksForgetEachOther(ToyContext):
     """A token sees those of its own batch only."""
 
@@ -108,7 +108,7 @@ class ChunksForgetEachOther(ToyContext):
             return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.wants_logits]
 
 
-@fault("TestDecode::test_rows_not_asked_for")
+@mutant("TestDecode::test_rows_not_asked_for")
 class AllRows(ToyContext):
     """``decode`` gives a row for every token, asked for or not."""
 
@@ -120,7 +120,7 @@ class AllRows(ToyContext):
         return super().decode(whole)
 
 
-@fault("TestDecode::test_rows_not_asked_for")
+@mutant("TestDecode::test_rows_not_asked_for")
 class AtLeastOneRow(ToyContext):
     """Where no row is asked for, the last one is given."""
 
@@ -134,7 +134,7 @@ class AtLeastOneRow(ToyContext):
         return super().decode(whole)
 
 
-@fault("TestDecodeRefusals::test_a_bad_run_after_a_good_one")
+@mutant("TestDecodeRefusals::test_a_bad_run_after_a_good_one")
 class RunsOneByOne(ToyContext):
     """A batch is checked and decoded sequence by sequence."""
 
@@ -153,7 +153,7 @@ class RunsOneByOne(ToyContext):
         return np.concatenate(rows)
 
 
-@fault("TestDecodeRefusals::test_a_bad_run_after_a_good_one")
+@mutant("TestDecodeRefusals::test_a_bad_run_after_a_good_one")
 class DirtyAfterRefusal(ToyContext):
     """Tokens before a bad one are decoded, then the bad one is refused."""
 
@@ -167,7 +167,7 @@ class DirtyAfterRefusal(ToyContext):
         return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.wants_logits]
 
 
-@fault("TestDecodeRefusals::test_a_position_that_is_not_the_next")
+@mutant("TestDecodeRefusals::test_a_position_that_is_not_the_next")
 class FirstPositionTrusted(ToyContext):
     """Where a sequence holds something, its first position in a batch is taken as it comes."""
 
@@ -182,7 +182,7 @@ class FirstPositionTrusted(ToyContext):
         super()._check_batch(checked)
 
 
-@fault("TestDecodeRefusals::test_a_position_that_is_not_the_next")
+@mutant("TestDecodeRefusals::test_a_position_that_is_not_the_next")
 class PositionsIgnored(ToyContext):
     """Tokens are appended, whatever positions the batch gives them."""
 
@@ -191,7 +191,7 @@ class PositionsIgnored(ToyContext):
             raise ContextFull(len(batch), self.n_free)
 
 
-@fault("TestDecodeLimits::test_overflow_in_prefill")
+@mutant("TestDecodeLimits::test_overflow_in_prefill")
 class FillsUpThenRefuses(ToyContext):
     """Of a prompt that does not fit, as much is decoded as fits."""
 
@@ -207,7 +207,7 @@ class FillsUpThenRefuses(ToyContext):
             raise
 
 
-@fault("TestDecodeLimits::test_overflow_in_prefill")
+@mutant("TestDecodeLimits::test_overflow_in_prefill")
 class WrongErrorType(ToyContext):
     """A full context raises ``DecodeFailed``."""
 
@@ -219,7 +219,7 @@ class WrongErrorType(ToyContext):
             raise DecodeFailed("the engine returned 1") from error
 
 
-@fault("TestDecodeLimits::test_overflow_in_generation")
+@mutant("TestDecodeLimits::test_overflow_in_generation")
 class NeededAndFreeSwapped(ToyContext):
     """``ContextFull`` says free where it means needed."""
 
@@ -231,7 +231,7 @@ class NeededAndFreeSwapped(ToyContext):
             raise ContextFull(error.free, error.needed) from error
 
 
-@fault("TestDecode::test_a_prompt_in_one_batch")
+@mutant("TestDecode::test_a_prompt_in_one_batch")
 class DoublePrecisionRows(ToyContext):
     """Logits are float64."""
 
@@ -240,7 +240,7 @@ class DoublePrecisionRows(ToyContext):
         return super().decode(batch).astype(np.float64)
 
 
-@fault("TestDecode::test_a_prompt_in_chunks")
+@mutant("TestDecode::test_a_prompt_in_chunks")
 class FirstTokenAlone(ToyContext):
     """A sequence that begins with a batch of one token begins with a token of zeros."""
 
@@ -253,7 +253,7 @@ class FirstTokenAlone(ToyContext):
         return rows
 
 
-@fault("TestDecode::test_strangers_beside_a_long_history")
+@mutant("TestDecode::test_strangers_beside_a_long_history")
 class OneLengthForAll(ToyContext):
     """Sequences that go on together see as many tokens as the shortest of them has."""
 
@@ -271,7 +271,7 @@ class OneLengthForAll(ToyContext):
         return rows
 
 
-@fault("TestDecode::test_an_empty_batch")
+@mutant("TestDecode::test_an_empty_batch")
 class EmptyBatchRefused(ToyContext):
     """An empty batch is an error."""
 
@@ -291,7 +291,7 @@ class _ClearedTwice(TokenBatch):
             super().clear()
 
 
-@fault("TestDecode::test_a_batch_used_again")
+@mutant("TestDecode::test_a_batch_used_again")
 class BatchWearsOut(ToyContext):
     """A batch can be cleared twice, not a third time."""
 
@@ -300,7 +300,7 @@ class BatchWearsOut(ToyContext):
         return _ClearedTwice(super().new_batch(capacity).capacity)
 
 
-@fault("TestDecodeLimits::test_n_batch_exactly")
+@mutant("TestDecodeLimits::test_n_batch_exactly")
 class LastPlaceOfAnOddBatch(ToyContext):
     """The last row of a full batch that is no multiple of 16 is that of the token before."""
 
@@ -312,7 +312,7 @@ class LastPlaceOfAnOddBatch(ToyContext):
         return rows
 
 
-@fault("TestDecodeLimits::test_more_than_n_batch")
+@mutant("TestDecodeLimits::test_more_than_n_batch")
 class AnyBatchSize(ToyContext):
     """A batch larger than ``n_batch`` is decoded."""
 
@@ -324,7 +324,7 @@ class AnyBatchSize(ToyContext):
             self.n_batch = n_batch
 
 
-@fault("TestDecodeLimits::test_the_batch_has_a_capacity")
+@mutant("TestDecodeLimits::test_the_batch_has_a_capacity")
 class RoomyBatches(ToyContext):
     """``new_batch`` makes batches for more than ``n_batch`` tokens."""
 
@@ -334,7 +334,7 @@ class RoomyBatches(ToyContext):
         return batch if capacity is not None else TokenBatch(2 * batch.capacity)
 
 
-@fault("TestDecodeLimits::test_n_ctx_exactly")
+@mutant("TestDecodeLimits::test_n_ctx_exactly")
 class LastSequenceReserved(ToyContext):
     """The last position is not for the last sequence."""
 
@@ -344,7 +344,7 @@ class LastSequenceReserved(ToyContext):
             raise ContextFull(len(batch), self.n_free - 1)
 
 
-@fault("TestDecodeLimits::test_sequences_share_the_positions")
+@mutant("TestDecodeLimits::test_sequences_share_the_positions")
 class ThirdSequenceUncounted(ToyContext):
     """``n_free`` counts two sequences."""
 
@@ -355,7 +355,7 @@ class ThirdSequenceUncounted(ToyContext):
         return self.n_ctx - len({id(cell) for cells in longest for cell in cells})
 
 
-@fault("TestDecodeRefusals::test_a_token_outside_the_vocabulary")
+@mutant("TestDecodeRefusals::test_a_token_outside_the_vocabulary")
 class HighestIdIsNone(ToyContext):
     """The highest id stands for no token, and token 0 is decoded."""
 
@@ -369,7 +369,7 @@ class HighestIdIsNone(ToyContext):
         return super().decode(replaced)
 
 
-@fault("TestDecodeRefusals::test_a_gap_inside_a_batch")
+@mutant("TestDecodeRefusals::test_a_gap_inside_a_batch")
 class FirstPositionsChecked(ToyContext):
     """Of a sequence's positions in a batch the first is checked, the others are taken as they come."""
 
@@ -384,7 +384,7 @@ class FirstPositionsChecked(ToyContext):
         super()._check_batch(checked)
 
 
-@fault("TestDecodeRefusals::test_a_sequence_that_does_not_exist")
+@mutant("TestDecodeRefusals::test_a_sequence_that_does_not_exist")
 class RawIndexError(ToyContext):
     """The first sequence that does not exist raises ``IndexError``."""
 

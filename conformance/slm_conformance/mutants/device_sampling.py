@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Array
 from slm_core.protocols import Batch
 from slm_core.types import Capability, Logits, Pos, TopLogits
 
 
-@fault("TestDeviceSampling::test_as_declared")
+@mutant("TestDeviceSampling::test_as_declared")
 class TopIsMissing(ToyContext):
     """Sampling on the device is not declared, and asking for it raises what Python raises."""
 
@@ -24,7 +24,7 @@ class TopIsMissing(ToyContext):
         raise NotImplementedError
 
 
-@fault("TestDeviceSampling::test_as_declared")
+@mutant("TestDeviceSampling::test_as_declared")
 class TopTokensAreWide(ToyContext):
     """Tokens are int64."""
 
@@ -34,7 +34,7 @@ class TopTokensAreWide(ToyContext):
         return TopLogits(top.tokens.astype(np.int64), top.logits, top.log_totals)
 
 
-@fault("TestDeviceSampling::test_of_the_rows_of_decode")
+@mutant("TestDeviceSampling::test_of_the_rows_of_decode")
 class TotalOfTheTop(ToyContext):
     """The total is that of the logits that are given, past position 30."""
 
@@ -46,7 +46,7 @@ class TotalOfTheTop(ToyContext):
         return TopLogits(top.tokens, top.logits, np.where(late, few, top.log_totals).astype(np.float32))
 
 
-@fault("TestDeviceSampling::test_of_the_rows_of_decode")
+@mutant("TestDeviceSampling::test_of_the_rows_of_decode")
 class TopIsUnsorted(ToyContext):
     """Where more than 20 are asked for they come by id, as some engines give them."""
 
@@ -61,7 +61,7 @@ class TopIsUnsorted(ToyContext):
         )
 
 
-@fault("TestDeviceSampling::test_rows_asked_for")
+@mutant("TestDeviceSampling::test_rows_asked_for")
 class TopOfTheFirst(ToyContext):
     """Where some rows of several sequences are asked for, those of the first tokens are given."""
 
@@ -84,7 +84,7 @@ class TopOfTheFirst(ToyContext):
         return super().decode(whole)[: int(batch.wants_logits.sum())]
 
 
-@fault("TestDeviceSampling::test_in_turns_with_decode")
+@mutant("TestDeviceSampling::test_in_turns_with_decode")
 class TopIsOverwritten(ToyContext):
     """What was given is memory of the context's, which the next call writes to."""
 
@@ -103,7 +103,7 @@ class TopIsOverwritten(ToyContext):
         return super().decode(batch)
 
 
-@fault("TestDeviceSampling::test_refusals")
+@mutant("TestDeviceSampling::test_refusals")
 class AnyNumberIsTop(ToyContext):
     """A number of logits that no row has is taken for the nearest that there is."""
 

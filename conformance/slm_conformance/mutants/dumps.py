@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Cell
 from slm_core.context.snapshot import Edit, SequenceSnapshot
@@ -20,7 +20,7 @@ from slm_core.types import Logits, Pos
 _PAGE = 16
 
 
-@fault("TestHostileDumps::test_every_byte")
+@mutant("TestHostileDumps::test_every_byte")
 class ChecksumIgnored(ToyContext):
     """``restore`` takes bytes whose checksum does not match."""
 
@@ -30,7 +30,7 @@ class ChecksumIgnored(ToyContext):
         return super().restore(seq_id, body + hashlib.blake2b(body, digest_size=32).digest())
 
 
-@fault("TestBadDumps::test_with_a_payload_that_does_not_fit")
+@mutant("TestBadDumps::test_with_a_payload_that_does_not_fit")
 class PayloadTrusted(ToyContext):
     """A payload is cut or filled to the size that is wanted."""
 
@@ -42,7 +42,7 @@ class PayloadTrusted(ToyContext):
         return super().unpacked(dataclasses.replace(snapshot, payload=payload))
 
 
-@fault("TestDumpRestore::test_in_place_of_another_history")
+@mutant("TestDumpRestore::test_in_place_of_another_history")
 class RestoreAppends(ToyContext):
     """``restore`` appends to what the sequence holds."""
 
@@ -52,7 +52,7 @@ class RestoreAppends(ToyContext):
         return self.cells[0] + cells, edits
 
 
-@fault("TestDumpRestore::test_in_place_of_another_history")
+@mutant("TestDumpRestore::test_in_place_of_another_history")
 class RestoreSpillsOver(ToyContext):
     """``restore`` in place of a longer history changes the last key of the next sequence."""
 
@@ -66,7 +66,7 @@ class RestoreSpillsOver(ToyContext):
         return place
 
 
-@fault("TestDumpRestore::test_by_another_backend")
+@mutant("TestDumpRestore::test_by_another_backend")
 class EditsForgottenInReplay(ToyContext):
     """A sequence that was replayed from another backend's dump has no edits when it is dumped again."""
 
@@ -74,7 +74,7 @@ class EditsForgottenInReplay(ToyContext):
         return super()._replayed(snapshot)[0], []
 
 
-@fault("TestDumpRestore::test_by_another_backend")
+@mutant("TestDumpRestore::test_by_another_backend")
 class ReplayWithoutEdits(ToyContext):
     """Another backend's dump is replayed without its cuts."""
 
@@ -86,7 +86,7 @@ class ReplayWithoutEdits(ToyContext):
         return super().restore(seq_id, data)
 
 
-@fault("TestDumpRestore::test_after_edits")
+@mutant("TestDumpRestore::test_after_edits")
 class DumpedKeysUnrotated(ToyContext):
     """The payload of an edited sequence holds keys as if there had been no edit, in a format of its own."""
 
@@ -104,7 +104,7 @@ class DumpedKeysUnrotated(ToyContext):
         return data
 
 
-@fault("TestDumpRestore::test_in_another_context")
+@mutant("TestDumpRestore::test_in_another_context")
 class DumpForOneBatchSize(ToyContext):
     """A dump of more tokens than ``n_batch`` cannot be restored."""
 
@@ -115,7 +115,7 @@ class DumpForOneBatchSize(ToyContext):
         return super().restore(seq_id, data)
 
 
-@fault("TestDumpRestore::test_in_another_sequence")
+@mutant("TestDumpRestore::test_in_another_sequence")
 class RestoreMoves(ToyContext):
     """A page of tokens or more that is restored beside itself is empty afterwards."""
 
@@ -128,7 +128,7 @@ class RestoreMoves(ToyContext):
         return place
 
 
-@fault("TestDumpRestore::test_in_the_same_sequence")
+@mutant("TestDumpRestore::test_in_the_same_sequence")
 class RestoreKeepsWhatIsLonger(ToyContext):
     """``restore`` over a continuation of the dump is taken for done where a page or more is the same."""
 
@@ -140,7 +140,7 @@ class RestoreKeepsWhatIsLonger(ToyContext):
         return super().restore(seq_id, data)
 
 
-@fault("TestDumpRestore::test_between_two_tokens")
+@mutant("TestDumpRestore::test_between_two_tokens")
 class LastValueIsLate(ToyContext):
     """A dump right after the decode of one token lacks the token's value."""
 
@@ -158,7 +158,7 @@ class LastValueIsLate(ToyContext):
         return super().packed(cells)
 
 
-@fault("TestDumpRestore::test_of_an_empty_sequence")
+@mutant("TestDumpRestore::test_of_an_empty_sequence")
 class EmptyDumpRefused(ToyContext):
     """An empty sequence cannot be dumped."""
 
@@ -169,7 +169,7 @@ class EmptyDumpRefused(ToyContext):
         return super().dump(seq_id)
 
 
-@fault("TestDumpRestore::test_leaves_the_dumped_sequence")
+@mutant("TestDumpRestore::test_leaves_the_dumped_sequence")
 class SecondDumpIsADelta(ToyContext):
     """A second dump of the same cells has no payload."""
 
@@ -181,7 +181,7 @@ class SecondDumpIsADelta(ToyContext):
         return b"" if before == self.dumped else super().packed(cells)
 
 
-@fault("TestDumpRestore::test_to_the_toy_and_back")
+@mutant("TestDumpRestore::test_to_the_toy_and_back")
 class PayloadMislabelled(ToyContext):
     """A payload holds values before keys, under the name of the format with keys before values."""
 
@@ -195,7 +195,7 @@ class PayloadMislabelled(ToyContext):
         return [Cell(cell.token, cell.values, cell.keys) for cell in cells], edits
 
 
-@fault("TestDumpRestore::test_payload_as_declared")
+@mutant("TestDumpRestore::test_payload_as_declared")
 class PayloadTwice(ToyContext):
     """A payload has room for twice the tokens."""
 
@@ -212,7 +212,7 @@ class PayloadTwice(ToyContext):
         return super().unpacked(dataclasses.replace(snapshot, payload=snapshot.payload[: half + 3 * rest]))
 
 
-@fault("TestDumpRestore::test_in_another_process")
+@mutant("TestDumpRestore::test_in_another_process")
 class DumpOfOneProcess(ToyContext):
     """A dump is good in the process that made it."""
 
@@ -226,7 +226,7 @@ class DumpOfOneProcess(ToyContext):
         return super().restore(seq_id, data)
 
 
-@fault("TestHostileDumps::test_every_truncation")
+@mutant("TestHostileDumps::test_every_truncation")
 class MissingEndIsGuessed(ToyContext):
     """A dump that lost its end is completed from the last one that was made."""
 
@@ -243,7 +243,7 @@ class MissingEndIsGuessed(ToyContext):
         return super().restore(seq_id, last if len(data) > 8 and last.startswith(data) else data)
 
 
-@fault("TestBadDumps::test_not_a_dump")
+@mutant("TestBadDumps::test_not_a_dump")
 class StaleTailIgnored(ToyContext):
     """A byte after the end of a dump is not noticed."""
 
@@ -255,7 +255,7 @@ class StaleTailIgnored(ToyContext):
             return super().restore(seq_id, data[:-1])
 
 
-@fault("TestBadDumps::test_of_another_model")
+@mutant("TestBadDumps::test_of_another_model")
 class FingerprintIgnored(ToyContext):
     """A dump of another model is restored."""
 
@@ -263,7 +263,7 @@ class FingerprintIgnored(ToyContext):
         super()._check_snapshot(seq_id, dataclasses.replace(snapshot, fingerprint=self.fingerprint))
 
 
-@fault("TestBadDumps::test_with_tokens_that_do_not_exist")
+@mutant("TestBadDumps::test_with_tokens_that_do_not_exist")
 class NegativeTokensRestored(ToyContext):
     """A dump with negative tokens is restored."""
 
@@ -271,7 +271,7 @@ class NegativeTokensRestored(ToyContext):
         super()._check_snapshot(seq_id, dataclasses.replace(snapshot, tokens=np.maximum(snapshot.tokens, 0)))
 
 
-@fault("TestBadDumps::test_with_tokens_that_do_not_exist")
+@mutant("TestBadDumps::test_with_tokens_that_do_not_exist")
 class OneTokenTooMany(ToyContext):
     """A dump may hold the first id past the vocabulary."""
 
@@ -280,7 +280,7 @@ class OneTokenTooMany(ToyContext):
         super()._check_snapshot(seq_id, dataclasses.replace(snapshot, tokens=np.where(past, 0, snapshot.tokens)))
 
 
-@fault("TestBadDumps::test_without_room")
+@mutant("TestBadDumps::test_without_room")
 class RestoreEmptiesFirst(ToyContext):
     """A dump that does not fit leaves the sequence empty."""
 
@@ -293,7 +293,7 @@ class RestoreEmptiesFirst(ToyContext):
             raise
 
 
-@fault("TestBadDumps::test_into_a_sequence_that_does_not_exist")
+@mutant("TestBadDumps::test_into_a_sequence_that_does_not_exist")
 class DumpFromTheEnd(ToyContext):
     """Negative sequences are dumped, counted from the end."""
 

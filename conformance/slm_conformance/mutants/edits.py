@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Cell
 from slm_core.context.snapshot import Edit
@@ -15,7 +15,7 @@ from slm_core.protocols import Batch
 from slm_core.types import Logits, Pos
 
 
-@fault("TestTruncate::test_another_tail_gives_what_it_gives_alone")
+@mutant("TestTruncate::test_another_tail_gives_what_it_gives_alone")
 class TruncateOffByOne(ToyContext):
     """``truncate`` keeps a token too many."""
 
@@ -25,7 +25,7 @@ class TruncateOffByOne(ToyContext):
         return pos
 
 
-@fault("TestTruncate::test_past_the_end")
+@mutant("TestTruncate::test_past_the_end")
 class TruncateClamps(ToyContext):
     """``truncate`` past the end is taken for a no-op."""
 
@@ -34,7 +34,7 @@ class TruncateClamps(ToyContext):
         return super().truncate(Pos(pos.seq_id, min(pos.index, self.length(pos.seq_id))))
 
 
-@fault("TestTruncate::test_frees_positions")
+@mutant("TestTruncate::test_frees_positions")
 class TruncateLeaksPositions(ToyContext):
     """Positions that ``truncate`` forgets in a full context stay taken."""
 
@@ -66,7 +66,7 @@ class _Moves(ToyContext):
         raise NotImplementedError
 
 
-@fault("TestCut::test_of_a_span")
+@mutant("TestCut::test_of_a_span")
 class CutWithoutRotation(_Moves):
     """Keys keep the positions they had before a cut."""
 
@@ -75,7 +75,7 @@ class CutWithoutRotation(_Moves):
         return dataclasses.replace(cell)
 
 
-@fault("TestCut::test_of_a_span")
+@mutant("TestCut::test_of_a_span")
 class CutUpwards(_Moves):
     """Keys are rotated the wrong way."""
 
@@ -84,7 +84,7 @@ class CutUpwards(_Moves):
         return self.engine.moved(cell, -by)
 
 
-@fault("TestCut::test_of_a_span")
+@mutant("TestCut::test_of_a_span")
 class CutHalfRotation(_Moves):
     """Only the first half of each key is rotated."""
 
@@ -95,7 +95,7 @@ class CutHalfRotation(_Moves):
         return Cell(cell.token, keys, cell.values)
 
 
-@fault("TestCut::test_of_a_span")
+@mutant("TestCut::test_of_a_span")
 class CutRecomputes(ToyContext):
     """What remains after a cut is decoded anew."""
 
@@ -108,7 +108,7 @@ class CutRecomputes(ToyContext):
         return kept, edits
 
 
-@fault("TestCut::test_of_a_fork")
+@mutant("TestCut::test_of_a_fork")
 class CutChangesTheFork(ToyContext):
     """A cut of shared storage moves the keys of the other side, too."""
 
@@ -121,7 +121,7 @@ class CutChangesTheFork(ToyContext):
         return place
 
 
-@fault("TestCut::test_neighbours_are_untouched")
+@mutant("TestCut::test_neighbours_are_untouched")
 class CutReachesTheNeighbour(ToyContext):
     """A cut turns the last key of an unrelated sequence as well."""
 
@@ -135,7 +135,7 @@ class CutReachesTheNeighbour(ToyContext):
         return place
 
 
-@fault("TestTruncate::test_another_tail_gives_what_it_gives_alone")
+@mutant("TestTruncate::test_another_tail_gives_what_it_gives_alone")
 class TailIsACache(ToyContext):
     """After one truncate, what was decoded at a position is used again there, whatever the token."""
 
@@ -158,7 +158,7 @@ class TailIsACache(ToyContext):
         return rows
 
 
-@fault("TestTruncate::test_at_zero")
+@mutant("TestTruncate::test_at_zero")
 class ZeroMeansNothing(ToyContext):
     """``truncate`` to 0 of a lone sequence longer than a page is taken for no call at all."""
 
@@ -168,7 +168,7 @@ class ZeroMeansNothing(ToyContext):
         return super().truncate(pos if pos.index or not alone else Pos(pos.seq_id, self.length(pos.seq_id)))
 
 
-@fault("TestTruncate::test_at_the_end")
+@mutant("TestTruncate::test_at_the_end")
 class EndIsPastTheEnd(ToyContext):
     """``truncate`` at the length is refused where there is one sequence, longer than a page."""
 
@@ -179,7 +179,7 @@ class EndIsPastTheEnd(ToyContext):
         return super().truncate(pos)
 
 
-@fault("TestTruncate::test_of_a_sequence_that_does_not_exist")
+@mutant("TestTruncate::test_of_a_sequence_that_does_not_exist")
 class TruncateNamesThePosition(ToyContext):
     """``truncate`` of an unknown sequence raises ``InvalidPosition``."""
 
@@ -191,7 +191,7 @@ class TruncateNamesThePosition(ToyContext):
             raise InvalidPosition(str(error)) from error
 
 
-@fault("TestTruncate::test_neighbours_are_untouched")
+@mutant("TestTruncate::test_neighbours_are_untouched")
 class TruncateReachesTheNeighbour(ToyContext):
     """``truncate`` takes the neighbour's keys from its own positions on."""
 
@@ -205,7 +205,7 @@ class TruncateReachesTheNeighbour(ToyContext):
         return place
 
 
-@fault("TestTruncate::test_a_hundred_times")
+@mutant("TestTruncate::test_a_hundred_times")
 class SixtyFourTruncates(ToyContext):
     """After 64 truncates a token too many is kept."""
 
@@ -220,7 +220,7 @@ class SixtyFourTruncates(ToyContext):
         return pos
 
 
-@fault("TestTruncate::test_interleaved_with_decoding")
+@mutant("TestTruncate::test_interleaved_with_decoding")
 class ShrinksInTurns(ToyContext):
     """From the fifth truncate on, what another sequence forgot is the end of this one, too."""
 
@@ -236,7 +236,7 @@ class ShrinksInTurns(ToyContext):
         return place
 
 
-@fault("TestCut::test_at_the_tail")
+@mutant("TestCut::test_at_the_tail")
 class TailCutKeepsOne(ToyContext):
     """A cut at the tail leaves the last token's neighbour."""
 
@@ -245,7 +245,7 @@ class TailCutKeepsOne(ToyContext):
         return super().without(cells, edits, first + (0 < first < last == len(cells)), last)
 
 
-@fault("TestCut::test_of_nothing")
+@mutant("TestCut::test_of_nothing")
 class EmptyCutRefused(ToyContext):
     """An empty cut is an error."""
 
@@ -256,7 +256,7 @@ class EmptyCutRefused(ToyContext):
         return super().cut(start, end)
 
 
-@fault("TestCut::test_of_everything")
+@mutant("TestCut::test_of_everything")
 class WholeCutRefused(ToyContext):
     """A cut of a whole sequence is an error."""
 
@@ -299,7 +299,7 @@ class _Counts(ToyContext):
         raise NotImplementedError
 
 
-@fault("TestCut::test_again_and_again")
+@mutant("TestCut::test_again_and_again")
 class ThirdCutInARow(_Counts):
     """The third of cuts without a decode between them rotates nothing."""
 
@@ -308,7 +308,7 @@ class ThirdCutInARow(_Counts):
         return self.n_in_a_row == 3
 
 
-@fault("TestCut::test_of_a_span")
+@mutant("TestCut::test_of_a_span")
 class FirstCutAtTheHead(_Counts):
     """A first cut, at the head, rotates nothing."""
 
@@ -317,7 +317,7 @@ class FirstCutAtTheHead(_Counts):
         return self.n_cuts == 1 and first == 0
 
 
-@fault("TestCut::test_across_an_earlier_cut")
+@mutant("TestCut::test_across_an_earlier_cut")
 class CutAcrossACut(_Counts):
     """A cut across the place of one just before rotates nothing."""
 
@@ -326,7 +326,7 @@ class CutAcrossACut(_Counts):
         return self.n_in_a_row == 2 and first < self.place < last
 
 
-@fault("TestCut::test_between_decodes")
+@mutant("TestCut::test_between_decodes")
 class FifthCut(_Counts):
     """The fifth cut rotates nothing."""
 
@@ -335,7 +335,7 @@ class FifthCut(_Counts):
         return self.n_cuts == 5
 
 
-@fault("TestCut::test_across_pages")
+@mutant("TestCut::test_across_pages")
 class CutOfOnePage(ToyContext):
     """A cut rotates the next 64 keys, and no more."""
 
@@ -345,7 +345,7 @@ class CutOfOnePage(ToyContext):
         return kept[: first + 64] + [dataclasses.replace(cell) for cell in cells[last + 64 :]], after
 
 
-@fault("TestCut::test_and_64_tokens_more")
+@mutant("TestCut::test_and_64_tokens_more")
 class DriftsAfterACut(ToyContext):
     """In a sequence that was cut, each call turns the first key a little."""
 
@@ -359,7 +359,7 @@ class DriftsAfterACut(ToyContext):
         return rows
 
 
-@fault("TestCut::test_then_truncate")
+@mutant("TestCut::test_then_truncate")
 class TruncateBeforeACut(ToyContext):
     """``truncate`` to before a cut keeps one token less."""
 
@@ -369,7 +369,7 @@ class TruncateBeforeACut(ToyContext):
         return super().truncate(Pos(pos.seq_id, pos.index - (before and pos.index > 0)))
 
 
-@fault("TestCut::test_frees_positions")
+@mutant("TestCut::test_frees_positions")
 class CutLeaksPositions(ToyContext):
     """Positions that ``cut`` forgets in a full context stay taken."""
 
@@ -388,7 +388,7 @@ class CutLeaksPositions(ToyContext):
         return place
 
 
-@fault("TestCut::test_of_a_fork_without_room")
+@mutant("TestCut::test_of_a_fork_without_room")
 class CutTakesWhatThereIsNot(ToyContext):
     """A cut of shared storage takes positions beyond ``n_ctx``."""
 
@@ -401,7 +401,7 @@ class CutTakesWhatThereIsNot(ToyContext):
             self.n_ctx = n_ctx
 
 
-@fault("TestCut::test_reversed_or_outside")
+@mutant("TestCut::test_reversed_or_outside")
 class CutSwapsItsEnds(ToyContext):
     """A cut that ends before it starts is taken the other way round."""
 
@@ -412,7 +412,7 @@ class CutSwapsItsEnds(ToyContext):
         return super().cut(start, end)
 
 
-@fault("TestCut::test_of_two_sequences_or_none")
+@mutant("TestCut::test_of_two_sequences_or_none")
 class CutIgnoresTheOtherSequence(ToyContext):
     """A cut is of the sequence in which it starts."""
 
@@ -421,7 +421,7 @@ class CutIgnoresTheOtherSequence(ToyContext):
         return super().cut(start, Pos(start.seq_id, end.index))
 
 
-@fault("TestCut::test_reversed_or_outside")
+@mutant("TestCut::test_reversed_or_outside")
 class RefusedCutTurnsAKey(ToyContext):
     """A cut that is refused because it is out of bounds has turned the last key before."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Array, Cell, Step
 from slm_core.context.batch import TokenBatch
@@ -17,7 +17,7 @@ from slm_core.protocols import Batch
 from slm_core.types import EMBEDDED, Capability, Logits, Pos, States
 
 
-@fault("TestEmbeddingInput::test_as_declared")
+@mutant("TestEmbeddingInput::test_as_declared")
 class RowsAreMissing(ToyContext):
     """Rows are not declared, and giving some raises what Python raises."""
 
@@ -28,7 +28,7 @@ class RowsAreMissing(ToyContext):
             raise NotImplementedError
 
 
-@fault("TestEmbeddingInput::test_dumps_as_declared")
+@mutant("TestEmbeddingInput::test_dumps_as_declared")
 class DumpsBringRows(ToyContext):
     """Rows are not declared, and come in by dumps."""
 
@@ -40,7 +40,7 @@ class DumpsBringRows(ToyContext):
         del self.capabilities
 
 
-@fault("TestEmbeddingInput::test_rows_of_the_table")
+@mutant("TestEmbeddingInput::test_rows_of_the_table")
 class LateEmbeddingsScaled(ToyContext):
     """Past position 90, logits of rows are 1 % too large."""
 
@@ -52,7 +52,7 @@ class LateEmbeddingsScaled(ToyContext):
         return rows
 
 
-@fault("TestEmbeddingInput::test_rows_that_no_token_has")
+@mutant("TestEmbeddingInput::test_rows_that_no_token_has")
 class NearestToken(ToyContext):
     """A row is taken for the token whose embedding is the nearest."""
 
@@ -67,7 +67,7 @@ class NearestToken(ToyContext):
         return super()._ran(batch, nearest, width)
 
 
-@fault("TestEmbeddingInput::test_among_tokens")
+@mutant("TestEmbeddingInput::test_among_tokens")
 class RowsChangePlaces(ToyContext):
     """In a batch of several sequences, each row is the one before it."""
 
@@ -85,7 +85,7 @@ class RowsChangePlaces(ToyContext):
         return super().decode(rolled)
 
 
-@fault("TestEmbeddingInput::test_what_is_held")
+@mutant("TestEmbeddingInput::test_what_is_held")
 class RowsAreTokenZero(ToyContext):
     """A sequence that ends in a token says that it holds token 0 where rows were decoded."""
 
@@ -95,7 +95,7 @@ class RowsAreTokenZero(ToyContext):
         return held if not held or held[-1] == EMBEDDED else tuple(max(token, 0) for token in held)
 
 
-@fault("TestEmbeddingInput::test_hidden_states")
+@mutant("TestEmbeddingInput::test_hidden_states")
 class StatesOfRowsScaled(ToyContext):
     """Hidden states of rows are 1 % too large."""
 
@@ -104,7 +104,7 @@ class StatesOfRowsScaled(ToyContext):
         return super().embed(batch) * np.float32(1.01 if len(batch.embeddings) else 1)
 
 
-@fault("TestEmbeddingInput::test_truncate_and_fork")
+@mutant("TestEmbeddingInput::test_truncate_and_fork")
 class ForkEndsInAToken(ToyContext):
     """Where a fork of a part ends in a row, the value of that is too large."""
 
@@ -118,7 +118,7 @@ class ForkEndsInAToken(ToyContext):
         return place
 
 
-@fault("TestEmbeddingInput::test_cut")
+@mutant("TestEmbeddingInput::test_cut")
 class RowsAreNotRotated(ToyContext):
     """In a sequence of rows alone, a cut leaves keys as they are."""
 
@@ -130,7 +130,7 @@ class RowsAreNotRotated(ToyContext):
         return after, history
 
 
-@fault("TestEmbeddingInput::test_dump_and_restore")
+@mutant("TestEmbeddingInput::test_dump_and_restore")
 class DumpsLoseRows(ToyContext):
     """The payload of a dump has no values of rows."""
 
@@ -142,7 +142,7 @@ class DumpsLoseRows(ToyContext):
         )
 
 
-@fault("TestEmbeddingInput::test_decoded_again")
+@mutant("TestEmbeddingInput::test_decoded_again")
 class RowsReturnReversed(ToyContext):
     """Rows that are decoded again come last first."""
 
@@ -150,7 +150,7 @@ class RowsReturnReversed(ToyContext):
         return super()._replayed(dataclasses.replace(snapshot, rows=snapshot.rows[::-1]))
 
 
-@fault("TestEmbeddingInput::test_refusals")
+@mutant("TestEmbeddingInput::test_refusals")
 class TokensBeforeBadRows(ToyContext):
     """Tokens are decoded before it is seen that rows behind them are of another width."""
 
@@ -164,7 +164,7 @@ class TokensBeforeBadRows(ToyContext):
         return super().decode(batch)
 
 
-@fault("TestEmbeddingInput::test_hostile_dumps")
+@mutant("TestEmbeddingInput::test_hostile_dumps")
 class WideRowsAreCut(ToyContext):
     """Of rows in a dump that are too wide, the first numbers are taken."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Array, Step
 from slm_core.protocols import Batch
 from slm_core.types import Capability, Pos, States
 
 
-@fault("TestEmbeddings::test_as_declared")
+@mutant("TestEmbeddings::test_as_declared")
 class EmbedIsMissing(ToyContext):
     """Embeddings are not declared, and asking for them raises what Python raises."""
 
@@ -22,7 +22,7 @@ class EmbedIsMissing(ToyContext):
         raise NotImplementedError
 
 
-@fault("TestEmbeddings::test_as_declared")
+@mutant("TestEmbeddings::test_as_declared")
 class StatesAreDoubles(ToyContext):
     """Hidden states are float64."""
 
@@ -31,7 +31,7 @@ class StatesAreDoubles(ToyContext):
         return super().embed(batch).astype(np.float64)
 
 
-@fault("TestEmbeddings::test_against_the_reference")
+@mutant("TestEmbeddings::test_against_the_reference")
 class LateStatesScaled(ToyContext):
     """Past position 90 hidden states are 1 % too large."""
 
@@ -42,7 +42,7 @@ class LateStatesScaled(ToyContext):
         return rows
 
 
-@fault("TestEmbeddings::test_among_strangers")
+@mutant("TestEmbeddings::test_among_strangers")
 class StatesOfStrangers(ToyContext):
     """Where sequences take turns in a batch, the first row is that of the token before it."""
 
@@ -56,7 +56,7 @@ class StatesOfStrangers(ToyContext):
         return rows
 
 
-@fault("TestEmbeddings::test_rows_asked_for")
+@mutant("TestEmbeddings::test_rows_asked_for")
 class StatesOfTheFirst(ToyContext):
     """Where some rows are asked for, not the last alone and not all, those of the first tokens are given."""
 
@@ -72,7 +72,7 @@ class StatesOfTheFirst(ToyContext):
         return super().embed(whole)[: int(wanted.sum())]
 
 
-@fault("TestEmbeddings::test_in_turns_with_decode")
+@mutant("TestEmbeddings::test_in_turns_with_decode")
 class StatesInTheCache(ToyContext):
     """What is embedded after something was decoded is held with values that are too large."""
 
@@ -92,7 +92,7 @@ class StatesInTheCache(ToyContext):
         return super()._ran(batch, step, width)
 
 
-@fault("TestEmbeddings::test_refusals")
+@mutant("TestEmbeddings::test_refusals")
 class EmbedsThenChecks(ToyContext):
     """Of a batch with a token outside the vocabulary, the tokens before it are embedded."""
 
@@ -106,7 +106,7 @@ class EmbedsThenChecks(ToyContext):
         return super().embed(batch)
 
 
-@fault("TestEmbeddings::test_pooled")
+@mutant("TestEmbeddings::test_pooled")
 class ThreeIsACrowd(ToyContext):
     """Of three sequences in a batch, the third sees what the first one holds in place of its own first token."""
 

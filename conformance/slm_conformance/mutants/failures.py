@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.backend import ToyModel
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Array, Cell, Step
@@ -18,7 +18,7 @@ from slm_core.protocols import Batch, Context
 from slm_core.types import ContextOptions, Logits, Pos
 
 
-@fault("TestFailures::test_a_batch_that_cannot_be_read")
+@mutant("TestFailures::test_a_batch_that_cannot_be_read")
 class RowsAskedLast(ToyContext):
     """Which rows are wanted is read from the batch when the sequence holds its tokens already."""
 
@@ -27,7 +27,7 @@ class RowsAskedLast(ToyContext):
         return rows[: np.count_nonzero(batch.wants_logits)]
 
 
-@fault("TestFailures::test_an_interrupted_decode")
+@mutant("TestFailures::test_an_interrupted_decode")
 class TokensBeforeTheirTurn(ToyContext):
     """A sequence holds each token as soon as it has run, whatever becomes of the batch."""
 
@@ -42,7 +42,7 @@ class TokensBeforeTheirTurn(ToyContext):
         return rows[wanted]
 
 
-@fault("TestFailures::test_an_interrupted_restore")
+@mutant("TestFailures::test_an_interrupted_restore")
 class RestoresInPlace(ToyContext):
     """``restore`` empties the sequence when the dump has been checked, and an interrupt leaves it empty."""
 
@@ -58,7 +58,7 @@ class RestoresInPlace(ToyContext):
             raise
 
 
-@fault("TestFailures::test_an_interrupted_restore_over_a_fork")
+@mutant("TestFailures::test_an_interrupted_restore_over_a_fork")
 class MadeAnewWhereThereIsRoom(ToyContext):
     """``restore`` empties the sequence, and after an interrupt makes what it held anew, which takes room."""
 
@@ -76,7 +76,7 @@ class MadeAnewWhereThereIsRoom(ToyContext):
             raise
 
 
-@fault("TestBadDumps::test_without_room_over_a_fork")
+@mutant("TestBadDumps::test_without_room_over_a_fork")
 class SharedCellsCountedAsFree(ToyContext):
     """All that a sequence holds counts as free when a dump takes its place, also what a fork shares."""
 
@@ -91,7 +91,7 @@ class SharedCellsCountedAsFree(ToyContext):
             self.n_ctx -= n_shared
 
 
-@fault("TestDecode::test_rows_stay_while_other_contexts_decode")
+@mutant("TestDecode::test_rows_stay_while_other_contexts_decode")
 class RowsInOneBuffer(ToyModel):
     """All contexts of a model hand out rows in the same memory."""
 
@@ -113,7 +113,7 @@ class RowsInOneBuffer(ToyModel):
         return context
 
 
-@fault("TestDecodeLimits::test_many_sequences")
+@mutant("TestDecodeLimits::test_many_sequences")
 class TheNinthIsWrong(ToyContext):
     """From the ninth sequence on, rows are those of its neighbour."""
 
@@ -126,7 +126,7 @@ class TheNinthIsWrong(ToyContext):
         return rows
 
 
-@fault("TestDecodeLimits::test_long_sequences")
+@mutant("TestDecodeLimits::test_long_sequences")
 class PositionsEndAt400(ToyContext):
     """A sequence holds 400 tokens at most, however many positions there are."""
 
@@ -136,7 +136,7 @@ class PositionsEndAt400(ToyContext):
             raise ContextFull(1, 0)
 
 
-@fault("TestDecodeLimits::test_long_sequences")
+@mutant("TestDecodeLimits::test_long_sequences")
 class SharingForgotten(ToyContext):
     """Where more than 256 positions are taken, each sequence counts its own."""
 
@@ -147,7 +147,7 @@ class SharingForgotten(ToyContext):
         return self.n_ctx - n if n > 256 and len(self.cells) < 8 else super().n_free
 
 
-@fault("TestClose::test_closed_contexts_hold_nothing")
+@mutant("TestClose::test_closed_contexts_hold_nothing")
 class CellsOfTheClosed(ToyContext):
     """A closed context keeps its cells as long as somebody refers to it."""
 
@@ -158,7 +158,7 @@ class CellsOfTheClosed(ToyContext):
         self.kept = kept if any(kept) else getattr(self, "kept", [])
 
 
-@fault("TestFork::test_shared_storage_takes_no_memory")
+@mutant("TestFork::test_shared_storage_takes_no_memory")
 class CountedAsShared(ToyContext):
     """Forks are copies, and counted as if they shared storage."""
 
@@ -169,7 +169,7 @@ class CountedAsShared(ToyContext):
         return cells
 
 
-@fault("TestBadDumps::test_with_numbers_that_are_none")
+@mutant("TestBadDumps::test_with_numbers_that_are_none")
 class FirstNumbersChecked(ToyContext):
     """Of a payload, the first numbers are checked, and the others are not."""
 

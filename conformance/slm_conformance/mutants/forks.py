@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Cell, ToyEngine
 from slm_core.errors import ContextFull, InvalidSequence, UnsupportedEdit
@@ -15,7 +15,7 @@ from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos
 
 
-@fault("TestDeclarations::test_cut_as_declared")
+@mutant("TestDeclarations::test_cut_as_declared")
 class CutOverdeclared(ToyContext):
     """The edit level is CUT, but a cut is refused."""
 
@@ -24,7 +24,7 @@ class CutOverdeclared(ToyContext):
         raise UnsupportedEdit("this engine cannot cut")
 
 
-@fault("TestFork::test_copy_and_original_diverge")
+@mutant("TestFork::test_copy_and_original_diverge")
 class ForkIsAnAlias(ToyContext):
     """Copy and original are one list."""
 
@@ -41,7 +41,7 @@ class ForkIsAnAlias(ToyContext):
         return [id(cell) for cell in self.cells[a]] == [id(cell) for cell in self.cells[b]]
 
 
-@fault("TestFork::test_dropping_one_leaves_the_other")
+@mutant("TestFork::test_dropping_one_leaves_the_other")
 class DropClearsTheFork(ToyContext):
     """``drop`` clears shared storage under the other side."""
 
@@ -52,7 +52,7 @@ class DropClearsTheFork(ToyContext):
         super().drop(seq_id)
 
 
-@fault("TestFork::test_shares_storage_as_declared")
+@mutant("TestFork::test_shares_storage_as_declared")
 class SharingOverdeclared(ToyContext):
     """Shared forks are declared, but a fork copies."""
 
@@ -61,7 +61,7 @@ class SharingOverdeclared(ToyContext):
         return [dataclasses.replace(cell) for cell in cells]
 
 
-@fault("TestFork::test_shares_storage_as_declared")
+@mutant("TestFork::test_shares_storage_as_declared")
 class DropFreesTwice(ToyContext):
     """Dropping one side of a fork counts the shared positions as free."""
 
@@ -79,7 +79,7 @@ class DropFreesTwice(ToyContext):
         self.freed += n_held - (super().n_free - before)
 
 
-@fault("TestFork::test_without_room")
+@mutant("TestFork::test_without_room")
 class ForkReservesRoom(ToyContext):
     """A fork that shares storage is refused where a copy would not fit."""
 
@@ -90,14 +90,14 @@ class ForkReservesRoom(ToyContext):
         return cells
 
 
-@fault("TestFork::test_without_room")
+@mutant("TestFork::test_without_room")
 class SharingUnderdeclared(ToyContext):
     """Forks share storage, and that is not declared."""
 
     capabilities = frozenset({Capability.KV_PAYLOAD})
 
 
-@fault("TestDrop::test_all")
+@mutant("TestDrop::test_all")
 class ClearForgetsTheLast(ToyContext):
     """``clear`` leaves the last sequence."""
 
@@ -107,7 +107,7 @@ class ClearForgetsTheLast(ToyContext):
             self.drop(seq_id)
 
 
-@fault("TestFork::test_of_the_first_tokens")
+@mutant("TestFork::test_of_the_first_tokens")
 class ForkIgnoresEnd(ToyContext):
     """``fork`` copies all, whatever ``end`` says."""
 
@@ -118,7 +118,7 @@ class ForkIgnoresEnd(ToyContext):
         return place
 
 
-@fault("TestFork::test_the_copy_goes_on_as_the_original")
+@mutant("TestFork::test_the_copy_goes_on_as_the_original")
 class ForkPointsToTheStart(ToyContext):
     """A fork of the whole says that position 0 is next."""
 
@@ -128,7 +128,7 @@ class ForkPointsToTheStart(ToyContext):
         return Pos(dst, 0) if end is None else place
 
 
-@fault("TestFork::test_many_copies")
+@mutant("TestFork::test_many_copies")
 class FiveSides(ToyContext):
     """Storage that more than five sequences share is changed."""
 
@@ -140,7 +140,7 @@ class FiveSides(ToyContext):
         return place
 
 
-@fault("TestFork::test_a_copy_of_a_copy")
+@mutant("TestFork::test_a_copy_of_a_copy")
 class CopiesAreShallow(ToyContext):
     """A copy of a copy has what the first copy was made with, and zeros for what came later."""
 
@@ -159,7 +159,7 @@ class CopiesAreShallow(ToyContext):
         return place
 
 
-@fault("TestFork::test_truncating_one_leaves_the_other")
+@mutant("TestFork::test_truncating_one_leaves_the_other")
 class TruncateWritesWhatIsShared(ToyContext):
     """``truncate`` to before the place of a fork clears the values of both sides."""
 
@@ -174,7 +174,7 @@ class TruncateWritesWhatIsShared(ToyContext):
         return place
 
 
-@fault("TestFork::test_into_a_sequence_that_is_taken")
+@mutant("TestFork::test_into_a_sequence_that_is_taken")
 class ForkOverwrites(ToyContext):
     """A fork into a sequence that is taken replaces it."""
 
@@ -185,7 +185,7 @@ class ForkOverwrites(ToyContext):
         return super().fork(src, dst, end)
 
 
-@fault("TestFork::test_of_more_than_there_is")
+@mutant("TestFork::test_of_more_than_there_is")
 class ForkClamps(ToyContext):
     """``end`` past the length means the length."""
 
@@ -194,7 +194,7 @@ class ForkClamps(ToyContext):
         return super().fork(src, dst, end if end is None else min(end, self.length(src)))
 
 
-@fault("TestDrop::test_one_sequence")
+@mutant("TestDrop::test_one_sequence")
 class DropEmptiesTheNext(ToyContext):
     """``drop`` of a sequence with an unrelated neighbour changes the neighbour."""
 
@@ -207,7 +207,7 @@ class DropEmptiesTheNext(ToyContext):
                 other[-1] = self.engine.moved(other[-1], 1)
 
 
-@fault("TestDrop::test_an_empty_one_or_none")
+@mutant("TestDrop::test_an_empty_one_or_none")
 class EmptyDropRefused(ToyContext):
     """Dropping an empty sequence is an error."""
 
@@ -218,7 +218,7 @@ class EmptyDropRefused(ToyContext):
         super().drop(seq_id)
 
 
-@fault("TestDeclarations::test_truncate_as_declared")
+@mutant("TestDeclarations::test_truncate_as_declared")
 class TruncateUnderdeclared(ToyContext):
     """The edit level is REPLAY, but ``truncate`` works."""
 
@@ -230,7 +230,7 @@ class TruncateUnderdeclared(ToyContext):
             super()._check_level(level)
 
 
-@fault("TestDeclarations::test_cut_as_declared")
+@mutant("TestDeclarations::test_cut_as_declared")
 class CutUnderdeclared(ToyContext):
     """The edit level is TRUNCATE, but ``cut`` works."""
 
@@ -252,7 +252,7 @@ class CutUnderdeclared(ToyContext):
             super()._check_level(level)
 
 
-@fault("TestDeclarations::test_a_strangers_cuts_as_declared")
+@mutant("TestDeclarations::test_a_strangers_cuts_as_declared")
 class ReplayUnderdeclared(ToyContext):
     """The edit level is TRUNCATE, but a stranger's cuts are replayed."""
 
@@ -274,7 +274,7 @@ class ReplayUnderdeclared(ToyContext):
             super()._check_level(level)
 
 
-@fault("TestDeclarations::test_are_of_the_contract")
+@mutant("TestDeclarations::test_are_of_the_contract")
 class CapabilitiesAreStrings(ToyContext):
     """Capabilities are plain strings."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from slm_conformance.mutants.above import Above, breaks
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.backend import ToyModel
 from slm_conformance.toy.context import ToyContext
 from slm_core.chat import Session, session_dump
@@ -37,14 +37,14 @@ from slm_core.types import EditLevel
 
 # ruff: noqa: N802  (the names are those of backends)
 
-_CHOOSE = Generation._choose  # noqa: SLF001  (a fault inside)
+_CHOOSE = Generation._choose  # noqa: SLF001  (a mutant changes internals)
 _RESUME, _NEXT, _FEED, _NEXT_LOGITS = Generation.resume, Generation.__next__, TextStream.feed, SessionSource.next_logits
 _CHAIN, _WRITE = SamplerChain.__init__, session_dump.write
 _TAKE, _PENALTIES = UniformStream.take, penalties.penalties
 _ROWS: list[Any] = []
 
 
-@fault("TestGeneration::test_log_probabilities")
+@mutant("TestGeneration::test_log_probabilities")
 class LogProbabilityOfTheKept(Above):
     """Where top_k keeps few tokens, log probabilities are nearer to 0 than the row says."""
 
@@ -58,7 +58,7 @@ class LogProbabilityOfTheKept(Above):
         return dataclasses.replace(event, logprob=event.logprob / 2) if few else event
 
 
-@fault("TestGeneration::test_log_probabilities")
+@mutant("TestGeneration::test_log_probabilities")
 class LogitForLogProbability(Above):
     """Events carry the logit in place of the log probability."""
 
@@ -70,7 +70,7 @@ class LogitForLogProbability(Above):
         return log_probability(logits, token) + float(np.log(np.exp(logits - logits.max()).sum()))
 
 
-@fault("TestGeneration::test_stopping_criteria")
+@mutant("TestGeneration::test_stopping_criteria")
 class StopIsFinish(Above):
     """A stopping criterion's STOP ends the answer as complete."""
 
@@ -83,7 +83,7 @@ class StopIsFinish(Above):
         return StoppingAction.FINISH if action is StoppingAction.STOP else action
 
 
-@fault("TestGeneration::test_stopping_criteria_in_order")
+@mutant("TestGeneration::test_stopping_criteria_in_order")
 class ContinueAsksOn(Above):
     """CONTINUE is taken for NEXT."""
 
@@ -99,7 +99,7 @@ class ContinueAsksOn(Above):
         return StoppingAction.NEXT
 
 
-@fault("TestGeneration::test_a_criterion_does_not_lift_the_limit")
+@mutant("TestGeneration::test_a_criterion_does_not_lift_the_limit")
 class CriteriaLiftTheLimit(Above):
     """A token limit counts only where there are no stopping criteria."""
 
@@ -114,7 +114,7 @@ class CriteriaLiftTheLimit(Above):
         return action
 
 
-@fault("TestGeneration::test_paused_in_a_character")
+@mutant("TestGeneration::test_paused_in_a_character")
 class PauseLosesThePrefix(Above):
     """A pause forgets the bytes of a character that is not complete yet."""
 
@@ -124,12 +124,12 @@ class PauseLosesThePrefix(Above):
     def broken(generation: Generation, *arguments: Any, **options: Any) -> Generation:
         """Begin a new stream of text."""
         if not isinstance(generation.sampler, SamplerChain):
-            generation._stream = TextStream(generation.progress.stops)  # noqa: SLF001  (a fault inside)
+            generation._stream = TextStream(generation.progress.stops)  # noqa: SLF001  (a mutant changes internals)
         resumed: Generation = _RESUME(generation, *arguments, **options)
         return resumed
 
 
-@fault("TestGeneration::test_limits")
+@mutant("TestGeneration::test_limits")
 class ZeroIsOne(Above):
     """``max_tokens=0`` gives a token."""
 
@@ -144,7 +144,7 @@ class ZeroIsOne(Above):
         return event
 
 
-@fault("TestGeneration::test_stop_text_across_tokens")
+@mutant("TestGeneration::test_stop_text_across_tokens")
 class StopTextLeaks(Above):
     """A stop text is looked for in each token alone, and what came before it is shown."""
 
@@ -153,12 +153,12 @@ class StopTextLeaks(Above):
     @staticmethod
     def broken(matcher: StopMatcher, text: str) -> tuple[str, bool]:
         """Hold nothing back."""
-        whole, matcher.held = StopMatcher(matcher._stops), ""  # noqa: SLF001  (a fault inside)
+        whole, matcher.held = StopMatcher(matcher._stops), ""  # noqa: SLF001  (a mutant changes internals)
         found = [at for at in (text.find(stop) for stop in whole._stops) if at >= 0]  # noqa: SLF001
         return (text[: min(found)], True) if found else (text, False)
 
 
-@fault("TestGeneration::test_what_only_begins_a_stop_text")
+@mutant("TestGeneration::test_what_only_begins_a_stop_text")
 class HeldTextIsLost(Above):
     """What was held back for one of several stop texts is dropped at the end."""
 
@@ -168,10 +168,10 @@ class HeldTextIsLost(Above):
     def broken(matcher: StopMatcher) -> str:
         """Drop it."""
         held, matcher.held = matcher.held, ""
-        return "" if len(matcher._stops) > 1 else held  # noqa: SLF001  (a fault inside)
+        return "" if len(matcher._stops) > 1 else held  # noqa: SLF001  (a mutant changes internals)
 
 
-@fault("TestGeneration::test_characters_are_whole")
+@mutant("TestGeneration::test_characters_are_whole")
 class CharactersSplit(Above):
     """Each token's bytes are made text by themselves."""
 
@@ -180,10 +180,10 @@ class CharactersSplit(Above):
     @staticmethod
     def broken(stream: TextStream, data: bytes) -> tuple[str, bool]:
         """Replace what is not whole."""
-        return stream._matcher.feed(data.decode("utf-8", "replace"))  # noqa: SLF001  (a fault inside)
+        return stream._matcher.feed(data.decode("utf-8", "replace"))  # noqa: SLF001  (a mutant changes internals)
 
 
-@fault("TestGeneration::test_random_bytes")
+@mutant("TestGeneration::test_random_bytes")
 class BadBytesAreDropped(Above):
     """Bytes that cannot be UTF-8 vanish from the text."""
 
@@ -207,7 +207,7 @@ class _OnlyEos:
         return getattr(self._vocab, name)
 
 
-@fault("TestGeneration::test_every_end_of_generation")
+@mutant("TestGeneration::test_every_end_of_generation")
 class OnlyEosEnds(ToyModel):
     """Only EOS ends an answer; other ends of generation are tokens like any."""
 
@@ -216,7 +216,7 @@ class OnlyEosEnds(ToyModel):
         self.vocab = _OnlyEos(self.vocab)  # all else is the vocabulary's
 
 
-@fault("TestGeneration::test_cancelled_in_prefill")
+@mutant("TestGeneration::test_cancelled_in_prefill")
 class PrefillGoesOn(Above):
     """A prompt is decoded to its end, though it was cancelled."""
 
@@ -228,7 +228,7 @@ class PrefillGoesOn(Above):
         return _NEXT_LOGITS(source, lambda: False, **options)
 
 
-@fault("TestGeneration::test_paused_anywhere")
+@mutant("TestGeneration::test_paused_anywhere")
 class PauseBeginsTheDraws(Above):
     """A pause takes a sampler with top_k back to its first draw."""
 
@@ -243,7 +243,7 @@ class PauseBeginsTheDraws(Above):
         return resumed
 
 
-@fault("TestGeneration::test_greedy_is_the_largest_logit")
+@mutant("TestGeneration::test_greedy_is_the_largest_logit")
 class GreedyTires(Above):
     """After 11 greedy tokens of an answer with a limit, the second best is taken."""
 
@@ -259,7 +259,7 @@ class GreedyTires(Above):
         return int(np.argsort(logits)[-2]) if tired and greedy and limited else token
 
 
-@fault("TestGeneration::test_greedy_is_the_largest_logit")
+@mutant("TestGeneration::test_greedy_is_the_largest_logit")
 class RowOfTheStepBefore(Above):
     """A generation chooses from the row before the one it asked for."""
 
@@ -272,7 +272,7 @@ class RowOfTheStepBefore(Above):
         return _ROWS[-2] if len(_ROWS) > 1 else _ROWS[0]
 
 
-@fault("TestGeneration::test_a_full_context")
+@mutant("TestGeneration::test_a_full_context")
 class FullIsAnError(Above):
     """A context that is full in mid-answer raises."""
 
@@ -280,7 +280,7 @@ class FullIsAnError(Above):
     broken = DecodeFailed
 
 
-@fault("TestGeneration::test_usage")
+@mutant("TestGeneration::test_usage")
 class CachedIsPrompt(Above):
     """Usage says that the whole prompt was cached."""
 
@@ -292,7 +292,7 @@ class CachedIsPrompt(Above):
         return Usage(n_prompt, n_prompt, n_tokens)
 
 
-@fault("TestSampling::test_shares")
+@mutant("TestSampling::test_shares")
 class UnevenDraws(Above):
     """Small random numbers come too often."""
 
@@ -310,7 +310,7 @@ class _OtherChain(Above):
     owner, attribute = SamplerChain, "__init__"
 
 
-@fault("TestSampling::test_truncation")
+@mutant("TestSampling::test_truncation")
 class TopPIgnored(_OtherChain):
     """``top_p`` has no effect."""
 
@@ -320,7 +320,7 @@ class TopPIgnored(_OtherChain):
         _CHAIN(chain, dataclasses.replace(sampling, top_p=1.0), stream=stream, **known)
 
 
-@fault("TestSampling::test_a_seed")
+@mutant("TestSampling::test_a_seed")
 class OneSeedForAll(_OtherChain):
     """Every seed gives the same draws."""
 
@@ -330,7 +330,7 @@ class OneSeedForAll(_OtherChain):
         _CHAIN(chain, dataclasses.replace(sampling, seed=0), stream=stream, **known)
 
 
-@fault("TestSampling::test_draws_differ")
+@mutant("TestSampling::test_draws_differ")
 class OneStream(_OtherChain):
     """All streams of a seed are the same."""
 
@@ -340,7 +340,7 @@ class OneStream(_OtherChain):
         _CHAIN(chain, sampling, **known)
 
 
-@fault("TestSampling::test_greedy")
+@mutant("TestSampling::test_greedy")
 class SeededGreedyDraws(_OtherChain):
     """A seed makes temperature 0 a low temperature."""
 
@@ -351,7 +351,7 @@ class SeededGreedyDraws(_OtherChain):
         _CHAIN(chain, dataclasses.replace(sampling, temperature=0.9) if cold else sampling, stream=stream, **known)
 
 
-@fault("TestSampling::test_greedy")
+@mutant("TestSampling::test_greedy")
 class GreedyDraws(_OtherChain):
     """Temperature 0 is a low temperature."""
 
@@ -362,7 +362,7 @@ class GreedyDraws(_OtherChain):
         _CHAIN(chain, warm, stream=stream, **known)
 
 
-@fault("TestSampling::test_the_row_stays")
+@mutant("TestSampling::test_the_row_stays")
 class PenaltyInPlace(Above):
     """Penalties are written into the row of logits."""
 
@@ -375,7 +375,7 @@ class PenaltyInPlace(Above):
         return ids, logits
 
 
-@fault("TestSampling::test_penalty")
+@mutant("TestSampling::test_penalty")
 class PenaltyOfTheLast(Above):
     """A repeat penalty sees the last token only."""
 
@@ -387,7 +387,7 @@ class PenaltyOfTheLast(Above):
         return _PENALTIES(ids, logits, dataclasses.replace(state, history=state.history[-1:]), **options)
 
 
-@fault("TestSampling::test_the_state_of_each_step")
+@mutant("TestSampling::test_the_state_of_each_step")
 class CloneBeginsAnew(Above):
     """A clone begins the stream again."""
 
@@ -399,7 +399,7 @@ class CloneBeginsAnew(Above):
         return SamplerChain(chain.sampling)
 
 
-@fault("TestSampling::test_a_session_dump_goes_on")
+@mutant("TestSampling::test_a_session_dump_goes_on")
 class DumpWithoutSampler(Above):
     """A session's dump between two answers holds a fresh sampler."""
 

@@ -9,7 +9,7 @@ from slm_conformance.mutants.above import breaks
 from slm_core.chat import Session, chat_dump, session_dump
 from slm_core.chat.sequences import release
 
-# ruff: noqa: N802, SLF001  (the names are those of backends; faults are inside)
+# ruff: noqa: N802, SLF001  (the names are those of backends; mutants change internals)
 
 
 def _with_its_last_byte(data: bytes) -> bytes:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.oracle.weights import Weights
 from slm_conformance.toy.backend import ToyBackend, ToyModel
 from slm_conformance.toy.context import ToyContext
@@ -37,7 +37,7 @@ from slm_core.types import (
 )
 
 
-@fault("TestThreads::test_a_busy_context_refuses")
+@mutant("TestThreads::test_a_busy_context_refuses")
 class NeverBusy(ToyContext):
     """Calls of several threads are not kept apart."""
 
@@ -48,7 +48,7 @@ class NeverBusy(ToyContext):
         yield
 
 
-@fault("TestClose::test_use_after_close")
+@mutant("TestClose::test_use_after_close")
 class OpenAfterClose(ToyContext):
     """A closed context is as a new one."""
 
@@ -57,7 +57,7 @@ class OpenAfterClose(ToyContext):
         self.cells = [[] for _ in self.cells]
 
 
-@fault("TestClose::test_use_after_close")
+@mutant("TestClose::test_use_after_close")
 class EmptyDumpAfterClose(ToyContext):
     """A closed context can still be dumped."""
 
@@ -70,7 +70,7 @@ class EmptyDumpAfterClose(ToyContext):
             self.closed = closed
 
 
-@fault("TestSizes::test_kv_types")
+@mutant("TestSizes::test_kv_types")
 class KvTypeIgnored(ToyModel):
     """A KV type that does not exist here is ignored."""
 
@@ -78,7 +78,7 @@ class KvTypeIgnored(ToyModel):
         """Take any."""
 
 
-@fault("TestBackend::test_fingerprint")
+@mutant("TestBackend::test_fingerprint")
 class FingerprintOfThePath(ToyModel):
     """The fingerprint is of the path."""
 
@@ -91,7 +91,7 @@ class FingerprintOfThePath(ToyModel):
 _FINGERPRINTS: dict[tuple[str, int], str] = {}
 
 
-@fault("TestBackend::test_fingerprint")
+@mutant("TestBackend::test_fingerprint")
 class FingerprintOfTheHeader(ToyModel):
     """Files with the same header have the same fingerprint."""
 
@@ -106,7 +106,7 @@ class _HalfEngine(ToyEngine):
         return super()._linear(name, x.astype(np.float16).astype(np.float32))
 
 
-@fault("TestNumbers::test_against_the_reference")
+@mutant("TestNumbers::test_against_the_reference")
 class SixteenBits(ToyModel):
     """It declares float32 and computes in 16 bits."""
 
@@ -115,7 +115,7 @@ class SixteenBits(ToyModel):
         self.engine = _HalfEngine(Weights.read(source))
 
 
-@fault("TestNumbers::test_against_the_reference")
+@mutant("TestNumbers::test_against_the_reference")
 class LateRowsScaled(ToyContext):
     """Past position 150 logits are 1 % too large."""
 
@@ -134,7 +134,7 @@ class _NoSuchRow(ToyEngine):
 _UNUSED = 203  # a token that no random prompt holds
 
 
-@fault("TestNumbers::test_every_token")
+@mutant("TestNumbers::test_every_token")
 class OneTokenIsBroken(ToyModel):
     """After one token, which is not often used, logits are not numbers."""
 
@@ -143,7 +143,7 @@ class OneTokenIsBroken(ToyModel):
         self.engine = _NoSuchRow(Weights.read(source))
 
 
-@fault("TestBackend::test_an_unknown_option")
+@mutant("TestBackend::test_an_unknown_option")
 class OptionIgnored(ToyBackend):
     """An option that does not exist is ignored."""
 
@@ -153,7 +153,7 @@ class OptionIgnored(ToyBackend):
         return super().load(source, dataclasses.replace(options, backend_options=known))
 
 
-@fault("TestBackend::test_a_missing_file")
+@mutant("TestBackend::test_a_missing_file")
 class RawErrors(ToyBackend):
     """What the operating system raises is let through."""
 
@@ -167,7 +167,7 @@ class RawErrors(ToyBackend):
             raise FileNotFoundError(str(source)) from error
 
 
-@fault("TestBackend::test_an_unknown_device")
+@mutant("TestBackend::test_an_unknown_device")
 class AnyDevice(ToyBackend):
     """A device that does not exist is taken for the CPU."""
 
@@ -176,7 +176,7 @@ class AnyDevice(ToyBackend):
         return super().load(source, dataclasses.replace(options, device="cpu"))
 
 
-@fault("TestClose::test_of_the_model")
+@mutant("TestClose::test_of_the_model")
 class ContextsOutliveTheModel(ToyModel):
     """Closing a model leaves its contexts open."""
 
@@ -185,7 +185,7 @@ class ContextsOutliveTheModel(ToyModel):
         self._closed = True
 
 
-@fault("TestBackend::test_status")
+@mutant("TestBackend::test_status")
 class NoVersion(ToyBackend):
     """The status has no version."""
 
@@ -194,7 +194,7 @@ class NoVersion(ToyBackend):
         return dataclasses.replace(super().status(), version="")
 
 
-@fault("TestBackend::test_devices")
+@mutant("TestBackend::test_devices")
 class ListsAnotherDevice(ToyBackend):
     """The status lists a device as available that does not load."""
 
@@ -204,7 +204,7 @@ class ListsAnotherDevice(ToyBackend):
         return dataclasses.replace(status, devices=(*status.devices, DeviceStatus("gpu", available=True)))
 
 
-@fault("TestBackend::test_supports_the_model")
+@mutant("TestBackend::test_supports_the_model")
 class SupportsLies(ToyBackend):
     """``supports`` says no to what loads."""
 
@@ -213,7 +213,7 @@ class SupportsLies(ToyBackend):
         return dataclasses.replace(super().supports(source, device), supported=False, reason="no such kernel")
 
 
-@fault("TestBackend::test_an_unknown_architecture")
+@mutant("TestBackend::test_an_unknown_architecture")
 class SupportsAnything(ToyBackend):
     """``supports`` says yes to any file that can be opened."""
 
@@ -223,7 +223,7 @@ class SupportsAnything(ToyBackend):
         return dataclasses.replace(support, supported=device in ("auto", "cpu"))
 
 
-@fault("TestBackend::test_info")
+@mutant("TestBackend::test_info")
 class ParametersUncounted(ToyModel):
     """``info`` counts no parameters."""
 
@@ -232,7 +232,7 @@ class ParametersUncounted(ToyModel):
         self.info = dataclasses.replace(self.info, n_params=0)
 
 
-@fault("TestBackend::test_a_damaged_file")
+@mutant("TestBackend::test_a_damaged_file")
 class RawParseErrors(ToyBackend):
     """What the parser of a damaged file raises is let through."""
 
@@ -246,14 +246,14 @@ class RawParseErrors(ToyBackend):
             raise
 
 
-@fault("TestBackend::test_options_are_listed")
+@mutant("TestBackend::test_options_are_listed")
 class OptionUndescribed(ToyBackend):
     """An option is listed without a word."""
 
     load_options = MappingProxyType({"edit_level": ""})
 
 
-@fault("TestBackend::test_progress")
+@mutant("TestBackend::test_progress")
 class ProgressNeverCalled(ToyBackend):
     """``progress`` is taken, and never called."""
 
@@ -262,7 +262,7 @@ class ProgressNeverCalled(ToyBackend):
         return super().load(source, dataclasses.replace(options, progress=None))
 
 
-@fault("TestSizes::test_are_as_asked")
+@mutant("TestSizes::test_are_as_asked")
 class SizesRounded(ToyContext):
     """Contexts over 64 positions have a multiple of 32."""
 
@@ -271,7 +271,7 @@ class SizesRounded(ToyContext):
         super().__init__(engine, fingerprint, dataclasses.replace(options, n_ctx=n_ctx), edit_level)
 
 
-@fault("TestSizes::test_below_one")
+@mutant("TestSizes::test_below_one")
 class SizesClamped(ToyModel):
     """A size below 1 is taken for 1."""
 
@@ -281,7 +281,7 @@ class SizesClamped(ToyModel):
         return super().new_context(dataclasses.replace(options, **sizes))
 
 
-@fault("TestSizes::test_batch_capacity")
+@mutant("TestSizes::test_batch_capacity")
 class ZeroIsTheDefault(ToyContext):
     """A batch for 0 tokens is one for ``n_batch``."""
 
@@ -290,7 +290,7 @@ class ZeroIsTheDefault(ToyContext):
         return super().new_batch(capacity or None)
 
 
-@fault("TestSizes::test_unknown_sequences_have_no_length")
+@mutant("TestSizes::test_unknown_sequences_have_no_length")
 class TokensFromTheEnd(ToyContext):
     """``tokens`` counts negative sequences from the end."""
 
@@ -299,7 +299,7 @@ class TokensFromTheEnd(ToyContext):
         return super().tokens(seq_id + self.n_seq_max if seq_id < 0 else seq_id)
 
 
-@fault("TestClose::test_twice")
+@mutant("TestClose::test_twice")
 class ClosedOnceTooOften(ToyContext):
     """Closing a third time is an error."""
 
@@ -313,7 +313,7 @@ class ClosedOnceTooOften(ToyContext):
         super().close()
 
 
-@fault("TestClose::test_leaves_other_contexts")
+@mutant("TestClose::test_leaves_other_contexts")
 class CloseEmptiesOthers(ToyContext):
     """Closing a context that holds 40 tokens or more clears the buffers that all share."""
 
@@ -333,7 +333,7 @@ class CloseEmptiesOthers(ToyContext):
 _CONTEXTS: weakref.WeakKeyDictionary[ToyEngine, weakref.WeakSet[ToyContext]] = weakref.WeakKeyDictionary()
 
 
-@fault("TestClose::test_the_interpreter_ends_with_open_contexts")
+@mutant("TestClose::test_the_interpreter_ends_with_open_contexts")
 class AbortsAtExit(ToyContext):
     """A context that is open when the interpreter ends aborts the process."""
 
@@ -351,7 +351,7 @@ class AbortsAtExit(ToyContext):
         os._exit(134)
 
 
-@fault("TestClose::test_memory_stays_flat")
+@mutant("TestClose::test_memory_stays_flat")
 class ContextsNeverFreed(ToyContext):
     """The buffers of a closed context stay."""
 
@@ -364,7 +364,7 @@ class ContextsNeverFreed(ToyContext):
         self.buffers.append(np.ones(n_kept, np.float32))
 
 
-@fault("TestThreads::test_two_threads_with_one_context")
+@mutant("TestThreads::test_two_threads_with_one_context")
 class RefusalHurtsTheNext(ToyContext):
     """After a call that was refused because the context was busy, the next one gives other logits."""
 
@@ -389,7 +389,7 @@ class _Scratch(ToyEngine):
         return super().step(token, self.past)
 
 
-@fault("TestThreads::test_contexts_in_parallel")
+@mutant("TestThreads::test_contexts_in_parallel")
 class ContextsShareScratch(ToyModel):
     """Contexts of one model compute in the same scratch space."""
 
@@ -412,7 +412,7 @@ class _Coarse(ToyContext):
         return rows
 
 
-@fault("TestNumbers::test_each_kv_type", kv_types=("f32", "f16"))
+@mutant("TestNumbers::test_each_kv_type", kv_types=("f32", "f16"))
 class HalfIsCoarse(ToyModel):
     """A context that is to store 16 bits stores 7."""
 
@@ -424,7 +424,7 @@ class HalfIsCoarse(ToyModel):
         return super().new_context(exact if is_half else options)
 
 
-@fault("TestNumbers::test_the_default_kv_type")
+@mutant("TestNumbers::test_the_default_kv_type")
 class DefaultIsCoarse(ToyModel):
     """A context that names no KV type stores 7 bits."""
 
@@ -434,7 +434,7 @@ class DefaultIsCoarse(ToyModel):
         return super().new_context(options)
 
 
-@fault("TestNumbers::test_the_greedy_choice")
+@mutant("TestNumbers::test_the_greedy_choice")
 class NearTiesSwapped(ToyContext):
     """Past position 150, the second best token of the first row with a close choice comes first."""
 
@@ -451,7 +451,7 @@ class NearTiesSwapped(ToyContext):
         return rows
 
 
-@fault("TestNumbers::test_the_same_again")
+@mutant("TestNumbers::test_the_same_again")
 class LastBitsVary(ToyContext):
     """The last bits of the logits are other ones in every other context."""
 

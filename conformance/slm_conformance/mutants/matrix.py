@@ -1,6 +1,6 @@
-"""Which scenario notices which fault: ``python -m slm_conformance.mutants.matrix PAGE`` plays all and writes a page.
+"""Which scenarios kill which mutant: ``python -m slm_conformance.mutants.matrix PAGE`` plays all and writes a page.
 
-It takes about ten seconds a fault. With ``--results FILE`` what was found is kept, and only what is new is played.
+A mutant takes about ten seconds. ``--results FILE`` keeps the results, and only new mutants are played.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from slm_conformance import mutants
-from slm_conformance.mutants.registry import FAULTS, Fault
+import slm_conformance.mutants
+from slm_conformance.mutants.registry import MUTANTS, Mutant
 from slm_conformance.suite.meta import Verdict, play_in_turn, scenario_names
 
 ABOVE = (
@@ -32,7 +32,7 @@ ABOVE = (
     "TestCompletions",
     "TestHostileSessions",
 )
-"""Scenarios of the layers above a context. They fail on much that a context gets wrong, without saying what."""
+"""Scenarios of the layers above a context. They fail on many errors of a context, and do not say which."""
 
 WITHIN_THEIR_AREA = {
     "TestHostileDumps": "Dump",
@@ -45,133 +45,147 @@ WITHIN_THEIR_AREA = {
     "TestMropePositions": "TestMropePositions",
     "TestClose::test_mem": "TestClose",
 }
-"""Scenarios that are slow, or of what not all do; and what a fault's scenario has in its name where they are played."""
+"""Scenarios that are slow or need a capability, and the area of each: part of the name of a mutant's scenario."""
 
 NOT_PLAYED = ("TestModelBased", "TestSessionPrograms", "TestChatPrograms")
-"""Random programs are meant to notice what others notice."""
+"""Random programs fail on most mutants, so they would hide which other scenario is needed."""
 
-N_KILLERS = 2
-"""A fault that so many notice is known not to be one that only one notices."""
+ENOUGH_KILLS = 2
+"""Playing a mutant stops after this many scenarios have failed: no scenario kills it alone."""
 
 
-def all_faults() -> list[Fault]:
-    """Every broken toy of the package, by name."""
-    for module in pkgutil.iter_modules(mutants.__path__):
+def all_mutants() -> list[Mutant]:
+    """All mutants of the package, sorted by name."""
+    for module in pkgutil.iter_modules(slm_conformance.mutants.__path__):
         importlib.import_module(f"slm_conformance.mutants.{module.name}")
-    return sorted(FAULTS, key=lambda fault: fault.name)
+    return sorted(MUTANTS, key=lambda mutant: mutant.name)
 
 
-def killers(fault: Fault) -> list[str]:
-    """The scenarios that fail on a broken toy, the one it names first; no more than ``N_KILLERS``."""
-    named = fault.killed_by
-    others = [name for name in scenario_names() if name != named and _is_played(name, fault)]
-    others.sort(key=lambda name: not name.startswith(named.partition("::")[0]))  # its neighbours are likely to notice
+def play_mutant(mutant: Mutant) -> list[str]:
+    """The scenarios that kill a mutant, its own scenario first; no more than ``ENOUGH_KILLS``."""
+    named = mutant.killed_by
+    others = [name for name in scenario_names() if name != named and _is_played(name, mutant)]
+    others.sort(key=lambda name: not name.startswith(named.partition("::")[0]))  # its class is likely to kill it
     failed: list[str] = []
-    for name, outcome in play_in_turn(fault.fixtures(), [named, *others]):
+    for name, outcome in play_in_turn(mutant.fixtures(), [named, *others]):
         failed += [name] * (outcome.verdict is Verdict.FAILS)
-        if len(failed) == N_KILLERS:
+        if len(failed) == ENOUGH_KILLS:
             break
     return failed
 
 
-def _is_played(scenario: str, fault: Fault) -> bool:
-    if scenario.startswith(NOT_PLAYED) or scenario.startswith(ABOVE) != fault.killed_by.startswith(ABOVE):
+def _is_played(scenario: str, mutant: Mutant) -> bool:
+    if scenario.startswith(NOT_PLAYED) or scenario.startswith(ABOVE) != mutant.killed_by.startswith(ABOVE):
         return False
-    return all(area in fault.killed_by for slow, area in WITHIN_THEIR_AREA.items() if scenario.startswith(slow))
+    return all(area in mutant.killed_by for slow, area in WITHIN_THEIR_AREA.items() if scenario.startswith(slow))
 
 
-def only_killers(killed_by: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """For each scenario, the faults that no other notices.
+def killed_by_one(killed_by: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """For each scenario, the mutants that no other scenario kills.
 
     Args:
-        killed_by: for each fault, the scenarios that fail.
+        killed_by: for each mutant, the scenarios that kill it.
     """
     alone: dict[str, list[str]] = {}
-    for fault, scenarios in killed_by.items():
+    for mutant, scenarios in killed_by.items():
         if len(scenarios) == 1:
-            alone.setdefault(scenarios[0], []).append(fault)
+            alone.setdefault(scenarios[0], []).append(mutant)
     return alone
 
 
-def play_faults(faults: Sequence[Fault], results: Path | None, n_processes: int) -> dict[str, list[str]]:
-    """For each fault, by the name of its backend, the scenarios that notice it.
+def play_mutants(mutants: Sequence[Mutant], results: Path | None, n_processes: int) -> dict[str, list[str]]:
+    """The scenarios that kill each mutant, by the name of the mutant's backend.
 
     Args:
-        faults: what to play.
-        results: a JSON file of what was found before, where what is found is added.
-        n_processes: how many are played at a time; 0 for none.
+        mutants: the mutants to play.
+        results: a JSON file of earlier results; new results are added to it.
+        n_processes: the number of mutants played at a time; 0 plays none.
     """
     known: dict[str, list[str]] = json.loads(results.read_text()) if results is not None and results.exists() else {}
-    new = [fault for fault in faults if fault.backend not in known] if n_processes else []
+    new = [mutant for mutant in mutants if mutant.backend not in known] if n_processes else []
     with ProcessPoolExecutor(max(1, n_processes)) as processes:
-        for job in as_completed(jobs := {processes.submit(killers, fault): fault for fault in new}):
+        for job in as_completed(jobs := {processes.submit(play_mutant, mutant): mutant for mutant in new}):
             known[jobs[job].backend] = job.result()
             if results is not None:
                 results.write_text(json.dumps(known, indent=1))
-    return {fault.backend: known[fault.backend] for fault in faults if fault.backend in known}
+    return {mutant.backend: known[mutant.backend] for mutant in mutants if mutant.backend in known}
 
 
-def page(faults: Sequence[Fault], killed_by: Mapping[str, Sequence[str]]) -> str:
-    """The page of faults by scenario, in Markdown.
+def page(mutants: Sequence[Mutant], killed_by: Mapping[str, Sequence[str]]) -> str:
+    """The page of mutants by scenario, in Markdown.
 
     Args:
-        faults: all that there are.
-        killed_by: by the name of a fault's backend, the scenarios that fail; a fault that is missing was not played.
+        mutants: all mutants.
+        killed_by: the scenarios that kill each mutant, by the name of its backend; a missing mutant was not played.
     """
-    alone = only_killers(killed_by)
-    named = {fault.killed_by for fault in faults}
+    alone = killed_by_one(killed_by)
+    named = {mutant.killed_by for mutant in mutants}
     names = scenario_names()
     without = [name for name in names if name not in alone]
     lines = [
         _HEADER.format(
-            n_faults=len(faults), n_scenarios=len(names), n_played=len(killed_by), n_alone=len(names) - len(without)
+            n_mutants=len(mutants), n_scenarios=len(names), n_played=len(killed_by), n_alone=len(names) - len(without)
         )
     ]
     for name in names:
-        lines += [_row(fault, killed_by.get(fault.backend)) for fault in faults if fault.killed_by == name]
+        lines += [_row(mutant, killed_by.get(mutant.backend)) for mutant in mutants if mutant.killed_by == name]
     if without:
-        lines += ["", "## Not yet shown to be needed", "", _WITHOUT, "", "| scenario | faults name it |", "|---|---|"]
+        lines += [
+            "",
+            "## Not yet shown to be needed",
+            "",
+            _WITHOUT,
+            "",
+            "| scenario | has mutants |",
+            "|---|---|",
+        ]
     lines += [f"| `{name}` | {'yes' if name in named else 'no'} |" for name in without]
     return "\n".join(lines) + "\n"
 
 
-def _row(fault: Fault, killers: Sequence[str] | None) -> str:
-    others = ["not played yet"] if killers is None else [f"`{name}`" for name in killers if name != fault.killed_by]
-    breaks = fault.breaks.replace("``", "`")
-    return f"| `{fault.name}` | {breaks} | `{fault.killed_by}` | {', '.join(others) or 'none'} |"
+def _row(mutant: Mutant, killed_by: Sequence[str] | None) -> str:
+    others = (
+        ["not played yet"] if killed_by is None else [f"`{name}`" for name in killed_by if name != mutant.killed_by]
+    )
+    breaks = mutant.breaks.replace("``", "`")
+    return f"| `{mutant.name}` | {breaks} | `{mutant.killed_by}` | {', '.join(others) or 'none'} |"
 
 
-_HEADER = """# Faults by scenario
+_HEADER = """# Mutants of the toy, by scenario
 
-Written by `python -m slm_conformance.mutants.matrix docs/conformance-faults.md`; not to be edited by hand. How the
+The conformance suite is tested with mutants: toy backends that each break one promise of the contract on purpose. This
+page lists them with the scenarios that kill them. Slips in the project's own code, and the tests that notice them, are
+on another page: [mutants of the code itself](mutants.md).
+
+Written by `python -m slm_conformance.mutants.matrix docs/conformance-mutants.md`; not to be edited by hand. How the
 suite is used and extended: [conformance.md](conformance.md).
 
-The suite has {n_scenarios} scenarios, and {n_faults} toys that each break one promise. That each is noticed by the
-scenario it names is tested in every run of the tests. The last column comes from playing other scenarios on it, up to
-the first that fails, too: {n_played} of the {n_faults} were played so, and {n_alone} scenarios have a fault that they
-alone notice.
+The suite has {n_scenarios} scenarios and {n_mutants} mutants. Every run of the tests plays each mutant on the scenario
+that it names, which must fail. The last column comes from playing other scenarios on the mutant, too, up to the first
+that fails: {n_played} of the {n_mutants} mutants were played so, and {n_alone} scenarios have a mutant that they alone
+kill.
 
-Not played against others are the random programs. Scenarios of sessions, chats, generation and sampling are played on
-faults that name one of them; hostile dumps, vocabulary, memory, embeddings, rows in a grid and sampling on devices on
-faults of their area. All toys run the tiny llama model in float32; the demo model where a scenario is about what it
-says, and a tiny qwen2vl where it is about rows in a grid.
+Random programs are not played on other mutants. Scenarios of sessions, chats, generation and sampling are played on
+mutants that name one of them. Scenarios of hostile dumps, vocabulary, memory, embeddings, bidirectional blocks, M-RoPE
+positions and sampling on devices are played on mutants of their own area. All mutants run the tiny llama model in
+float32; scenarios about the content of answers run the demo model, scenarios of M-RoPE positions a tiny qwen2vl.
 
-| fault | breaks | killed by | also noticed by |
+| mutant | breaks | killed by | also killed by |
 |---|---|---|---|"""
 
-_WITHOUT = """For these scenarios no fault is known that they alone notice: those that faults name are noticed by
-others as well, or have not been played against the others yet."""
+_WITHOUT = """No mutant is known that these scenarios alone kill: other scenarios kill their mutants as well, or their
+mutants have not been played on other scenarios yet."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Play, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m slm_conformance.mutants.matrix", description=__doc__)
     parser.add_argument("page", type=Path, help="the Markdown file to write")
-    parser.add_argument("--results", type=Path, help="a JSON file of what was found, which is kept")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="faults played at a time; 0: none")
+    parser.add_argument("--results", type=Path, help="a JSON file that keeps the results")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="mutants played at a time; 0: none")
     given = parser.parse_args(arguments)
-    faults = all_faults()
-    given.page.write_text(page(faults, play_faults(faults, given.results, given.processes)))
+    mutants = all_mutants()
+    given.page.write_text(page(mutants, play_mutants(mutants, given.results, given.processes)))
 
 
 if __name__ == "__main__":

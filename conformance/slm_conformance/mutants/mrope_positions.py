@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Cell
 from slm_core.context.inputs import NO_OFFSETS, Held, HeldInput, offset_of, row_of, token_of
@@ -22,7 +22,7 @@ def as_a_token(cell: Cell) -> Cell:
     return cell if row is None else Cell(HeldInput(token_of(cell.token), row), cell.keys, cell.values)
 
 
-@fault("TestMropePositions::test_as_declared")
+@mutant("TestMropePositions::test_as_declared")
 class OffsetsAreMissing(ToyContext):
     """Offsets are not declared, and giving some raises what Python raises."""
 
@@ -33,7 +33,7 @@ class OffsetsAreMissing(ToyContext):
             raise NotImplementedError
 
 
-@fault("TestMropePositions::test_dumps_as_declared")
+@mutant("TestMropePositions::test_dumps_as_declared")
 class DumpsBringOffsets(ToyContext):
     """Offsets are not declared, and come in by dumps."""
 
@@ -43,7 +43,7 @@ class DumpsBringOffsets(ToyContext):
         pass
 
 
-@fault("TestMropePositions::test_against_the_reference")
+@mutant("TestMropePositions::test_against_the_reference")
 class LargeBatchesScaled(ToyContext):
     """Logits of more than 32 tokens with rows in a grid are 1 % too large."""
 
@@ -53,7 +53,7 @@ class LargeBatchesScaled(ToyContext):
         return rows * np.float32(1.01) if len(batch) > 32 and len(batch.offsets) else rows
 
 
-@fault("TestMropePositions::test_forked_and_truncated")
+@mutant("TestMropePositions::test_forked_and_truncated")
 class ForksForgetPlaces(ToyContext):
     """A fork does not know where rows stand."""
 
@@ -62,7 +62,7 @@ class ForksForgetPlaces(ToyContext):
         return [as_a_token(cell) for cell in cells]
 
 
-@fault("TestMropePositions::test_cut")
+@mutant("TestMropePositions::test_cut")
 class CutsCountTokens(ToyContext):
     """What is behind a cut moves by the tokens that are cut."""
 
@@ -72,7 +72,7 @@ class CutsCountTokens(ToyContext):
         return len(cells)
 
 
-@fault("TestMropePositions::test_dump_and_restore")
+@mutant("TestMropePositions::test_dump_and_restore")
 class DumpsLoseGrids(ToyContext):
     """The payload of a dump has no values of rows in a grid."""
 
@@ -84,7 +84,7 @@ class DumpsLoseGrids(ToyContext):
         )
 
 
-@fault("TestMropePositions::test_decoded_again")
+@mutant("TestMropePositions::test_decoded_again")
 class ReplaysForgetPlaces(ToyContext):
     """What is decoded again stands as tokens do."""
 

@@ -10,7 +10,7 @@ from slm_core.chat.marks import Marks
 from slm_core.generation import Answer
 from slm_core.types import EditLevel
 
-# ruff: noqa: N802, SLF001  (the names are those of backends; faults are inside)
+# ruff: noqa: N802, SLF001  (the names are those of backends; mutants change internals)
 
 SESSION_PROGRAMS = "TestSessionPrograms::test_random_programs"
 CHAT_PROGRAMS = "TestChatPrograms::test_random_programs"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Cell
 from slm_core.context.snapshot import Edit, SequenceSnapshot
@@ -23,7 +23,7 @@ class _Restored(Cell):
     """A cell that came out of a dump."""
 
 
-@fault(PROGRAMS)
+@mutant(PROGRAMS)
 class CutOfWhatWasRestored(ToyContext):
     """A cut of a sequence that was restored leaves keys where they were."""
 
@@ -41,7 +41,7 @@ class CutOfWhatWasRestored(ToyContext):
         ], edits
 
 
-@fault(PROGRAMS)
+@mutant(PROGRAMS)
 class RestoreFreesTheFork(ToyContext):
     """``restore`` over one side of a fork frees what both share."""
 
@@ -53,7 +53,7 @@ class RestoreFreesTheFork(ToyContext):
         return place
 
 
-@fault(PROGRAMS)
+@mutant(PROGRAMS)
 class BatchLeftByARefusal(ToyContext):
     """The batch after a refused one gives its rows in the wrong order."""
 
@@ -82,7 +82,7 @@ class _Remembers(ToyContext):
         return _Remembers.last
 
 
-@fault("TestHostileDumps::test_every_byte")
+@mutant("TestHostileDumps::test_every_byte")
 class ChecksumWithAHole(_Remembers):
     """The checksum leaves out a byte of the payload."""
 
@@ -91,7 +91,7 @@ class ChecksumWithAHole(_Remembers):
         return super().restore(seq_id, data[:1111] + self.last[1111:1112] + data[1112:])
 
 
-@fault("TestHostileDumps::test_every_truncation")
+@mutant("TestHostileDumps::test_every_truncation")
 class LostBytesFilledIn(_Remembers):
     """A dump that lacks 77 bytes is completed from a buffer that still holds them."""
 
@@ -100,7 +100,7 @@ class LostBytesFilledIn(_Remembers):
         return super().restore(seq_id, self.last if len(data) + 77 == len(self.last) else data)
 
 
-@fault("TestHostileDumps::test_hostile_dumps")
+@mutant("TestHostileDumps::test_hostile_dumps")
 class RemovedTokensUnchecked(ToyContext):
     """Of a dump, only the tokens that are held are looked at, not those that cuts removed."""
 
@@ -109,7 +109,7 @@ class RemovedTokensUnchecked(ToyContext):
         super()._check_snapshot(seq_id, dataclasses.replace(snapshot, edits=edits))
 
 
-@fault("TestHostileDumps::test_memory_for_hostile_dumps")
+@mutant("TestHostileDumps::test_memory_for_hostile_dumps")
 class RoomBeforeTheCheck(ToyContext):
     """Memory is taken for as many bytes as the header says, before anything is checked."""
 

@@ -1,4 +1,4 @@
-"""The list of broken toys, and how one gets onto it."""
+"""The list of mutants, and the decorator that registers one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from slm_conformance.toy.context import ToyContext
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A broken toy.
+class Mutant:
+    """A toy that breaks one promise of the contract.
 
     Attributes:
-        backend: how the adopter of it is to call it, ``module:attribute``.
-        breaks: what is wrong with it.
+        backend: the spec of its backend, ``module:attribute``.
+        breaks: the error, in one sentence.
         killed_by: the scenario that must fail, ``TestClass::test_name``.
         kv_types: the KV types that it has.
     """
@@ -28,31 +28,35 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """Of the broken toy."""
+        """The name of its class."""
         return self.backend.partition(":")[2]
 
     def fixtures(self) -> BackendFixtures:
-        """The fixtures with which it is played."""
+        """The fixtures that it is played with."""
         adopted = {"backend": self.backend, "models": ("llama-f32",), "kv_types": self.kv_types}
         fixtures: type[BackendFixtures] = type(self.name, (BackendFixtures,), adopted)
         return fixtures()
 
 
-FAULTS: list[Fault] = []
+MUTANTS: list[Mutant] = []
 _BACKENDS: set[type] = set()
 
 
-def fault(killed_by: str, kv_types: tuple[str, ...] = ("f32",)) -> Callable[[type], type[ToyBackend]]:
-    """Register a broken context, model or backend; the name of the class becomes that of a backend.
+def mutant(killed_by: str, kv_types: tuple[str, ...] = ("f32",)) -> Callable[[type], type[ToyBackend]]:
+    """Register a broken context, model or backend; the class's name becomes the name of a backend.
+
+    Args:
+        killed_by: the scenario that must fail, ``TestClass::test_name``.
+        kv_types: the KV types that the backend has.
 
     Raises:
-        TypeError: the class derives from another fault, which is a backend by now: nothing of its own would be played.
+        TypeError: the class derives from another mutant, which is a backend by now: nothing of its own would be played.
     """
 
     def register(broken: type) -> type[ToyBackend]:
         if not _BACKENDS.isdisjoint(broken.__mro__):
-            raise TypeError(f"{broken.__name__} derives from another fault (derive both from a class that is none)")
-        FAULTS.append(Fault(f"{broken.__module__}:{broken.__name__}", str(broken.__doc__), killed_by, kv_types))
+            raise TypeError(f"{broken.__name__} derives from another mutant (derive both from a class that is none)")
+        MUTANTS.append(Mutant(f"{broken.__module__}:{broken.__name__}", str(broken.__doc__), killed_by, kv_types))
         if not issubclass(broken, ToyBackend):
             place = "context_type" if issubclass(broken, ToyContext) else "model_type"
             broken = type(broken.__name__, (ToyBackend,), {place: broken})

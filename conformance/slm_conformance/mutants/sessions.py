@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_conformance.mutants.above import Above, breaks
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_core.chat import Session, session_dump
 from slm_core.chat.decoded import DecodedSequence
@@ -18,7 +18,7 @@ from slm_core.chat.source import SessionSource
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.types import EditLevel
 
-# ruff: noqa: N802, SLF001  (the names are those of backends; faults are inside)
+# ruff: noqa: N802, SLF001  (the names are those of backends; mutants change internals)
 
 
 @breaks("TestSession::test_append", Session, "append")
@@ -64,7 +64,7 @@ def ForksDrawAnew(whole: Any, session: Session, seq_id: int | None = None) -> Se
     return twin
 
 
-@fault("TestSession::test_rollback")
+@mutant("TestSession::test_rollback")
 class ReplayKeepsTheTail(Above):
     """At level REPLAY, what is taken back stays in the context."""
 

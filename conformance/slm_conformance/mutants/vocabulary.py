@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from slm_conformance.mutants.registry import fault
+from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.backend import ToyModel
 from slm_conformance.toy.context import ToyContext
 from slm_core.protocols import Vocab
@@ -95,70 +95,70 @@ class _VocabModel(ToyModel):
         self.vocab = self.vocab_type(self.vocab)
 
 
-@fault("TestVocabulary::test_control_tokens_are_parsed_or_not")
+@mutant("TestVocabulary::test_control_tokens_are_parsed_or_not")
 class SpecialAlwaysParsed(_VocabModel):
     """The end of text is always that token where it is spelled out."""
 
     vocab_type = _AlwaysSpecial
 
 
-@fault("TestVocabulary::test_random_strings")
+@mutant("TestVocabulary::test_random_strings")
 class SurrogatesRaise(_VocabModel):
     """A text with an unpaired surrogate raises ``UnicodeEncodeError``."""
 
     vocab_type = _Strict
 
 
-@fault("TestVocabulary::test_random_strings")
+@mutant("TestVocabulary::test_random_strings")
 class TokensDecodedAlone(_VocabModel):
     """``decode`` joins the texts of tokens, not their bytes, so that characters of several tokens break."""
 
     vocab_type = _Alone
 
 
-@fault("TestVocabulary::test_equals_the_reference")
+@mutant("TestVocabulary::test_equals_the_reference")
 class SpecialMisplaced(_VocabModel):
     """``add_special`` adds a token that the file does not ask for."""
 
     vocab_type = _OneMore
 
 
-@fault("TestVocabulary::test_random_strings")
+@mutant("TestVocabulary::test_random_strings")
 class JoinersLost(_VocabModel):
     """Zero-width joiners in short texts are lost."""
 
     vocab_type = _WithoutJoiners
 
 
-@fault("TestVocabulary::test_special_tokens_are_the_files")
+@mutant("TestVocabulary::test_special_tokens_are_the_files")
 class WrongBos(_VocabModel):
     """The token that begins a sequence is the last of the vocabulary."""
 
     vocab_type = _NoBos
 
 
-@fault("TestVocabulary::test_special_tokens_are_the_files")
+@mutant("TestVocabulary::test_special_tokens_are_the_files")
 class OnlyEosEndsAnswers(_VocabModel):
     """Of the tokens that end an answer the vocabulary names EOS alone."""
 
     vocab_type = _OnlyEos
 
 
-@fault("TestVocabulary::test_control_tokens_are_no_text")
+@mutant("TestVocabulary::test_control_tokens_are_no_text")
 class SpecialLeaks(_VocabModel):
     """``token_bytes`` gives the text of control tokens, asked for or not."""
 
     vocab_type = _Leaky
 
 
-@fault("TestVocabulary::test_ids_outside")
+@mutant("TestVocabulary::test_ids_outside")
 class NegativeIdsAreEmpty(_VocabModel):
     """Negative ids stand for no bytes."""
 
     vocab_type = _Lenient
 
 
-@fault("TestVocabulary::test_broken_utf8_is_replaced")
+@mutant("TestVocabulary::test_broken_utf8_is_replaced")
 class BrokenBytesDropped(_VocabModel):
     """``decode`` of a single token leaves out bytes that are not UTF-8."""
 

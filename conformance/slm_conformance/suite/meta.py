@@ -1,4 +1,4 @@
-"""Scenarios played without pytest around them: what the meta tests, and the table of faults, are made with."""
+"""Scenarios played without pytest around them: what the meta tests, and the table of mutants, are made with."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from slm_conformance.suite.programs.random_context_programs import SIZES, Progra
 from slm_conformance.suite.scenarios.base import Scenarios
 
 N_PROGRAMS = 20
-"""Of 40 steps each, on the first model: enough that each fault meant for them is found. One of each size on others."""
+"""Of 40 steps each, on the first model: enough that each mutant meant for them is found. One of each size on others."""
 
 
 class TestModelBased(Scenarios):

@@ -21,7 +21,7 @@ from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.model_based import opening, seeds
 
 N_PROGRAMS = 8
-"""Of some 40 steps each: enough that every fault that is meant for them is found."""
+"""Of some 40 steps each: enough that every mutant that is meant for them is found."""
 
 N_TRIES = 120
 """Programs that are tried to find a shorter one: each takes some tenths of a second."""
