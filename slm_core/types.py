@@ -19,7 +19,8 @@ States: TypeAlias = NDArray[np.float32]
 EMBEDDED = -1
 """What stands among token ids where an embedding row was given in place of a token: an id that no token has."""
 
-WantLogits: TypeAlias = Literal["none", "last", "all"]
+LogitsSelection: TypeAlias = Literal["none", "last", "all"]
+"""The tokens of a run that get a row of logits."""
 Tool: TypeAlias = Mapping[str, object] | Callable[..., object] | type
 """A JSON schema; a function with annotations and a docstring; or a pydantic model. See ``toolschema``."""
 Progress: TypeAlias = Callable[[float], None]

@@ -82,7 +82,7 @@ class ScriptedContext(ContextBase):
     def _engine_decode(self, batch: Batch) -> Logits:
         self.on_decode()
         rows = []
-        for token, seq_id, wanted in zip(batch.tokens, batch.seq_ids, batch.wants_logits, strict=True):
+        for token, seq_id, wanted in zip(batch.tokens, batch.seq_ids, batch.logits_mask, strict=True):
             state = self.states[int(seq_id)]
             state.append((int(token), _digest(state)))
             if wanted:

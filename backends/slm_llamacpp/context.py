@@ -134,27 +134,27 @@ class LlamaCppContext(ContextBase):
     # What ContextBase asks for.
 
     def _engine_decode(self, batch: Batch) -> Logits:
-        return self._ran(batch, batch.wants_logits, self._rows)
+        return self._ran(batch, batch.logits_mask, self._rows)
 
     def _engine_embed(self, batch: Batch) -> States:
         """llama.cpp gives states of all tokens of a batch, and their logits besides."""
         self._api.llama_set_embeddings(self._pointer, True)
         try:
             every = np.ones(len(batch), np.bool_)
-            return self._ran(batch, every, self._states)[batch.wants_logits]
+            return self._ran(batch, every, self._states)[batch.logits_mask]
         finally:
             self._api.llama_set_embeddings(self._pointer, False)
 
-    def _ran(self, batch: Batch, wants_rows: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:
+    def _ran(self, batch: Batch, output_mask: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:
         check_positions(batch, self._model.n_positions)
         sequences = np.unique(batch.seq_ids).tolist()
         for seq_id in sequences:
             self._sync(seq_id)
         try:
             made = []
-            for part in parts_of_a_kind(batch, self._positions(batch), wants_rows, self._model.table_rows):
+            for part in parts_of_a_kind(batch, self._positions(batch), output_mask, self._model.table_rows):
                 self._run_part(part)
-                made.append(read(int(np.count_nonzero(part.wants_rows))))
+                made.append(read(int(np.count_nonzero(part.output_mask))))
             return made[0] if len(made) == 1 else np.concatenate(made)
         except BaseException:  # an interrupt, too, leaves the context as it was
             for seq_id in sequences:
@@ -211,12 +211,12 @@ class LlamaCppContext(ContextBase):
 
     def _run_part(self, part: Part) -> None:
         """Decode a part. llama.cpp masks all of a batch or nothing, but for what another sequence holds."""
-        if part.is_span:
+        if part.is_block:
             self._api.llama_set_causal_attn(self._pointer, False)
         try:
             self._run(self._buffers.fill(*part[:-1]))
         finally:
-            if part.is_span:
+            if part.is_block:
                 self._api.llama_set_causal_attn(self._pointer, True)
 
     def _run(self, batch: Any) -> None:
@@ -264,7 +264,7 @@ class LlamaCppContext(ContextBase):
             batch = TokenBatch(self.n_batch)
             add_held(batch, chunk, Pos(seq_id, start + done))
             theirs = positions[done : done + len(chunk)]
-            for part in parts_of_a_kind(batch, theirs, batch.wants_logits, self._model.table_rows):
+            for part in parts_of_a_kind(batch, theirs, batch.logits_mask, self._model.table_rows):
                 self._run_part(part)
             done += len(chunk)
 

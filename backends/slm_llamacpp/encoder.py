@@ -67,7 +67,7 @@ class LlamaCppEncoder(ContextBase):
         if failure:
             raise DecodeFailed(f"llama.cpp could not encode: {logs.reason_in(complaints)} (code {failure})")
         rows = copied(self._api.llama_get_embeddings(self._pointer), len(batch), self._n_embd)
-        return rows[batch.wants_logits]
+        return rows[batch.logits_mask]
 
     def _engine_decode(self, batch: Batch) -> Logits:
         raise UnsupportedOutput("this model is an encoder")

@@ -116,8 +116,8 @@ class FramedContext(LlamaCppContext):
     def _positions_of(self, tokens: Sequence[Held], start: int) -> NDArray[np.integer]:
         return mrope_positions_of(tokens)  # without cuts there is one run, from the first token on
 
-    def _ran(self, batch: Batch, wants_rows: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:
-        rows = super()._ran(batch, wants_rows, read)
+    def _ran(self, batch: Batch, output_mask: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:
+        rows = super()._ran(batch, output_mask, read)
         for seq_id, n in zip(*np.unique(batch.seq_ids, return_counts=True), strict=True):
             self._counted[int(seq_id)] = self._ledger.length(int(seq_id)) + int(n)
         return rows

@@ -93,7 +93,7 @@ class NativeContext(ContextBase):
 
     def _guarded(self, forward: Callable[[HostBatch], R], batch: Batch, plan: MemoryPlan) -> R:
         places = batch.positions if self._mrope_positions is None else self._mrope_positions.of(batch)
-        inputs = batch.tokens, batch.embeddings, batch.positions, places, batch.wants_logits
+        inputs = batch.tokens, batch.embeddings, batch.positions, places, batch.logits_mask
         try:
             return forward(HostBatch(*inputs, plan, self._memory.layers, self._positions))
         except self._transformer.failures as error:

@@ -1,4 +1,4 @@
-"""A batch as the host has it: what a forward pass is told."""
+"""The input of a forward pass: a batch in host memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from slm_native.positions import Positions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostBatch:
-    """A batch, and where its tokens go.
+    """A batch in host memory, and where its keys, values and states go.
 
     Attributes:
-        tokens: ids [T], ``EMBEDDED`` for a row.
+        tokens: ids [T], ``EMBEDDED`` for an embedding row.
         rows: embedding rows in place of tokens [n, E].
-        positions: of each token in its sequence [T].
-        places: where each stands to be rotated [T], or [T, 3] in time, height and width.
-        wants_rows: which tokens' rows are wanted [T].
-        plan: where keys, values and states go, and which tokens see which.
-        layers: the KV cache of each layer that attends.
+        positions: position of each token in its sequence [T].
+        places: position of each token for RoPE [T]; for M-RoPE [T, 3]: time, height, width.
+        output_mask: the tokens whose rows are returned, bool [T].
+        plan: where keys, values and states go, and which tokens attend to which.
+        layers: the KV cache of each attention layer.
         embedded: the context's position embeddings.
     """
 
@@ -33,7 +33,7 @@ class HostBatch:
     rows: NDArray[np.float32]
     positions: NDArray[np.int32]
     places: NDArray[np.integer]
-    wants_rows: NDArray[np.bool_]
+    output_mask: NDArray[np.bool_]
     plan: MemoryPlan
     layers: Sequence[KvLayer]
     embedded: Positions
@@ -42,7 +42,10 @@ class HostBatch:
         return len(self.tokens)
 
     def parts(self, size: int | None) -> Iterator[HostBatch]:
-        """The batch, ``size`` tokens at a time; whole, where that is None, or tokens or spans need each other."""
+        """Split the batch into parts of ``size`` tokens.
+
+        The batch stays whole if ``size`` is None, if each sequence has one token, or if it has bidirectional blocks.
+        """
         pages = self.plan.pages
         if size is None or len(self) <= size or len(pages.runs) == len(self) or pages.has_spans:
             yield self
@@ -52,5 +55,5 @@ class HostBatch:
             of = slice(start, min(start + size, len(self)))
             rows = self.rows[n_given[of.start - 1] if of.start else 0 : n_given[of.stop - 1]]
             plan = MemoryPlan(part_of(pages, of.start, of.stop), [])
-            told = self.tokens[of], rows, self.positions[of], self.places[of], self.wants_rows[of]
-            yield HostBatch(*told, plan, self.layers, self.embedded)
+            inputs = self.tokens[of], rows, self.positions[of], self.places[of], self.output_mask[of]
+            yield HostBatch(*inputs, plan, self.layers, self.embedded)

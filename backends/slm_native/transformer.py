@@ -156,11 +156,11 @@ class Transformer:
             hidden: whether rows are hidden states, in place of logits.
 
         Returns:
-            float32 [rows wanted, V], or [rows wanted, E].
+            float32 [n, V], or [n, E] of hidden states, for the n tokens of the output mask.
         """
-        made = self.rows(batch, hidden=hidden)
+        rows = self.rows(batch, hidden=hidden)
         width = self.spec.n_embd if hidden else self.spec.n_vocab
-        return self._kernels.to_host(made) if len(made) else np.empty((0, width), np.float32)
+        return self._kernels.to_host(rows) if len(rows) else np.empty((0, width), np.float32)
 
     def top(self, rows: Array, k: int) -> TopLogits:
         """The ``k`` largest logits of each of at least one row that ``rows`` gave."""
@@ -172,18 +172,18 @@ class Transformer:
         return self._kernels.picks_top
 
     def rows(self, batch: HostBatch, *, hidden: bool = False) -> Array:
-        """As ``forward``; rows are where kernels compute, valid until the next call; [0, E] where none is wanted."""
+        """As ``forward``, with rows on the device, valid until the next call; [0, E] for an empty output mask."""
         parts = [self._part(part, hidden=hidden) for part in batch.parts(self._kernels.chunk)]
-        found = [part for part in parts if len(part)]
-        return parts[-1] if not found else found[0] if len(found) == 1 else self._kernels.concatenated(found)
+        nonempty = [rows for rows in parts if len(rows)] or parts[-1:]
+        return nonempty[0] if len(nonempty) == 1 else self._kernels.concatenated(nonempty)
 
     def _part(self, batch: HostBatch, *, hidden: bool) -> Array:
-        kernels, pages, mask = self._kernels, batch.plan.pages, batch.wants_rows
+        kernels, pages, mask = self._kernels, batch.plan.pages, batch.output_mask
         if self._has_one_plan and not hidden and not len(batch.rows) and not pages.has_spans:
             shape = kernels.fixed(pages, batch.layers) if mask.all() else None
             shape = kernels.fixed_prefill(pages, batch.layers) if not mask.any() else shape
             if shape is not None:
-                n_rows = len(batch) if shape.wanted is None else 0
+                n_rows = len(batch) if shape.output_mask is None else 0
                 ids = batch.tokens, batch.positions, batch.places
                 logits = self._run_shape(shape, *ids, batch.layers, batch.embedded)
                 return kernels.rows(logits, slice(n_rows))
@@ -217,7 +217,7 @@ class Transformer:
         tokens, positions = (np.concatenate([ids, padding]) for ids in (tokens, positions))
         stage, rotations = self._kernels.stage, embedded.at(np.concatenate([places, padding]))
         batch = _DeviceBatch(
-            stage(tokens), None, stage(positions), {None: shape.plan}, [], rotations, output_mask=shape.wanted
+            stage(tokens), None, stage(positions), {None: shape.plan}, [], rotations, output_mask=shape.output_mask
         )
         return shape.run(lambda batch: self._run(batch, layers), batch)
 

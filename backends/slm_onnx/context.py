@@ -138,7 +138,7 @@ class OnnxContext(ContextBase):
         feed = self._feed_for_spans() if batch.ahead.any() else self._feed
         self._make_room(len(batch.tokens))
         self._moved(self._cells.due(batch.seq_ids))
-        n_rows = int(np.count_nonzero(batch.wants_logits))
+        n_rows = int(np.count_nonzero(batch.logits_mask))
         sizes = feed.sizes(len(batch.tokens), self._cells.n_used, n_rows)
         rows = feed.run(dict(self._inputs(batch, sizes)))
         self._cells.append(batch.seq_ids, self._cells.indices(batch.seq_ids, batch.positions))
@@ -174,7 +174,7 @@ class OnnxContext(ContextBase):
         angles = self._cells.angles(seq_ids, padded(places, sizes.tokens))
         has_bias = self._sessions.has_bias
         distances = self._distances(batch, seq_ids, positions, sizes.cells) if has_bias else None
-        wanted = np.flatnonzero(batch.wants_logits)
+        outputs = np.flatnonzero(batch.logits_mask)
         yield "inputs_embeds", self._embedded(batch, tokens, positions)[None].astype(dtype, copy=False)
         yield from self._positions.inputs(positions, angles, distances, dtype)
         yield "rows", np.arange(sizes.tokens, dtype=np.int64)[None]
@@ -184,7 +184,7 @@ class OnnxContext(ContextBase):
         else:
             yield "seqlens_k", np.array([self._cells.n_used + sizes.tokens - 1], np.int32)
             yield "total_sequence_length", np.array(sizes.cells, np.int32)
-        yield "logits_rows", padded(wanted, sizes.rows) if len(wanted) else np.zeros(sizes.rows, np.int64)
+        yield "logits_rows", padded(outputs, sizes.rows) if len(outputs) else np.zeros(sizes.rows, np.int64)
 
     def _distances(
         self, batch: Batch, seq_ids: NDArray[np.int32], positions: NDArray[np.int32], n_cells: int

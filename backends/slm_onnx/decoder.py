@@ -1,6 +1,6 @@
 """The graph of a decoder, built from a model's specification.
 
-Shapes: n tokens of a batch, m rows of logits wanted, t cells that attention looks at, c cells of the cache, E embedding
+Shapes: n tokens of a batch, m rows of logits, t cells that attention looks at, c cells of the cache, E embedding
 width, H query heads, K key and value heads, D head width, V vocabulary.
 
 All sequences' tokens are in one row of the batch; which token sees which cell is in ``attention_bias``, one for each
@@ -120,14 +120,14 @@ class DecoderGraph:
                     shape: list[Dim] = [self.batch, self._spec.n_kv_heads, length, self._spec.head_dim]
                     declare(name, self._dtype, shape)
 
-    def _wanted(self, x: str) -> str:
-        """The rows that logits are made of."""
-        return self._graph.node("Gather", [x, "logits_rows"], f"{x}.wanted", axis=1)
+    def _output_rows(self, x: str) -> str:
+        """The rows of the tokens that get logits."""
+        return self._graph.node("Gather", [x, "logits_rows"], f"{x}.output_rows", axis=1)
 
     def _block(self, layer: int, x: str, branch: str) -> tuple[str, str]:
-        """One block, which reads ``x + branch``; what leaves it is again a sum of two.
+        """One block, which reads ``x + branch``; its result is again a sum of two.
 
-        Behind the last attention layer all is done token by token: only the rows that are wanted go on.
+        After the last attention, each token is computed on its own: only rows of tokens that get logits go on.
         """
         spec, prefix = self._spec, f"blk.{layer}."
         is_last, ffn_norm = layer == spec.n_layers - 1, f"{prefix}{spec.layers[layer].ffn_norm}"
@@ -137,7 +137,7 @@ class DecoderGraph:
             layer, self._norm(x, own_norm, f"{own_norm}.normed") if self._has_norm(own_norm) else normed
         )
         if is_last:
-            mixed, x = self._wanted(mixed), self._wanted(x)
+            mixed, x = self._output_rows(mixed), self._output_rows(x)
         attended = self._products.linear(mixed, f"{prefix}attn_output", f"{prefix}attended")
         post_norm = "" if spec.layers[layer].ffn_norm == _POST_NORM else f"{prefix}{_POST_NORM}"
         attended = self._added(attended, post_norm)
@@ -147,7 +147,7 @@ class DecoderGraph:
         if self._has_norm(ffn_norm):
             normed = self._norm(x, ffn_norm, f"{ffn_norm}.normed")
         elif is_last:
-            normed = self._wanted(normed)
+            normed = self._output_rows(normed)
         both = self._graph.node("Add", [attended, self._fed(layer, normed)], f"{prefix}branches")
         return x, both
 

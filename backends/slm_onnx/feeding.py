@@ -113,19 +113,19 @@ class SplitFeed:
 def _part(inputs: Inputs, first: int, end: int) -> dict[str, NDArray[Any]]:
     """The inputs of tokens [first, end) of a batch: they see the cells before the batch, and those up to ``end``."""
     n, n_cells = inputs["rows"].shape[1], int(inputs["total_sequence_length"])
-    total, wanted, found = n_cells - n + end, inputs["logits_rows"], {}
+    total, output_rows, part = n_cells - n + end, inputs["logits_rows"], {}
     for name, array in inputs.items():
         if name.startswith(("attention_bias", "distances")):
-            found[name] = array[:, :, first:end, :total]
+            part[name] = array[:, :, first:end, :total]
         elif name.startswith(("cos", "sin")):
-            found[name] = array[first:end]
+            part[name] = array[first:end]
         elif name.startswith(("inputs_embeds", "temperature")):
-            found[name] = array[:, first:end]
-    found["rows"] = np.arange(end - first, dtype=np.int64)[None]
-    found["seqlens_k"] = np.array([total - 1], np.int32)
-    found["total_sequence_length"] = np.array(total, np.int32)
-    found["logits_rows"] = wanted[(first <= wanted) & (wanted < end)] - first
-    return found
+            part[name] = array[:, first:end]
+    part["rows"] = np.arange(end - first, dtype=np.int64)[None]
+    part["seqlens_k"] = np.array([total - 1], np.int32)
+    part["total_sequence_length"] = np.array(total, np.int32)
+    part["logits_rows"] = output_rows[(first <= output_rows) & (output_rows < end)] - first
+    return part
 
 
 class FixedFeed:

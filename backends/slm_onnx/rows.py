@@ -109,21 +109,21 @@ class RowsContext(ContextBase):
         )
 
     def _engine_decode(self, batch: Batch) -> Logits:
-        tokens, seq_ids, wanted = batch.tokens, batch.seq_ids, batch.wants_logits
-        rows = np.empty((int(np.count_nonzero(wanted)), self._engine.n_vocab), np.float32)
-        place = np.cumsum(wanted) - 1  # of each token's logits among the rows
+        tokens, seq_ids, mask = batch.tokens, batch.seq_ids, batch.logits_mask
+        rows = np.empty((int(np.count_nonzero(mask)), self._engine.n_vocab), np.float32)
+        row_of = np.cumsum(mask) - 1  # of each token that the mask selects
         after = {}
         for seq_id in dict.fromkeys(seq_ids.tolist()):
-            own = np.flatnonzero(seq_ids == seq_id)
-            after[seq_id], found = self._run(self._rows[seq_id], tokens[own], wanted[own])
-            rows[place[own[wanted[own]]]] = found
+            indices = np.flatnonzero(seq_ids == seq_id)
+            after[seq_id], logits = self._run(self._rows[seq_id], tokens[indices], mask[indices])
+            rows[row_of[indices[mask[indices]]]] = logits
         for seq_id, row in after.items():  # all of them ran
             self._rows[seq_id] = row
         return rows
 
-    def _run(self, row: _Row, tokens: NDArray[np.int32], wanted: NDArray[np.bool_]) -> tuple[_Row, Logits]:
-        """A sequence with tokens behind it, and the logits of those wanted."""
-        engine, found = self._engine, [np.empty((0, self._engine.n_vocab), np.float32)]
+    def _run(self, row: _Row, tokens: NDArray[np.int32], mask: NDArray[np.bool_]) -> tuple[_Row, Logits]:
+        """Append tokens to a sequence; the logits are of the tokens that the mask selects."""
+        engine, parts = self._engine, [np.empty((0, self._engine.n_vocab), np.float32)]
         end = row.length + len(tokens)
         if engine.n_ctx is not None and end > engine.n_ctx:
             raise DecodeFailed(f"position {end - 1} is outside the {engine.n_ctx} that the model is made for")
@@ -133,10 +133,10 @@ class RowsContext(ContextBase):
             n = 1 if step.one_by_one else max(1, _MOST_LOGITS // (4 * engine.n_vocab))
             n = min(n, engine.most_rows or n)
             logits, caches = step.run(tokens[:n], row.caches, row.length, in_place=engine.in_place, position=row.length)
-            found.append(logits[wanted[:n]])
+            parts.append(logits[mask[:n]])
             row = _Row(row.length + len(tokens[:n]), caches)
-            tokens, wanted = tokens[n:], wanted[n:]
-        return row, np.concatenate(found)
+            tokens, mask = tokens[n:], mask[n:]
+        return row, np.concatenate(parts)
 
     def _with_room(self, row: _Row, n: int) -> _Row:
         """The same sequence with caches that can be read, and written up to ``n`` where they are written in place."""

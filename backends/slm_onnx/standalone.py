@@ -62,7 +62,7 @@ class StandaloneGraph(DecoderGraph):
         graph.node("Cast", [total], "total_sequence_length", to=6)
         return self._embed()
 
-    def _wanted(self, x: str) -> str:
+    def _output_rows(self, x: str) -> str:
         return x
 
     def _rotation(self, rope: RopeSpec) -> Sequence[str]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from slm_core.context.inputs import NO_OFFSETS, NO_ROWS, check_offsets, check_rows, from_each
 from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidPosition, InvalidSequence, InvalidToken
-from slm_core.types import EMBEDDED, Pos, WantLogits
+from slm_core.types import EMBEDDED, LogitsSelection, Pos
 
 _INT32_MAX = 2**31 - 1
 _DType = TypeVar("_DType", bound=np.generic)
@@ -29,7 +29,7 @@ class TokenBatch:
         self._tokens = np.empty(capacity, np.int32)
         self._seq_ids = np.empty(capacity, np.int32)
         self._positions = np.empty(capacity, np.int32)
-        self._wants_logits = np.empty(capacity, np.bool_)
+        self._logits_mask = np.empty(capacity, np.bool_)
         self._ahead = np.zeros(capacity, np.int32)
         self._rows: list[NDArray[np.float32]] = []
         self._offsets: list[NDArray[np.int32]] = []  # of the same runs
@@ -72,9 +72,9 @@ class TokenBatch:
         return _readonly(self._positions[: self._length])
 
     @property
-    def wants_logits(self) -> NDArray[np.bool_]:
-        """Whether a logits row is wanted for each token, bool [T]."""
-        return _readonly(self._wants_logits[: self._length])
+    def logits_mask(self) -> NDArray[np.bool_]:
+        """The tokens that get a row of logits, bool [T]."""
+        return _readonly(self._logits_mask[: self._length])
 
     def __len__(self) -> int:
         return self._length
@@ -83,7 +83,9 @@ class TokenBatch:
         """Add one token; see ``protocols.Batch.add``."""
         self.extend((token,), pos, logits="last" if logits else "none")
 
-    def extend(self, tokens: Sequence[int] | NDArray[np.integer], start: Pos, *, logits: WantLogits = "none") -> None:
+    def extend(
+        self, tokens: Sequence[int] | NDArray[np.integer], start: Pos, *, logits: LogitsSelection = "none"
+    ) -> None:
         """Add a run of tokens from ``start`` on; see ``protocols.Batch.extend``."""
         self._add(_token_array(tokens), start, logits)
 
@@ -93,7 +95,7 @@ class TokenBatch:
         start: Pos,
         *,
         offsets: NDArray[np.integer] | None = None,
-        logits: WantLogits = "none",
+        logits: LogitsSelection = "none",
     ) -> None:
         """Add a run of embedding rows from ``start`` on; see ``protocols.Batch.add_embeddings``."""
         check_rows(rows)
@@ -109,7 +111,7 @@ class TokenBatch:
             as_tokens = np.zeros((len(rows), 3), np.int32)
             self._offsets.append(as_tokens if offsets is None else from_each(offsets.astype(np.int32)))
 
-    def _add(self, ids: NDArray[np.integer], start: Pos, logits: WantLogits) -> None:
+    def _add(self, ids: NDArray[np.integer], start: Pos, logits: LogitsSelection) -> None:
         if logits not in ("none", "last", "all"):
             raise InvalidOption(f"logits={logits!r} (accepted: 'none', 'last', 'all')")
         n, first = len(ids), self._length
@@ -123,9 +125,9 @@ class TokenBatch:
         self._seq_ids[first:end] = start.seq_id
         self._positions[first:end] = np.arange(start.index, start.index + n, dtype=np.int32)
         self._ahead[first:end] = 0
-        self._wants_logits[first:end] = logits == "all"
+        self._logits_mask[first:end] = logits == "all"
         if logits == "last":
-            self._wants_logits[end - 1] = True
+            self._logits_mask[end - 1] = True
         self._length = end
 
     def join_block(self, n: int) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.types import Pos, WantLogits
+from slm_core.types import LogitsSelection, Pos
 
 
 class Batch(Protocol):
@@ -51,8 +51,8 @@ class Batch(Protocol):
         ...
 
     @property
-    def wants_logits(self) -> NDArray[np.bool_]:
-        """Whether a logits row is wanted for each token, bool [T]."""
+    def logits_mask(self) -> NDArray[np.bool_]:
+        """The tokens that get a row of logits (of hidden states in ``embed``), bool [T]."""
         ...
 
     def add(self, token: int, pos: Pos, *, logits: bool = False) -> None:
@@ -64,7 +64,9 @@ class Batch(Protocol):
         """
         ...
 
-    def extend(self, tokens: Sequence[int] | NDArray[np.integer], start: Pos, *, logits: WantLogits = "none") -> None:
+    def extend(
+        self, tokens: Sequence[int] | NDArray[np.integer], start: Pos, *, logits: LogitsSelection = "none"
+    ) -> None:
         """Add a run of tokens at ``start`` and the positions after it; all of them or, on an error, none.
 
         Raises:
@@ -80,7 +82,7 @@ class Batch(Protocol):
         start: Pos,
         *,
         offsets: NDArray[np.integer] | None = None,
-        logits: WantLogits = "none",
+        logits: LogitsSelection = "none",
     ) -> None:
         """Add a run of embedding rows, as ``extend`` adds tokens; they are copied.
 

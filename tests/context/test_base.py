@@ -61,9 +61,7 @@ class Engine(ContextBase):
     def _engine_decode(self, batch):
         self._call_engine("decode")
         rows = []
-        for token, seq_id, wanted in zip(
-            batch.tokens.tolist(), batch.seq_ids.tolist(), batch.wants_logits, strict=True
-        ):
+        for token, seq_id, wanted in zip(batch.tokens.tolist(), batch.seq_ids.tolist(), batch.logits_mask, strict=True):
             cells = self.cells[seq_id]
             cells.append([token, zlib.crc32(str(cells).encode())])
             if wanted:
@@ -469,7 +467,7 @@ class Encoder(Engine):
 
     def _engine_embed(self, batch):
         self.calls.append("embed")
-        return np.zeros((int(batch.wants_logits.sum()), 5), np.float32)
+        return np.zeros((int(batch.logits_mask.sum()), 5), np.float32)
 
 
 def test_an_encoder_keeps_nothing_and_has_no_logits():

@@ -24,7 +24,7 @@ RUNS = st.lists(
 
 
 def rows(batch: TokenBatch) -> list[tuple[int, int, int, bool]]:
-    columns = (batch.tokens, batch.seq_ids, batch.positions, batch.wants_logits)
+    columns = (batch.tokens, batch.seq_ids, batch.positions, batch.logits_mask)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
@@ -111,6 +111,6 @@ def test_a_capacity_below_one(capacity):
 def test_what_is_handed_out_cannot_be_written():
     batch = TokenBatch(4)
     batch.extend([1, 2], Pos(0, 0))
-    for column in (batch.tokens, batch.seq_ids, batch.positions, batch.wants_logits):
+    for column in (batch.tokens, batch.seq_ids, batch.positions, batch.logits_mask):
         with pytest.raises(ValueError, match="read-only"):
             column[0] = 1

@@ -40,7 +40,7 @@ def test_a_batch_holds_rows_among_tokens():
     assert batch.tokens.tolist() == [7, EMBEDDED, EMBEDDED, 8, EMBEDDED]
     assert batch.seq_ids.tolist() == [0, 0, 0, 1, 1]
     assert batch.positions.tolist() == [0, 1, 2, 4, 5]
-    assert batch.wants_logits.tolist() == [False, False, True, True, True]
+    assert batch.logits_mask.tolist() == [False, False, True, True, True]
     np.testing.assert_array_equal(batch.embeddings, ROWS[:3])
     batch.clear()
     assert (len(batch), batch.embeddings.shape) == (0, (0, 0))

@@ -34,7 +34,7 @@ class Sums(ContextBase):
         self.batches = []
 
     def _engine_embed(self, batch):
-        self.batches.append((batch.seq_ids.tolist(), batch.wants_logits.tolist()))
+        self.batches.append((batch.seq_ids.tolist(), batch.logits_mask.tolist()))
         rows = []
         for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
             self.held[seq_id].append(int(token))
@@ -44,7 +44,7 @@ class Sums(ContextBase):
             rows.append([token, position, sum(seen)])
         if Capability.ENCODER in self.capabilities:
             self.held = [[] for _ in self.held]
-        return np.array(rows, np.float32)[batch.wants_logits]
+        return np.array(rows, np.float32)[batch.logits_mask]
 
     def _engine_decode(self, batch):
         raise AssertionError

@@ -90,7 +90,7 @@ class TorchContext(ContextBase):
             raise DecodeFailed("as the test wants it")
         asked: dict[int, list[tuple[int, list[int]]]] = {}  # by length: the row, and its history
         n_rows = 0
-        for token, seq_id, wanted in zip(batch.tokens.tolist(), batch.seq_ids, batch.wants_logits, strict=True):
+        for token, seq_id, wanted in zip(batch.tokens.tolist(), batch.seq_ids, batch.logits_mask, strict=True):
             self.held[seq_id].append(token)
             if wanted:
                 asked.setdefault(len(self.held[seq_id]), []).append((n_rows, list(self.held[seq_id])))

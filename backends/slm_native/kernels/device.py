@@ -19,20 +19,20 @@ T = TypeVar("T")
 
 
 class FixedShape(NamedTuple):
-    """A batch that was filled up to a shape of a few.
+    """A batch padded to one of a few fixed shapes.
 
     Attributes:
-        plan: what ``place`` gives, for so many tokens; those behind the batch's own are anybody's.
-        n_tokens: those of the batch and those behind them.
-        run: does a step that depends on shapes and numbers of its argument alone, which has not ``arrived``; what it
-            gives lasts until the next.
-        wanted: which tokens' rows are computed [n_tokens]; None for all.
+        plan: the plan that ``place`` made of the padded batch. Padding entries may point anywhere.
+        n_tokens: tokens of the padded batch.
+        run: runs a step that depends only on the shapes and numbers of its argument. The argument has not ``arrived``;
+            the result is valid until the next call.
+        output_mask: the tokens whose rows are computed, bool [n_tokens]; None for all.
     """
 
     plan: BatchPlan
     n_tokens: int
     run: Callable[[Callable[[Any], Array], Any], Array]
-    wanted: NDArray[np.bool_] | None = None
+    output_mask: NDArray[np.bool_] | None = None
 
 
 class Device(ABC):
@@ -118,20 +118,20 @@ class Device(ABC):
         return top_of_rows(self.to_host(logits), k)
 
     def fixed(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
-        """A batch of which each sequence brings one token, filled up; None where it is computed as it is.
+        """Pad a batch with one token per sequence to a fixed shape; None to run the batch unpadded.
 
         Args:
-            plan: as the cache made it.
+            plan: the plan that the cache made.
             layers: the KV cache of each layer.
         """
         return None
 
     def fixed_prefill(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
-        """A part of a prompt of which no rows are wanted, as ``fixed``; None where it is computed as it is."""
+        """As ``fixed``, for a part of a prompt whose output mask is empty; None to run it unpadded."""
         return None
 
     def warm_shapes(self, layers: Sequence[KvLayer]) -> Iterator[FixedShape]:
-        """Shapes to run once when a context is made, filled with nothing but what is behind a batch's tokens."""
+        """Shapes to run once when a context is made, all tokens of them padding."""
         return iter(())
 
     @abstractmethod

@@ -32,7 +32,7 @@ class _Leaks(ToyContext):
                 self.cells[seq_id] = [*self.cells[seq_id], cell]
                 seen.append((seq_id, cell))
                 rows.append(logits)
-            return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.wants_logits]
+            return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.logits_mask]
 
     def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
         """What it sees of what stands before it in the batch, each with its sequence."""
@@ -65,8 +65,8 @@ class RowsBySequence(ToyContext):
     def decode(self, batch: Batch) -> Logits:
         """Sort."""
         rows = super().decode(batch)
-        some = not batch.wants_logits.all()
-        return rows[np.argsort(batch.seq_ids[batch.wants_logits], kind="stable")] if some else rows
+        some = not batch.logits_mask.all()
+        return rows[np.argsort(batch.seq_ids[batch.logits_mask], kind="stable")] if some else rows
 
 
 @mutant("TestDecode::test_a_prompt_in_chunks")
@@ -105,7 +105,7 @@ class ChunksForgetEachOther(ToyContext):
                 fresh[seq_id].append(cell)
                 rows.append(logits)
             self.cells = [old + new for old, new in zip(self.cells, fresh, strict=True)]
-            return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.wants_logits]
+            return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.logits_mask]
 
 
 @mutant("TestDecode::test_rows_not_asked_for")
@@ -126,7 +126,7 @@ class AtLeastOneRow(ToyContext):
 
     def decode(self, batch: Batch) -> Logits:
         """Ask for it."""
-        if batch.wants_logits.any() or not len(batch):
+        if batch.logits_mask.any() or not len(batch):
             return super().decode(batch)
         whole = self.new_batch()
         for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
@@ -148,7 +148,7 @@ class RunsOneByOne(ToyContext):
             run = TokenBatch(last - first)
             for i in range(first, last):
                 place = Pos(int(batch.seq_ids[i]), int(batch.positions[i]))
-                run.add(int(batch.tokens[i]), place, logits=bool(batch.wants_logits[i]))
+                run.add(int(batch.tokens[i]), place, logits=bool(batch.logits_mask[i]))
             rows.append(super().decode(run))
         return np.concatenate(rows)
 
@@ -164,7 +164,7 @@ class DirtyAfterRefusal(ToyContext):
             one = self.new_batch(1)
             one.add(int(batch.tokens[i]), Pos(int(batch.seq_ids[i]), int(batch.positions[i])), logits=True)
             rows.append(super().decode(one)[0])
-        return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.wants_logits]
+        return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.logits_mask]
 
 
 @mutant("TestDecodeRefusals::test_a_position_that_is_not_the_next")

@@ -42,7 +42,7 @@ class TotalOfTheTop(ToyContext):
         """Sum too few."""
         top = super().decode_top(batch, k)
         few = np.log(np.exp(top.logits).sum(axis=1))
-        late = batch.positions[batch.wants_logits] > 30
+        late = batch.positions[batch.logits_mask] > 30
         return TopLogits(top.tokens, top.logits, np.where(late, few, top.log_totals).astype(np.float32))
 
 
@@ -67,7 +67,7 @@ class TopOfTheFirst(ToyContext):
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
         """Take the first rows."""
-        self.first = len(set(batch.seq_ids.tolist())) > 1 and not batch.wants_logits.all()
+        self.first = len(set(batch.seq_ids.tolist())) > 1 and not batch.logits_mask.all()
         top = super().decode_top(batch, k)
         self.first = False
         return top
@@ -81,7 +81,7 @@ class TopOfTheFirst(ToyContext):
         whole = self.new_batch()
         for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
             whole.add(int(token), Pos(int(seq_id), int(position)), logits=True)
-        return super().decode(whole)[: int(batch.wants_logits.sum())]
+        return super().decode(whole)[: int(batch.logits_mask.sum())]
 
 
 @mutant("TestDeviceSampling::test_in_turns_with_decode")

@@ -48,7 +48,7 @@ class LateEmbeddingsScaled(ToyContext):
         """Scale."""
         rows = super().decode(batch)
         late = (batch.positions > 90) & (batch.tokens == EMBEDDED)
-        rows[late[batch.wants_logits]] *= 1.01
+        rows[late[batch.logits_mask]] *= 1.01
         return rows
 
 
@@ -77,7 +77,7 @@ class RowsChangePlaces(ToyContext):
             return super().decode(batch)
         rolled, before = TokenBatch(len(batch)), iter(np.roll(batch.embeddings, 1, axis=0)[:, None])
         places = zip(batch.tokens.tolist(), batch.seq_ids.tolist(), batch.positions.tolist(), strict=True)
-        for (token, seq_id, index), wanted in zip(places, batch.wants_logits.tolist(), strict=True):
+        for (token, seq_id, index), wanted in zip(places, batch.logits_mask.tolist(), strict=True):
             if token == EMBEDDED:
                 rolled.add_embeddings(next(before), Pos(seq_id, index), logits="last" if wanted else "none")
             else:

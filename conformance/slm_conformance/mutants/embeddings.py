@@ -38,7 +38,7 @@ class LateStatesScaled(ToyContext):
     def embed(self, batch: Batch) -> States:
         """Scale."""
         rows = super().embed(batch)
-        rows[batch.positions[batch.wants_logits] > 90] *= 1.01
+        rows[batch.positions[batch.logits_mask] > 90] *= 1.01
         return rows
 
 
@@ -62,7 +62,7 @@ class StatesOfTheFirst(ToyContext):
 
     def embed(self, batch: Batch) -> States:
         """Take the first; a batch of several sequences takes another path."""
-        n, wanted = len(batch), batch.wants_logits
+        n, wanted = len(batch), batch.logits_mask
         one = len(set(batch.seq_ids.tolist())) == 1
         if not one or wanted.all() or wanted.sum() < 2:
             return super().embed(batch)

@@ -24,7 +24,7 @@ class RowsAskedLast(ToyContext):
 
     def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         rows = super()._ran(batch, step, width)
-        return rows[: np.count_nonzero(batch.wants_logits)]
+        return rows[: np.count_nonzero(batch.logits_mask)]
 
 
 @mutant("TestFailures::test_an_interrupted_decode")
@@ -34,7 +34,7 @@ class TokensBeforeTheirTurn(ToyContext):
     def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         if batch.ahead.any():
             return super()._ran(batch, step, width)
-        wanted, rows = batch.wants_logits.copy(), np.empty((len(batch), width), np.float32)
+        wanted, rows = batch.logits_mask.copy(), np.empty((len(batch), width), np.float32)
         inputs = batch_inputs(batch)
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
             made, rows[i] = step(token, self.cells[seq_id])
@@ -119,7 +119,7 @@ class TheNinthIsWrong(ToyContext):
 
     def decode(self, batch: Batch) -> Logits:
         """Exchange them."""
-        which = np.flatnonzero(batch.seq_ids[batch.wants_logits] >= 8)
+        which = np.flatnonzero(batch.seq_ids[batch.logits_mask] >= 8)
         rows = super().decode(batch)
         if len(which) > 1:
             rows[which] = rows[np.roll(which, 1)]

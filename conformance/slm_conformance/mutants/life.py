@@ -121,7 +121,7 @@ class LateRowsScaled(ToyContext):
 
     def decode(self, batch: Batch) -> Logits:
         """Scale them."""
-        late = batch.positions[batch.wants_logits] >= 150
+        late = batch.positions[batch.logits_mask] >= 150
         return super().decode(batch) * np.where(late, np.float32(1.01), np.float32(1))[:, None]
 
 
@@ -441,7 +441,7 @@ class NearTiesSwapped(ToyContext):
     def decode(self, batch: Batch) -> Logits:
         """Swap them."""
         rows = super().decode(batch)
-        late = batch.positions[batch.wants_logits] >= 150
+        late = batch.positions[batch.logits_mask] >= 150
         for i in np.flatnonzero(late):
             second, best = np.argsort(rows[i])[-2:]
             gap = (rows[i, best] - rows[i, second]) / np.linalg.norm(rows[i])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from slm_conformance.oracle.reference import Reference
 from slm_conformance.oracle.runs import Run, image_offsets
 from slm_core.protocols import Batch, Context
-from slm_core.types import EditLevel, Pos, WantLogits
+from slm_core.types import EditLevel, LogitsSelection, Pos
 
 Rows: TypeAlias = NDArray[np.floating]
 
@@ -139,7 +139,7 @@ Oracle: TypeAlias = Reference | Twin
 def add_run(batch: Batch, run: Run, first: int, rows: NDArray[np.float32] | None, *, wanted: bool) -> None:
     """Add a run to a batch, from position ``first`` on; ``rows`` stand in place of its tokens where there are some."""
     place, n = Pos(run.seq_id, first), len(run.tokens)
-    logits: WantLogits = "all" if wanted else "none"
+    logits: LogitsSelection = "all" if wanted else "none"
     if rows is None:
         batch.extend(run.tokens, place, logits=logits)
     else:

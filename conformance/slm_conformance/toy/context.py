@@ -126,7 +126,7 @@ class ToyContext:
 
     def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         grown: dict[int, list[Cell]] = {}
-        rows, wanted = np.empty((len(batch), width), np.float32), batch.wants_logits.copy()
+        rows, wanted = np.empty((len(batch), width), np.float32), batch.logits_mask.copy()
         inputs, done = batch_inputs(batch), 0
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
             cells = grown.setdefault(seq_id, list(self.cells[seq_id]))

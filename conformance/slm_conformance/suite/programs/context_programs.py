@@ -31,7 +31,7 @@ from slm_conformance.suite.tolerance import relative_errors
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import SlmError
 from slm_core.protocols import Batch, Context, Model
-from slm_core.types import Capability, Pos, TopLogits, WantLogits
+from slm_core.types import Capability, LogitsSelection, Pos, TopLogits
 
 _KEPT, _PROBED = 100, 99
 """The oracle keeps what was dumped as sequences from this number on, and what goes on elsewhere as the one before."""
@@ -303,7 +303,7 @@ def _add(batch: Batch, run: Run, first: int, n_embd: int, wanted: Collection[int
     offsets = _single_offsets(n) if run.kind == "image" else None
     for i in range(n):
         place = Pos(run.seq_id, first + i)
-        logits: WantLogits = "last" if wants[i] else "none"
+        logits: LogitsSelection = "last" if wants[i] else "none"
         if rows is None:
             batch.add(run.tokens[i], place, logits=wants[i])
         else:

@@ -143,9 +143,9 @@ class _UnreadableBatch(TokenBatch):
         return self._read(super().positions)
 
     @property
-    def wants_logits(self) -> NDArray[np.bool_]:
+    def logits_mask(self) -> NDArray[np.bool_]:
         """Rows asked for, or a failure."""
-        return self._read(super().wants_logits)
+        return self._read(super().logits_mask)
 
 
 def _interrupted(prepare: Callable[[], tuple[Context, Callable[[], object]]]) -> list[tuple[Context, float]]:

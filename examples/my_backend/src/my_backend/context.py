@@ -36,15 +36,15 @@ class MyContext(ContextBase):
         self._caches: list[Array] = [engine.empty() for _ in range(options.n_seq_max)]
 
     def _engine_decode(self, batch: Batch) -> Logits:
-        rows = np.empty((int(batch.wants_logits.sum()), self._engine.config.n_vocab), np.float32)
-        row_of = np.cumsum(batch.wants_logits) - 1  # by place in the batch, where a row is wanted
+        rows = np.empty((int(batch.logits_mask.sum()), self._engine.config.n_vocab), np.float32)
+        row_of = np.cumsum(batch.logits_mask) - 1  # of each token that the mask selects
         grown: dict[int, Array] = {}
         try:
             for seq_id in np.unique(batch.seq_ids).tolist():
                 places = np.flatnonzero(batch.seq_ids == seq_id)
-                wanted = batch.wants_logits[places]
-                logits, grown[seq_id] = self._engine.forward(batch.tokens[places], wanted, self._caches[seq_id])
-                rows[row_of[places[wanted]]] = logits
+                mask = batch.logits_mask[places]
+                logits, grown[seq_id] = self._engine.forward(batch.tokens[places], mask, self._caches[seq_id])
+                rows[row_of[places[mask]]] = logits
         except MemoryError as error:
             raise DecodeFailed(f"no memory for a batch of {len(batch.tokens)} tokens: {error}") from error
         for seq_id, cache in grown.items():  # last, so that an error above has changed nothing

@@ -105,17 +105,17 @@ def check_readable(file: GgufFile) -> Config:
         InvalidModelFile: a tensor is missing, or has another shape than the dimensions say.
     """
     config = Config.read(file)
-    wanted = dict(config.tensors())
-    if "output.weight" in file.tensors:  # else the embeddings serve for the output as well
-        wanted["output.weight"] = (config.n_vocab, config.n_embd)
-    unknown = sorted(set(file.tensors) - set(wanted))
+    shapes = dict(config.tensors())
+    if "output.weight" in file.tensors:  # else the output uses the embeddings
+        shapes["output.weight"] = (config.n_vocab, config.n_embd)
+    unknown = sorted(set(file.tensors) - set(shapes))
     if unknown:
         raise UnsupportedModel(f"tensor {unknown[0]!r} is no part of a qwen3 that this engine knows")
-    for name, shape in wanted.items():
+    for name, shape in shapes.items():
         info = file.tensors.get(name)
         if info is None or info.shape != shape:
-            found = "missing" if info is None else f"of shape {info.shape}"
-            raise InvalidModelFile(f"{file.path}: tensor {name!r} is {found}, the dimensions say {shape}")
+            actual = "missing" if info is None else f"of shape {info.shape}"
+            raise InvalidModelFile(f"{file.path}: tensor {name!r} is {actual}, the dimensions say {shape}")
         if info.ggml_type not in (GgmlType.F32, GgmlType.F16, GgmlType.Q8_0):
             raise UnsupportedModel(f"tensor {name!r} is {info.ggml_type.name} (accepted: F32, F16, Q8_0)")
     return config
@@ -149,16 +149,16 @@ class Qwen3:
         c = self.config
         return np.empty((2, c.n_layers, 0, c.n_kv_heads, c.head_dim), np.float32)
 
-    def forward(self, tokens: NDArray[np.int32], wanted: NDArray[np.bool_], past: Array) -> tuple[Array, Array]:
+    def forward(self, tokens: NDArray[np.int32], mask: NDArray[np.bool_], past: Array) -> tuple[Array, Array]:
         """Run tokens of one sequence.
 
         Args:
             tokens: int32 [T].
-            wanted: which of them need logits, bool [T].
+            mask: the tokens that get logits, bool [T].
             past: the cache of what stands before them, [2, L, S, K, D]; not changed.
 
         Returns:
-            Logits, float32 [wanted, V], and the grown cache, [2, L, S+T, K, D].
+            Logits of the mask's n tokens, float32 [n, V], and the grown cache, [2, L, S+T, K, D].
         """
         cache = np.concatenate((past, np.empty((*past.shape[:2], len(tokens), *past.shape[3:]), np.float32)), axis=2)
         x = self._weights["token_embd.weight"][tokens]  # [T, E]
@@ -167,7 +167,7 @@ class Qwen3:
             x = x + self._attend(block, self._norm(block + "attn_norm", x), cache[0, layer], cache[1, layer])
             x = x + self._feed_forward(block, self._norm(block + "ffn_norm", x))
         head = "output.weight" if "output.weight" in self._weights else "token_embd.weight"
-        return self._norm("output_norm", x[wanted]) @ self._weights[head].T, cache
+        return self._norm("output_norm", x[mask]) @ self._weights[head].T, cache
 
     def _attend(self, block: str, x: Array, keys: Array, values: Array) -> Array:
         """Attention; fills the last rows of ``keys`` and ``values``, [S+T, K, D]."""
