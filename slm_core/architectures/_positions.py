@@ -25,8 +25,8 @@ def ropes_of(spec: ModelSpec, n_ctx: int, read_factors: ReadFactors) -> dict[Rop
     Raises:
         InvalidModelFile: the file's factors are no positive numbers.
     """
-    found = dict.fromkeys(layer.rope for layer in spec.layers)
-    return {rope: Rope(rope, _factors(rope, n_ctx, read_factors)) for rope in found if rope is not None}
+    ropes = dict.fromkeys(layer.rope for layer in spec.layers)
+    return {rope: Rope(rope, _factors(rope, n_ctx, read_factors)) for rope in ropes if rope is not None}
 
 
 def rope_kind(spec: ModelSpec, n_ctx: int) -> str:

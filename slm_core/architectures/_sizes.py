@@ -54,13 +54,13 @@ def _grouped(keys: Keys, n_kv_heads: int, n_ff_key: str = "feed_forward_length")
 def read_hybrid_sizes(keys: Keys) -> tuple[Sizes, list[bool]]:
     """The dimensions of a model in which some blocks attend, and which do: those that have key heads."""
     n_kv_heads = keys.counts("attention.head_count_kv", read_n_layers(keys))
-    found = sorted(set(n_kv_heads) - {0})
-    if len(found) != 1:
+    head_counts = sorted(set(n_kv_heads) - {0})
+    if len(head_counts) != 1:
         raise UnsupportedModel(
-            f"{keys.gguf.path}: blocks have {found} key heads (metadata"
+            f"{keys.gguf.path}: blocks have {head_counts} key heads (metadata"
             f" '{keys.architecture}.attention.head_count_kv'; accepted: one number, in some blocks)"
         )
-    return _grouped(keys, found[0]), [n > 0 for n in n_kv_heads]
+    return _grouped(keys, head_counts[0]), [n > 0 for n in n_kv_heads]
 
 
 def read_sizes_without_attention(keys: Keys) -> Sizes:
@@ -107,11 +107,11 @@ def read_sizes_by_layer(keys: Keys, slides: Sequence[bool]) -> list[Sizes]:
 
 
 def _equal_lengths(keys: Keys, suffix: str, default: int | None) -> int:
-    length = keys.size(f"attention.key_length{suffix}", default)
-    found = keys.size(f"attention.value_length{suffix}", length)
-    if found != length:
-        raise _unequal(keys, f"value_length{suffix}", found, length)
-    return length
+    key_length = keys.size(f"attention.key_length{suffix}", default)
+    value_length = keys.size(f"attention.value_length{suffix}", key_length)
+    if value_length != key_length:
+        raise _unequal(keys, f"value_length{suffix}", value_length, key_length)
+    return key_length
 
 
 def read_plain_sizes(keys: Keys, n_kv_heads: int, head_dim: int, n_ff_key: str = "feed_forward_length") -> Sizes:
@@ -136,9 +136,9 @@ def _head_dim(keys: Keys, n_embd: int, n_heads: int) -> int:
     return head_dim
 
 
-def _unequal(keys: Keys, name: str, found: int, accepted: int) -> UnsupportedModel:
+def _unequal(keys: Keys, name: str, value: int, accepted: int) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{keys.gguf.path}: metadata '{keys.architecture}.attention.{name}' is {found}, which is unknown here"
+        f"{keys.gguf.path}: metadata '{keys.architecture}.attention.{name}' is {value}, which is unknown here"
         f" (accepted: the {name.replace('value', 'key')}, {accepted})"
     )
 

@@ -346,8 +346,8 @@ class ModelSpec:
     @property
     def attention_layers(self) -> list[int]:
         """The blocks that keep keys and values."""
-        own = [index for index, layer in enumerate(self.layers) if layer.attends and layer.kv_layer is None]
-        return own if self.causal else []
+        indices = [index for index, layer in enumerate(self.layers) if layer.attends and layer.kv_layer is None]
+        return indices if self.causal else []
 
     @property
     def recurrent_layers(self) -> list[int]:
@@ -399,11 +399,11 @@ class ModelSpec:
     def kv_values_in_windows(self) -> dict[int, int]:
         """How many of those belong to layers with a window, by that."""
         windows = {layer.window for layer in self.layers if layer.window is not None}
-        found: dict[int, int] = {}
+        n_values: dict[int, int] = {}
         for (shape, window), blocks in self.kv_groups(windows).items():
             if window is not None:
-                found[window] = found.get(window, 0) + shape.n_values * len(blocks)
-        return found
+                n_values[window] = n_values.get(window, 0) + shape.n_values * len(blocks)
+        return n_values
 
     @property
     def state_values_per_sequence(self) -> int:

@@ -21,16 +21,16 @@ def read_mamba(keys: Keys, *, norm_eps: float | None = None) -> MambaSpec:
 
 def read_mamba2(keys: Keys) -> Mamba2Spec:
     """The sizes of layers with heads; files have their number under the name of another."""
-    found = Mamba2Spec(
+    spec = Mamba2Spec(
         n_inner=keys.size("ssm.inner_size"),
         n_state=keys.size("ssm.state_size"),
         n_taps=keys.size("ssm.conv_kernel"),
         n_heads=keys.size("ssm.time_step_rank"),
         n_groups=keys.size("ssm.group_count"),
     )
-    if found.n_inner % found.n_heads or found.n_heads % found.n_groups:
+    if spec.n_inner % spec.n_heads or spec.n_heads % spec.n_groups:
         raise InvalidModelFile(
-            f"{keys.gguf.path}: {found.n_inner} channels cannot make {found.n_heads} heads, or those {found.n_groups}"
+            f"{keys.gguf.path}: {spec.n_inner} channels cannot make {spec.n_heads} heads, or those {spec.n_groups}"
             f" groups (metadata '{keys.architecture}.ssm.inner_size', 'ssm.time_step_rank' and 'ssm.group_count')"
         )
-    return found
+    return spec

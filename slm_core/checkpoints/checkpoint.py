@@ -57,7 +57,7 @@ class Checkpoint(Closing):
         recipe = read_recipe(folder)
         self.ends = answer_ends(folder)
         self._tables = recipe.tables
-        self._store: TensorStore | None = TensorStore(folder, recipe.beside)
+        self._store: TensorStore | None = TensorStore(folder, recipe.subfolders)
         try:
             stored = {_renamed(name, recipe.renamed): name for name in self._store.shapes}
             self._parts = recipe.parts(stored)
@@ -142,13 +142,13 @@ class Checkpoint(Closing):
         return float(dequantize(data, store.ggml_type(stored), (1,))[0])
 
     def _infos(self) -> dict[str, TensorInfo]:
-        found = {
+        infos = {
             name: TensorInfo(name, table.shape, GgmlType.F32, table.nbytes, 0, 0)
             for name, table in self._tables.items()
         }
         for name, part in self._parts.items():
-            found[name] = self._info(name, part)
-        return found
+            infos[name] = self._info(name, part)
+        return infos
 
     def _info(self, name: str, part: Part) -> TensorInfo:
         store = self._open_store()

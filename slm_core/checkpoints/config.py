@@ -77,24 +77,24 @@ class Config:
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number; errors as for ``size``."""
-        found = self._get(name, default)
-        if not _is_number(found):
+        value = self._get(name, default)
+        if not _is_number(value):
             raise self._wrong(name, f"a number up to {_LARGEST}")
-        return float(found)
+        return float(value)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         """A truth value; errors as for ``size``."""
-        found = self._get(name, default)
-        if not isinstance(found, bool):
+        value = self._get(name, default)
+        if not isinstance(value, bool):
             raise self._wrong(name, "true or false")
-        return found
+        return value
 
     def text(self, name: str, default: str | None = None) -> str:
         """A text; errors as for ``size``."""
-        found = self._get(name, default)
-        if not isinstance(found, str):
+        value = self._get(name, default)
+        if not isinstance(value, str):
             raise self._wrong(name, "a text")
-        return found
+        return value
 
     def items(self, name: str, kind: type[Any], n: int) -> list[Any] | None:
         """A list of ``n`` values of one type, None where it is missing.
@@ -102,14 +102,14 @@ class Config:
         Raises:
             InvalidModelFile: it is something else.
         """
-        found = self._get(name, [])
+        values = self._get(name, [])
         if name not in self._stated:
             return None
         checks: dict[type, Callable[[object], bool]] = {float: _is_number, int: _is_integer}
         fits = checks.get(kind, lambda item: type(item) is kind)
-        if not isinstance(found, list) or len(found) != n or not all(map(fits, found)):
+        if not isinstance(values, list) or len(values) != n or not all(map(fits, values)):
             raise self._wrong(name, f"a list of {n}: {kind.__name__}")
-        return [kind(item) for item in found]
+        return [kind(item) for item in values]
 
     def integers(self, name: str) -> list[int]:
         """A list of integers; [] where it is missing.
@@ -117,10 +117,10 @@ class Config:
         Raises:
             InvalidModelFile: it is something else.
         """
-        found = self._get(name, [])
-        if not isinstance(found, list) or not all(map(_is_integer, found)):
+        values = self._get(name, [])
+        if not isinstance(values, list) or not all(map(_is_integer, values)):
             raise self._wrong(name, f"a list of integers up to {_MAX_SIZE}")
-        return found
+        return values
 
     def strings(self, name: str) -> list[str]:
         """A list of texts; [] where it is missing.
@@ -128,10 +128,10 @@ class Config:
         Raises:
             InvalidModelFile: it is something else.
         """
-        found = self._get(name, [])
-        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        values = self._get(name, [])
+        if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
             raise self._wrong(name, "a list of texts")
-        return found
+        return values
 
     def part(self, name: str) -> Config:
         """An object in this one; empty where it is missing.
@@ -145,10 +145,10 @@ class Config:
 
     def aside(self, name: str) -> Config:
         """Likewise, an object of which nothing matters here but what is read: no other key of it is refused."""
-        found = self._get(name, {})
-        if not isinstance(found, dict):
+        section = self._get(name, {})
+        if not isinstance(section, dict):
             raise self._wrong(name, "an object")
-        return Config(self.source, found, f"{self._name}{name}.")
+        return Config(self.source, section, f"{self._name}{name}.")
 
     def only(self, name: str, *accepted: object) -> None:
         """A key that may be missing, or have one of these values.
@@ -184,10 +184,10 @@ class Config:
             part.refuse_others()
 
     def _integer(self, name: str, default: int | None, least: int, largest: int) -> int:
-        found = self._get(name, default)
-        if type(found) is not int or not least <= found <= largest:
+        value = self._get(name, default)
+        if type(value) is not int or not least <= value <= largest:
             raise self._wrong(name, f"an integer from {least} to {largest}")
-        return found
+        return value
 
     def _get(self, name: str, default: object) -> object:
         self._seen.add(name)

@@ -142,19 +142,23 @@ def decoder(
         model: tensors outside the blocks besides, or in other places than, ``outside`` has them.
         metadata: further keys.
     """
-    own = outside(config, tied=tied) | dict(model or {})
+    model_parts = outside(config, tied=tied) | dict(model or {})
     keys, tables = positions if positions is not None else ({}, {})
     unused = (
-        r"rotary_emb\.inv_freq$" if "output.weight" in own else r"rotary_emb\.inv_freq$|^(lm_head|embed_out)\.weight$"
+        r"rotary_emb\.inv_freq$"
+        if "output.weight" in model_parts
+        else r"rotary_emb\.inv_freq$|^(lm_head|embed_out)\.weight$"
     )
     each = [blocks] * sizes.n_layers if isinstance(blocks, Mapping) else blocks
-    return Recipe(architecture, sizes.metadata | keys | dict(metadata or {}), own, each, tables=tables, unused=unused)
+    return Recipe(
+        architecture, sizes.metadata | keys | dict(metadata or {}), model_parts, each, tables=tables, unused=unused
+    )
 
 
 def interleaved(parts: Parts, sizes: Sizes) -> dict[str, Part]:
     """``parts``, rows of queries and keys in the order of interleaved RoPE pairs."""
-    found = changed(parts, Interleaved(sizes.n_heads), "attn_q")
-    return changed(found, Interleaved(sizes.n_kv_heads), "attn_k")
+    with_queries = changed(parts, Interleaved(sizes.n_heads), "attn_q")
+    return changed(with_queries, Interleaved(sizes.n_kv_heads), "attn_k")
 
 
 def with_biases(parts: Parts, *names: str, wanted: bool = True) -> dict[str, Part]:

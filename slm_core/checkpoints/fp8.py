@@ -1,8 +1,8 @@
 """FP8 weights (E4M3) with their scales: for the whole matrix, for each row, or for each block.
 
-They are read as BF16, which is what their makers' own script makes of them
-(https://github.com/deepseek-ai/DeepSeek-V3/blob/main/inference/fp8_cast_bf16.py): the product of a code and its scale,
-rounded to the nearest. The format is that of https://arxiv.org/abs/2209.05433: no infinities, one NaN of each sign.
+They are read as BF16: the product of a code and its scale, rounded to nearest. DeepSeek's own script converts them in
+the same way (https://github.com/deepseek-ai/DeepSeek-V3/blob/main/inference/fp8_cast_bf16.py). The format is E4M3 of
+https://arxiv.org/abs/2209.05433: no infinities, one NaN of each sign.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slm_core.quant import dequantize, quantize
 
 DTYPE = "F8_E4M3"
 _SCALES = ("_scale_inv", "_scale")
-_BESIDE = re.compile(r"\.(weight_scale|weight_scale_inv|(input|output|k|v|q|prob)_scale|activation_scale)$")
+_SCALING = re.compile(r"\.(weight_scale|weight_scale_inv|(input|output|k|v|q|prob)_scale|activation_scale)$")
 _SCALE_TYPES = {"F32": GgmlType.F32, "BF16": GgmlType.BF16, "F16": GgmlType.F16}
 _BLOCK = 128
 
@@ -34,7 +34,7 @@ def find_scales(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
         InvalidModelFile: there are none, or they do not fit.
         UnsupportedModel: they are of a type that is not known here.
     """
-    found = {}
+    scale_names = {}
     for name, tensor in tensors.items():
         if tensor.dtype != DTYPE:
             continue
@@ -49,13 +49,13 @@ def find_scales(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
                 f" (accepted: {', '.join(_SCALE_TYPES)})"
             )
         _check_fit(f"{folder}: tensor {shown(name)}", tensor.shape, tensors[scale].shape)
-        found[name] = scale
-    return found
+        scale_names[name] = scale
+    return scale_names
 
 
-def beside(tensors: Mapping[str, StoredTensor], scales: Mapping[str, str]) -> set[str]:
+def scaling_tensors(tensors: Mapping[str, StoredTensor], scales: Mapping[str, str]) -> set[str]:
     """The tensors that belong to FP8 matrices: scales of weights, activations and caches."""
-    return {name for name in tensors if _BESIDE.search(name)} if scales else set()
+    return {name for name in tensors if _SCALING.search(name)} if scales else set()
 
 
 def expand(codes: NDArray[np.uint8], stored: NDArray[np.uint8], scale: StoredTensor) -> NDArray[np.uint16]:
@@ -69,12 +69,12 @@ def expand(codes: NDArray[np.uint8], stored: NDArray[np.uint8], scale: StoredTen
     numbers = dequantize(stored, _SCALE_TYPES[scale.dtype], (stored.size // ITEM_BYTES[scale.dtype],))
     scales = numbers.reshape(scale.shape if len(scale.shape) == 2 else (-1, 1))
     rows, columns = (_places(n, n_scales) for n, n_scales in zip(codes.shape, scales.shape, strict=True))
-    found = np.empty(codes.shape, np.uint16)
+    bits = np.empty(codes.shape, np.uint16)
     for start in range(0, len(codes), _BLOCK):  # a band at a time: eight bytes for each code are needed meanwhile
         band = slice(start, start + _BLOCK)
         products = VALUES[codes[band]] * scales[rows[band]][:, columns]
-        found[band] = quantize(products, GgmlType.BF16).view(np.uint16).reshape(products.shape)
-    return found
+        bits[band] = quantize(products, GgmlType.BF16).view(np.uint16).reshape(products.shape)
+    return bits
 
 
 def _places(n: int, n_scales: int) -> NDArray[np.intp]:

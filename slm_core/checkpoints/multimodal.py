@@ -13,16 +13,16 @@ _RENAMED = {r"^(language_model\.model|model\.language_model)\.": "model.", r"^la
 
 
 def text_model(config: Config, read: Callable[[Config], Recipe], *, neutral: str, towers: str) -> Recipe:
-    """The text model of a directory that holds others beside it.
+    """The text model of a directory that also holds encoders of images or sound.
 
     Args:
-        config: of the whole model; the text model's is a part of it.
-        read: reads that part.
-        neutral: keys of the others, between spaces.
-        towers: how names of the others' tensors begin, up to a dot, between spaces.
+        config: the configuration of the whole model; one section of it is the text model's.
+        read: reads that section.
+        neutral: keys of the other models, separated by spaces.
+        towers: prefixes of the other models' tensors, up to a dot, separated by spaces.
     """
     config.neutral(*neutral.split())
     config.only("tie_word_embeddings", True)
-    found = read(config.part("text_config"))
-    unused = rf"{found.unused}|^(model\.)?({'|'.join(towers.split())})\."
-    return replace(found, renamed=_RENAMED, unused=unused)
+    recipe = read(config.part("text_config"))
+    unused = rf"{recipe.unused}|^(model\.)?({'|'.join(towers.split())})\."
+    return replace(recipe, renamed=_RENAMED, unused=unused)

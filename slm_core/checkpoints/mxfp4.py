@@ -35,7 +35,7 @@ def find_packed(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
     Raises:
         InvalidModelFile: scales are missing, or do not fit.
     """
-    found = {}
+    shapes = {}
     for name, blocks in tensors.items():
         if not name.endswith(BLOCKS) or blocks.dtype != "U8":
             continue
@@ -48,16 +48,16 @@ def find_packed(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
             )
         if len(scales.shape) < 2:
             raise InvalidModelFile(f"{folder}: tensor {shown(name)} has the shape {blocks.shape}, which is no matrix")
-        found[name] = (*scales.shape[:-1], scales.shape[-1] * _TYPE.block_size)
-    return found
+        shapes[name] = (*scales.shape[:-1], scales.shape[-1] * _TYPE.block_size)
+    return shapes
 
 
 def interleave(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """GGUF's blocks, uint8 [..., n_blocks * 17], of codes [..., n_blocks, 16] and scales [..., n_blocks]."""
-    found = np.empty((*scales.shape, _TYPE.block_bytes), np.uint8)
-    found[..., 0] = scales
+    packed = np.empty((*scales.shape, _TYPE.block_bytes), np.uint8)
+    packed[..., 0] = scales
     even, odd = blocks & 15, blocks >> 4  # weights 0, 2, 4, ... and 1, 3, 5, ...
     half = _CODE_BYTES // 2
-    found[..., 1::2] = even[..., :half] | even[..., half:] << 4
-    found[..., 2::2] = odd[..., :half] | odd[..., half:] << 4
-    return found.reshape(*scales.shape[:-1], -1)
+    packed[..., 1::2] = even[..., :half] | even[..., half:] << 4
+    packed[..., 2::2] = odd[..., :half] | odd[..., half:] << 4
+    return packed.reshape(*scales.shape[:-1], -1)

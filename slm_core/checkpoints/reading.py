@@ -54,10 +54,10 @@ def read_recipe(folder: Path) -> Recipe:
             " transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     config = Config(folder / CONFIG, read_json(folder / CONFIG))
-    found = recipe_of(config)
+    recipe = recipe_of(config)
     if not _is_encoder(config):
-        return found
-    return _with_dense(folder, replace(found, metadata={**found.metadata, **_pooling(folder)}))
+        return recipe
+    return _with_dense(folder, replace(recipe, metadata={**recipe.metadata, **_pooling(folder)}))
 
 
 def vocabulary_of(folder: Path) -> Path:
@@ -84,9 +84,9 @@ def recipe_of(config: Config) -> Recipe:
         about.only("is_encoder_decoder", False)
         about.only("add_cross_attention", False)
     module = importlib.import_module(f"{families.__name__}.{kind}")
-    found = cast("Callable[[Config], Recipe]", module.recipe)(config)
+    recipe = cast("Callable[[Config], Recipe]", module.recipe)(config)
     config.refuse_others()
-    return found
+    return recipe
 
 
 def answer_ends(folder: Path) -> tuple[int, ...]:
@@ -95,14 +95,14 @@ def answer_ends(folder: Path) -> tuple[int, ...]:
     Raises:
         InvalidModelFile: one is no token.
     """
-    found: list[int] = []
+    tokens: list[int] = []
     for path in (folder / CONFIG, folder / GENERATION):
-        stated = read_json(path).get("eos_token_id") if path.exists() else None
-        ends = stated if isinstance(stated, list) else [] if stated is None else [stated]
+        value = read_json(path).get("eos_token_id") if path.exists() else None
+        ends = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(end) is int and end >= 0 for end in ends):
-            raise InvalidModelFile(f"{path}: 'eos_token_id' is {repr(stated)[:80]} (accepted: tokens)")
-        found += ends
-    return tuple(dict.fromkeys(found))
+            raise InvalidModelFile(f"{path}: 'eos_token_id' is {repr(value)[:80]} (accepted: tokens)")
+        tokens += ends
+    return tuple(dict.fromkeys(tokens))
 
 
 def _pooling(folder: Path) -> dict[str, PlainValue]:
@@ -113,8 +113,8 @@ def _pooling(folder: Path) -> dict[str, PlainValue]:
     """
     if not (folder / _POOLING).is_file():
         return {}
-    stated = read_json(folder / _POOLING)
-    modes = [name for name, value in stated.items() if name.startswith("pooling_mode_") and value is True]
+    settings = read_json(folder / _POOLING)
+    modes = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         raise UnsupportedModel(f"{folder / _POOLING}: {modes[:5]} (accepted: one of {', '.join(_POOLINGS)})")
     return {"pooling_type": _POOLINGS[modes[0]]}
@@ -126,26 +126,26 @@ def _with_dense(folder: Path, recipe: Recipe) -> Recipe:
     Raises:
         UnsupportedModel: another model has some, or they are of another kind.
     """
-    there = [name for name in _DENSE if (folder / name).exists()]
-    if there and recipe.architecture != "gemma-embedding":
-        raise UnsupportedModel(f"{folder / there[0]}: layers behind pooling are not implemented for this model")
+    folders = [name for name in _DENSE if (folder / name).exists()]
+    if folders and recipe.architecture != "gemma-embedding":
+        raise UnsupportedModel(f"{folder / folders[0]}: layers behind pooling are not implemented for this model")
     metadata, model = dict(recipe.metadata), dict(recipe.model)
-    for name in there:
-        about = Config(folder / name / CONFIG, read_json(folder / name / CONFIG))
-        about.only("bias", False)
-        about.only("activation_function", _IDENTITY)
-        about.neutral("module_input_name", "module_output_name")
-        ours = f"dense_{name[0]}"
-        metadata |= {f"{ours}_feat_{end}": about.size(f"{end}_features") for end in ("in", "out")}
-        model[f"{ours}.weight"] = Part(f"{name}/linear.weight")
-        about.refuse_others()
-    return replace(recipe, metadata=metadata, model=model, beside=there)
+    for name in folders:
+        config = Config(folder / name / CONFIG, read_json(folder / name / CONFIG))
+        config.only("bias", False)
+        config.only("activation_function", _IDENTITY)
+        config.neutral("module_input_name", "module_output_name")
+        prefix = f"dense_{name[0]}"
+        metadata |= {f"{prefix}_feat_{end}": config.size(f"{end}_features") for end in ("in", "out")}
+        model[f"{prefix}.weight"] = Part(f"{name}/linear.weight")
+        config.refuse_others()
+    return replace(recipe, metadata=metadata, model=model, subfolders=folders)
 
 
 def _is_encoder(config: Config) -> bool:
     kind = config.text("model_type")
-    both_ways = config.is_true("use_bidirectional_attention")
-    return kind in _ENCODERS or (kind == "gemma3_text" and both_ways)
+    is_bidirectional = config.is_true("use_bidirectional_attention")
+    return kind in _ENCODERS or (kind == "gemma3_text" and is_bidirectional)
 
 
 def _check_task(config: Config) -> None:

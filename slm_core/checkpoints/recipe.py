@@ -51,7 +51,7 @@ FREQUENCIES = r"rotary_emb\.inv_freq$"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one directory holds. Every tensor that is named must be there; others are refused, or told to be unused.
+    """What one directory holds. Every named tensor must exist; other tensors are refused, or declared unused.
 
     Attributes:
         architecture: as GGUF files name it.
@@ -64,7 +64,7 @@ class Recipe:
         numbers: further such metadata, a number for each block, by the tensor that has it there.
         unused: expression for tensors that belong to the model and change nothing here.
         renamed: expressions for how names begin in some directories, and how they begin here.
-        beside: folders in the directory with further tensors; see ``TensorStore``.
+        subfolders: folders of the directory that hold further tensors; see ``TensorStore``.
     """
 
     architecture: str
@@ -77,15 +77,15 @@ class Recipe:
     numbers: Mapping[str, str] = field(default_factory=dict)
     unused: str = FREQUENCIES
     renamed: Mapping[str, str] = field(default_factory=dict)
-    beside: Sequence[str] = ()
+    subfolders: Sequence[str] = ()
 
     def parts(self, stored: Container[str]) -> dict[str, Part]:
         """Every tensor by the name in GGUF files, with its full name in a directory that has those ``stored``."""
-        found = dict(self.model)
+        parts = dict(self.model)
         for i, block in enumerate(self.blocks):
             prefix = self.prefix.format(i=i)
-            found |= {f"blk.{i}.{name}": part.below(prefix) for name, part in block.items()}
-        return {name: _as_stored(part, stored) for name, part in found.items()}
+            parts |= {f"blk.{i}.{name}": part.below(prefix) for name, part in block.items()}
+        return {name: _as_stored(part, stored) for name, part in parts.items()}
 
     def number_names(self) -> dict[str, list[str]]:
         """The tensors of ``numbers``, by the name of the metadata, of each block [L]."""
@@ -105,17 +105,17 @@ def weights(names: Mapping[str, str], change: Change | None = None) -> dict[str,
 def biases(parts: Parts, *names: str) -> dict[str, Part]:
     """The biases of the named weights of ``parts``, changed as they are; of all where none is named."""
     chosen = names or [name.removesuffix(".weight") for name in parts if name.endswith(".weight")]
-    found = {}
+    bias_parts = {}
     for name in chosen:
         part = parts[f"{name}.weight"]
-        found[f"{name}.bias"] = Part(f"{part.name.removesuffix('.weight')}.bias", part.change, part.n_stacked)
-    return found
+        bias_parts[f"{name}.bias"] = Part(f"{part.name.removesuffix('.weight')}.bias", part.change, part.n_stacked)
+    return bias_parts
 
 
 def changed(parts: Parts, change: Change, *names: str) -> dict[str, Part]:
     """``parts``, the weights that are named changed."""
-    found = dict(parts)
+    changed_parts = dict(parts)
     for name in names:
-        part = found[f"{name}.weight"]
-        found[f"{name}.weight"] = Part(part.name, change, part.n_stacked)
-    return found
+        part = changed_parts[f"{name}.weight"]
+        changed_parts[f"{name}.weight"] = Part(part.name, change, part.n_stacked)
+    return changed_parts

@@ -107,7 +107,7 @@ def _yarn(config: Config, where: Config, n_ctx: int) -> dict[str, PlainValue]:
     where.neutral("max_position_embeddings", "finetuned")
     n_original = _original(config, where, n_ctx)
     factor = where.number("factor", n_ctx / n_original)
-    own, of_all = where.number("mscale", 0.0), where.number("mscale_all_dim", 0.0)
+    mscale, mscale_all_dim = where.number("mscale", 0.0), where.number("mscale_all_dim", 0.0)
     keys = scaled(
         "yarn",
         factor=factor,
@@ -117,10 +117,10 @@ def _yarn(config: Config, where: Config, n_ctx: int) -> dict[str, PlainValue]:
     )
     if not where.flag("truncate", True):
         keys[f"{OWN}rope.yarn_truncate"] = False
-    if "attention_factor" not in where and own == 1 and of_all:
-        return keys | {"rope.scaling.yarn_log_multiplier": of_all}
+    if "attention_factor" not in where and mscale == 1 and mscale_all_dim:
+        return keys | {"rope.scaling.yarn_log_multiplier": mscale_all_dim}
     paper = _magnitude(factor, 1.0)
-    wanted = _magnitude(factor, own) / _magnitude(factor, of_all) if own and of_all else paper
+    wanted = _magnitude(factor, mscale) / _magnitude(factor, mscale_all_dim) if mscale and mscale_all_dim else paper
     wanted = where.number("attention_factor", wanted)
     return keys if wanted == paper else keys | {"rope.scaling.attn_factor": wanted / paper}
 

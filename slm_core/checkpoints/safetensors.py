@@ -96,13 +96,13 @@ class SafetensorsFile:
             )
         end = _LENGTH_BYTES + length
         try:
-            found = json.loads(self._file.data[_LENGTH_BYTES:end].decode(), object_pairs_hook=_unique)
+            header = json.loads(self._file.data[_LENGTH_BYTES:end].decode(), object_pairs_hook=_unique)
         except (ValueError, RecursionError) as error:
             raise self._damaged(f"the header is not JSON: {str(error)[:200]}") from None
-        if not isinstance(found, dict):
+        if not isinstance(header, dict):
             raise self._damaged("the header is not a JSON object")
-        found.pop("__metadata__", None)
-        return found, end
+        header.pop("__metadata__", None)
+        return header, end
 
     def _stored(self, name: str, entry: object, data_start: int) -> StoredTensor:
         what = f"tensor {shown(name)}"
@@ -134,13 +134,13 @@ class SafetensorsFile:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         names = [name for name, _ in pairs]
         again = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{shown(again)} appears twice")
-    return found
+    return entries
 
 
-def _are_sizes(found: object) -> bool:
-    return isinstance(found, list) and all(type(size) is int and size >= 0 for size in found)
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)

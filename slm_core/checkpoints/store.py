@@ -36,10 +36,10 @@ class TensorStore:
 
     Args:
         folder: holds ``model.safetensors``, or several files and their index.
-        beside: folders in it with further tensors, whose names here begin with the folder's and a stroke.
+        subfolders: folders in it with further tensors; their names get the prefix "<subfolder>/".
 
     Attributes:
-        shapes: of all tensors by name, scales that go with others left out.
+        shapes: of all tensors by name, without the scales of other tensors.
         size_bytes: of all tensors as stored.
 
     Raises:
@@ -47,14 +47,14 @@ class TensorStore:
         UnsupportedModel: the directory has no weights of this format.
     """
 
-    def __init__(self, folder: Path, beside: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, subfolders: Sequence[str] = ()) -> None:
         self.folder = folder
         self._files: list[SafetensorsFile] = []
-        self._homes: dict[str, tuple[SafetensorsFile, str]] = {}  # the file of each tensor, and its name there
+        self._locations: dict[str, tuple[SafetensorsFile, str]] = {}  # the file of each tensor, and its name there
         try:
             for path in _paths(folder):
                 self._add(SafetensorsFile(path))
-            for name in beside:
+            for name in subfolders:
                 self._add(SafetensorsFile(folder / name / SINGLE), f"{name}/")
             self._check_index()
             self._scales = fp8.find_scales(folder, self._all())
@@ -62,7 +62,7 @@ class TensorStore:
         except BaseException:
             self.close()
             raise
-        scales = fp8.beside(self._all(), self._scales)
+        scales = fp8.scaling_tensors(self._all(), self._scales)
         if unused := sorted(scales - set(self._scales.values())):
             _log.info("%s: %d tensors scale activations or caches, which changes nothing here", folder, len(unused))
         scales.update(map(mxfp4.scales_of, self._packed))
@@ -116,15 +116,15 @@ class TensorStore:
             file.close()
 
     def _all(self) -> dict[str, StoredTensor]:
-        return {name: self._stored(name) for name in self._homes}
+        return {name: self._stored(name) for name in self._locations}
 
     def _stored(self, name: str) -> StoredTensor:
-        file, own = self._homes[name]
-        return file.tensors[own]
+        file, stored_name = self._locations[name]
+        return file.tensors[stored_name]
 
     def _data(self, name: str) -> NDArray[np.uint8]:
-        file, own = self._homes[name]
-        return file.data(own)
+        file, stored_name = self._locations[name]
+        return file.data(stored_name)
 
     def _raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor whose items are bytes, in its shape."""
@@ -134,13 +134,15 @@ class TensorStore:
         self._files.append(file)
         for own in file.tensors:
             name = prefix + own
-            if name in self._homes:
-                raise InvalidModelFile(f"{file.path}: tensor {shown(own)} is in {self._homes[name][0].path.name}, too")
-            self._homes[name] = file, own
+            if name in self._locations:
+                raise InvalidModelFile(
+                    f"{file.path}: tensor {shown(own)} is in {self._locations[name][0].path.name}, too"
+                )
+            self._locations[name] = file, own
 
     def _check_index(self) -> None:
         for name, file in _index(self.folder).items():
-            if name not in self._homes or self._homes[name][0].path.name != file:
+            if name not in self._locations or self._locations[name][0].path.name != file:
                 raise InvalidModelFile(f"{self.folder / INDEX}: tensor {shown(name)} is not in {shown(file)}")
 
 
@@ -158,10 +160,10 @@ def _index(folder: Path) -> dict[str, str]:
     path = folder / INDEX
     if not path.exists():
         return {}
-    found = read_json(path).get("weight_map")
-    if not isinstance(found, dict) or not found:
+    files = read_json(path).get("weight_map")
+    if not isinstance(files, dict) or not files:
         raise InvalidModelFile(f"{path}: there is no 'weight_map'")
-    for name in found.values():
+    for name in files.values():
         if not isinstance(name, str) or "\0" in name or Path(name).name != name:
-            raise InvalidModelFile(f"{path}: {shown(str(name))} is not the name of a file beside it")
-    return found
+            raise InvalidModelFile(f"{path}: {shown(str(name))} is not the name of a file in the same folder")
+    return files

@@ -33,20 +33,20 @@ def read_importance(path: str | os.PathLike[str]) -> Importance:
         InvalidModelFile: it cannot be read, is damaged, or holds a value that is negative or no number.
         UnsupportedModel: it is a GGUF file of another version.
     """
-    given = Path(path)
-    file = MappedFile(given)
+    file_path = Path(path)
+    file = MappedFile(file_path)
     is_gguf = bytes(file.data[:4]) == b"GGUF"
-    entries = _gguf_entries(given) if is_gguf else _legacy_entries(Cursor(file))
-    found: dict[str, NDArray[np.float32]] = {}
+    entries = _gguf_entries(file_path) if is_gguf else _legacy_entries(Cursor(file))
+    matrices: dict[str, NDArray[np.float32]] = {}
     for name, values in entries:
-        if name in found:
-            raise InvalidModelFile(f"{given}: importance of {shown(name)} appears twice")
+        if name in matrices:
+            raise InvalidModelFile(f"{file_path}: importance of {shown(name)} appears twice")
         if not (np.isfinite(values).all() and (values >= 0).all()):
-            raise InvalidModelFile(f"{given}: importance of {shown(name)} is negative or not a number in places")
-        found[name] = values
-    if not found:
-        raise InvalidModelFile(f"{given}: no importance in it")
-    return found
+            raise InvalidModelFile(f"{file_path}: importance of {shown(name)} is negative or not a number in places")
+        matrices[name] = values
+    if not matrices:
+        raise InvalidModelFile(f"{file_path}: no importance in it")
+    return matrices
 
 
 def _gguf_entries(path: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -71,9 +71,11 @@ def _floats(file: GgufFile, name: str) -> NDArray[np.float32]:
 
 def _means(sums: NDArray[np.float32], counts: NDArray[np.float32]) -> NDArray[np.float32]:
     """Rows that have seen nothing, experts that were never asked, count their inputs alike."""
-    seen = counts > 0
+    is_counted = counts > 0
     with np.errstate(over="ignore", invalid="ignore"):
-        means: NDArray[np.float32] = np.where(seen, sums / np.where(seen, counts, np.float32(1)), np.float32(1))
+        means: NDArray[np.float32] = np.where(
+            is_counted, sums / np.where(is_counted, counts, np.float32(1)), np.float32(1)
+        )
     return means
 
 

@@ -144,10 +144,10 @@ def _forced_types(overrides: Mapping[str, str], matrices: list[str]) -> dict[str
             pattern = re.compile(expression)
         except re.error as error:
             raise InvalidOption(f"{expression!r} is no regular expression: {error}") from None
-        found = [name for name in matrices if pattern.search(name)]
-        if not found:
+        matching = [name for name in matrices if pattern.search(name)]
+        if not matching:
             raise InvalidOption(f"{expression!r} is found in no name of a matrix that may be quantized")
-        for name in found:
+        for name in matching:
             forced.setdefault(name, accepted[type_name.upper()])
     return forced
 

@@ -68,11 +68,11 @@ def recipe_of(name: str) -> QuantizationRecipe:
     Raises:
         InvalidOption: there is none; the message lists those there are.
     """
-    wanted = name.upper()
-    found = RECIPES.get(_ALIASES.get(wanted, wanted))
-    if found is None:
+    upper = name.upper()
+    recipe = RECIPES.get(_ALIASES.get(upper, upper))
+    if recipe is None:
         raise InvalidOption(f"unknown type {name!r} (accepted: {', '.join(RECIPES)}, {', '.join(_ALIASES)})")
-    return found
+    return recipe
 
 
 class Role(Enum):

@@ -48,16 +48,16 @@ def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] =
     """
     path = vocabulary_of(folder)
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
-    stated = {} if path.name == WORLD else read_json(path)
+    data = {} if path.name == WORLD else read_json(path)
     vocab: DirectoryVocab | GgufVocab
     if path.name == WORLD:
         vocab = world_vocab(path, read_world(path), settings, size, ends)
-    elif is_world(stated):
-        pieces, added = world_of_json(path, stated)
+    elif is_world(data):
+        pieces, added = world_of_json(path, data)
         vocab = world_vocab(path, pieces, {"added_tokens_decoder": added} | settings, size, ends, unnamed=None)
     else:
         with reported(InvalidModelFile, f"{path}: not a tokenizer"):
-            vocab = DirectoryVocab(path, stated, settings, size, ends)
+            vocab = DirectoryVocab(path, data, settings, size, ends)
     if size is not None and not all(0 <= end < size for end in ends):
         raise InvalidModelFile(f"{folder}: a token that ends answers is outside the vocabulary of {size}")
     return vocab
@@ -170,10 +170,10 @@ def _tokenizer(source: Path, stated: Mapping[str, Any]) -> Any:
     from tokenizers import Tokenizer
 
     with reported(InvalidModelFile, f"{source}: not a tokenizer"):
-        made = Tokenizer.from_str(json.dumps(stated))
-    made.no_truncation()
-    made.no_padding()
-    return made
+        tokenizer = Tokenizer.from_str(json.dumps(stated))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _content_tokenizer(source: Path, whole: Any, stated: Mapping[str, Any], control: set[str]) -> Any:

@@ -42,11 +42,11 @@ def tokenizer_files(gguf: GgufFile, n_ctx: int) -> dict[str, str]:
         "".join(spec.tokens).encode()
     except UnicodeEncodeError as error:
         raise UnsupportedModel(f"{spec.source}: a token is not UTF-8, which {TOKENIZER} cannot hold") from error
-    stated = _byte_pairs(gguf, spec) if spec.pre is not None else _sentencepiece(gguf, spec)
-    stated["added_tokens"] = _added_tokens(gguf, spec)
-    stated["post_processor"] = _post_processor(spec)
+    tokenizer = _byte_pairs(gguf, spec) if spec.pre is not None else _sentencepiece(gguf, spec)
+    tokenizer["added_tokens"] = _added_tokens(gguf, spec)
+    tokenizer["post_processor"] = _post_processor(spec)
     settings = _settings(spec, n_ctx)
-    return {name: json.dumps(found, ensure_ascii=False) for name, found in ((TOKENIZER, stated), (SETTINGS, settings))}
+    return {name: json.dumps(data, ensure_ascii=False) for name, data in ((TOKENIZER, tokenizer), (SETTINGS, settings))}
 
 
 def _byte_pairs(gguf: GgufFile, spec: VocabSpec) -> dict[str, Any]:
@@ -96,13 +96,13 @@ def _sentencepiece(gguf: GgufFile, spec: VocabSpec) -> dict[str, Any]:
 def _merges_by_score(spec: VocabSpec, scores: list[float]) -> list[list[str]]:
     kinds = (TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.UNUSED)
     ids = {spec.tokens[i]: i for i in spec.content_of_kind(*kinds)}
-    found: list[tuple[float, int, int, list[str]]] = []
+    merges: list[tuple[float, int, int, list[str]]] = []
     for piece, i in ids.items():
-        for at in range(1, len(piece)):
-            left, right = ids.get(piece[:at]), ids.get(piece[at:])
+        for split in range(1, len(piece)):
+            left, right = ids.get(piece[:split]), ids.get(piece[split:])
             if left is not None and right is not None:
-                found.append((-scores[i], left, right, [piece[:at], piece[at:]]))
-    return [pair for *_, pair in sorted(found)]
+                merges.append((-scores[i], left, right, [piece[:split], piece[split:]]))
+    return [pair for *_, pair in sorted(merges)]
 
 
 def _vocabulary(spec: VocabSpec) -> dict[str, int]:

@@ -21,7 +21,7 @@ class LongestMatcher:
         lengths: dict[str, set[int]] = {}
         for string in self._strings:
             lengths.setdefault(string[0], set()).add(len(string))
-        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
         self._starts = re.compile(f"[{''.join(map(re.escape, sorted(lengths)))}]") if lengths else None
 
     def finditer(self, text: str) -> Iterator[tuple[int, int]]:

@@ -63,8 +63,8 @@ def from_metaspace(text: str) -> bytes:
 
 def from_byte_level(text: str) -> bytes:
     """Map the characters back to bytes; a token with any other character stands for its own text."""
-    found = byte_level_bytes(text)
-    return stored(text) if found is None else found
+    data = byte_level_bytes(text)
+    return stored(text) if data is None else data
 
 
 def byte_level_bytes(text: str) -> bytes | None:

@@ -36,7 +36,7 @@ class LongestBytes:
         for piece in self._ids:
             if len(piece) >= _HEAD:
                 lengths.setdefault(piece[:_HEAD], set()).add(len(piece))
-        self._lengths = {head: sorted(found, reverse=True) for head, found in lengths.items()}
+        self._lengths = {head: sorted(sizes, reverse=True) for head, sizes in lengths.items()}
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text that is never empty."""

@@ -184,8 +184,8 @@ def _content_kinds(tokens: list[str], stored: bytes, corrected: bytes) -> bytes:
 
 
 def _indices(stored: bytes, kinds: tuple[TokenKind, ...]) -> list[int]:
-    found: list[int] = np.flatnonzero(np.isin(np.frombuffer(stored, np.uint8), kinds)).tolist()
-    return found
+    indices: list[int] = np.flatnonzero(np.isin(np.frombuffer(stored, np.uint8), kinds)).tolist()
+    return indices
 
 
 def _kinds(gguf: GgufFile, n_tokens: int) -> bytes:

@@ -43,10 +43,10 @@ class Unigram:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text that is never empty."""
-        found = encoding(self._tokenizer, self._normalizer(text))
-        if len(self._bytes) < 256 or 0 not in found.ids:
-            return [self._ids[i] for i in found.ids]
+        encoded = encoding(self._tokenizer, self._normalizer(text))
+        if len(self._bytes) < 256 or 0 not in encoded.ids:
+            return [self._ids[i] for i in encoded.ids]
         ids: list[int] = []
-        for i, piece in zip(found.ids, found.tokens, strict=True):
+        for i, piece in zip(encoded.ids, encoded.tokens, strict=True):
             ids += [self._ids[i]] if i else [self._bytes[byte] for byte in piece.encode()]
         return ids

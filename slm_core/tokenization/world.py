@@ -134,13 +134,13 @@ def read_world(path: Path) -> dict[int, bytes]:
 
 
 def _read_line(place: str, line: str) -> tuple[int, bytes]:
-    found = _LINE.fullmatch(line)
-    piece = b"" if found is None else _piece(found[3] or found[4] or "", is_text=not found[2])
-    if found is None or not piece or len(piece) != int(found[5]) or not 0 < int(found[1]) < _MAX_SIZE:
+    match = _LINE.fullmatch(line)
+    piece = b"" if match is None else _piece(match[3] or match[4] or "", is_text=not match[2])
+    if match is None or not piece or len(piece) != int(match[5]) or not 0 < int(match[1]) < _MAX_SIZE:
         raise InvalidModelFile(
             f"{place}: {shown(line)} is no token (accepted: an id, a literal of text or bytes, the number of its bytes)"
         )
-    return int(found[1]), piece
+    return int(match[1]), piece
 
 
 def _piece(literal: str, *, is_text: bool) -> bytes:
@@ -164,22 +164,22 @@ def _read_added(path: Path, settings: Mapping[str, Any], ids: Mapping[bytes, int
     Settings may give a text of the file an id of its own besides (an empty line, in published ones), which the model
     was not trained with: it keeps the file's.
     """
-    stated, taken = settings.get("added_tokens_decoder") or {}, set(ids.values())
-    if not isinstance(stated, dict):
+    decoder, used_ids = settings.get("added_tokens_decoder") or {}, set(ids.values())
+    if not isinstance(decoder, dict):
         raise InvalidModelFile(f"{path.parent}: 'added_tokens_decoder' of its settings is not an object")
     bos = token_text(settings.get("bos_token"))
-    is_another = not bos or _bytes(bos) in ids or bos in map(token_text, stated.values())
-    found = {0: (_END_OF_TEXT if is_another else bos, TokenKind.CONTROL)}
-    for key, token in stated.items():
+    is_another = not bos or _bytes(bos) in ids or bos in map(token_text, decoder.values())
+    added = {0: (_END_OF_TEXT if is_another else bos, TokenKind.CONTROL)}
+    for key, token in decoder.items():
         text = token_text(token)
         if not text or not isinstance(token, dict) or not re.fullmatch("[0-9]{1,6}", key):
             raise InvalidModelFile(f"{path.parent}: added token {shown(key)} of its settings is not a token")
-        i, own = int(key), ids.get(_bytes(text))
-        if own is None and i in taken:
+        i, file_id = int(key), ids.get(_bytes(text))
+        if file_id is None and i in used_ids:
             raise InvalidModelFile(f"{path.parent}: added token {key} of its settings has other bytes in {path.name}")
-        if own in (None, i):
-            found[i] = text, TokenKind.CONTROL if token.get("special") else TokenKind.USER_DEFINED
-    return found
+        if file_id in (None, i):
+            added[i] = text, TokenKind.CONTROL if token.get("special") else TokenKind.USER_DEFINED
+    return added
 
 
 def _bytes(text: str) -> bytes:

@@ -47,9 +47,9 @@ def recipe(config: Config) -> Recipe:
     config.neutral("attention_probs_dropout_prob", "directionality", "output_past", "tie_word_embeddings")
     config.neutral("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
     config.neutral("pooler_type", "gradient_checkpointing")
-    found = decoder(config, "bert", sizes, _BLOCK, None, tied=True, metadata={"attention.causal": False})
+    base = decoder(config, "bert", sizes, _BLOCK, None, tied=True, metadata={"attention.causal": False})
     return replace(
-        found,
+        base,
         model=_OUTSIDE,
         prefix="encoder.layer.{i}.",
         plain={"tokenizer.ggml.token_type_count": config.size("type_vocab_size", 2)},

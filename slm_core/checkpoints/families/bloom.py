@@ -50,9 +50,9 @@ def recipe(config: Config) -> Recipe:
     config.neutral("skip_bias_add", "skip_bias_add_qkv", "slow_but_exact")
     matrices = changed(_MATRICES, Grouped(1, n_heads), "attn_qkv")
     block = {**matrices, **biases(matrices), **with_biases(_NORMS)}
-    found = decoder(config, "bloom", sizes, block, None, tied=True, model=_OUTSIDE)
+    base = decoder(config, "bloom", sizes, block, None, tied=True, model=_OUTSIDE)
     return replace(
-        found,
+        base,
         prefix="transformer.h.{i}.",
         renamed={r"^(?=(h|word_embeddings|word_embeddings_layernorm|ln_f)\.)": "transformer."},
     )

@@ -57,5 +57,5 @@ def recipe(config: Config) -> Recipe:
         for name, theirs in (("gate", "w1"), ("up", "v1"), ("down", "w2"))
     }
     block = _BLOCK | matrices
-    found = decoder(config, "dbrx", sizes, block, positions, tied=False, model=_OUTSIDE, metadata=metadata)
-    return replace(found, prefix="transformer.blocks.{i}.")
+    base = decoder(config, "dbrx", sizes, block, positions, tied=False, model=_OUTSIDE, metadata=metadata)
+    return replace(base, prefix="transformer.blocks.{i}.")

@@ -29,9 +29,9 @@ def recipe(config: Config) -> Recipe:
         "expert_group_count": config.size("n_group", 8, MAX_PARTS),
         "expert_group_used_count": config.size("topk_group", 4, MAX_PARTS),
     }
-    further = config.count("num_nextn_predict_layers", 1)
-    made = latent_recipe(config, metadata, _BIAS, config.size("num_key_value_heads", 128))
-    if not further:
-        return made
-    behind = "|".join(str(len(made.blocks) + i) for i in range(min(further, MAX_PARTS)))
-    return replace(made, unused=rf"{made.unused}|^model\.layers\.({behind})\.")
+    n_extra = config.count("num_nextn_predict_layers", 1)
+    base = latent_recipe(config, metadata, _BIAS, config.size("num_key_value_heads", 128))
+    if not n_extra:
+        return base
+    indices = "|".join(str(len(base.blocks) + i) for i in range(min(n_extra, MAX_PARTS)))
+    return replace(base, unused=rf"{base.unused}|^model\.layers\.({indices})\.")

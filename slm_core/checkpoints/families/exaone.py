@@ -41,5 +41,5 @@ def recipe(config: Config) -> Recipe:
     config.only("activation_function", *SILU)
     config.neutral("embed_dropout", "num_hidden_layers")  # the same as num_layers
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
-    found = decoder(config, "exaone", sizes, _BLOCK, positions, tied=False, model=_OUTSIDE)
-    return replace(found, prefix="transformer.h.{i}.", unused=rf"{found.unused}|\.rotary\.inv_freq$")
+    base = decoder(config, "exaone", sizes, _BLOCK, positions, tied=False, model=_OUTSIDE)
+    return replace(base, prefix="transformer.h.{i}.", unused=rf"{base.unused}|\.rotary\.inv_freq$")

@@ -38,8 +38,8 @@ def recipe(config: Config) -> Recipe:
     block = {**changed(_MATRICES, Grouped(shared, sizes.n_kv_heads), "attn_qkv"), **norms}
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
     outside = with_biases(_NAMES, "output_norm")
-    found = decoder(config, "falcon", sizes, block, positions, tied=True, model=outside)
-    return replace(found, prefix="transformer.h.{i}.")
+    base = decoder(config, "falcon", sizes, block, positions, tied=True, model=outside)
+    return replace(base, prefix="transformer.h.{i}.")
 
 
 def _sizes(config: Config, grouped: bool) -> Sizes:

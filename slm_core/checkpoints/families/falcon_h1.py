@@ -43,8 +43,8 @@ def recipe(config: Config) -> Recipe:
     if not config.flag("mamba_rms_norm", False):
         block.pop("ssm_norm.weight")
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
-    found = decoder(config, "falcon-h1", sizes, _multiplied(config, block, keys), positions, tied=False, metadata=keys)
-    return replace(found, model=_outside(config, found.model))
+    base = decoder(config, "falcon-h1", sizes, _multiplied(config, block, keys), positions, tied=False, metadata=keys)
+    return replace(base, model=_outside(config, base.model))
 
 
 def _multiplied(config: Config, block: Parts, keys: dict[str, PlainValue]) -> Parts:
@@ -84,5 +84,5 @@ def _outside(config: Config, parts: Parts) -> Parts:
 
 
 def _several(config: Config, name: str, n: int) -> list[float]:
-    found = config.items(name, float, n)
-    return [1.0] * n if found is None else found
+    multipliers = config.items(name, float, n)
+    return [1.0] * n if multipliers is None else multipliers

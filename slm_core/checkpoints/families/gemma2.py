@@ -38,16 +38,16 @@ def recipe(config: Config) -> Recipe:
     return decoder(config, "gemma2", sizes, block, positions, tied=True, model=NORM_ADDED, metadata=metadata)
 
 
-def check_gemma(config: Config, sizes: Sizes, n_layers_of_27b: int, *, both_ways: bool = False) -> None:
-    """Refuse what no published model has, above all another scale of scores than GGUF files stand for.
+def check_gemma(config: Config, sizes: Sizes, n_layers_of_27b: int, *, bidirectional: bool = False) -> None:
+    """Refuse settings that no published model has, above all a scale of scores that GGUF files cannot express.
 
     Raises:
-        UnsupportedModel: there is something of the kind.
+        UnsupportedModel: the configuration has such a setting.
     """
     config.only("hidden_act", *GELU_TANH)
     config.only("hidden_activation", *GELU_TANH)
     config.only("attention_bias", False)
-    config.only("use_bidirectional_attention", both_ways)
+    config.only("use_bidirectional_attention", bidirectional)
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.is_null(name) and n_layers_of_27b == _LAYERS_OF_27B:
             raise UnsupportedModel(f"{config.source}: {name!r} is None, which is not implemented")

@@ -32,8 +32,8 @@ def recipe(config: Config) -> Recipe:
         head_dim=256,
         max_position_embeddings=131_072,
     )
-    both_ways = config.flag("use_bidirectional_attention", False)
-    check_gemma(config, sizes, _LAYERS_OF_27B, both_ways=both_ways)
+    bidirectional = config.flag("use_bidirectional_attention", False)
+    check_gemma(config, sizes, _LAYERS_OF_27B, bidirectional=bidirectional)
     config.only("attn_logit_softcapping")
     period = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 6))
     metadata: dict[str, PlainValue] = {
@@ -44,9 +44,9 @@ def recipe(config: Config) -> Recipe:
     }
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx, _FREQ_BASE, layers="full_attention")
     block = ATTENTION | changed(HEAD_NORMS, OneAdded(), "attn_q_norm", "attn_k_norm") | GATED | SANDWICH
-    name = "gemma-embedding" if both_ways else "gemma3"
-    found = decoder(config, name, sizes, block, positions, tied=True, model=NORM_ADDED, metadata=metadata)
-    return replace(found, renamed={r"^(?=(embed_tokens|layers|norm)\.)": "model."}) if both_ways else found
+    name = "gemma-embedding" if bidirectional else "gemma3"
+    base = decoder(config, name, sizes, block, positions, tied=True, model=NORM_ADDED, metadata=metadata)
+    return replace(base, renamed={r"^(?=(embed_tokens|layers|norm)\.)": "model."}) if bidirectional else base
 
 
 def local_base(config: Config) -> float:

@@ -88,8 +88,8 @@ def recipe(config: Config) -> Recipe:
     }
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx, 1e6, layers="full_attention")
     block = {**ATTENTION, **HEAD_NORMS, **GATED, **SANDWICH, **PER_LAYER_INSIDE, **_STREAMS}
-    found = decoder(config, "gemma3n", sizes, block, positions, tied=True, model=outside, metadata=metadata)
-    return without_shared_keys(found, n_shared)
+    base = decoder(config, "gemma3n", sizes, block, positions, tied=True, model=outside, metadata=metadata)
+    return without_shared_keys(base, n_shared)
 
 
 def without_shared_keys(recipe: Recipe, n_shared: int) -> Recipe:
@@ -107,12 +107,12 @@ def _n_ff(config: Config, n_layers: int) -> int:
     """One width, or one for each layer."""
     if not config.is_list("intermediate_size"):
         return config.size("intermediate_size", 16_384)
-    found = set(config.items("intermediate_size", int, n_layers) or [])
-    if len(found) != 1 or min(found) < 1:
+    widths = set(config.items("intermediate_size", int, n_layers) or [])
+    if len(widths) != 1 or min(widths) < 1:
         raise UnsupportedModel(
-            f"{config.source}: 'intermediate_size' has {str(sorted(found))[:80]} (accepted: one width of all layers)"
+            f"{config.source}: 'intermediate_size' has {str(sorted(widths))[:80]} (accepted: one width of all layers)"
         )
-    return int(found.pop())
+    return int(widths.pop())
 
 
 def _thresholds(config: Config, n_layers: int) -> list[float]:

@@ -20,7 +20,7 @@ from slm_core.errors import UnsupportedModel
 from slm_core.gguf import PlainValue
 
 _UNTURNED = 1e30  # a divisor that leaves no turn in any context
-_BESIDE = {
+_EXPERTS = {
     **weights(
         {
             "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
@@ -61,8 +61,8 @@ def recipe(config: Config) -> Recipe:
         {name: part for name, part in _block(extra).items() if slid or not values_are_keys or name != "attn_v.weight"}
         for slid in slides
     ]
-    found = decoder(config, "gemma4", sizes, blocks, positions, tied=True, model=outside, metadata=metadata)
-    return without_shared_keys(found, n_shared)
+    base = decoder(config, "gemma4", sizes, blocks, positions, tied=True, model=outside, metadata=metadata)
+    return without_shared_keys(base, n_shared)
 
 
 def _block(extra: Parts) -> Parts:
@@ -101,16 +101,18 @@ def _heads(config: Config, sizes: Sizes, slides: list[bool]) -> tuple[int, int]:
     if "per_layer_config" not in config:
         return n_kv_heads, head_dim
     by_layer = config.part("per_layer_config")
-    found = set()
+    heads = set()
     for index in (i for i, slid in enumerate(slides) if not slid):
-        own = by_layer.part(str(index))
-        found.add((own.size("num_key_value_heads", sizes.n_kv_heads), own.size("head_dim", sizes.head_dim)))
-    if len(found) != 1:
+        layer_config = by_layer.part(str(index))
+        heads.add(
+            (layer_config.size("num_key_value_heads", sizes.n_kv_heads), layer_config.size("head_dim", sizes.head_dim))
+        )
+    if len(heads) != 1:
         raise UnsupportedModel(
-            f"{config.source}: 'per_layer_config' has layers that see everything with {str(sorted(found))[:80]} heads"
+            f"{config.source}: 'per_layer_config' has layers that see everything with {str(sorted(heads))[:80]} heads"
             " and widths (accepted: the same of all)"
         )
-    return found.pop()
+    return heads.pop()
 
 
 def _positions(config: Config, head_dim: int) -> Positions:
@@ -143,7 +145,7 @@ def _extra(config: Config, metadata: dict[str, PlainValue]) -> tuple[Parts, Part
         inside |= PER_LAYER_INSIDE
         outside |= PER_LAYER_OUTSIDE
     if config.flag("enable_moe_block", False):
-        inside |= _BESIDE
+        inside |= _EXPERTS
         metadata["expert_count"] = config.size("num_experts", largest=MAX_PARTS)
         metadata["expert_used_count"] = config.size("top_k_experts")
         metadata["expert_feed_forward_length"] = config.size("moe_intermediate_size")

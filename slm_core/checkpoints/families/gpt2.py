@@ -41,10 +41,10 @@ def recipe(config: Config) -> Recipe:
     config.neutral("n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout")
     config.neutral("summary_proj_to_labels", "summary_type", "summary_use_proj")
     block = changed(_BLOCK, Transposed(), *_MATRICES)
-    found = decoder(config, "gpt2", sizes, block, None, tied=True, model=_OUTSIDE)
+    base = decoder(config, "gpt2", sizes, block, None, tied=True, model=_OUTSIDE)
     return replace(
-        found,
+        base,
         prefix="transformer.h.{i}.",
-        unused=rf"{found.unused}|\.attn\.(masked_)?bias$",
+        unused=rf"{base.unused}|\.attn\.(masked_)?bias$",
         renamed={r"^(?=(h|wte|wpe|ln_f)\.)": "transformer."},
     )

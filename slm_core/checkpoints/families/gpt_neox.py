@@ -36,6 +36,6 @@ def recipe(config: Config) -> Recipe:
     if not config.flag("tie_word_embeddings", False):
         outside |= weights({"output": "embed_out"})
     metadata = {"use_parallel_residual": parallel}
-    found = decoder(config, "gptneox", sizes, block, positions, tied=False, model=outside, metadata=metadata)
-    unused = rf"{found.unused}|\.attention\.(masked_)?bias$"
-    return replace(found, prefix="gpt_neox.layers.{i}.", unused=unused)
+    base = decoder(config, "gptneox", sizes, block, positions, tied=False, model=outside, metadata=metadata)
+    unused = rf"{base.unused}|\.attention\.(masked_)?bias$"
+    return replace(base, prefix="gpt_neox.layers.{i}.", unused=unused)

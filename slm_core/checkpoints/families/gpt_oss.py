@@ -44,12 +44,12 @@ def recipe(config: Config) -> Recipe:
 
 def _experts(*, packed: bool) -> Parts:
     """Matrices as (in, out), but for packed ones, whose rows are whole blocks: (out, in)."""
-    found = {"ffn_down_exps.bias": Part("mlp.experts.down_proj_bias")}
+    parts = {"ffn_down_exps.bias": Part("mlp.experts.down_proj_bias")}
     ending = BLOCKS if packed else ""
-    found["ffn_down_exps.weight"] = Part(f"mlp.experts.down_proj{ending}", None if packed else Transposed())
+    parts["ffn_down_exps.weight"] = Part(f"mlp.experts.down_proj{ending}", None if packed else Transposed())
     for name, index in _ALTERNATING.items():
         rows = Slice(1, 2, index, alternating=True)
         change: Change = rows if packed else Both(Transposed(), rows)
-        found[f"{name}.weight"] = Part(f"mlp.experts.gate_up_proj{ending}", change)
-        found[f"{name}.bias"] = Part("mlp.experts.gate_up_proj_bias", rows)
-    return found
+        parts[f"{name}.weight"] = Part(f"mlp.experts.gate_up_proj{ending}", change)
+        parts[f"{name}.bias"] = Part("mlp.experts.gate_up_proj_bias", rows)
+    return parts

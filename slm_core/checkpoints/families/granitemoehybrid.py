@@ -27,9 +27,10 @@ def recipe(config: Config) -> Recipe:
     keys = _state(config, sizes) | multipliers(config)
     keys["attention.head_count_kv"] = [sizes.n_kv_heads * attending for attending in attends]
     feed_forward, about = _feed_forward(config)
-    kept = heads_state("mamba", int(str(keys["ssm.group_count"])))
+    recurrent = heads_state("mamba", int(str(keys["ssm.group_count"])))
     blocks = [
-        {**NORMS, **feed_forward, **(interleaved(ATTENTION, sizes) if attending else kept)} for attending in attends
+        {**NORMS, **feed_forward, **(interleaved(ATTENTION, sizes) if attending else recurrent)}
+        for attending in attends
     ]
     positions = _positions(config, sizes)
     return decoder(config, "granitehybrid", sizes, blocks, positions, tied=False, metadata=keys | about)
@@ -72,7 +73,7 @@ def _alone() -> Parts:
 def _positions(config: Config, sizes: Sizes) -> Positions:
     """Of most there are none: blocks with a state know the order of tokens."""
     config.only("position_embedding_type", "nope", "rope")
-    found = read_rope(config, sizes.head_dim, sizes.n_ctx)
+    positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
     if "position_embedding_type" in config and config.text("position_embedding_type") == "rope":
-        return found
-    return Positions(found.metadata | {"rope.scaling.finetuned": False}, {})
+        return positions
+    return Positions(positions.metadata | {"rope.scaling.finetuned": False}, {})

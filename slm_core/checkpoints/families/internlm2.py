@@ -38,8 +38,8 @@ def recipe(config: Config) -> Recipe:
         "attn_k.weight": Part(_FUSED, Both(parts[1], Interleaved(sizes.n_kv_heads))),
         "attn_v.weight": Part(_FUSED, parts[2]),
     }
-    found = decoder(config, "internlm2", sizes, block, _positions(config, sizes.head_dim, sizes.n_ctx), tied=False)
-    return replace(found, model=_OUTSIDE)
+    base = decoder(config, "internlm2", sizes, block, _positions(config, sizes.head_dim, sizes.n_ctx), tied=False)
+    return replace(base, model=_OUTSIDE)
 
 
 def _positions(config: Config, head_dim: int, n_ctx: int) -> Positions:

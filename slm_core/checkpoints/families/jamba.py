@@ -44,8 +44,8 @@ def recipe(config: Config) -> Recipe:
         {**_NORMS, **(ATTENTION if attends(i) else _STATE), **(fed if routed(i) and n_experts > 1 else _DENSE)}
         for i in layers
     ]
-    found = decoder(config, "jamba", sizes, blocks, None, tied=False, metadata=keys)
-    return replace(found, model={**found.model, "output_norm.weight": Part("model.final_layernorm.weight")})
+    base = decoder(config, "jamba", sizes, blocks, None, tied=False, metadata=keys)
+    return replace(base, model={**base.model, "output_norm.weight": Part("model.final_layernorm.weight")})
 
 
 def _periodic(config: Config, name: str, period: int, offset: int) -> Callable[[int], bool]:

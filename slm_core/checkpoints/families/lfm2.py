@@ -65,9 +65,9 @@ def recipe(config: Config) -> Recipe:
     }
     blocks = [_BLOCK | (_ATTENTION if attending else _CONVOLUTION) for attending in attends]
     positions, tied = read_rope(config, sizes.head_dim, sizes.n_ctx, 1e6), config.flag("tie_embedding", True)
-    found = decoder(config, "lfm2", sizes, blocks, positions, tied=tied, metadata=metadata)
-    model = {name: part for name, part in found.model.items() if name != "output_norm.weight"}
-    return replace(found, model=model | {"token_embd_norm.weight": Part("model.embedding_norm.weight")})
+    base = decoder(config, "lfm2", sizes, blocks, positions, tied=tied, metadata=metadata)
+    model = {name: part for name, part in base.model.items() if name != "output_norm.weight"}
+    return replace(base, model=model | {"token_embd_norm.weight": Part("model.embedding_norm.weight")})
 
 
 def _attending(config: Config, n_layers: int) -> list[bool]:

@@ -13,9 +13,9 @@ def recipe(config: Config) -> Recipe:
     """Read the text model of a llama4."""
     config.neutral("vision_config", "image_token_index", "boi_token_index", "eoi_token_index")
     config.only("tie_word_embeddings", False)
-    found = llama4_text.recipe(config.part("text_config"))
+    base = llama4_text.recipe(config.part("text_config"))
     return replace(
-        found,
+        base,
         renamed={r"^language_model\.model\.": "model.", r"^language_model\.lm_head\.": "lm_head."},
-        unused=rf"{found.unused}|^(vision_model|multi_modal_projector)\.",
+        unused=rf"{base.unused}|^(vision_model|multi_modal_projector)\.",
     )

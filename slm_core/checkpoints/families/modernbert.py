@@ -60,9 +60,9 @@ def recipe(config: Config) -> Recipe:
     }
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx, freq_base, layers="full_attention")
     blocks = [_BLOCK if i else _FIRST for i in range(sizes.n_layers)]
-    found = decoder(config, "modern-bert", sizes, blocks, positions, tied=True, metadata=metadata)
+    base = decoder(config, "modern-bert", sizes, blocks, positions, tied=True, metadata=metadata)
     return replace(
-        found, model=_OUTSIDE, prefix="layers.{i}.", unused=r"^(head|decoder|classifier)\.", renamed={r"^model\.": ""}
+        base, model=_OUTSIDE, prefix="layers.{i}.", unused=r"^(head|decoder|classifier)\.", renamed={r"^model\.": ""}
     )
 
 
@@ -71,6 +71,6 @@ def _bases(config: Config) -> tuple[float, float]:
     if "rope_parameters" not in config:
         local = config.number("local_rope_theta", _LOCAL_FREQ_BASE)
         return config.number("global_rope_theta", _FREQ_BASE), local
-    stated = stated_rope(config, _LOCAL_FREQ_BASE, "sliding_attention")
-    stated.where.only("rope_type", "default")
-    return _FREQ_BASE, stated.freq_base
+    parameters = stated_rope(config, _LOCAL_FREQ_BASE, "sliding_attention")
+    parameters.where.only("rope_type", "default")
+    return _FREQ_BASE, parameters.freq_base

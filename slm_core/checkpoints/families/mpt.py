@@ -40,8 +40,8 @@ def recipe(config: Config) -> Recipe:
     config.only("norm_type", "low_precision_layernorm", "layernorm")
     config.neutral("emb_pdrop", "embedding_fraction", "init_config", "init_device", "learned_pos_emb")
     config.neutral("tokenizer_name", "verbose")
-    found = decoder(config, "mpt", sizes, _BLOCK, None, tied=True, model=_OUTSIDE, metadata=_attention(config))
-    return replace(found, prefix="transformer.blocks.{i}.")
+    base = decoder(config, "mpt", sizes, _BLOCK, None, tied=True, model=_OUTSIDE, metadata=_attention(config))
+    return replace(base, prefix="transformer.blocks.{i}.")
 
 
 def _attention(config: Config) -> dict[str, PlainValue]:

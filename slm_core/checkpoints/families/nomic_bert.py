@@ -38,9 +38,9 @@ def recipe(config: Config) -> Recipe:
     config.neutral(*_OF_ITS_OWN_CODE.split())
     sizes, positions = _of_its_own_code(config) if "n_embd" in config else _of_transformers(config)
     block = {**_MATRICES, **with_biases(_NORMS)}
-    found = decoder(config, "nomic-bert", sizes, block, positions, tied=True, metadata={"attention.causal": False})
+    base = decoder(config, "nomic-bert", sizes, block, positions, tied=True, metadata={"attention.causal": False})
     return replace(
-        found,
+        base,
         model=_OUTSIDE,
         prefix="encoder.layers.{i}.",
         plain={"tokenizer.ggml.token_type_count": config.size("type_vocab_size", 2)},

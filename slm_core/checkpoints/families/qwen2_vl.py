@@ -33,10 +33,10 @@ def recipe(config: Config) -> Recipe:
     return text_alone(decoder(config, "qwen2vl", sizes, block, in_sections(text, sizes.head_dim, 1e6), tied=False))
 
 
-def text_alone(found: Recipe) -> Recipe:
-    """``found``, of a directory in which what sees lies beside the text model."""
+def text_alone(recipe: Recipe) -> Recipe:
+    """``recipe`` for a directory that holds the vision tower next to the text model."""
     renamed = {r"^model\.language_model\.": "model.", r"^language_model\.": ""}
-    return replace(found, renamed=renamed, unused=rf"{found.unused}|^(model\.)?visual\.")
+    return replace(recipe, renamed=renamed, unused=rf"{recipe.unused}|^(model\.)?visual\.")
 
 
 def in_sections(

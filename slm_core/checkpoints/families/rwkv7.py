@@ -136,8 +136,8 @@ def _vectors(mixing: str) -> dict[str, Part]:
 
 def _n_ff(config: Config, n_embd: int) -> int:
     """The width of channel mixing, made of the ratio, in steps of 32, where it is not stated."""
-    stated = config.number("hidden_ratio", 4)
-    return config.size("intermediate_size", max(1, 32 * math.ceil(int(n_embd * stated) / 32)))
+    ratio = config.number("hidden_ratio", 4)
+    return config.size("intermediate_size", max(1, 32 * math.ceil(int(n_embd * ratio) / 32)))
 
 
 def _heads(config: Config, n_embd: int) -> dict[str, PlainValue]:
