@@ -1,4 +1,4 @@
-"""What a model file holds, declared: one file an architecture, whose ``spec`` turns metadata into a ``ModelSpec``.
+"""Architectures of model files: one module each, whose ``spec`` reads metadata into a ``ModelSpec``.
 
 Files are found, not listed; plugins add theirs by the hook ``slm_architectures``. Any backend that builds its own
 forward pass reads a file through these.

@@ -1,4 +1,4 @@
-"""What decoder-only architectures have in common, for their files to build on: positions, and the whole."""
+"""Shared readers of decoder architectures: RoPE, windows, and the ``ModelSpec`` itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EPSILONS = {NormKind.RMS: "attention.layer_norm_rms_epsilon", NormKind.LAYER: "a
 
 
 class Features(TypedDict, total=False):
-    """What a model may have besides what llama has; see ``ModelSpec``."""
+    """Settings that differ from llama's; see ``ModelSpec``."""
 
     norm: NormKind
     parallel: bool
@@ -95,14 +95,14 @@ def long_rope(keys: Keys, rope: RopeSpec, tensors: dict[str, TensorSpec]) -> Rop
 def read_windows(
     keys: Keys, n_layers: int, period: int, default: int | None = None, *, first: bool = False
 ) -> list[int | None]:
-    """The window of each layer: one in ``period`` sees everything, the last of each group.
+    """The window of each layer. In each group of ``period`` layers, the last one has full attention.
 
     Args:
         keys: read for the window, and for a pattern that the file may hold.
-        n_layers: L.
-        period: of files without a pattern.
-        default: the window of files that do not say it; None for no windows at all.
-        first: whether the first of each group sees everything, in place of the last.
+        n_layers: layers L.
+        period: the period if the file has no pattern.
+        default: the window if the file has none; None for full attention in all layers.
+        first: whether the first layer of each group has full attention, instead of the last.
     """
     window = keys.count("attention.sliding_window", default or 0)
     slides = keys.flags("attention.sliding_window_pattern", n_layers)
@@ -120,17 +120,17 @@ def decoder_spec(
     model_tensors: Mapping[str, TensorSpec] | None = None,
     **features: Unpack[Features],
 ) -> ModelSpec:
-    """Declare a decoder; the output matrix is the embedding where the file has none.
+    """Declare a decoder. If the file has no output matrix, the output uses the embedding.
 
     Args:
-        keys: read further: the norms' epsilon, and what must not be there.
+        keys: read for the norms' epsilon; keys that a decoder cannot have are refused.
         sizes: the dimensions.
         layers: the blocks.
-        model_tensors: tensors outside the blocks, besides embedding, output and its norm.
+        model_tensors: further tensors outside the blocks, in addition to embedding, output and output norm.
         features: see ``ModelSpec``.
     """
     causal = features.get("causal", True)
-    _refuse_what_would_matter(keys, causal=causal)
+    _refuse_other_features(keys, causal=causal)
     norm = features.get("norm", NormKind.RMS)
     tensors = {EMBEDDING: TensorSpec((sizes.n_vocab, sizes.n_embd))}
     if output_norm := features.get("output_norm", "output_norm"):
@@ -159,12 +159,12 @@ def encoder_spec(
     model_tensors: Mapping[str, TensorSpec] | None = None,
     **features: Unpack[Features],
 ) -> ModelSpec:
-    """Declare an encoder, which has no output matrix; see ``decoder_spec``."""
+    """Declare an encoder: a model without an output matrix; see ``decoder_spec``."""
     features["causal"] = False
     return decoder_spec(keys, sizes, layers, model_tensors, **features)
 
 
-def _refuse_what_would_matter(keys: Keys, *, causal: bool) -> None:
+def _refuse_other_features(keys: Keys, *, causal: bool) -> None:
     keys.neutral("context_length", "vocab_size", "pooling_type", *EPSILONS.values())
     keys.only("attention.causal", causal)
     keys.only("use_parallel_residual", False)
@@ -173,20 +173,20 @@ def _refuse_what_would_matter(keys: Keys, *, causal: bool) -> None:
 
 
 def _scalings(keys: Keys) -> tuple[str, ...]:
-    """LongRoPE says nothing without its tables, and those are refused where the architecture does not know them."""
+    """The scaling types that can be read: LongRoPE only with its tables."""
     return ("none", "linear", "yarn", "longrope") if LONG_FACTORS in keys.gguf.tensors else ("none", "linear", "yarn")
 
 
 def _yarn_magnitude(factor: float, multiplier: float) -> float:
-    """The paper's temperature (eq. 22), for one kind of heads: DeepSeek divides that of the others out again."""
+    """The paper's temperature (eq. 22). DeepSeek uses the ratio of two of them."""
     return 1 + 0.1 * multiplier * math.log(max(factor, 1.0))
 
 
 def _read_yarn(keys: Keys) -> YarnSpec:
-    keys.number("rope.scaling.factor")  # without it, YaRN says nothing
+    keys.number("rope.scaling.factor")  # YaRN requires it
     return YarnSpec(
         n_ctx_original=keys.size("rope.scaling.original_context_length"),
-        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),  # the paper's values for llama, and llama.cpp's
+        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),  # defaults of the paper and of llama.cpp
         beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
-        truncated=keys.flag(f"{OWN}rope.yarn_truncate", True),  # GGUF has no key, as all that llama.cpp runs is rounded
+        truncated=keys.flag(f"{OWN}rope.yarn_truncate", True),  # no GGUF key: llama.cpp always rounds
     )

@@ -1,4 +1,4 @@
-"""Reading what a file says about its experts."""
+"""Reading the settings of MoE layers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _CODES = {
     Gating.SIGMOID: 2,
     Gating.SOFTMAX_OF_CHOSEN: 3,
     Gating.SPARSE_MIXER: 1,
-}  # as files spell them
+}  # expert_gating_func in GGUF files
 
 
 def read_experts(
     keys: Keys, *, normalized: bool, gating: Gating = Gating.SOFTMAX, grouped: bool = False
 ) -> ExpertsSpec:
-    """How many experts there are, and how a token chooses.
+    """Read the number of experts and how a token's experts are chosen.
 
     Args:
-        keys: read for the numbers; what contradicts the rest is refused.
-        normalized: whether the architecture divides the weights of the chosen by their sum.
-        gating: how it makes weights.
+        keys: read for the numbers; values that contradict the arguments are refused.
+        normalized: whether the architecture divides the weights of the chosen experts by their sum.
+        gating: how router scores become weights.
         grouped: whether experts may be in groups, a few of which a token uses.
     """
     n_experts, n_used = keys.size("expert_count"), keys.size("expert_used_count")
@@ -45,7 +45,7 @@ def _no_groups(keys: Keys) -> tuple[int, int]:
 
 
 def _groups(keys: Keys, n_experts: int, n_used: int) -> tuple[int, int]:
-    """How many groups there are, and how many a token uses; of one group, the one."""
+    """The number of groups, and the number that a token uses; (1, 1) without groups."""
     n_groups = max(1, keys.count("expert_group_count", 0))
     n_groups_used = max(1, keys.count("expert_group_used_count", 0))
     size = n_experts // n_groups

@@ -1,4 +1,4 @@
-"""What positions do to queries and keys besides turning them: which tables hold in a context, and factors on scores."""
+"""Positions beyond plain RoPE: LongRoPE's tables, temperatures of queries, slopes of ALiBi."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ ReadFactors = Callable[[str], FloatArray | None]
 
 
 def ropes_of(spec: ModelSpec, n_ctx: int, read_factors: ReadFactors) -> dict[RopeSpec, Rope]:
-    """The rotations of a model's layers, each once, in the order of their first layers.
+    """The distinct RoPEs of a model's layers, in the order of their first layers.
 
     Args:
         spec: the model.
-        n_ctx: positions of the context, by which LongRoPE chooses its table.
-        read_factors: reads the tables.
+        n_ctx: positions of the context. LongRoPE's table depends on it.
+        read_factors: reads a table of factors.
 
     Raises:
-        InvalidModelFile: the file's factors are no positive numbers.
+        InvalidModelFile: the file's factors are not positive numbers.
     """
     ropes = dict.fromkeys(layer.rope for layer in spec.layers)
     return {rope: Rope(rope, _factors(rope, n_ctx, read_factors)) for rope in ropes if rope is not None}
 
 
 def rope_kind(spec: ModelSpec, n_ctx: int) -> str:
-    """Keys of two contexts can be exchanged where this is the same: which of LongRoPE's tables rotates them."""
+    """Names the LongRoPE table in use. Contexts can exchange keys if their names are equal."""
     return "".join({_table(layer.rope, n_ctx) for layer in spec.layers if layer.rope is not None})
 
 

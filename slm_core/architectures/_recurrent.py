@@ -1,4 +1,4 @@
-"""Layers that keep a state of fixed size in place of keys and values, declared."""
+"""Specifications of recurrent layers, which keep a state of fixed size instead of keys and values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ShortConvSpec:
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """What it remembers of a sequence: the convolution's last inputs, oldest first, [W - 1, E]."""
+        """The state of a sequence: the convolution's last inputs, oldest first, [W - 1, E]."""
         return ((self.n_taps - 1, self.n_embd),)
 
 
@@ -30,11 +30,11 @@ class MambaSpec:
 
     Attributes:
         n_inner: channels of the state, D.
-        n_state: numbers that each keeps, N.
-        n_taps: tokens that the convolution before it covers, W.
+        n_state: state numbers per channel, N.
+        n_taps: tokens that the convolution covers, W.
         n_rank: width that step sizes are projected from.
-        norm_eps: epsilon with which step sizes, B and C are divided by their root mean square (FalconMamba); None where
-            they are not, or by norms that the file holds.
+        norm_eps: epsilon of the RMS norms without weights on step sizes, B and C (FalconMamba); None if there are none,
+            or if the file holds norms with weights.
     """
 
     n_inner: int
@@ -55,10 +55,10 @@ class Mamba2Spec:
 
     Attributes:
         n_inner: channels of the state, D.
-        n_state: numbers that each keeps, N.
-        n_taps: tokens that the convolution before it covers, W.
-        n_heads: heads, which share a step size and a rate of decay, H.
-        n_groups: groups of heads, which share B and C, G.
+        n_state: state numbers per channel, N.
+        n_taps: tokens that the convolution covers, W.
+        n_heads: heads H; each has one step size and one decay rate.
+        n_groups: groups of heads G; the heads of a group share B and C.
     """
 
     n_inner: int
@@ -69,7 +69,7 @@ class Mamba2Spec:
 
     @property
     def n_convolved(self) -> int:
-        """Channels that the convolution takes: those of the state, then B and C of each group."""
+        """Channels of the convolution's input: the state's channels, then B and C of each group."""
         return self.n_inner + 2 * self.n_groups * self.n_state
 
     @property
@@ -81,12 +81,12 @@ class Mamba2Spec:
 
 @dataclass(frozen=True, slots=True)
 class Rwkv7Spec:
-    """RWKV-7 (Peng et al. 2025, https://arxiv.org/abs/2503.14456): time mixing, and channel mixing behind it.
+    """RWKV-7 (Peng et al. 2025, https://arxiv.org/abs/2503.14456): time mixing, then channel mixing.
 
     Attributes:
         n_embd: embedding width E.
         head_dim: width of a head P, a divisor of E.
-        is_first: whether it is the first of its model, whose values later ones mix in.
+        is_first: whether it is the model's first layer. Later layers mix in the values of the first.
     """
 
     n_embd: int
@@ -95,7 +95,7 @@ class Rwkv7Spec:
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The token before, of time mixing [1, E]; the state [H, P, P]; the token before, of channel mixing [1, E]."""
+        """Previous token of time mixing [1, E], state [H, P, P], previous token of channel mixing [1, E]."""
         heads = (self.n_embd // self.head_dim, self.head_dim, self.head_dim)
         return ((1, self.n_embd), heads, (1, self.n_embd))
 

@@ -21,21 +21,21 @@ _HYPHENATED = {"command_r": "command-r", "gpt_oss": "gpt-oss", "falcon_h1": "fal
 
 
 def architecture_names() -> list[str]:
-    """The architectures that there is a file for, and those of plugins."""
+    """The names of all architectures: the modules of this package, and plugins'."""
     return sorted({*_modules(), *plugins.registry().architectures})
 
 
 def read_spec(gguf: WeightSource, *, strict: bool = True) -> ModelSpec:
-    """Read what a file says about its model; of tensors, names and the embedding's shape are looked at, no weights.
+    """Read a file's ``ModelSpec`` from its metadata, its tensor names and the embedding's shape; no weights are read.
 
     Args:
         gguf: the open file.
-        strict: refuse keys that are unknown here; without it the result may leave out what they ask for.
+        strict: refuse unknown keys; without it the result may ignore their meaning.
 
     Raises:
         UnsupportedModel: the architecture, or the value of a key, is not implemented; or a key is missing.
         InvalidModelFile: a value that cannot be.
-        PluginError: a plugin provides an architecture that there is already, or one that cannot be imported.
+        PluginError: a plugin provides an architecture that exists already, or one that cannot be imported.
     """
     keys = Keys(gguf)
     spec = _reader(keys)(keys)

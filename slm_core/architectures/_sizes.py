@@ -9,7 +9,7 @@ from slm_core.architectures._keys import Keys
 from slm_core.architectures._spec import EMBEDDING
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 
-_MAX_LAYERS = 4096  # far beyond any model; bounds what a hostile count costs
+_MAX_LAYERS = 4096  # far beyond any model; bounds the cost of a hostile count
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Sizes:
 
 
 def read_sizes(keys: Keys, n_ff_key: str = "feed_forward_length") -> Sizes:
-    """Read the dimensions. As GGUF defines it, K is H and D is E / H where the file does not say."""
+    """Read the dimensions. GGUF's defaults: K = H and D = E / H."""
     return _grouped(keys, keys.size("attention.head_count_kv", keys.size("attention.head_count")), n_ff_key)
 
 
@@ -52,7 +52,7 @@ def _grouped(keys: Keys, n_kv_heads: int, n_ff_key: str = "feed_forward_length")
 
 
 def read_hybrid_sizes(keys: Keys) -> tuple[Sizes, list[bool]]:
-    """The dimensions of a model in which some blocks attend, and which do: those that have key heads."""
+    """The dimensions of a model with attention in some blocks, and for each block whether it has attention."""
     n_kv_heads = keys.counts("attention.head_count_kv", read_n_layers(keys))
     head_counts = sorted(set(n_kv_heads) - {0})
     if len(head_counts) != 1:
@@ -84,11 +84,11 @@ def read_n_layers(keys: Keys) -> int:
 
 
 def read_sizes_by_layer(keys: Keys, slides: Sequence[bool]) -> list[Sizes]:
-    """The dimensions of each layer, where layers have key heads and feed-forward layers of their own.
+    """The dimensions of each layer, if key heads and feed-forward widths differ between layers.
 
     Args:
         keys: read for the dimensions.
-        slides: which layers have a window: their heads may have another width.
+        slides: whether each layer has a window. Heads of layers with a window may have another width.
     """
     n_layers, n_heads = len(slides), keys.size("attention.head_count")
     whole = _equal_lengths(keys, "", None)
@@ -96,8 +96,8 @@ def read_sizes_by_layer(keys: Keys, slides: Sequence[bool]) -> list[Sizes]:
     n_kv_heads, n_ff = keys.counts("attention.head_count_kv", n_layers), keys.counts("feed_forward_length", n_layers)
     if not all(n and n_heads % n == 0 for n in n_kv_heads) or not all(n_ff):
         raise InvalidModelFile(
-            f"{keys.gguf.path}: of {n_heads} query heads, blocks have {sorted(set(n_kv_heads))} key heads, and"
-            f" feed-forward layers of {sorted(set(n_ff))} (accepted: divisors; 1 or more)"
+            f"{keys.gguf.path}: blocks have {sorted(set(n_kv_heads))} key heads for {n_heads} query heads, and"
+            f" feed-forward widths {sorted(set(n_ff))} (accepted: divisors of {n_heads}; 1 or more)"
         )
     n_embd, n_vocab = keys.size("embedding_length"), _n_vocab(keys)
     return [
@@ -115,7 +115,7 @@ def _equal_lengths(keys: Keys, suffix: str, default: int | None) -> int:
 
 
 def read_plain_sizes(keys: Keys, n_kv_heads: int, head_dim: int, n_ff_key: str = "feed_forward_length") -> Sizes:
-    """Read the dimensions besides those of keys."""
+    """Read the remaining dimensions."""
     return Sizes(
         n_layers=read_n_layers(keys),
         n_embd=keys.size("embedding_length"),

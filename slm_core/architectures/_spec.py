@@ -18,7 +18,7 @@ DENSE = ("dense_2", "dense_3")
 
 
 class RopeStyle(Enum):
-    """Which two of a head's D values one angle rotates."""
+    """The pairs of a head's D values that RoPE rotates together."""
 
     INTERLEAVED = "interleaved"
     """Values 2i and 2i+1: llama, whose GGUF rows are permuted for it (ggml's "norm")."""
@@ -32,18 +32,18 @@ class NormKind(Enum):
     RMS = "rms"
     """Divided by their root mean square (Zhang and Sennrich, https://arxiv.org/abs/1910.07467)."""
     LAYER = "layer"
-    """Mean taken off, then divided by their standard deviation (Ba et al., https://arxiv.org/abs/1607.06450)."""
+    """Mean subtracted, then divided by the standard deviation (Ba et al., https://arxiv.org/abs/1607.06450)."""
 
 
 class Activation(Enum):
-    """The nonlinearity of a feed-forward layer; with a gate, it applies to the gate, and the product follows."""
+    """The nonlinearity of a feed-forward layer. In a gated layer it applies to the gate, before the product."""
 
     SILU = "silu"
     """``x * sigmoid(x)``."""
     GELU = "gelu"
     """``x * P(X <= x)`` for a normal X (Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415)."""
     GELU_TANH = "gelu_tanh"
-    """Its approximation with a tanh."""
+    """The tanh approximation of GELU."""
     RELU = "relu"
     RELU_SQUARED = "relu_squared"
     SWIGLU_CLAMPED = "swiglu_clamped"
@@ -52,7 +52,7 @@ class Activation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Xielu:
-    """The xIELU activation (Huang and Schlag 2024, https://arxiv.org/abs/2411.13010), by its trained numbers.
+    """The xIELU activation (Huang and Schlag 2024, https://arxiv.org/abs/2411.13010) with its trained parameters.
 
     ``alpha_p x² + beta x`` above 0, ``alpha_n (expm1(min(x, eps)) - x) + beta x`` below.
     """
@@ -72,27 +72,27 @@ class Gating(Enum):
     SOFTMAX = "softmax"
     """A softmax over all experts."""
     SIGMOID = "sigmoid"
-    """Each expert by itself."""
+    """A sigmoid of each expert's score."""
     SOFTMAX_OF_CHOSEN = "softmax_of_chosen"
-    """A softmax over the chosen ones."""
+    """A softmax over the chosen experts."""
     SPARSE_MIXER = "sparse_mixer"
-    """Of each chosen one, a softmax over those that are left and score within 2 % of it (SparseMixer-v2, Liu et al.
-    2024, https://arxiv.org/abs/2409.12136, as Phi 3.5 MoE has it)."""
+    """For each chosen expert, a softmax over the experts not chosen yet whose scores are within 2 % of its score
+    (SparseMixer-v2, Liu et al. 2024, https://arxiv.org/abs/2409.12136, as in Phi 3.5 MoE)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """A feed-forward layer of experts, a few of which a token uses.
+    """An MoE layer: each token uses a few of its experts.
 
     Attributes:
-        n_experts: how many there are, X.
-        n_used: how many a token uses.
-        gating: how scores become weights.
-        normalized: whether the weights of the chosen are divided by their sum.
+        n_experts: number of experts X.
+        n_used: experts per token.
+        gating: how router scores become weights.
+        normalized: whether the weights of the chosen experts are divided by their sum.
         scale: factor on the weights.
-        scales_input: whether weights are factors on what experts read, in place of what they make.
-        n_groups: adjacent experts are of a group, of which there are so many.
-        n_groups_used: a token's experts are of so many groups: those whose two best have the largest sum.
+        scales_input: whether the weights scale the inputs of experts instead of their outputs.
+        n_groups: number of groups of adjacent experts.
+        n_groups_used: groups per token. The groups with the largest sum of their two best scores are used.
     """
 
     n_experts: int
@@ -111,8 +111,8 @@ class TensorSpec:
 
     Attributes:
         shape: rows first, (out, in) for a matrix.
-        required: whether the model is incomplete without it.
-        used: False for a tensor that belongs to the model and changes nothing here.
+        required: whether a file without the tensor is refused.
+        used: False for a tensor that is known and has no effect here.
     """
 
     shape: tuple[int, ...]
@@ -125,10 +125,10 @@ class YarnSpec:
     """The interpolation ramp of YaRN (Peng et al. 2023, https://arxiv.org/abs/2309.00071, section 3.2).
 
     Attributes:
-        n_ctx_original: context length before it was extended.
-        beta_fast: dimensions that turn more often than this in ``n_ctx_original`` keep their frequency.
-        beta_slow: those that turn less often than this are interpolated wholly.
-        truncated: whether the ends of the ramp between them are rounded to whole dimensions, outwards.
+        n_ctx_original: context length before the extension.
+        beta_fast: dimensions with more rotations than this in ``n_ctx_original`` positions keep their frequency.
+        beta_slow: dimensions with fewer rotations than this are fully interpolated.
+        truncated: whether the ends of the ramp in between are rounded outwards to whole dimensions.
     """
 
     n_ctx_original: int
@@ -142,10 +142,10 @@ class LongRopeSpec:
     """LongRoPE (Ding et al. 2024, https://arxiv.org/abs/2402.13753): two tables of divisors.
 
     Attributes:
-        n_ctx_original: contexts of at most this many positions use the short table, larger ones the long one. All
-            keys of a context are rotated by the same one, so that chunks and edits do not matter.
-        short: the tensor with the short table, [R/2].
-        long: the tensor with the long one.
+        n_ctx_original: contexts of at most this many positions use the short table, larger contexts the long table.
+            All keys of a context use the same table, so that chunks and edits do not matter.
+        short: name of the tensor with the short table, [R/2].
+        long: name of the tensor with the long table, [R/2].
     """
 
     n_ctx_original: int
@@ -159,15 +159,15 @@ class RopeSpec:
 
     Attributes:
         style: which values of a head make a pair.
-        n_dims: values of a head that are rotated, R; those behind pass through.
+        n_dims: number of rotated values of a head R. The later values are not rotated.
         freq_base: the base of the geometric series of frequencies.
-        factor: context extension; frequencies are divided by it (with YaRN, those that its ramp interpolates).
+        factor: context extension: frequencies are divided by it (with YaRN, only the interpolated frequencies).
         yarn: the ramp, None for linear scaling.
         magnitude: factor on rotated queries and keys.
-        factors: the tensor that may hold a divisor for each frequency, [R/2] (Llama 3's scaling), or None.
+        factors: name of the tensor that may hold a divisor for each frequency, [R/2] (Llama 3's scaling), or None.
         long: LongRoPE's divisors, or None.
-        sections: which of time, height and width (0, 1, 2) turns each pair, [R/2] (M-RoPE, Qwen2-VL,
-            https://arxiv.org/abs/2409.12191); () where one position turns all.
+        sections: the axis of each pair's position, 0 time, 1 height, 2 width, [R/2] (M-RoPE, Qwen2-VL,
+            https://arxiv.org/abs/2409.12191); () if all pairs use one position.
     """
 
     style: RopeStyle
@@ -183,9 +183,9 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class TemperatureSpec:
-    """Queries far behind are sharpened (Nakanishi 2025, https://arxiv.org/abs/2501.19399).
+    """A factor on queries that grows with their position (Nakanishi 2025, https://arxiv.org/abs/2501.19399).
 
-    A query at position p is multiplied with ``1 + scale * log(1 + floor((p + offset) / length))``.
+    A query at position p is multiplied by ``1 + scale * log(1 + floor((p + offset) / length))``.
     """
 
     scale: float
@@ -197,7 +197,7 @@ class TemperatureSpec:
 class LatentSpec:
     """Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434), its up-projections absorbed.
 
-    One key head of R + C values serves all query heads: rotated ones, then the latent, which is the value, too.
+    All query heads share one key head of R + C values: R rotated values, then the latent. The latent is the value, too.
 
     Attributes:
         n_nope: values of an original head that are not rotated, N.
@@ -212,28 +212,27 @@ class LatentSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one transformer block has of its own.
+    """One transformer block.
 
     Attributes:
         tensors: by the name after "blk.N.".
-        rope: its position embedding, None where positions are not in the keys.
-        window: a token sees this many, itself included; None for all before it. An encoder's token sees half as many
-            to each side, and all where it is None.
-        chunk: positions fall into chunks of so many, a multiple of 64, and a token sees those of its own; None for all.
-        temperature: of its queries.
-        activation: of the feed-forward layer, which has a gate where there is a tensor "ffn_gate", or experts; a block
-            without a tensor "ffn_up" and without experts has no feed-forward layer.
-        experts: in place of one dense feed-forward layer; where there is a norm "pre_ffw_norm_2", beside one.
-        ffn_norm: name of the norm before it, where the block has one.
-        latent: attention to a latent, in place of keys and values of their own.
-        attends: whether it has an attention layer.
-        recurrent: a layer with a state, in place of attention or beside it: both read what enters the block.
-        plain_norms: norms of heads that have no weight, by name.
-        kv_layer: an earlier block, whose keys and values it reads in place of its own.
-        n_kv_heads: its key and value heads K, None for the model's.
-        head_dim: width of its heads D, likewise.
-        gate_threshold: gates of the feed-forward layer count by what they are above their mean and this many of their
-            standard deviations; None where they count as they are.
+        rope: position embedding; None if keys contain no positions.
+        window: positions that a token attends to, itself included; None for all earlier ones. A token of an encoder
+            attends to half as many on each side, or to all if this is None.
+        chunk: size of attention chunks, a multiple of 64: a token attends within its chunk. None for no chunks.
+        temperature: the factor on queries that grows with their position.
+        activation: of the feed-forward layer. The layer is gated if there is a tensor "ffn_gate" or experts; without
+            experts and without a tensor "ffn_up" the block has no feed-forward layer.
+        experts: the MoE layer. It replaces the dense feed-forward layer; with a norm "pre_ffw_norm_2" both run.
+        ffn_norm: name of the norm before the feed-forward layer, if there is one.
+        latent: latent attention, instead of separate keys and values.
+        attends: whether the block has an attention layer.
+        recurrent: a recurrent layer. It replaces attention, or runs in parallel with it on the same input.
+        plain_norms: names of the head norms without weights.
+        kv_layer: the earlier block whose keys and values are shared; None for keys and values of its own.
+        n_kv_heads: key and value heads K, None for the model's number.
+        head_dim: width of a head D, None for the model's width.
+        gate_threshold: gates count by their excess over mean + this * standard deviation; None for plain gates.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -255,12 +254,12 @@ class LayerSpec:
 
 
 class KvShape(NamedTuple):
-    """What a layer keeps of a token.
+    """The shape of a token's entry in a layer's KV cache.
 
     Attributes:
         n_kv_heads: key and value heads K.
         head_dim: width of a head D.
-        values_in_keys: whether keys are the values, too: where it attends to a latent.
+        values_in_keys: whether the values are part of the keys (latent attention).
     """
 
     n_kv_heads: int
@@ -269,47 +268,46 @@ class KvShape(NamedTuple):
 
     @property
     def n_values(self) -> int:
-        """Numbers for a token."""
+        """Numbers per token."""
         return (1 if self.values_in_keys else 2) * self.n_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder: a transformer, or a model whose blocks keep a state in place of keys and values, or beside them.
+    """A model: a transformer, or a model with recurrent layers instead of attention or in addition to it.
 
-    What has a default is as in llama where the architecture does not say otherwise.
-    Which norms and biases there are, whether queries, keys and values lie in one matrix and whether positions are
-    added to the embeddings follows from the tensors. A norm of queries and keys covers what its weight covers: a head,
-    each head with its own weights, or all heads at once.
+    Defaults are llama's. The tensors decide which norms and biases there are, whether one matrix holds queries, keys
+    and values, and whether positions are added to the embeddings. The shape of a query or key norm's weight decides
+    what it normalizes: each head with shared weights, each head with its own weights, or all heads at once.
 
     Attributes:
-        architecture: as the file names it.
+        architecture: its name in the file.
         n_layers: transformer blocks L.
         n_embd: embedding width E.
         n_vocab: vocabulary size V.
         n_heads: query heads H.
-        n_kv_heads: key and value heads K, of layers that do not say otherwise.
-        head_dim: width of a head D, likewise.
+        n_kv_heads: key and value heads K; a layer may override it.
+        head_dim: width of a head D; a layer may override it.
         norm_eps: epsilon of the norms.
         model_tensors: tensors outside the blocks, by full name.
         layers: the blocks [L].
-        norm: of every norm.
-        parallel: attention and feed-forward layer both read what enters the block, and their results are added to it;
+        norm: the kind of every norm.
+        parallel: attention and feed-forward layer both read the block's input, and both results are added to it;
             a block without ``ffn_norm`` then has one norm for both.
         embedding_scale: factor on token embeddings.
-        scales_rows: whether it is on embedding rows that are given in place of tokens, too.
-        residual_scale: factor on what a layer adds to the residual stream.
+        scales_rows: whether ``embedding_scale`` also applies to embedding rows given in place of tokens.
+        residual_scale: factor on each layer's output before it is added to the residual stream.
         attention_scale: factor on ``q · k``, None for D ** -0.5 of each layer.
         attention_softcap: c, for ``c tanh(score / c)``.
-        alibi_max_bias: ALiBi (Press et al. 2021, https://arxiv.org/abs/2108.12409) in place of rotation: the
-            distance of a key, times a slope that falls from head to head to 2 ** -this, is taken off its score.
-        qkv_limit: queries, keys and values are clipped to plus and minus this.
+        alibi_max_bias: ALiBi (Press et al. 2021, https://arxiv.org/abs/2108.12409) instead of RoPE: a key's distance
+            times the head's slope is subtracted from its score. Slopes fall from head to head, to 2 ** -this.
+        qkv_limit: queries, keys and values are clipped to [-this, this].
         logit_scale: factor on logits.
         logit_softcap: c, for ``c tanh(logit / c)``.
-        causal: whether a token sees those before it alone. An encoder's sees all, and there are no logits.
-        output_norm: name of the norm before the output matrix; "" where an encoder has none.
-        active_stream: of several residual streams (AltUp), the one that blocks run on; None where there is one.
-        layer_embedding_width: width of an embedding that each block has of its own, None where there is none.
+        causal: whether attention is causal. An encoder's is bidirectional, and an encoder has no logits.
+        output_norm: name of the norm before the output matrix; "" for an encoder without it.
+        active_stream: the residual stream that blocks run on, of several (AltUp); None for a single stream.
+        layer_embedding_width: width of the per-layer embeddings; None if there are none.
     """
 
     architecture: str
@@ -340,7 +338,7 @@ class ModelSpec:
 
     @property
     def is_shiftable(self) -> bool:
-        """Whether what is kept of a token can move: not in a state, nor where positions are in the embedding."""
+        """Whether cached tokens can move to other positions: not with recurrent layers or learned positions."""
         return POSITIONS not in self.model_tensors and not self.recurrent_layers
 
     @property
@@ -356,16 +354,16 @@ class ModelSpec:
 
     @property
     def has_sections(self) -> bool:
-        """Whether rows may stand apart in time, height and width: every layer's rotation has sections."""
+        """Whether embedding rows may have M-RoPE positions: the RoPE of every layer has sections."""
         return all(layer.rope is not None and layer.rope.sections for layer in self.layers)
 
     @property
     def n_positions(self) -> int | None:
-        """Positions that a sequence may have: as many as were learned, None for any number."""
+        """The number of learned positions, which bounds a sequence; None for no bound."""
         return self.model_tensors[POSITIONS].shape[0] if POSITIONS in self.model_tensors else None
 
     def kv_shape(self, layer: LayerSpec) -> KvShape:
-        """What a layer keeps of a token, if it keeps keys and values."""
+        """The shape of a token's entry in the KV cache of a layer that attends."""
         n_kv_heads = self.n_kv_heads if layer.n_kv_heads is None else layer.n_kv_heads
         return KvShape(n_kv_heads, self.width_of(layer), layer.latent is not None)
 
@@ -378,10 +376,10 @@ class ModelSpec:
         return (self.width_of(layer) or 1) ** -0.5 if self.attention_scale is None else self.attention_scale
 
     def kv_groups(self, windows: Collection[int] = ()) -> dict[tuple[KvShape, int | None], list[int]]:
-        """The blocks that keep keys and values, by what they keep of a token, in the order of their first blocks.
+        """The blocks that keep keys and values, grouped by shape and window, in the order of their first blocks.
 
         Args:
-            windows: those of layers that do not belong to the others: what they keep goes with their window.
+            windows: windows whose layers keep only their window. Layers with any other window are grouped with None.
         """
         groups: dict[tuple[KvShape, int | None], list[int]] = {}
         for index in self.attention_layers:
@@ -392,12 +390,12 @@ class ModelSpec:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers that the KV cache holds for a token: keys and values of all heads and layers; each latent once."""
+        """Numbers that the KV cache holds per token: keys and values of all heads and layers; each latent once."""
         return sum(shape.n_values * len(blocks) for (shape, _), blocks in self.kv_groups().items())
 
     @property
     def kv_values_in_windows(self) -> dict[int, int]:
-        """How many of those belong to layers with a window, by that."""
+        """The part of ``kv_values_per_token`` in sliding-window layers, by window."""
         windows = {layer.window for layer in self.layers if layer.window is not None}
         n_values: dict[int, int] = {}
         for (shape, window), blocks in self.kv_groups(windows).items():
@@ -407,7 +405,7 @@ class ModelSpec:
 
     @property
     def state_values_per_sequence(self) -> int:
-        """Numbers that a sequence has besides, however long it is, in float32: its state."""
+        """Numbers in the recurrent state of a sequence, of any length, in float32."""
         shapes = (layer.recurrent.state_shapes for layer in self.layers if layer.recurrent is not None)
         return sum(math.prod(shape) for layer in shapes for shape in layer)
 

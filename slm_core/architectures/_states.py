@@ -1,4 +1,4 @@
-"""Reading what a file says about its selective state space layers."""
+"""Reading the sizes of selective state space layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slm_core.errors import InvalidModelFile
 
 
 def read_mamba(keys: Keys, *, norm_eps: float | None = None) -> MambaSpec:
-    """The sizes of layers whose channels have step sizes of their own."""
+    """The sizes of Mamba layers: one step size per channel."""
     keys.only("ssm.group_count", 0, 1)
     return MambaSpec(
         n_inner=keys.size("ssm.inner_size"),
@@ -20,7 +20,7 @@ def read_mamba(keys: Keys, *, norm_eps: float | None = None) -> MambaSpec:
 
 
 def read_mamba2(keys: Keys) -> Mamba2Spec:
-    """The sizes of layers with heads; files have their number under the name of another."""
+    """The sizes of Mamba 2 layers: one step size per head. Files store the number of heads as "time_step_rank"."""
     spec = Mamba2Spec(
         n_inner=keys.size("ssm.inner_size"),
         n_state=keys.size("ssm.state_size"),

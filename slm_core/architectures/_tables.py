@@ -1,4 +1,4 @@
-"""Tables of tensors, by name and shape: what blocks are put together from."""
+"""Tables of tensors, by name and shape, from which blocks are composed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Table = dict[str, TensorSpec]
 
 
 def linear(name: str, shape: tuple[int, ...], *, required: bool = True) -> Table:
-    """A matrix; NVFP4 files scale its product by a number, and hold another for engines that pack activations."""
+    """A matrix. NVFP4 files add a scale of its products, and an unused scale for engines that quantize activations."""
     return {
         f"{name}.weight": TensorSpec(shape, required),
         f"{name}.scale": TensorSpec((1,), required=False),
@@ -26,7 +26,7 @@ def norms(shape: int | tuple[int, ...], *names: str, required: bool = True) -> T
 
 
 def biases(table: Table, *names: str, required: bool = True) -> Table:
-    """A bias for each of the named matrices or norms of ``table``; for every one where none is named."""
+    """A bias for each named matrix or norm of ``table``; without names, for all of them."""
     weights = {key.removesuffix(".weight"): tensor for key, tensor in table.items() if key.endswith(".weight")}
     return {
         f"{name}.bias": TensorSpec(weights[name].shape[:1], required and weights[name].required)
@@ -45,7 +45,7 @@ def attention(sizes: Sizes) -> Table:
 
 
 def fused_attention(keys: Keys, sizes: Sizes) -> Table:
-    """The matrices of an attention layer that most files hold as one for queries, keys and values, in this order."""
+    """As ``attention``, with one fused matrix of queries, keys and values (in this order) unless the file has three."""
     if "blk.0.attn_q.weight" in keys.gguf.tensors:
         return attention(sizes)
     return {
@@ -70,7 +70,7 @@ def llama_block(sizes: Sizes) -> Table:
 
 
 def embedding_of_texts(keys: Keys, sizes: Sizes) -> Table:
-    """What a bert's embedding has besides: a norm, and a row for each kind of token, of which texts are the first."""
+    """Further tensors of a bert's embedding: a norm, and a row for each token type (row 0: text)."""
     n_types = keys.gguf.get("tokenizer.ggml.token_type_count", int, 1)
     norm = norms(sizes.n_embd, "token_embd_norm")
     return norm | biases(norm) | {TEXT_TYPES: TensorSpec((n_types, sizes.n_embd), required=False)}
@@ -87,7 +87,7 @@ def experts(sizes: Sizes, n_experts: int, n_ff: int) -> Table:
 
 
 def fused_experts(sizes: Sizes, n_experts: int, n_ff: int) -> Table:
-    """Likewise, gates and what goes up in one tensor; what each makes may be scaled."""
+    """As ``experts``, with gate and up matrices in one tensor, and an optional scale for each expert's output."""
     return {
         "ffn_gate_inp.weight": TensorSpec((n_experts, sizes.n_embd)),
         "ffn_gate_up_exps.weight": TensorSpec((n_experts, 2 * n_ff, sizes.n_embd)),

@@ -1,4 +1,4 @@
-"""A file's tensors, compared with what its model must have and may have."""
+"""Checks that a file has the tensors that its model needs, and no others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_tensors(gguf: WeightSource, spec: ModelSpec) -> None:
-    """Compare a file's tensors with what the model must have and may have; the directory alone is read.
+    """Check a file's tensors against its model: names, shapes and types; weights are not read.
 
     Raises:
         InvalidModelFile: a tensor is missing or has the wrong shape.
@@ -37,8 +37,8 @@ def check_tensors(gguf: WeightSource, spec: ModelSpec) -> None:
     for name in gguf.tensors:
         if name not in known:
             raise UnsupportedModel(
-                f"{gguf.path}: tensor {shown(name)} is not one that {spec.architecture} models have, as far as is"
-                " known here, so results could be wrong"
+                f"{gguf.path}: tensor {shown(name)} is unknown for {spec.architecture} models, so results could be"
+                " wrong"
             )
 
 

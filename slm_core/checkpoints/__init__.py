@@ -1,4 +1,4 @@
-"""Directories of Hugging Face models (``config.json``, safetensors), read as the GGUF files that could be made of them.
+"""Directories of Hugging Face models (``config.json``, safetensors), read as if they were GGUF files.
 
 Families are found, not listed: one file in ``families`` for each ``model_type``.
 """

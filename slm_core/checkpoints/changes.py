@@ -1,4 +1,4 @@
-"""What happens to a tensor on its way from a directory's names to GGUF's: its order, its shape, what norms add."""
+"""Conversions of tensors from a directory's layout to GGUF's: order, shape, and values of norms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 class Change(Protocol):
-    """One change. ``computes`` says whether it is of numbers, which then are float32, rather than of their order."""
+    """One conversion. ``computes`` says whether it changes values (the result is float32) or only their order."""
 
     computes: ClassVar[bool]
 
@@ -22,7 +22,7 @@ class Change(Protocol):
         """The shape afterwards.
 
         Raises:
-            ValueError: there is none, for a tensor of this shape.
+            ValueError: a tensor of this shape cannot be converted.
         """
         ...
 
@@ -33,7 +33,7 @@ class Change(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Interleaved:
-    """Rows of queries or keys, half against half in each head, in the order of interleaved RoPE pairs."""
+    """Query or key rows, from half-split to interleaved RoPE pairs."""
 
     n_heads: int
     computes: ClassVar[bool] = False
@@ -51,7 +51,7 @@ class Interleaved:
 
 @dataclass(frozen=True, slots=True)
 class OneAdded:
-    """Norms whose weights stand for what they are more than 1."""
+    """Norm weights stored as the difference to 1."""
 
     computes: ClassVar[bool] = True
 
@@ -82,19 +82,19 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class RowsOf:
-    """Matrices with rows of so many numbers, which some directories have as (out, in) and others as (in, out)."""
+    """Matrices with ``n`` columns, which some directories store as (out, in) and others as (in, out)."""
 
     n: int
     computes: ClassVar[bool] = False
 
     def shape(self, shape: Shape) -> Shape:
-        """That of (out, in)."""
+        """The (out, in) shape."""
         _check(len(shape) >= 2 and self.n in shape[-2:], f"neither rows nor columns of {self.n}")
-        _check(shape[-2] != shape[-1], "square, so that (out, in) is not told from (in, out)")
+        _check(shape[-2] != shape[-1], "square, so that (out, in) and (in, out) look the same")
         return shape if shape[-1] == self.n else Transposed().shape(shape)
 
     def values(self, array: Array) -> Array:
-        """Likewise."""
+        """The (out, in) matrix."""
         return array if array.shape[-1] == self.n else Transposed().values(array)
 
 
@@ -143,7 +143,7 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class GroupPart:
-    """Some heads of each group of such a matrix: its queries, its key, or its value."""
+    """Some heads of each group of a grouped fused matrix: the queries, the key, or the value."""
 
     n_queries: int
     n_groups: int
@@ -151,12 +151,12 @@ class GroupPart:
     computes: ClassVar[bool] = False
 
     def shape(self, shape: Shape) -> Shape:
-        """That of those heads' rows."""
+        """The shape of the chosen heads' rows."""
         n_rows = Grouped(self.n_queries, self.n_groups).shape(shape)[0] // (self.n_queries + 2)
         return n_rows * len(range(self.n_queries + 2)[self.heads]), *shape[1:]
 
     def values(self, array: Array) -> Array:
-        """Those heads' rows, group by group."""
+        """The chosen heads' rows, group by group."""
         groups = array.reshape(self.n_groups, self.n_queries + 2, -1, *array.shape[1:])
         return groups[:, self.heads].reshape(-1, *array.shape[1:])
 
@@ -179,12 +179,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Squeezed:
-    """The weights of a convolution of each channel by itself, [C, 1, W], as [C, W]."""
+    """The weights of a depthwise convolution, [C, 1, W], as [C, W]."""
 
     computes: ClassVar[bool] = False
 
     def shape(self, shape: Shape) -> Shape:
-        """Without the one."""
+        """Without the axis of length 1."""
         _check(len(shape) == 3 and shape[1] == 1, "no convolution of each channel by itself")
         return shape[0], shape[2]
 
@@ -195,13 +195,13 @@ class Squeezed:
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """A vector as a matrix: of one column, or of one row for each of so many groups."""
+    """A vector as a matrix: one column, or one row for each of ``n_groups`` groups."""
 
     n_groups: int | None = None
     computes: ClassVar[bool] = False
 
     def shape(self, shape: Shape) -> Shape:
-        """That of the matrix."""
+        """The shape of the matrix."""
         n_rows = shape[0] if self.n_groups is None else self.n_groups
         _check(len(shape) == 1 and shape[0] % n_rows == 0, f"no vector of {n_rows} parts")
         return n_rows, shape[0] // n_rows
@@ -213,13 +213,13 @@ class Shaped:
 
 @dataclass(frozen=True, slots=True)
 class Reshaped:
-    """The same numbers in another shape: the leading sizes, and what is left; a vector where there are none."""
+    """A reshape to the leading sizes and the rest; without leading sizes, to a vector."""
 
     leading: Shape = ()
     computes: ClassVar[bool] = False
 
     def shape(self, shape: Shape) -> Shape:
-        """The leading sizes and what is left."""
+        """The leading sizes and the rest."""
         n, n_rows = math.prod(shape), math.prod(self.leading)
         _check(n % n_rows == 0, f"no {n_rows} parts")
         return *self.leading, n // n_rows
@@ -231,7 +231,7 @@ class Reshaped:
 
 @dataclass(frozen=True, slots=True)
 class Decays:
-    """The rates at which a state decays, of their logarithms; as a column, where heads have one each."""
+    """Decay rates of a state from their logarithms; as a column if each head has one rate."""
 
     as_column: bool = False
     computes: ClassVar[bool] = True
@@ -248,7 +248,7 @@ class Decays:
 
 @dataclass(frozen=True, slots=True)
 class Multiplied:
-    """A matrix times a number; before that, runs of rows times a number each."""
+    """A matrix multiplied by a number, and runs of its rows by further numbers."""
 
     factor: float
     rows: tuple[tuple[int, float], ...] = ()
@@ -270,7 +270,7 @@ class Multiplied:
 
 @dataclass(frozen=True, slots=True)
 class OfExperts:
-    """The rows of all experts one after another, as a matrix for each; transposed for those stored as (in, out)."""
+    """All experts' rows in one matrix, as one matrix per expert; transposed if stored as (in, out)."""
 
     n_experts: int
     transposed: bool = False
@@ -290,18 +290,18 @@ class OfExperts:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """One change after another."""
+    """Two conversions, one after the other."""
 
     first: Change
     second: Change
-    computes: ClassVar[bool] = False  # neither of those that are combined computes
+    computes: ClassVar[bool] = False  # only conversions that do not compute are combined
 
     def shape(self, shape: Shape) -> Shape:
-        """The last one's."""
+        """The shape after the last conversion."""
         return self.second.shape(self.first.shape(shape))
 
     def values(self, array: Array) -> Array:
-        """The last one's."""
+        """The values after the last conversion."""
         return self.second.values(self.first.values(array))
 
 

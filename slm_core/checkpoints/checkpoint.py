@@ -1,4 +1,4 @@
-"""A directory of a Hugging Face model, presented as the GGUF file that could have been made of it."""
+"""A directory of a Hugging Face model, presented as a GGUF file."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _log = logging.getLogger(__name__)
 class Checkpoint(Closing):
     """Metadata and tensors by GGUF's names, from ``config.json`` and safetensors files, which stay mapped.
 
-    Tensors that GGUF stores as the directory does are views of the files. Others (rows of queries and keys in another
-    order, norms that stand for what they are more than 1, experts stored apart, FP8) are made anew whenever they are
-    read. It may be used from several threads.
+    A tensor that GGUF stores in the same form is a view of the file. Other tensors (query and key rows in another
+    order, norms stored as the difference to 1, experts in separate tensors, FP8) are converted at each read. Several
+    threads may use a checkpoint.
 
     Args:
         folder: the directory.
 
     Attributes:
         path: the directory.
-        metadata: what a GGUF file would say.
+        metadata: the metadata of the equivalent GGUF file.
         tensors: shapes and types, by GGUF's names.
         ends: tokens that end an answer, as the configuration has it.
 
     Raises:
         InvalidModelFile: a file is missing or damaged, or a tensor is missing.
-        UnsupportedModel: the directory is of a kind, or says something, that is not implemented.
+        UnsupportedModel: the directory's kind, or one of its settings, is not implemented.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -180,11 +180,11 @@ def _header(folder: Path, recipe: Recipe, numbers: Mapping[str, list[float]]) ->
 
 
 def _names(folder: Path, recipe: Recipe, parts: Parts, stored: Mapping[str, str]) -> dict[str, str]:
-    """The stored name of every tensor that the recipe names, of all that there are.
+    """The stored name of every tensor of the recipe.
 
     Raises:
-        InvalidModelFile: one is missing.
-        UnsupportedModel: there are others, which could matter.
+        InvalidModelFile: a tensor of the recipe is missing.
+        UnsupportedModel: the directory has an unknown tensor.
     """
     wanted = {name for part in parts.values() for name in part.names()}
     wanted.update(*recipe.number_names().values())
@@ -194,8 +194,8 @@ def _names(folder: Path, recipe: Recipe, parts: Parts, stored: Mapping[str, str]
     for name in unused:
         if not re.search(recipe.unused, name):
             raise UnsupportedModel(
-                f"{folder}: tensor {shown(stored[name])} is not one that {recipe.architecture} models have, as far as"
-                f" is known here, so results could be wrong ({CONFIG} may say something else)"
+                f"{folder}: tensor {shown(stored[name])} is unknown for {recipe.architecture} models, so results"
+                f" could be wrong ({CONFIG} may say something else)"
             )
     if unused:
         _log.info("%s: %d tensors change nothing here, such as %r", folder, len(unused), stored[unused[0]])

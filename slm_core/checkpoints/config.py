@@ -31,12 +31,12 @@ NEUTRAL = frozenset(_NEUTRAL.split())
 
 
 class Config:
-    """The keys of a JSON object. A null counts as a key that is missing, but for ``is_null``.
+    """The keys of a JSON object. A null counts as a missing key, except in ``is_null``.
 
     Args:
         source: the file, for messages.
-        stated: what it holds.
-        name: of an object in another, with a dot behind it.
+        stated: its content.
+        name: the prefix of a nested object's keys, with a dot at its end.
     """
 
     def __init__(self, source: Path, stated: Mapping[str, Any], name: str = "") -> None:
@@ -51,11 +51,11 @@ class Config:
         return name in self._stated
 
     def is_null(self, name: str) -> bool:
-        """Whether a key is there and says that there is nothing: where that differs from a key that is missing."""
+        """Whether a key exists and is null."""
         return name in self._nulls
 
     def is_true(self, name: str) -> bool:
-        """Whether a key is there and true; whoever reads the key checks what else it may be."""
+        """Whether a key is true. Its other values are not checked."""
         return self._stated.get(name) is True
 
     def is_list(self, name: str) -> bool:
@@ -97,7 +97,7 @@ class Config:
         return value
 
     def items(self, name: str, kind: type[Any], n: int) -> list[Any] | None:
-        """A list of ``n`` values of one type, None where it is missing.
+        """A list of ``n`` values of one type; None if it is missing.
 
         Raises:
             InvalidModelFile: it is something else.
@@ -112,7 +112,7 @@ class Config:
         return [kind(item) for item in values]
 
     def integers(self, name: str) -> list[int]:
-        """A list of integers; [] where it is missing.
+        """A list of integers; [] if it is missing.
 
         Raises:
             InvalidModelFile: it is something else.
@@ -123,7 +123,7 @@ class Config:
         return values
 
     def strings(self, name: str) -> list[str]:
-        """A list of texts; [] where it is missing.
+        """A list of texts; [] if it is missing.
 
         Raises:
             InvalidModelFile: it is something else.
@@ -134,7 +134,7 @@ class Config:
         return values
 
     def part(self, name: str) -> Config:
-        """An object in this one; empty where it is missing.
+        """A nested object; empty if it is missing.
 
         Raises:
             InvalidModelFile: it is something else.
@@ -144,7 +144,7 @@ class Config:
         return self._parts[name]
 
     def aside(self, name: str) -> Config:
-        """Likewise, an object of which nothing matters here but what is read: no other key of it is refused."""
+        """A nested object whose unread keys are not refused."""
         section = self._get(name, {})
         if not isinstance(section, dict):
             raise self._wrong(name, "an object")
@@ -172,7 +172,7 @@ class Config:
         """Refuse every key that was neither read nor declared neutral: it could change results.
 
         Raises:
-            UnsupportedModel: there is one.
+            UnsupportedModel: there is such a key.
         """
         for name in self._stated:
             if name not in self._seen and name not in NEUTRAL:

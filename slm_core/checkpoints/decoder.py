@@ -1,4 +1,4 @@
-"""What configurations and checkpoints of decoders have in common, for families to build on."""
+"""Shared parts of the recipes of decoders: dimensions, windows, tensors."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def read_sizes(
     n_ff: int | None = None,
     **defaults: int,
 ) -> Sizes:
-    """Read the dimensions. K is H, and D is E / H, where neither configuration nor ``defaults`` say.
+    """Read the dimensions. Without a value in the configuration or ``defaults``, K = H and D = E / H.
 
     Args:
-        config: read for them, and for the norms' epsilon.
-        norm: GGUF's key of that.
-        eps_key: the configuration's.
-        eps: where it says none.
-        n_ff: F, where a configuration has it in a form of its own.
-        defaults: what the family's sizes are where a configuration leaves them out.
+        config: read for the dimensions and the norms' epsilon.
+        norm: GGUF's key of the epsilon.
+        eps_key: the configuration's key of the epsilon.
+        eps: default of the epsilon.
+        n_ff: F, if the family's configurations have it in another form.
+        defaults: the family's defaults of sizes.
     """
     n_embd = config.size("hidden_size", defaults.get("hidden_size"))
     n_heads = config.size("num_attention_heads", defaults.get("num_attention_heads"))
@@ -85,7 +85,7 @@ def make_sizes(
     head_dim: int,
     further: dict[str, PlainValue],
 ) -> Sizes:
-    """The dimensions, in GGUF's keys besides ``further`` ones."""
+    """The dimensions, as GGUF's keys; ``further`` keys are added."""
     metadata: dict[str, PlainValue] = {
         "block_count": n_layers,
         "context_length": n_ctx,
@@ -101,17 +101,17 @@ def make_sizes(
 
 
 def window_of(config: Config, n_ctx: int, default: int = 0) -> int:
-    """The window of layers that slide; 0 where there is none, or it is no shorter than the longest context."""
+    """The window of sliding-window layers; 0 if there is none, or if the longest context fits into it."""
     window = 0 if config.is_null("sliding_window") else config.count("sliding_window", default)
     return window if window < n_ctx else 0
 
 
 def outside(config: Config, *, tied: bool) -> dict[str, Part]:
-    """The tensors outside the blocks: the output matrix is the embedding where the configuration ties them.
+    """The tensors outside the blocks. There is no output matrix if the configuration ties it to the embedding.
 
     Args:
-        config: read for it.
-        tied: whether they are where it does not say.
+        config: read for ``tie_word_embeddings``.
+        tied: its default.
     """
     names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
     if not config.flag("tie_word_embeddings", tied):
@@ -130,16 +130,16 @@ def decoder(
     model: Parts | None = None,
     metadata: Mapping[str, PlainValue] | None = None,
 ) -> Recipe:
-    """Put a recipe together.
+    """Compose a recipe.
 
     Args:
         config: read for whether the output matrix is the embedding.
-        architecture: as GGUF files name it.
+        architecture: its name in GGUF files.
         sizes: the dimensions.
-        blocks: the tensors of each block, or of every one.
-        positions: the position embedding, None where it is in no keys.
+        blocks: the tensors of each block, or one mapping for all blocks.
+        positions: the position embedding; None if the family has no keys for it.
         tied: see ``outside``.
-        model: tensors outside the blocks besides, or in other places than, ``outside`` has them.
+        model: tensors outside the blocks that ``outside`` lacks, or that have other names than there.
         metadata: further keys.
     """
     model_parts = outside(config, tied=tied) | dict(model or {})
@@ -156,17 +156,17 @@ def decoder(
 
 
 def interleaved(parts: Parts, sizes: Sizes) -> dict[str, Part]:
-    """``parts``, rows of queries and keys in the order of interleaved RoPE pairs."""
+    """``parts`` with query and key rows in the order of interleaved RoPE pairs."""
     with_queries = changed(parts, Interleaved(sizes.n_heads), "attn_q")
     return changed(with_queries, Interleaved(sizes.n_kv_heads), "attn_k")
 
 
 def with_biases(parts: Parts, *names: str, wanted: bool = True) -> dict[str, Part]:
-    """``parts``, and the biases of the named weights where they are ``wanted``."""
+    """``parts``, and the biases of the named weights if ``wanted``."""
     return {**parts, **(biases(parts, *names) if wanted else {})}
 
 
 def experts(theirs: str, gate: str, up: str, down: str, n_experts: int) -> dict[str, Part]:
-    """The matrices of all experts, each stored apart, as ``theirs`` with the index for "{x}"."""
+    """The matrices of all experts, stored separately under the name ``theirs``, in which "{x}" is the index."""
     names = {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down}
     return {f"{name}.weight": Part(f"{theirs}.{each}.weight", None, n_experts) for name, each in names.items()}

@@ -78,7 +78,7 @@ def expand(codes: NDArray[np.uint8], stored: NDArray[np.uint8], scale: StoredTen
 
 
 def _places(n: int, n_scales: int) -> NDArray[np.intp]:
-    """Which scale each row, or column, has: its own, its block's, or the only one."""
+    """The index of each row's (or column's) scale: one per row, one per block, or one in all."""
     return np.minimum(np.arange(n) // (1 if n_scales == n else _BLOCK), n_scales - 1)
 
 

@@ -1,8 +1,8 @@
 """MXFP4 weights: FP4 codes, ``..._blocks``, and a power of two for each 32 of them, ``..._scales``.
 
-The format is that of the OCP Microscaling Formats (MX) Specification 1.0, as GGUF has it, too: nothing is computed on
-reading. A directory has the codes of adjacent weights in a byte, and scales apart; a GGUF block begins with its scale,
-and has weight j beside weight j + 16.
+The format is MXFP4 of the OCP Microscaling Formats (MX) Specification 1.0. GGUF uses the same numbers in another
+layout, so reading only moves bits. A byte of a directory holds the codes of two adjacent weights, and scales are in
+another tensor. A GGUF block begins with its scale, and a byte of it holds the codes of weights j and j + 16.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def scales_of(name: str) -> str:
 
 
 def find_packed(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
-    """The shapes that tensors of codes stand for, by their names.
+    """The shapes of dequantized tensors, by the names of their tensors of codes.
 
     Raises:
         InvalidModelFile: scales are missing, or do not fit.

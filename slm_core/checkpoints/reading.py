@@ -1,4 +1,4 @@
-"""From a directory's JSON files to a recipe: which family it is, and what else its files say."""
+"""Reads a directory's JSON files into a recipe."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _BLOCK = [128, 128]
 
 
 def family_names() -> list[str]:
-    """The ``model_type`` of every configuration that there is a file for."""
+    """Every ``model_type`` with a module in ``families``."""
     return sorted(module.name for module in pkgutil.iter_modules(families.__path__))
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """Read what a directory's ``config.json`` says; of the weights, nothing.
+    """Read a directory's ``config.json`` into a recipe; no weights are read.
 
     Raises:
         InvalidModelFile: it is no directory of a model, or damaged, or a value cannot be.
@@ -67,7 +67,7 @@ def vocabulary_of(folder: Path) -> Path:
 
 
 def recipe_of(config: Config) -> Recipe:
-    """What a configuration says of its model.
+    """The recipe of a configuration.
 
     Raises:
         InvalidModelFile, UnsupportedModel: see ``read_recipe``.
@@ -75,7 +75,7 @@ def recipe_of(config: Config) -> Recipe:
     kind = config.text("model_type")
     if kind not in family_names():
         raise UnsupportedModel(
-            f"{config.source}: 'model_type' is {kind[:80]!r}, of which no directories are read here (accepted:"
+            f"{config.source}: 'model_type' is {kind[:80]!r}, which is not implemented for directories (accepted:"
             f" {', '.join(family_names())}); a GGUF file of it may be"
         )
     _check_task(config)
@@ -106,10 +106,10 @@ def answer_ends(folder: Path) -> tuple[int, ...]:
 
 
 def _pooling(folder: Path) -> dict[str, PlainValue]:
-    """How texts are embedded, where the directory says it.
+    """The pooling of an embedding model, if the directory has a file for it.
 
     Raises:
-        UnsupportedModel: in a way that is not implemented.
+        UnsupportedModel: the pooling is not implemented.
     """
     if not (folder / _POOLING).is_file():
         return {}
@@ -121,14 +121,14 @@ def _pooling(folder: Path) -> dict[str, PlainValue]:
 
 
 def _with_dense(folder: Path, recipe: Recipe) -> Recipe:
-    """``recipe``, and the layers behind pooling, of which EmbeddingGemma has two.
+    """``recipe`` with the dense layers after pooling, of which EmbeddingGemma has two.
 
     Raises:
-        UnsupportedModel: another model has some, or they are of another kind.
+        UnsupportedModel: another model has such layers, or they are of another kind.
     """
     folders = [name for name in _DENSE if (folder / name).exists()]
     if folders and recipe.architecture != "gemma-embedding":
-        raise UnsupportedModel(f"{folder / folders[0]}: layers behind pooling are not implemented for this model")
+        raise UnsupportedModel(f"{folder / folders[0]}: layers after pooling are not implemented for this model")
     metadata, model = dict(recipe.metadata), dict(recipe.model)
     for name in folders:
         config = Config(folder / name / CONFIG, read_json(folder / name / CONFIG))
@@ -163,7 +163,7 @@ def _check_task(config: Config) -> None:
 
 
 def _check_quantization(config: Config) -> None:
-    """Refuse weights in other formats than FP8 and MXFP4 with scales, which the files' types tell."""
+    """Refuse quantized weights other than FP8 and MXFP4 with scales."""
     if "quantization_config" not in config:
         return
     about = config.part("quantization_config")
@@ -187,9 +187,9 @@ def _check_quantization(config: Config) -> None:
 
 
 def _instead(folder: Path) -> str:
-    """What to do about a directory without the weights that are read."""
-    if found := sorted(folder.glob("*.gguf")):
-        return f", but {len(found)} GGUF files: give the path of one, such as {found[0].name}"
+    """Advice for a directory without readable weights, as the end of an error message."""
+    if gguf_files := sorted(folder.glob("*.gguf")):
+        return f", but {len(gguf_files)} GGUF files: give the path of one, such as {gguf_files[0].name}"
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         return ", and pickled weights are never read: save it anew by transformers' save_pretrained"
     return ""

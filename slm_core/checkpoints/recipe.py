@@ -1,4 +1,4 @@
-"""How a directory's weights become those that GGUF files of its architecture hold: what families declare."""
+"""Recipes that families declare: how a directory's tensors become the tensors of a GGUF file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from slm_core.gguf import PlainValue
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a tensor comes from.
+    """The source of a tensor.
 
     Attributes:
-        name: in the directory. "{x}" in it stands for 0 to ``n_stacked``: their tensors become one, (n_stacked, ...).
-        change: of its numbers or their order; None where they are the same.
-        n_stacked: how many.
-        letters: what "{x}" stands for in place of numbers.
-        older: where it comes from in directories that have that.
+        name: its name in the directory. "{x}" stands for 0 to ``n_stacked`` - 1: the tensors are stacked into one.
+        change: conversion of its values or their order; None for none.
+        n_stacked: number of stacked tensors; 0 for a single tensor.
+        letters: replacements for "{x}", instead of numbers.
+        older: the source in directories of an older form, used if it exists.
     """
 
     name: str
@@ -37,33 +37,33 @@ class Part:
         return [self.name.replace("{x}", x) for x in each] if self.n_stacked else [self.name]
 
     def below(self, prefix: str) -> Part:
-        """The same, whose names are after a prefix."""
+        """The same source with a prefix before its names."""
         older = None if self.older is None else self.older.below(prefix)
         return replace(self, name=prefix + self.name, older=older)
 
 
 Parts: TypeAlias = Mapping[str, Part]
-"""By the name in GGUF files: in full, or after "blk.N."; names in the directory are in full, or after its prefix."""
+"""Sources by GGUF name. In a block, GGUF names follow "blk.N." and names in the directory follow its prefix."""
 
 FREQUENCIES = r"rotary_emb\.inv_freq$"
-"""Expression for tensors of old checkpoints that the configuration stands for."""
+"""Expression for tensors of old checkpoints whose values follow from the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one directory holds. Every named tensor must exist; other tensors are refused, or declared unused.
+    """The content of a directory. Every named tensor must exist; other tensors must be declared unused.
 
     Attributes:
-        architecture: as GGUF files name it.
-        metadata: below that name, or our own.
+        architecture: its name in GGUF files.
+        metadata: keys below the architecture's name, or keys of our own.
         model: the tensors outside the blocks.
-        blocks: those of each block [L].
-        prefix: of the names of a block's tensors; "{i}" is its index.
-        tables: tensors that the directory has in another form.
-        plain: metadata that is not below the architecture's name.
-        numbers: further such metadata, a number for each block, by the tensor that has it there.
-        unused: expression for tensors that belong to the model and change nothing here.
-        renamed: expressions for how names begin in some directories, and how they begin here.
+        blocks: the tensors of each block [L].
+        prefix: prefix of a block's tensor names; "{i}" is the block's index.
+        tables: tensors computed from the configuration.
+        plain: keys that are not below the architecture's name.
+        numbers: keys with one number per block, and the name of the tensor that holds it in each block.
+        unused: expression for tensors of the model that have no effect here.
+        renamed: expressions for prefixes of names in some directories, with their replacements.
         subfolders: folders of the directory that hold further tensors; see ``TensorStore``.
     """
 
@@ -80,7 +80,7 @@ class Recipe:
     subfolders: Sequence[str] = ()
 
     def parts(self, stored: Container[str]) -> dict[str, Part]:
-        """Every tensor by the name in GGUF files, with its full name in a directory that has those ``stored``."""
+        """The source of every tensor, by GGUF name, in a directory with these ``stored`` tensors."""
         parts = dict(self.model)
         for i, block in enumerate(self.blocks):
             prefix = self.prefix.format(i=i)
@@ -88,7 +88,7 @@ class Recipe:
         return {name: _as_stored(part, stored) for name, part in parts.items()}
 
     def number_names(self) -> dict[str, list[str]]:
-        """The tensors of ``numbers``, by the name of the metadata, of each block [L]."""
+        """For each key of ``numbers``, the tensor names of all blocks [L]."""
         prefixes = [self.prefix.format(i=i) for i in range(len(self.blocks))]
         return {key: [prefix + name for prefix in prefixes] for key, name in self.numbers.items()}
 
@@ -98,12 +98,12 @@ def _as_stored(part: Part, stored: Container[str]) -> Part:
 
 
 def weights(names: Mapping[str, str], change: Change | None = None) -> dict[str, Part]:
-    """Weights, by their name in GGUF files, of what the directory names so; both without ``.weight``."""
+    """Sources of weights. ``names`` maps names in GGUF files to names in the directory, both without ``.weight``."""
     return {f"{name}.weight": Part(f"{theirs}.weight", change) for name, theirs in names.items()}
 
 
 def biases(parts: Parts, *names: str) -> dict[str, Part]:
-    """The biases of the named weights of ``parts``, changed as they are; of all where none is named."""
+    """Sources of biases for the named weights of ``parts``, with the weights' conversions; without names, for all."""
     chosen = names or [name.removesuffix(".weight") for name in parts if name.endswith(".weight")]
     bias_parts = {}
     for name in chosen:
@@ -113,7 +113,7 @@ def biases(parts: Parts, *names: str) -> dict[str, Part]:
 
 
 def changed(parts: Parts, change: Change, *names: str) -> dict[str, Part]:
-    """``parts``, the weights that are named changed."""
+    """``parts`` with a conversion of the named weights."""
     changed_parts = dict(parts)
     for name in names:
         part = changed_parts[f"{name}.weight"]

@@ -1,4 +1,4 @@
-"""What directories of models with a state in place of attention have in common."""
+"""Shared parts of the recipes of models with recurrent layers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from slm_core.checkpoints.decoder import RMS, SILU, outside
 from slm_core.checkpoints.recipe import Part, Parts, Recipe, weights
 from slm_core.gguf import PlainValue
 
-_N_CTX = 2**20  # they say none, and have none
+_N_CTX = 2**20  # configurations have no such key, and the models no such limit
 
 _NEUTRAL = """
 chunk_size d_inner d_model fused_add_norm intermediate_size n_layer num_heads pad_vocab_size_multiple
 rescale_prenorm_residual residual_in_fp32 ssm_cfg time_step_floor time_step_init_scheme time_step_max time_step_min
 time_step_scale use_associative_scan use_mambapy
 """
-"""How training begins, and what other sizes say, too."""
+"""Keys for training, and keys that repeat other sizes."""
 
 
 def convolution(theirs: str) -> dict[str, Part]:
@@ -30,7 +30,7 @@ def convolution(theirs: str) -> dict[str, Part]:
 
 
 def channels_state(theirs: str) -> dict[str, Part]:
-    """The tensors of a selective state space layer whose channels have step sizes of their own."""
+    """The tensors of a Mamba layer: one step size per channel."""
     names = {"ssm_in": "in_proj", "ssm_x": "x_proj", "ssm_dt": "dt_proj", "ssm_out": "out_proj"}
     return {
         **weights({name: f"{theirs}.{each}" for name, each in names.items()}),
@@ -42,7 +42,7 @@ def channels_state(theirs: str) -> dict[str, Part]:
 
 
 def channels_keys(config: Config) -> dict[str, PlainValue]:
-    """The sizes of such a layer."""
+    """The sizes of a Mamba layer."""
     n_embd = config.size("hidden_size", 768)
     n_rank = math.ceil(n_embd / 16)
     if config.is_null("time_step_rank"):
@@ -59,7 +59,7 @@ def channels_keys(config: Config) -> dict[str, PlainValue]:
 
 
 def heads_state(theirs: str, n_groups: int) -> dict[str, Part]:
-    """The tensors of one whose heads have them."""
+    """The tensors of a Mamba 2 layer: one step size per head."""
     return {
         **weights({"ssm_in": f"{theirs}.in_proj", "ssm_out": f"{theirs}.out_proj"}),
         **convolution(theirs),
@@ -71,7 +71,7 @@ def heads_state(theirs: str, n_groups: int) -> dict[str, Part]:
 
 
 def heads_keys(config: Config, prefix: str, n_inner: int) -> dict[str, PlainValue]:
-    """The sizes of a state with heads, of which the configuration's names begin with ``prefix``."""
+    """The sizes of a Mamba 2 layer; the configuration's keys begin with ``prefix``."""
     config.only("time_step_limit", [0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
     names = ("n_heads", "d_state", "d_conv", "n_groups") if prefix else (
         "num_heads", "state_size", "conv_kernel", "n_groups"
@@ -90,7 +90,7 @@ def heads_keys(config: Config, prefix: str, n_inner: int) -> dict[str, PlainValu
 def of_states_alone(
     config: Config, architecture: str, block: Parts, keys: Mapping[str, PlainValue], *, tied: bool
 ) -> Recipe:
-    """A model of nothing but such layers, each behind a norm."""
+    """A model of recurrent layers alone, each after a norm."""
     config.only("hidden_act", *SILU)
     config.only("use_bias", False)
     config.only("use_conv_bias", True)

@@ -25,7 +25,7 @@ class Positions(NamedTuple):
 
 
 class Stated(NamedTuple):
-    """What a configuration says: where, and the kind of scaling."""
+    """A configuration's RoPE settings: the section that holds them, and the kind of scaling."""
 
     where: Config
     kind: str
@@ -33,19 +33,19 @@ class Stated(NamedTuple):
 
 
 def stated_rope(config: Config, freq_base: float, layers: str = "", old_base: str = "rope_theta") -> Stated:
-    """Find what is said of positions: ``rope_parameters``, or ``rope_scaling`` and ``rope_theta`` beside it.
+    """Find the RoPE settings: ``rope_parameters``, or ``rope_scaling`` and ``rope_theta``.
 
     Args:
-        config: read for it.
-        freq_base: where it says none.
-        layers: the kind of layers ("full_attention") of models that have several position embeddings.
+        config: the configuration.
+        freq_base: default of the base.
+        layers: the kind of layers ("full_attention"), for models with several position embeddings.
         old_base: the base's key in configurations without ``rope_parameters``.
     """
     if "rope_parameters" in config:
         where = config.part("rope_parameters")
         where = where.part(layers) if layers and layers in where else where
         base = where.number("rope_theta", freq_base)
-        config.neutral("rope_scaling", old_base)  # what rope_parameters were made of
+        config.neutral("rope_scaling", old_base)  # transformers derives rope_parameters from them
     else:
         where, base = config.part("rope_scaling"), config.number(old_base, freq_base)
     kind = where.text("rope_type", where.text("type", "default"))
@@ -59,11 +59,11 @@ def read_rope(
     """Read the position embedding.
 
     Args:
-        config: read for it, and for the original context length where that lies outside.
+        config: the configuration.
         head_dim: D.
         n_ctx: longest context.
-        freq_base: where the configuration says none.
-        partial: which share of a head is rotated where it says none.
+        freq_base: default of the base.
+        partial: default of the rotated share of a head.
         layers: see ``stated_rope``.
 
     Raises:
@@ -97,13 +97,13 @@ def scaled(kind: str, **values: PlainValue) -> dict[str, PlainValue]:
 
 
 def _original(config: Config, where: Config, n_ctx: int) -> int:
-    """The context length before it was extended; what lies outside goes before what is inside."""
+    """The context length before the extension; the outer key precedes the one in the RoPE settings."""
     inside = where.size("original_max_position_embeddings", n_ctx)
     return config.size("original_max_position_embeddings", inside)
 
 
 def _yarn(config: Config, where: Config, n_ctx: int) -> dict[str, PlainValue]:
-    """YaRN; GGUF multiplies the magnitude of queries and keys with the paper's, which another is divided by."""
+    """YaRN. GGUF's ``attn_factor`` is the magnitude of queries and keys, relative to the paper's."""
     where.neutral("max_position_embeddings", "finetuned")
     n_original = _original(config, where, n_ctx)
     factor = where.number("factor", n_ctx / n_original)
@@ -130,7 +130,7 @@ def _magnitude(factor: float, multiplier: float) -> float:
 
 
 def _llama3(config: Config, rope: Stated, n_dims: int, n_ctx: int) -> NDArray[np.float32]:
-    """What each frequency is divided by: low ones by the factor, high ones by 1, a ramp between."""
+    """Divisors of the frequencies: the factor for low ones, 1 for high ones, a ramp in between."""
     where = rope.where
     factor, low, high = (where.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     n_original = _original(config, where, n_ctx)
@@ -149,7 +149,7 @@ def _long(config: Config, where: Config, keys: dict[str, PlainValue], n_dims: in
     n_original = _original(config, where, n_ctx)
     extended = max(1.0, where.number("factor", n_ctx / n_original))
     grown = math.sqrt(1 + math.log(extended) / math.log(n_original)) if n_original > 1 else 1.0
-    for name in ("long_mscale", "short_mscale"):  # Phi 3.5 MoE's, which say the same
+    for name in ("long_mscale", "short_mscale"):  # Phi 3.5 MoE's names of the same value
         if not math.isclose(where.number(name, grown), grown, rel_tol=1e-6):
             raise UnsupportedModel(f"{config.source}: {name!r} is {where.number(name)} (accepted: {grown})")
     tables = {}
@@ -169,10 +169,10 @@ def _long(config: Config, where: Config, keys: dict[str, PlainValue], n_dims: in
 
 
 def sliding_layers(config: Config, n_layers: int, otherwise: Callable[[int], bool]) -> list[bool]:
-    """Which layers slide, as ``layer_types`` has it; ``otherwise`` says it of each where the configuration does not.
+    """Whether each layer is a sliding-window layer, from ``layer_types``, or else from ``otherwise``.
 
     Raises:
-        UnsupportedModel: there is a kind of layers that is not known here.
+        UnsupportedModel: there is an unknown kind of layers.
     """
     kinds = config.items("layer_types", str, n_layers)
     if kinds is None:

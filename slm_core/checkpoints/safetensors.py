@@ -1,6 +1,6 @@
 """Files of the safetensors format, mapped: a header of JSON, then the tensors' bytes.
 
-The format is described at https://github.com/huggingface/safetensors; what is refused follows that text.
+The format is described at https://github.com/huggingface/safetensors; files that violate it are refused.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SafetensorsFile:
         tensors: by name.
 
     Raises:
-        InvalidModelFile: it cannot be read, or is damaged; the message says where.
+        InvalidModelFile: it cannot be read, or is damaged.
     """
 
     def __init__(self, path: Path) -> None:

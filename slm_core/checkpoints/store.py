@@ -1,4 +1,4 @@
-"""The weights of a directory: all its safetensors files as one, FP8 as the numbers it stands for, MXFP4 as GGUF's."""
+"""The weights of a directory: all its safetensors files as one, FP8 dequantized, MXFP4 in GGUF's layout."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TensorStore:
         """The format that a tensor is read in.
 
         Raises:
-            UnsupportedModel: there is none for what is stored.
+            UnsupportedModel: the stored type has none.
         """
         if name in self._packed:
             return GgmlType.MXFP4
@@ -86,10 +86,7 @@ class TensorStore:
         return _TYPES[dtype]
 
     def array(self, name: str) -> NDArray[np.generic]:
-        """A tensor as numbers; BF16 as the uint16 of its bits, rows of MXFP4 as their bytes.
-
-        Shared with the file where it can be.
-        """
+        """A tensor's values: BF16 as uint16 bits, rows of MXFP4 as bytes; if possible, a view of the file."""
         if name in self._packed:
             return mxfp4.interleave(self._raw(name), self._raw(mxfp4.scales_of(name)))
         tensor = self._stored(name)
@@ -127,18 +124,18 @@ class TensorStore:
         return file.data(stored_name)
 
     def _raw(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor whose items are bytes, in its shape."""
+        """A tensor of one-byte items, in its shape."""
         return self._data(name).reshape(self._stored(name).shape)
 
     def _add(self, file: SafetensorsFile, prefix: str = "") -> None:
         self._files.append(file)
-        for own in file.tensors:
-            name = prefix + own
+        for stored_name in file.tensors:
+            name = prefix + stored_name
             if name in self._locations:
                 raise InvalidModelFile(
-                    f"{file.path}: tensor {shown(own)} is in {self._locations[name][0].path.name}, too"
+                    f"{file.path}: tensor {shown(stored_name)} is in {self._locations[name][0].path.name}, too"
                 )
-            self._locations[name] = file, own
+            self._locations[name] = file, stored_name
 
     def _check_index(self) -> None:
         for name, file in _index(self.folder).items():
@@ -156,7 +153,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """The file of each tensor; {} where there is no index."""
+    """The file of each tensor; {} without an index."""
     path = folder / INDEX
     if not path.exists():
         return {}

@@ -1,4 +1,4 @@
-"""Model files made smaller: which tensor gets which type, importance matrices, and the writing."""
+"""Quantization of model files: recipes, importance matrices, writing."""
 
 from slm_core.quantizing.importance import Importance, read_importance
 from slm_core.quantizing.plan import Plan, PlannedTensor, plan_quantization

@@ -1,4 +1,4 @@
-"""What will become of each tensor, decided and checked before anything is written."""
+"""The plan of a quantization: each tensor's type, decided and checked before anything is written."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class PlannedTensor:
     """One tensor.
 
     Attributes:
-        source: where it is, and its type now.
+        source: its place in the source file, and its type there.
         wanted: the type that the recipe or an override asks for.
-        ggml_type: the type it will have: another where its rows are no whole number of blocks of the one wanted.
-        importance: float32 [n_matrices * n_cols], what errors of its columns count; None for alike.
+        ggml_type: the type in the new file. It differs from ``wanted`` if rows are no whole number of its blocks.
+        importance: float32 [n_matrices * n_cols], the weight of each column's error; None for equal weights.
     """
 
     source: TensorInfo
@@ -49,12 +49,12 @@ class PlannedTensor:
 
     @property
     def is_kept(self) -> bool:
-        """Whether it is copied as it is."""
+        """Whether the tensor is copied unchanged."""
         return self.ggml_type is self.source.ggml_type
 
     @property
     def n_bytes(self) -> int:
-        """Of its blocks in the new file."""
+        """Bytes of the tensor in the new file."""
         if self.is_kept:
             return self.source.n_bytes
         n_cols = self.source.shape[-1]
@@ -63,13 +63,13 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will become of a model file.
+    """The plan for a model file.
 
     Attributes:
         file: the model, open.
         recipe: the recipe.
         tensors: every tensor, in file order.
-        notes: what the reader should know, a line each: losses, and importance that is missing.
+        notes: one line each on losses of precision and missing importance.
     """
 
     file: GgufFile
@@ -83,7 +83,7 @@ class Plan:
         return [tensor for tensor in self.tensors if tensor.ggml_type is not tensor.wanted]
 
     def writer(self) -> GgufWriter:
-        """Lays out the new file: metadata as it was, but for the type of the file, and shards made one."""
+        """Lays out the new file. Metadata is copied, except the file type; shards become one file."""
         source = self.file.metadata
         metadata = {key: source.stored(key) for key in source if not key.startswith("split.")}
         metadata["general.file_type"] = stored_uint32(self.recipe.file_type)
@@ -100,12 +100,12 @@ def plan_quantization(
     imatrix: str | os.PathLike[str] | None = None,
     pure: bool = False,
 ) -> Plan:
-    """Decide the type of every tensor, and check that each can be made.
+    """Decide the type of every tensor, and check that each conversion is possible.
 
     Args:
         file: the model, open; of any types, also quantized ones.
         type_name: a recipe, as in ``Q4_K_M``; see ``RECIPES``.
-        overrides: regular expressions found in names of matrices, with the type that these get; the first counts.
+        overrides: types by regular expressions, searched for in names of matrices; the first match counts.
         imatrix: an importance matrix.
         pure: give every matrix the recipe's main type.
 
@@ -146,7 +146,7 @@ def _forced_types(overrides: Mapping[str, str], matrices: list[str]) -> dict[str
             raise InvalidOption(f"{expression!r} is no regular expression: {error}") from None
         matching = [name for name in matrices if pattern.search(name)]
         if not matching:
-            raise InvalidOption(f"{expression!r} is found in no name of a matrix that may be quantized")
+            raise InvalidOption(f"{expression!r} matches no name of a matrix that may be quantized")
         for name in matching:
             forced.setdefault(name, accepted[type_name.upper()])
     return forced

@@ -1,7 +1,6 @@
 """Quantization recipes: which tensor gets more bits than the others.
 
-The choices are those of llama.cpp's quantizer (``llama-quant.cpp``), so that a file of a name has the same types
-whichever program made it.
+The choices are llama.cpp's (``llama-quant.cpp``): a recipe's name means the same types in both programs.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def recipe_of(name: str) -> QuantizationRecipe:
     """The recipe of a name, in any case.
 
     Raises:
-        InvalidOption: there is none; the message lists those there are.
+        InvalidOption: there is no such recipe; the message lists the recipes.
     """
     upper = name.upper()
     recipe = RECIPES.get(_ALIASES.get(upper, upper))
@@ -76,7 +75,7 @@ def recipe_of(name: str) -> QuantizationRecipe:
 
 
 class Role(Enum):
-    """What a matrix does, as far as recipes tell apart."""
+    """The roles of matrices that recipes distinguish."""
 
     OUTPUT = auto()
     EMBEDDING = auto()
@@ -107,11 +106,11 @@ def role_of(name: str) -> Role:
 
 
 class Chooser:
-    """Chooses types for the matrices of a model, which are to come in the order of ``in_order``.
+    """Chooses types for the matrices of a model, given in the order of ``in_order``.
 
     Args:
         file: the model.
-        recipe: the recipe wanted.
+        recipe: the recipe.
         has_importance: whether an importance matrix is used; two recipes change with it.
     """
 
@@ -197,7 +196,7 @@ def layer_of(name: str) -> int:
 
 
 def fallback_type(wanted: GgmlType, n_cols: int) -> GgmlType:
-    """What rows get that are no whole number of blocks of the type wanted: one of more bits and smaller blocks."""
+    """The type of rows that are no whole number of blocks of ``wanted``: more bits, smaller blocks."""
     for ggml_type in (wanted, _FALLBACKS.get(wanted, T.F16)):
         if n_cols % ggml_type.block_size == 0:
             return ggml_type
@@ -208,7 +207,7 @@ _FALLBACKS = {T.TQ2_0: T.Q4_0, T.Q1_0: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T
 
 _KEPT = ("position_embd.weight", "token_types.weight")
 
-# Norms, routers, small and sensitive matrices, and what engines read as floats only.
+# Norms, routers, small and sensitive matrices, and tensors that engines read only as floats.
 _KEPT_PARTS = (
     "_norm.weight",
     "ffn_gate_inp.weight",

@@ -1,4 +1,4 @@
-"""Writing what was planned, on several threads."""
+"""Writing a planned file, on several threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress: TypeAlias = Callable[[float], None]
 
 _WEIGHTS_IN_PIECE = 1 << 18
 _PIECES_AHEAD = 4
-"""For each thread: so many are made before they are written."""
+"""Pieces per thread that may wait to be written."""
 
 
 def quantize_model(
@@ -47,15 +47,15 @@ def quantize_model(
         source: a GGUF file, or any shard of one.
         target: the new file; it appears when it is whole.
         type_name: a recipe, as in ``Q4_K_M``; see ``RECIPES``.
-        overrides: regular expressions found in names of matrices, with the type that these get; the first counts.
+        overrides: types by regular expressions, searched for in names of matrices; the first match counts.
         imatrix: an importance matrix.
         pure: give every matrix the recipe's main type.
-        force: put the new file in the place of one that is there.
-        n_threads: how many compute; by default, a thread for each core that may be used.
-        progress: called with the share that is done, 0 to 1; what it raises ends the work, and no file is left.
+        force: replace an existing file.
+        n_threads: computing threads; by default one for each core that may be used.
+        progress: called with the finished share, 0 to 1; an exception that it raises ends the work and leaves no file.
 
     Returns:
-        What was done with each tensor; its file is closed.
+        The plan, with what was done to each tensor; its file is closed.
 
     Raises:
         InvalidOption: an option is wrong; nothing was written.
@@ -111,7 +111,7 @@ def _check_target(plan: Plan, path: Path, n_bytes: int, *, force: bool) -> None:
 
 
 def _jobs(plan: Plan) -> Iterator[tuple[int, Callable[[], Piece]]]:
-    """How many weights, and what makes their bytes, in file order."""
+    """The pieces in file order: number of weights, and the function that computes their bytes."""
     for tensor in plan.tensors:
         data, ggml_type = plan.file.tensor_data(tensor.source.name), tensor.source.ggml_type
         n_cols = tensor.source.shape[-1]
@@ -126,7 +126,7 @@ def _jobs(plan: Plan) -> Iterator[tuple[int, Callable[[], Piece]]]:
 
 
 def _pieces(n_rows: int, n_cols: int, n_in_matrix: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Where pieces start, in weights, and their shape: rows of one matrix, or whole blocks of a long row."""
+    """First weight and shape of each piece: rows of one matrix, or whole blocks of a long row."""
     row_step, col_step = max(1, _WEIGHTS_IN_PIECE // n_cols), min(n_cols, _WEIGHTS_IN_PIECE)
     for matrix in range(0, n_rows, n_in_matrix):
         for row in range(matrix, matrix + n_in_matrix, row_step):
@@ -136,7 +136,7 @@ def _pieces(n_rows: int, n_cols: int, n_in_matrix: int) -> Iterator[tuple[int, t
 
 
 def _importance(tensor: PlannedTensor, start: int, n_cols: int) -> NDArray[np.float32] | None:
-    """Of the ``n_cols`` columns from weight ``start``; each matrix has its own."""
+    """The importance of the ``n_cols`` columns from weight ``start``; each matrix has its own importance."""
     if tensor.importance is None:
         return None
     n_rows, width = tensor.source.shape[-2:]
@@ -159,7 +159,7 @@ def _convert(
 def _in_order(
     pool: ThreadPoolExecutor, jobs: Iterator[tuple[int, Callable[[], Piece]]], n_ahead: int
 ) -> Iterator[tuple[int, Piece]]:
-    """Results in the order of the jobs, of which ``n_ahead`` are begun before they are due."""
+    """Results in the order of the jobs; ``n_ahead`` jobs run ahead."""
     begun: deque[tuple[int, Future[Piece]]] = deque()
     for n_weights, job in jobs:
         begun.append((n_weights, pool.submit(job)))

@@ -20,12 +20,12 @@ _MERGES = "tokenizer.ggml.merges"
 
 
 class BytePairs:
-    """Text between special tokens to ids. Control and unknown tokens never come out of merges: content spells none.
+    """Encodes text between special tokens. Merges never produce control or unknown tokens.
 
     Args:
         spec: the vocabulary.
         gguf: the file, for the merges.
-        pre: how text is cut before merges.
+        pre: how text is split before merges.
 
     Raises:
         UnsupportedModel: there are no merges.
@@ -74,7 +74,7 @@ def _pairs(merges: list[str], source: str) -> list[tuple[str, str]]:
 
 
 def _checked(merges: list[tuple[str, str]], vocab: dict[str, int], spec: VocabSpec) -> list[tuple[str, str]]:
-    """Leave out merges that make or use control tokens, which content must not reach; refuse unknown tokens."""
+    """Drop merges that use or produce control tokens, which content must not contain; refuse missing tokens."""
     usable = []
     for i, (left, right) in enumerate(merges):
         for part in (left, right, left + right):

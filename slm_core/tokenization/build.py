@@ -42,8 +42,8 @@ def model_vocab(source: GgufFile | Checkpoint, n_vocab: int) -> Vocab:
 def build_vocab(gguf: GgufFile) -> GgufVocab:
     """Build the vocabulary that a file's ``tokenizer.ggml.*`` metadata describes.
 
-    Nothing is kept on disk: the ``tokenizers`` library makes a model from lists of tokens and merges, which the file
-    has, faster than it loads one that it saved.
+    Nothing is cached on disk: the ``tokenizers`` library builds a model from the file's tokens and merges faster than
+    it loads a saved one.
 
     Args:
         gguf: an open file; it is not needed afterwards.

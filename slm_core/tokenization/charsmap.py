@@ -20,21 +20,21 @@ _MAX_CACHED_STEPS = 65536
 
 
 class _State(NamedTuple):
-    """Where a walk through the trie stands: where its children start, and the replacement of what was read."""
+    """A node of the trie: where its children start, and the replacement of the key that ends here."""
 
     children: int
     replacement: str | None
 
 
 class CharsMap:
-    """Replaces parts of a text, from left to right, the longest key first.
+    """Replaces keys in a text, from left to right, the longest key at each place.
 
     Args:
         blob: the map; an empty one replaces nothing.
         source: the file, for messages.
 
     Raises:
-        InvalidModelFile: the blob is damaged. What that check cannot see (a node whose children lie outside) never
+        InvalidModelFile: the blob is damaged. A node whose children lie outside the trie is not noticed: it never
             matches.
     """
 
@@ -52,7 +52,7 @@ class CharsMap:
         self._cached_step = lru_cache(_MAX_CACHED_STEPS)(self._step)
 
     def __call__(self, text: str) -> str:
-        """Replace what the map has replacements for."""
+        """Replace all keys in a text."""
         if self._root is None:
             return text
         parts, at = [], 0
@@ -63,7 +63,7 @@ class CharsMap:
         return "".join(parts)
 
     def _longest(self, state: _State, text: str, start: int) -> tuple[int, str]:
-        """End and replacement of the longest key at ``start``; of the character itself where there is none."""
+        """End and replacement of the longest key at ``start``; without a key, the character itself."""
         end, replacement = start + 1, text[start]
         for at in range(start, len(text)):
             after = self._cached_step(state.children, text[at])

@@ -1,8 +1,8 @@
-"""Vocabularies of model directories: ``tokenizer.json``, read by the ``tokenizers`` library, and the files beside it.
+"""Vocabularies of model directories: ``tokenizer.json``, read by the ``tokenizers`` library, and its settings.
 
-The library's own encoder is the reference for such a directory. Where spelled-out control tokens are to stay text, it
-runs without them. Byte-pair models are read, with the decoders of byte-level and of SentencePiece vocabularies;
-and BERT's WordPiece. RWKV World's vocabulary is a file of another form, which ``world`` reads.
+The library's own encoder is the reference for such a directory. If spelled-out control tokens have to stay text, the
+encoder runs without them. Supported are byte-pair models (byte-level and SentencePiece decoders) and BERT's WordPiece.
+``world`` reads RWKV World's vocabulary, a file of another form.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] =
     """Read the vocabulary of a directory.
 
     Args:
-        folder: holds ``tokenizer.json``, or RWKV World's vocabulary, and, as a rule, ``tokenizer_config.json``.
-        size: rows of the model's logits; ids that the tokenizer does not have stand for nothing. None for as many as
-            the tokenizer has.
-        ends: ids that end an answer besides those that the files name.
+        folder: holds ``tokenizer.json`` or RWKV World's vocabulary, and usually ``tokenizer_config.json``.
+        size: number of the model's logits; ids that the tokenizer lacks have empty text. None for the tokenizer's size.
+        ends: further ids that end an answer.
 
     Raises:
         InvalidModelFile: a file is missing or damaged, or the tokenizer has more tokens than the model.
@@ -68,15 +67,15 @@ class DirectoryVocab:
 
     Args:
         source: the file, for messages.
-        stated: what it holds.
-        settings: what ``tokenizer_config.json`` holds.
+        stated: its content.
+        settings: the content of ``tokenizer_config.json``.
         size: see ``directory_vocab``.
-        ends: likewise.
+        ends: see ``directory_vocab``.
 
     Attributes:
         size: number of tokens V.
-        bos: begins a sequence; None where the files name none.
-        eos: ends one; None where they name none.
+        bos: begins a sequence; None if the files name none.
+        eos: ends a sequence; None if the files name none.
         eog_ids: every token that ends an answer.
     """
 
@@ -118,7 +117,7 @@ class DirectoryVocab:
         return [*self._before, *ids, *self._after] if add_special else ids
 
     def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
-        """Bytes that one token stands for; b"" for a control token unless ``special``.
+        """Bytes of one token; b"" for a control token unless ``special``.
 
         Raises:
             InvalidToken: the id is outside the vocabulary.
@@ -128,7 +127,7 @@ class DirectoryVocab:
         return self._bytes_of(id, special)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Text of a run of tokens; the space that such a vocabulary puts in front of texts is taken off.
+        """Text of a run of tokens, without the space that the vocabulary adds before a text.
 
         Raises:
             InvalidToken: an id is outside the vocabulary.
@@ -160,7 +159,7 @@ def _check_model(source: Path, stated: Mapping[str, Any]) -> None:
 
 
 def _model_kind(model: Mapping[str, Any]) -> object:
-    """What a tokenizer's model is; old files do not say it."""
+    """The type of a tokenizer's model; derived from its keys in old files, which do not name it."""
     if "type" in model:
         return model["type"]
     return "BPE" if "merges" in model else "WordPiece" if "continuing_subword_prefix" in model else None
@@ -177,7 +176,7 @@ def _tokenizer(source: Path, stated: Mapping[str, Any]) -> Any:
 
 
 def _content_tokenizer(source: Path, whole: Any, stated: Mapping[str, Any], control: set[str]) -> Any:
-    """The same tokenizer for text in which control tokens are text, too; it shares the model where it can."""
+    """The tokenizer for content, in which control tokens are plain text. It shares ``whole``'s model if possible."""
     from tokenizers import Tokenizer
 
     model = stated["model"]
@@ -199,25 +198,25 @@ def _content_tokenizer(source: Path, whole: Any, stated: Mapping[str, Any], cont
 
 
 def _without(stated: Mapping[str, Any], control: set[str]) -> dict[str, Any]:
-    """The same tokenizer, for which the control tokens are not there, neither as words nor as results of merges."""
+    """The tokenizer without its control tokens, neither as vocabulary entries nor as results of merges."""
     model = stated["model"]
     unknown = model.get("unk_token")
     vocab = {text: i for text, i in model["vocab"].items() if text not in control or text == unknown}
     merges = [merge for merge in model.get("merges", ()) if not control.intersection(_parts(merge))]
     added = [token for token in stated.get("added_tokens") or () if not token.get("special")]
-    vocab |= {token["content"]: token["id"] for token in added}  # else the library numbers them anew
+    vocab |= {token["content"]: token["id"] for token in added}  # otherwise the library assigns new ids
     kept = {"merges": merges} if "merges" in model else {}
     return {**stated, "model": {**model, "vocab": vocab, **kept}, "added_tokens": added}
 
 
 def _parts(merge: str | Sequence[str]) -> tuple[str, str, str]:
-    """What a merge joins, and what it makes; the library has read it, so that it is a pair."""
+    """Both parts of a merge and its result. The library has read the merge, so it is a pair."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left, right, left + right
 
 
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What a tokenizer puts before and after a text."""
+    """The tokens that a tokenizer adds before and after a text."""
     plain = tokenizer.encode("a", add_special_tokens=False).ids
     ids = tokenizer.encode("a", add_special_tokens=True).ids
     at = next((i for i in range(len(ids)) if ids[i : i + len(plain)] == plain), 0)
@@ -225,7 +224,7 @@ def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _decoder(source: Path, stated: object) -> tuple[Callable[[str], bytes], bool]:
-    """What gives the bytes of an ordinary token, and whether a text's first space is not its own."""
+    """The function from an ordinary token to its bytes, and whether the tokenizer adds a space before a text."""
     steps = list(_steps(stated))
     kinds = {str(step.get("type")) for step in steps}
     if kinds == {"WordPiece"}:
@@ -255,5 +254,5 @@ def _steps(stated: object) -> Iterator[dict[str, Any]]:
 
 
 def _byte(text: str) -> bytes:
-    """The byte that a token such as ``<0x0A>`` stands for; b"" for another token."""
+    """The byte of a byte token such as ``<0x0A>``; b"" for any other token."""
     return bytes([int(text[3:5], 16)]) if _BYTE.fullmatch(text) else b""

@@ -1,4 +1,4 @@
-"""Calls of the ``tokenizers`` library, whose errors and panics become ours."""
+"""Calls of the ``tokenizers`` library; its errors and panics become ``VocabError``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from slm_core.foreign import is_failure, one_line
 
 
 def encoding(tokenizer: Any, text: str, *, add_special: bool = False) -> Any:
-    """What a tokenizer makes of a text, with ``ids`` and ``tokens``.
+    """A tokenizer's encoding of a text, with ``ids`` and ``tokens``.
 
     Raises:
-        VocabError: the library fails, as it does where a vocabulary contradicts itself.
+        VocabError: the library fails, for example on a vocabulary that contradicts itself.
     """
     try:
         return tokenizer.encode(text, add_special_tokens=add_special)

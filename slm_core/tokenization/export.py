@@ -31,10 +31,10 @@ def tokenizer_files(gguf: GgufFile, n_ctx: int) -> dict[str, str]:
 
     Args:
         gguf: the open file.
-        n_ctx: the longest text in tokens, for those who ask the settings.
+        n_ctx: the longest text in tokens, for the settings.
 
     Raises:
-        UnsupportedModel: a vocabulary that is no byte-pair one, or has tokens that are no text.
+        UnsupportedModel: the vocabulary is not a byte-pair one, or has tokens that are not UTF-8.
         InvalidModelFile: the vocabulary contradicts itself.
     """
     spec = read_spec(gguf)
@@ -61,7 +61,7 @@ def _byte_pairs(gguf: GgufFile, spec: VocabSpec) -> dict[str, Any]:
 
 
 def _sentencepiece(gguf: GgufFile, spec: VocabSpec) -> dict[str, Any]:
-    """Merges ordered by the scores of what they make, as the scores of SentencePiece's byte-pair models are ranks."""
+    """A byte-pair model; scores are ranks in SentencePiece's byte-pair models, so they order the merges."""
     charsmap = gguf.get(_CHARSMAP, np.ndarray, np.zeros(0, np.uint8))
     if spec.model != "llama" or spec.scores is None or len(charsmap) or spec.remove_extra_whitespaces:
         what = "a character map" if len(charsmap) else f"tokenizer.ggml.model {spec.model!r}"

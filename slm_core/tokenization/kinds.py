@@ -1,4 +1,4 @@
-"""What a token is for."""
+"""The kinds of tokens."""
 
 from __future__ import annotations
 

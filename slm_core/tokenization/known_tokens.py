@@ -1,4 +1,4 @@
-"""What follows from the spelling of well-known tokens, as in llama.cpp's llama_vocab::impl::load.
+"""Roles of tokens with well-known texts, as in llama.cpp's llama_vocab::impl::load.
 
 GGUF files seldom list all tokens that end an answer, and some mark control tokens as ordinary ones. llama.cpp knows
 them by their text; so does this module.
@@ -43,7 +43,7 @@ _FIM_ENDS = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-# Roles, and texts that have them where the file gives the role to no token.
+# Texts that have a role if the file gives that role to no token.
 _FIM_OTHERS = (
     (
         ("fim_pre", "prefix"),

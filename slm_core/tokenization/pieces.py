@@ -24,10 +24,10 @@ _BYTE_OF = _byte_alphabet()
 
 
 class Pieces:
-    """The bytes that tokens stand for, as llama.cpp renders them.
+    """The bytes of tokens, as llama.cpp renders them.
 
-    Control and unknown tokens stand for nothing, unless their text is asked for or an answer always shows it; unused
-    tokens stand for nothing either way.
+    Control and unknown tokens are empty, unless their text is requested or answers always show it. Unused tokens are
+    always empty.
     """
 
     def __init__(self, spec: VocabSpec) -> None:
@@ -52,23 +52,23 @@ class Pieces:
 
 
 def stored(text: str) -> bytes:
-    """A token's text as it is spelled."""
+    """A token's text in UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def from_metaspace(text: str) -> bytes:
-    """Its text, spaces for each U+2581."""
+    """A token's text, with a space for each U+2581."""
     return stored(text.replace(METASPACE, " "))
 
 
 def from_byte_level(text: str) -> bytes:
-    """Map the characters back to bytes; a token with any other character stands for its own text."""
+    """Map byte-level characters back to bytes; a token with any other character is plain text."""
     data = byte_level_bytes(text)
     return stored(text) if data is None else data
 
 
 def byte_level_bytes(text: str) -> bytes | None:
-    """The bytes that its characters stand for; None where there is another character."""
+    """The bytes of byte-level characters; None if there is any other character."""
     try:
         return bytes(map(_BYTE_OF.__getitem__, text))
     except KeyError:

@@ -1,14 +1,13 @@
-r"""What each value of ``tokenizer.ggml.pre`` means: how text is cut before byte-pair merges.
+r"""Pre-tokenization: how text is split before byte-pair merges, for each value of ``tokenizer.ggml.pre``.
 
-A name stands for the tokenizer of a published model. Its patterns are those of that model's own tokenizer.json, in
-Oniguruma syntax, as the ``tokenizers`` library runs them. llama.cpp, which invents the names (src/llama-vocab.cpp),
-approximates some of them where std::regex cannot express the original; the original counts here, because the contract
-is the reference tokenizer. It also leaves out Unicode normalization (Qwen, Command-R and the GPT-NeoX family compose
-to NFC) and gives a few models the pipeline of another (falcon, falcon3, gigachat). Names whose original is not
-public are as llama.cpp has them.
+A name stands for the tokenizer of a published model. The patterns come from that model's own tokenizer.json, in
+Oniguruma syntax, as the ``tokenizers`` library runs them. llama.cpp invents the names (src/llama-vocab.cpp) and
+approximates patterns that std::regex cannot express. Here the original counts, because the contract is the reference
+tokenizer. llama.cpp also omits Unicode normalization (Qwen, Command-R and the GPT-NeoX family compose to NFC) and uses
+another model's pipeline for falcon, falcon3 and gigachat. If the original is not public, the patterns are llama.cpp's.
 
-Three originals take time quadratic in the length of a run of digits or spaces; they are written here so that the same
-cuts take linear time, with ``\G`` (where the previous match ended) and possessive quantifiers.
+Three originals take time quadratic in the length of a run of digits or spaces. They are rewritten here to split at the
+same places in linear time, with ``\G`` (where the previous match ended) and possessive quantifiers.
 """
 
 from __future__ import annotations
@@ -27,17 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PreTokenization:
-    """How one family of byte-pair vocabularies treats text before its merges.
+    """The pre-tokenization of one family of byte-pair vocabularies.
 
     Attributes:
-        splits: patterns, applied in order; each cuts every piece into matches and what lies between them.
-        byte_splits: patterns applied after the bytes were mapped to GPT-2's 256 printable characters.
-        byte_level: tokens are spelled in those characters; otherwise in plain text with ``<0xXX>`` for stray bytes.
+        splits: patterns, applied in order; each splits every piece into its matches and the text between them.
+        byte_splits: patterns applied after bytes are mapped to GPT-2's 256 printable characters.
+        byte_level: whether tokens are spelled in GPT-2's characters; otherwise in plain text, with ``<0xXX>`` for bytes
+            that no token spells.
         normalizer: applied first: ``nfc``, or ``metaspace`` (each space becomes U+2581).
-        ignore_merges: a piece that is a token as a whole is taken whole.
-        add_bos: begins a text with BOS unless the file says otherwise.
-        forces_bos: begins a text with BOS whatever the file says.
-        drops_whitespace: whitespace only separates pieces.
+        ignore_merges: whether a piece that is a token needs no merges.
+        add_bos: whether a text begins with BOS unless the file says otherwise.
+        forces_bos: whether a text begins with BOS even if the file says otherwise.
+        drops_whitespace: whether whitespace only separates pieces.
     """
 
     splits: tuple[str, ...]
@@ -54,7 +54,7 @@ def pre_tokenization(name: str, source: str) -> PreTokenization:
     """Look up a value of ``tokenizer.ggml.pre``.
 
     Raises:
-        UnsupportedModel: nobody defines that name.
+        UnsupportedModel: the name is unknown.
     """
     if name not in PRE_TOKENIZATIONS:
         accepted = ", ".join(sorted(PRE_TOKENIZATIONS))
@@ -63,13 +63,13 @@ def pre_tokenization(name: str, source: str) -> PreTokenization:
 
 
 def composes(gguf: GgufFile) -> bool:
-    """Whether the file's reference tokenizer composes text (Unicode NFC) first, for engines that leave it out."""
+    """Whether the file's reference tokenizer applies Unicode NFC first; engines without NFC need to know."""
     pre = PRE_TOKENIZATIONS.get(gguf.get("tokenizer.ggml.pre", str, ""))
     return pre is not None and pre.normalizer == "nfc"
 
 
 def build_normalizer(pre: PreTokenization, *, lowercase: bool) -> Normalizer | None:
-    """Make the normalizer of the ``tokenizers`` library for it; ``None`` where text is taken as it is."""
+    """Make the ``tokenizers`` library's normalizer; ``None`` if text is not normalized."""
     from tokenizers import normalizers
 
     steps: list[Normalizer] = [normalizers.Lowercase()] if lowercase else []

@@ -13,17 +13,17 @@ from slm_core.tokenization.spec import VocabSpec
 
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _NAMED = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
-_HEAD = 2  # bytes by which tokens are looked up
+_HEAD = 2  # leading bytes that index the tokens
 
 
 class LongestBytes:
-    """Text between special tokens to ids. Control tokens are never met: they are no part of the trie.
+    """Encodes text between special tokens. Control tokens are not part of the trie.
 
     Args:
         spec: the vocabulary.
 
     Raises:
-        InvalidModelFile: a byte without a token, so that there is text that cannot be spelled.
+        InvalidModelFile: a byte has no token, so some texts cannot be encoded.
     """
 
     def __init__(self, spec: VocabSpec) -> None:

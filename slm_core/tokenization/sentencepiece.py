@@ -1,4 +1,4 @@
-"""What SentencePiece does to a text before it cuts it (normalizer.cc): character map, spaces, U+2581 for spaces."""
+"""SentencePiece's normalizer (normalizer.cc): character map, extra spaces, U+2581 for spaces."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ METASPACE = "\u2581"
 
 
 class SentencePieceNormalizer:
-    """Turns text into what the pieces of a SentencePiece vocabulary are spelled in.
+    """Normalizes text for a SentencePiece vocabulary.
 
     Args:
         charsmap: applied first.
-        add_space_prefix: put a space in front.
-        remove_extra_whitespaces: make each run of spaces one, and drop those at both ends.
+        add_space_prefix: put a space before the text.
+        remove_extra_whitespaces: replace each run of spaces by one, and drop spaces at both ends.
     """
 
     def __init__(self, charsmap: CharsMap, *, add_space_prefix: bool, remove_extra_whitespaces: bool) -> None:

@@ -28,8 +28,8 @@ _NOT_TEXT = re.compile("[\ud800-\udfff]")  # how the reader of GGUF files marks 
 _BPE_MODELS = ("gpt2", "gemma4", "whitespace")
 _MODELS = (*_BPE_MODELS, "llama", "bert", "t5", "rwkv")
 
-# llama.cpp's ids where the file names none. It also assumes 11 for BOS and EOS of any byte-pair vocabulary, which is
-# Falcon's; elsewhere that would end an answer at whatever token 11 is, so such a file has none here.
+# llama.cpp's defaults. llama.cpp also assumes Falcon's 11 as BOS and EOS of every byte-pair vocabulary. In other models
+# token 11 would then end answers, so there is no such default here.
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "bert": {"bos": 101, "unknown": 100, "seperator": 102},
@@ -43,7 +43,7 @@ _ID_NAMES = (
 
 @dataclass(frozen=True)
 class VocabSpec:
-    """What the builders need to know; V is the number of tokens.
+    """The data of a vocabulary; V is the number of tokens.
 
     Attributes:
         source: the file, for messages.
@@ -51,18 +51,18 @@ class VocabSpec:
         tokens: the spelling of each token as stored, V of them, all different.
         ids: id by spelling.
         kinds: the ``TokenKind`` of each token, V bytes; well-known control tokens are corrected.
-        content_kinds: the same for tokens that content may turn into, V bytes. A token that the file calls ordinary and
-            llama.cpp knows to end an answer (``</s>`` in Qwen vocabularies) is ordinary here, as in its tokenizer; one
-            whose bytes are no text counts as control.
-        scores: float32 [V], or ``None`` where the file has none.
-        special: id by role (``bos``, ``eos``, ``unknown``, ``seperator``, ...), roles that the model has.
+        content_kinds: the kind of each token in content, V bytes. An ordinary token that llama.cpp treats as control
+            (``</s>`` in Qwen vocabularies) is ordinary here, as in its own tokenizer. A token whose bytes are not UTF-8
+            is control.
+        scores: float32 [V], or ``None`` if the file has none.
+        special: id by role (``bos``, ``eos``, ``unknown``, ``seperator``, ...), for the roles of this model.
         eog_ids: tokens that end an answer.
-        shown_control: control tokens whose text is part of an answer all the same.
-        pre: how text is cut before merges; byte-pair vocabularies only.
+        shown_control: control tokens whose text is part of answers.
+        pre: how text is split before merges; byte-pair vocabularies only.
         add_bos: begin a text with BOS.
         add_eos: end a text with EOS.
-        add_space_prefix: text that begins, or follows a special token, gets a space in front.
-        remove_extra_whitespaces: runs of spaces become one; those at both ends go.
+        add_space_prefix: put a space before the text, and before text after a special token.
+        remove_extra_whitespaces: replace runs of spaces by one, and drop spaces at both ends.
     """
 
     source: str
@@ -86,19 +86,19 @@ class VocabSpec:
         return _indices(self.kinds, kinds)
 
     def content_of_kind(self, *kinds: TokenKind) -> list[int]:
-        """Ids of the tokens of these kinds as content sees them, ascending."""
+        """Ids of the tokens that have these kinds in content, ascending."""
         return _indices(self.content_kinds, kinds)
 
     def byte_ids(self) -> list[int | None]:
-        """The token ``<0xXX>`` for each of the 256 bytes, where there is one."""
+        """The token ``<0xXX>`` of each of the 256 bytes, or None."""
         return [self.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
 
 
 def read_spec(gguf: GgufFile) -> VocabSpec:
-    """Read and check everything about a vocabulary but its merges.
+    """Read and check a vocabulary, except its merges.
 
     Raises:
-        UnsupportedModel: there is no vocabulary, or one of a kind not known here.
+        UnsupportedModel: there is no vocabulary, or one of an unknown kind.
         InvalidModelFile: it contradicts itself.
     """
     source = str(gguf.path)

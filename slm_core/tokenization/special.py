@@ -22,13 +22,13 @@ _AT_START = re.compile(f"{_WHITE_SPACE}+")
 class SpecialTokens:
     """The tokens that are matched in a text before anything else.
 
-    User-defined tokens always count; control tokens, and the unknown token, only where special tokens are parsed. At
-    each place the longest match wins, as in the ``tokenizers`` library and in SentencePiece. (llama.cpp looks for the
-    longest token in the whole text first, which differs only where two tokens overlap.)
+    User-defined tokens always match. Control tokens and the unknown token match only if special tokens are parsed. At
+    each place the longest match wins, as in the ``tokenizers`` library and in SentencePiece. (llama.cpp searches the
+    whole text for the longest token first. The result differs only if two tokens overlap.)
 
     Args:
         spec: the vocabulary.
-        strips: tokens that swallow white space; see ``read_strips``.
+        strips: tokens that absorb white space; see ``read_strips``.
     """
 
     def __init__(self, spec: VocabSpec, strips: tuple[frozenset[int], frozenset[int]]) -> None:
@@ -40,7 +40,7 @@ class SpecialTokens:
         self._parsed = LongestMatcher(user_defined + control)
 
     def split(self, text: str, *, parse_special: bool) -> Iterator[str | int]:
-        """Yield the pieces of a text in order: token ids, and what lies between them, which is never empty."""
+        """Yield the pieces of a text in order: token ids, and the non-empty texts between them."""
         done = 0
         for start, end in (self._parsed if parse_special else self._always).finditer(text):
             if start < done:  # a right-stripping token took this one: it spells white space
@@ -80,7 +80,7 @@ def read_strips(gguf: GgufFile, spec: VocabSpec) -> tuple[frozenset[int], frozen
 
 
 def token_text(token: object) -> str:
-    """The text of a token, which the settings of a directory spell alone or with its properties; "" for none."""
+    """The text of a token in a directory's settings, given as a string or as an object; "" for none."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""
 

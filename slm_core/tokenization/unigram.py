@@ -14,15 +14,15 @@ from slm_core.tokenization.spec import VocabSpec
 if TYPE_CHECKING:
     from slm_core.tokenization.sentencepiece import SentencePieceNormalizer
 
-_NEVER_SPELLED = " "  # normalized text has no space, so this stands for what no piece spells
+_NEVER_SPELLED = " "  # normalized text has no space, so this piece never matches
 
 
 class Unigram:
-    """Text between special tokens to ids.
+    """Encodes text between special tokens.
 
-    Control, unknown, byte and unused tokens are no pieces. A user-defined token weighs more than any other piece, as in
-    SentencePiece. A character that no piece spells becomes its bytes where the vocabulary has all of those, else the
-    unknown token, one for each run.
+    Control, unknown, byte and unused tokens are not pieces. A user-defined token has a higher score than any other
+    piece, as in SentencePiece. A character without a piece becomes byte tokens if the vocabulary has all 256, otherwise
+    the unknown token, one for each run.
 
     Args:
         spec: the vocabulary, with scores.

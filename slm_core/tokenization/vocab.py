@@ -30,14 +30,14 @@ class Encoder(Protocol):
 class GgufVocab:
     """Text to token ids and back. Immutable; threads may share it.
 
-    Text is a sequence of Unicode characters: a pair of surrogates is the character it means, an unpaired surrogate
-    becomes U+FFFD. Text that spells a control token gives that token only with ``parse_special``; user-defined tokens
-    are always recognized.
+    Text is a sequence of Unicode characters: a pair of surrogates is one character, an unpaired surrogate becomes
+    U+FFFD. Text that spells a control token becomes that token only with ``parse_special``; user-defined tokens are
+    always recognized.
 
     Attributes:
         size: number of tokens V.
-        bos: begins a sequence; ``None`` where the file names none.
-        eos: ends a sequence; ``None`` where the file names none.
+        bos: begins a sequence; ``None`` if the file names none.
+        eos: ends a sequence; ``None`` if the file names none.
         eog_ids: every token that ends an answer.
     """
 
@@ -62,8 +62,8 @@ class GgufVocab:
 
         Args:
             text: any string.
-            add_special: add what the model puts around a text (BOS, EOS; BERT's [CLS] and [SEP]) as its file says.
-            parse_special: read spelled-out control tokens as those tokens; otherwise they are plain text.
+            add_special: add the tokens that the file asks for around a text (BOS, EOS; BERT's [CLS] and [SEP]).
+            parse_special: recognize spelled-out control tokens; otherwise they are plain text.
         """
         ids: list[int] = []
         for piece in self._special.split(well_formed(text), parse_special=parse_special):
@@ -74,11 +74,11 @@ class GgufVocab:
         return [*self._before, *ids, *self._after] if add_special else ids
 
     def _encode_piece(self, piece: str) -> list[int]:
-        """Ids of text without special tokens. A chat is encoded again with each turn, and most of it is as before."""
+        """Ids of text without special tokens, cached: each turn encodes the whole chat again, most of it unchanged."""
         return self._encoder.encode(piece) if len(piece) > _LONGEST_CACHED_PIECE else self._encode_again(piece)
 
     def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
-        """Bytes that one token stands for; b"" for a control token unless ``special``, which gives its text.
+        """Bytes of one token. A control token gives b"", or its text if ``special``.
 
         Raises:
             InvalidToken: the id is outside the vocabulary.
@@ -90,10 +90,10 @@ class GgufVocab:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of a run of tokens; bytes that are not UTF-8 become U+FFFD.
 
-        Where the vocabulary puts a space in front of a text, one leading space is taken off again, so that decoding
-        what was encoded gives the text back. Text after a special token keeps its space, as in the ``tokenizers``
-        library. A stream of ``token_bytes`` keeps every space. BERT's words are joined by spaces, which do not return
-        in front of ``.``, ``?``, ``!`` and ``,``.
+        If the vocabulary adds a space before a text, one leading space is removed, so that decoding is the inverse of
+        encoding. Text after a special token keeps its space, as in the ``tokenizers`` library. A stream of
+        ``token_bytes`` keeps every space. BERT's words are joined by spaces, except before ``.``, ``?``, ``!`` and
+        ``,``.
 
         Raises:
             InvalidToken: an id is outside the vocabulary.
@@ -108,7 +108,7 @@ class GgufVocab:
 
 
 def well_formed(text: str) -> str:
-    """A text without surrogates: those that make a character together are it, others become U+FFFD."""
+    """A text without surrogates: a pair becomes its character, an unpaired surrogate U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

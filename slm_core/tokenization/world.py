@@ -1,11 +1,11 @@
-r"""RWKV World's vocabulary as directories have it: a text file with a token a line, its id, its bytes and their number.
+r"""RWKV World's vocabulary in directories: a text file with one token per line: its id, its bytes, their number.
 
-``261 '\n\n' 2``: a literal as Python writes texts and bytes, which is read here, and never evaluated. Token 0 ends a
-text and is in no line.
+``261 '\n\n' 2``: the bytes are a Python literal, which is parsed here, never evaluated. Token 0 ends a text and has no
+line.
 
-Other directories have it as a ``tokenizer.json``: WordPiece over the characters of byte-level vocabularies, without a
-prefix and without words, whose greedy search for the longest piece is the same. The library takes time that grows with
-the cube of a text's length, and finds token 0 in texts that spell it, so that the vocabulary alone is read from it.
+Other directories store the vocabulary as a ``tokenizer.json``: WordPiece over byte-level characters, without a prefix
+and without words. Its greedy search for the longest piece is the same. Only the vocabulary is read from that file: the
+library's search takes cubic time in a text's length, and it finds token 0 in texts that spell it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNBOUNDED = 2**31 - 1  # characters of a word: no text is longer
 _LINE = re.compile(r"""([0-9]{1,8})[ ](b?)(?:'((?:[^'\\]|\\.){0,4096})'|"((?:[^"\\]|\\.){0,4096})")[ ]([0-9]{1,5})""")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
 _NAMED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
-_END_OF_TEXT, _END_OF_TURN = "<s>", b"\n\n"  # the text of token 0 where no setting tells it, as in GGUF files
+_END_OF_TEXT, _END_OF_TURN = "<s>", b"\n\n"  # default text of token 0, as in GGUF files
 
 
 def world_vocab(
@@ -42,16 +42,15 @@ def world_vocab(
     *,
     unnamed: int | None = 0,
 ) -> GgufVocab:
-    """Such a vocabulary. Token 0 and an empty line end an answer, as GGUF files have it.
+    """An RWKV World vocabulary. Token 0 and an empty line end an answer, as in GGUF files.
 
     Args:
         path: the file, for messages.
-        pieces: what it holds.
-        settings: what ``tokenizer_config.json`` holds: the text of token 0, and tokens that the file does not have.
-        size: rows of the model's logits; ids that stand for nothing fill them. None for as many as there are.
-        ends: ids that end an answer besides.
-        unnamed: the token that begins, or ends, a text where settings name none: token 0 in GGUF files, None where it
-            is for the library to say.
+        pieces: the file's bytes by token id.
+        settings: the content of ``tokenizer_config.json``: the text of token 0, and tokens that the file lacks.
+        size: number of the model's logits; ids without a token are unused. None for the number of tokens.
+        ends: further ids that end an answer.
+        unnamed: BOS and EOS if the settings name none: token 0 in GGUF files, None for the library's choice.
 
     Raises:
         InvalidModelFile: the file has more tokens than the model, or none for a byte.
@@ -78,7 +77,7 @@ def world_vocab(
 
 
 def is_world(stated: Mapping[str, Any]) -> bool:
-    """Whether a ``tokenizer.json`` holds such a vocabulary, and nothing that would do something else to a text."""
+    """Whether a ``tokenizer.json`` is an RWKV World vocabulary, without any further processing of texts."""
     parts = [stated.get(part) or {} for part in ("model", "pre_tokenizer", "decoder")]
     if not all(isinstance(part, dict) for part in parts) or stated.get("normalizer") or stated.get("post_processor"):
         return False
@@ -94,10 +93,10 @@ def is_world(stated: Mapping[str, Any]) -> bool:
 
 
 def world_of_json(path: Path, stated: Mapping[str, Any]) -> tuple[dict[int, bytes], dict[str, Any]]:
-    """Such a ``tokenizer.json``: bytes by id, without what stands for nothing; and tokens that it adds.
+    """Read an RWKV World ``tokenizer.json``: bytes by id, and added tokens.
 
     Raises:
-        InvalidModelFile: one of both is none.
+        InvalidModelFile: the ids or the added tokens are damaged.
     """
     vocab, added = stated["model"]["vocab"], stated.get("added_tokens") or []
     if not all(type(i) is int and 0 <= i < _MAX_SIZE for i in vocab.values()) or len({*vocab.values()}) != len(vocab):
@@ -144,25 +143,25 @@ def _read_line(place: str, line: str) -> tuple[int, bytes]:
 
 
 def _piece(literal: str, *, is_text: bool) -> bytes:
-    """The bytes that a literal stands for; none where it is none."""
+    """The bytes of a literal; b"" if it is not one."""
 
-    def meant(escape: re.Match[str]) -> str:
+    def unescaped(escape: re.Match[str]) -> str:
         code = escape[1] or (escape[2] or escape[3] if is_text else None)
         return chr(int(code, 16)) if code else _NAMED[escape[4]]
 
     if not is_text and not literal.isascii():
         return b""
     try:
-        return _ESCAPE.sub(meant, literal).encode("utf-8" if is_text else "latin-1")
-    except (KeyError, OverflowError, ValueError):  # an escape or a character that there is not
+        return _ESCAPE.sub(unescaped, literal).encode("utf-8" if is_text else "latin-1")
+    except (KeyError, OverflowError, ValueError):  # an unknown escape, or no character
         return b""
 
 
 def _read_added(path: Path, settings: Mapping[str, Any], ids: Mapping[bytes, int]) -> dict[int, tuple[str, TokenKind]]:
-    """Tokens that the settings add, token 0 among them: text and kind, by id.
+    """Tokens that the settings add, including token 0: text and kind, by id.
 
-    Settings may give a text of the file an id of its own besides (an empty line, in published ones), which the model
-    was not trained with: it keeps the file's.
+    Settings may assign a second id to a text of the file (published ones do so for an empty line). The model was not
+    trained with that id, so the text keeps the file's id.
     """
     decoder, used_ids = settings.get("added_tokens_decoder") or {}, set(ids.values())
     if not isinstance(decoder, dict):

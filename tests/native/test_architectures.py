@@ -202,7 +202,7 @@ def test_a_wrong_shape_is_named(read, architecture, name, shape, wanted):
     ],
 )
 def test_a_tensor_that_the_architecture_does_not_have_is_refused(read, architecture, name, shape):
-    with pytest.raises(UnsupportedModel, match=f"tensor '{name}' is not one that {architecture} models have"):
+    with pytest.raises(UnsupportedModel, match=f"tensor '{name}' is unknown for {architecture} models"):
         read(architecture, tensors={name: zeros(*shape)})
 
 

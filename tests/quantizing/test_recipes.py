@@ -121,8 +121,8 @@ def test_names_of_recipes() -> None:
     [
         ({"attn_v": "Q9"}, r"unknown type 'Q9' for 'attn_v' \(accepted: F32, F16, Q4_0,"),
         ({"attn_(": "Q8_0"}, r"'attn_\(' is no regular expression: missing \)"),
-        ({"attn_w": "Q8_0"}, r"'attn_w' is found in no name of a matrix that may be quantized"),
-        ({"_norm": "Q8_0"}, r"'_norm' is found in no name of a matrix that may be quantized"),
+        ({"attn_w": "Q8_0"}, r"'attn_w' matches no name of a matrix that may be quantized"),
+        ({"_norm": "Q8_0"}, r"'_norm' matches no name of a matrix that may be quantized"),
     ],
 )
 def test_wrong_overrides(toy, overrides, message) -> None:
