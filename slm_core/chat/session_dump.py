@@ -69,7 +69,7 @@ class _AnswerParts(NamedTuple):
     """Sections of a dump that belong to an unfinished answer."""
 
     pending: bytes
-    own: bytes
+    sampler_state: bytes
     rule: bytes
     draft_probabilities: bytes
 
@@ -81,14 +81,16 @@ def write(state: SessionState) -> bytes:
         "sampling": state.sampling.to_dict(),
         "answer": None if state.answer is None else _answer_meta(state.answer),
     }
-    pending = own = rule = draft_probabilities = b""
+    pending = sampler_state = rule = draft_probabilities = b""
     if state.answer is not None:
         pending, rule = state.answer.progress.pending, state.answer.constraint or b""
-        own = b"" if state.answer.sampler is None else state.answer.sampler.state
+        sampler_state = b"" if state.answer.sampler is None else state.answer.sampler.state
         draft_probabilities = (
             b"" if state.answer.speculation is None else state.answer.speculation.draft_probabilities()
         )
-    return pack("session", meta, (state.sequence, tokens, state.sampler, pending, own, rule, draft_probabilities))
+    return pack(
+        "session", meta, (state.sequence, tokens, state.sampler, pending, sampler_state, rule, draft_probabilities)
+    )
 
 
 def read(data: bytes, n_vocab: int) -> SessionState:
@@ -104,8 +106,8 @@ def read(data: bytes, n_vocab: int) -> SessionState:
     meta, sections = unpack("session", data)
     if set(meta) != {"sampling", "answer"} or len(sections) != 7 or len(sections[1]) % 4 or len(sections[3]) > 3:
         raise InvalidSnapshot("the dump of a session lacks a part")
-    sequence, tokens, sampler, pending, own, rule, draft_probabilities = sections
-    parts = _AnswerParts(pending, own, rule, draft_probabilities)
+    sequence, tokens, sampler, pending, sampler_state, rule, draft_probabilities = sections
+    parts = _AnswerParts(pending, sampler_state, rule, draft_probabilities)
     answer = None if meta["answer"] is None else _read_answer(meta["answer"], parts, n_vocab)
     history = struct.unpack(f"<{len(tokens) // 4}i", tokens)
     return SessionState(sequence, history, read_sampling(meta["sampling"]), sampler, answer)
@@ -153,7 +155,7 @@ def restore_constraint(answer: UnfinishedAnswer, vocab: Vocab) -> Constraint | N
         return None
     rule, progress = constraints.restore(vocab, answer.constraint), answer.progress
     forced = tuple(progress.forced)
-    if rule.taken != tuple(progress.tokens) or rule.forced[: len(forced)] != forced:
+    if rule.tokens != tuple(progress.tokens) or rule.forced[: len(forced)] != forced:
         raise InvalidSnapshot("the dump's constraint contradicts its unfinished answer")
     return rule
 
@@ -166,9 +168,9 @@ def _continues(progress: Progress, history: tuple[int, ...]) -> bool:
 
 def _answer_meta(answer: UnfinishedAnswer) -> dict[str, object]:
     progress = {name: getattr(answer.progress, name) for name in _PROGRESS} | {"stops": list(answer.progress.stops)}
-    own = None if answer.sampler is None else answer.sampler.sampling.to_dict()
+    sampling = None if answer.sampler is None else answer.sampler.sampling.to_dict()
     drafts = None if answer.speculation is None else answer.speculation.meta()
-    return {"progress": progress, "sampling": own, "special": answer.special, "speculation": drafts}
+    return {"progress": progress, "sampling": sampling, "special": answer.special, "speculation": drafts}
 
 
 def _read_answer(meta: object, parts: _AnswerParts, n_vocab: int) -> UnfinishedAnswer:
@@ -177,7 +179,7 @@ def _read_answer(meta: object, parts: _AnswerParts, n_vocab: int) -> UnfinishedA
     progress = meta["progress"]
     if not isinstance(progress, dict) or not _is_progress(progress) or not isinstance(meta["special"], bool):
         raise InvalidSnapshot("the dump's unfinished answer is malformed")
-    sampler = None if meta["sampling"] is None else OwnSampler(read_sampling(meta["sampling"]), parts.own)
+    sampler = None if meta["sampling"] is None else OwnSampler(read_sampling(meta["sampling"]), parts.sampler_state)
     whole = Progress(**{**progress, "stops": tuple(progress["stops"])}, pending=parts.pending)
     drafts = meta["speculation"]
     speculation = None if drafts is None else read_speculation(drafts, parts.draft_probabilities, n_vocab)

@@ -18,9 +18,9 @@ def constraint_error(message: str) -> ConstraintError:
     """The error for a message of llguidance; a long message is shortened to its first line."""
     if message.startswith("NoExtension"):
         return ConstraintError("the constraint allows nothing, with this vocabulary or with any")
-    found = _PLACE.match(message)
-    line, column = (int(found[1]), int(found[2])) if found else (None, None)
-    return ConstraintError(_brief(message[found.end() :] if found else message), line=line, column=column)
+    match = _PLACE.match(message)
+    line, column = (int(match[1]), int(match[2])) if match else (None, None)
+    return ConstraintError(_brief(message[match.end() :] if match else message), line=line, column=column)
 
 
 def regex_error(message: str, pattern: str, origins: Sequence[int]) -> ConstraintError:

@@ -38,23 +38,23 @@ class FreeText:
             return None
         if not data:
             return type(self)(self.marker, self.token)
-        said = self.end + data
-        if self.marker in said:
+        text = self.end + data
+        if self.marker in text:
             return None
-        keep = max(_spelled(said, self.marker), _unfinished(said))
-        return type(self)(self.marker, self.token, said[len(said) - keep :], empty=False)
+        keep = max(_spelled(text, self.marker), _unfinished(text))
+        return type(self)(self.marker, self.token, text[len(text) - keep :], empty=False)
 
 
-def _spelled(said: bytes, marker: bytes) -> int:
+def _spelled(text: bytes, marker: bytes) -> int:
     """How many bytes at the end begin the marker."""
-    longest = min(len(said), len(marker) - 1)
-    return next((n for n in range(longest, 0, -1) if said.endswith(marker[:n])), 0)
+    longest = min(len(text), len(marker) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)
 
 
-def _unfinished(said: bytes) -> int:
+def _unfinished(text: bytes) -> int:
     """How many bytes at the end are a character that is not complete."""
-    for n in range(1, min(3, len(said)) + 1):
-        byte = said[-n]
+    for n in range(1, min(3, len(text)) + 1):
+        byte = text[-n]
         if byte >= 0xC0:
             length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return n if n < length else 0

@@ -108,8 +108,8 @@ class Terminals:
                 return self._size(item)
 
     def _find_nullable(self) -> None:
-        while found := {n for n, body in self._rules.items() if n not in self._nullable and self.is_nullable(body)}:
-            self._nullable |= found
+        while nullable := {n for n, body in self._rules.items() if n not in self._nullable and self.is_nullable(body)}:
+            self._nullable |= nullable
 
     def _find_first(self) -> None:
         changed = True
@@ -184,33 +184,33 @@ class Terminals:
     def _follow_sets(self) -> dict[Node, int]:
         """For each terminal in use, the characters that may come after it."""
         rules: dict[str, int] = {self._root: 0}
-        found: dict[Node, int] = {}
+        follow: dict[Node, int] = {}
         while True:
-            before = (dict(rules), dict(found))
+            before = (dict(rules), dict(follow))
             for name in list(rules):
-                self._pass_on(self._rules[name], rules[name], rules, found)
-            if before == (rules, found):
-                return found
+                self._pass_on(self._rules[name], rules[name], rules, follow)
+            if before == (rules, follow):
+                return follow
 
-    def _pass_on(self, node: Node, after: int, rules: dict[str, int], found: dict[Node, int]) -> None:
+    def _pass_on(self, node: Node, after: int, rules: dict[str, int], follow: dict[Node, int]) -> None:
         self._step()
         if self.is_terminal(node):
             body = self.body(node)
-            found[body] = found.get(body, 0) | after
+            follow[body] = follow.get(body, 0) | after
             return
         match node:
             case Ref(name=name):
                 rules[name] = rules.get(name, 0) | after
             case Alt(items=items):
                 for item in items:
-                    self._pass_on(item, after, rules, found)
+                    self._pass_on(item, after, rules, follow)
             case Seq(items=items):
                 for item in reversed(items):
-                    self._pass_on(item, after, rules, found)
+                    self._pass_on(item, after, rules, follow)
                     after = self._first_of(item) | (after if self.is_nullable(item) else 0)
             case Repeat(item=item, most=most):
                 again = 0 if most is not None and most <= 1 else self._first_of(item)
-                self._pass_on(item, after | again, rules, found)
+                self._pass_on(item, after | again, rules, follow)
 
     def _step(self) -> None:
         self._steps_left -= 1
@@ -323,10 +323,10 @@ def _characters(node: Node) -> Iterator[Chars]:
 
 def _references(node: Node) -> set[str]:
     """Names of the rules that a node refers to, itself."""
-    found = {node.name} if isinstance(node, Ref) else set()
+    names = {node.name} if isinstance(node, Ref) else set()
     for child in _children(node):
-        found |= _references(child)
-    return found
+        names |= _references(child)
+    return names
 
 
 def _regular_rules(rules: Mapping[str, Node]) -> set[str]:

@@ -93,19 +93,19 @@ class GrammarConstraint:
         self._prototype = prototype
         self._matcher = prototype.matcher.deep_copy()
         self._free = prototype.free
-        self._taken: list[int] = []
+        self._tokens: list[int] = []
         self._forced = self._forced_tokens()
         self._bits: Bits | None = None
 
     @property
     def is_complete(self) -> bool:
-        """Whether what was taken so far may end here."""
+        """Whether the tokens so far may be a whole answer."""
         return self._matcher.is_accepting()
 
     @property
-    def taken(self) -> tuple[int, ...]:
-        """The tokens taken so far, without EOG."""
-        return tuple(self._taken)
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens consumed so far, without EOG."""
+        return tuple(self._tokens)
 
     @property
     def forced(self) -> tuple[int, ...]:
@@ -138,7 +138,7 @@ class GrammarConstraint:
             if not self.is_complete:
                 raise InvalidToken(f"token {token} ends the answer, which is not complete")
             return Stop()
-        announced = self._forced and (len(self._taken) > 0)
+        announced = self._forced and (len(self._tokens) > 0)
         if not 0 <= token < self._table.size or (self._forced and token != self._forced[0]):
             raise InvalidToken(f"token {token} may not follow: the constraint does not allow it")
         if self._matcher.try_consume_tokens([token]) != 1:
@@ -151,12 +151,12 @@ class GrammarConstraint:
         twin = object.__new__(type(self))
         twin.spec, twin._vocab, twin._table = self.spec, self._vocab, self._table
         twin._prototype, twin._matcher, twin._free = self._prototype, self._matcher.deep_copy(), self._free
-        twin._taken, twin._forced, twin._bits = list(self._taken), deque(self._forced), self._bits
+        twin._tokens, twin._forced, twin._bits = list(self._tokens), deque(self._forced), self._bits
         return twin
 
     def state(self) -> bytes:
         """The spec and the tokens taken, JSON text; ``restore`` makes the same of it."""
-        return json.dumps({"spec": self.spec.to_dict(), "tokens": self._taken}).encode()
+        return json.dumps({"spec": self.spec.to_dict(), "tokens": self._tokens}).encode()
 
     def _took(self, token: int, *, announced: bool) -> Advance:
         """The matcher has taken a token: note it, and find out what it leads to."""
@@ -170,7 +170,7 @@ class GrammarConstraint:
             except ConstraintError:
                 self._rebuild()
                 raise
-        self._taken.append(token)
+        self._tokens.append(token)
         self._forced, self._bits = forced, None
         if self._free is not None:
             self._free = self._free.after(token, self._vocab.token_bytes(token))
@@ -210,7 +210,7 @@ class GrammarConstraint:
 
     def _rebuild(self) -> None:
         self._matcher = self._prototype.matcher.deep_copy()
-        self._matcher.try_consume_tokens(self._taken)
+        self._matcher.try_consume_tokens(self._tokens)
 
 
 def _matcher(grammar: str, table: TokenTable, limits: Limits) -> LLMatcher:

@@ -52,7 +52,7 @@ def _n_remainders(schema: Any) -> int:
 
 def _divisors(schema: Any) -> tuple[set[int], bool]:
     """The divisors anywhere in a schema, and whether something in it combines schemas."""
-    found: set[int] = set()
+    divisors: set[int] = set()
     combines = False
     waiting = [schema]
     while waiting:
@@ -61,11 +61,11 @@ def _divisors(schema: Any) -> tuple[set[int], bool]:
             combines = combines or not _COMBINES.isdisjoint(node)
             divisor = node.get("multipleOf")
             if isinstance(divisor, int | float) and not isinstance(divisor, bool):
-                found.add(_as_integer(divisor))
+                divisors.add(_as_integer(divisor))
             waiting.extend(node.values())
         elif isinstance(node, list):
             waiting.extend(node)
-    return found, combines
+    return divisors, combines
 
 
 def _as_integer(divisor: float) -> int:

@@ -134,13 +134,13 @@ class _Lowering:
 
 def _pointed_at(schema: Any, pointer: str) -> object:
     """What a JSON pointer points at; the whole where that is not found, which llguidance will complain about."""
-    found = schema
+    target = schema
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, dict) else None
-        if found is None:
+        target = target.get(name) if isinstance(target, dict) else None
+        if target is None:
             return schema
-    return found
+    return target
 
 
 def _says_nothing(keyword: str, value: object) -> bool:

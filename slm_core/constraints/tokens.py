@@ -122,8 +122,8 @@ class _Source:
         before = vocab.encode(_MARKER, add_special=False, parse_special=False)
         ids = vocab.encode(_MARKER + text, add_special=False, parse_special=False)
         within = ids[len(before) :]
-        said = b"".join(map(vocab.token_bytes, within))
-        return within if ids[: len(before)] == before and said == text.encode() else self._longest_first(text.encode())
+        data = b"".join(map(vocab.token_bytes, within))
+        return within if ids[: len(before)] == before and data == text.encode() else self._longest_first(text.encode())
 
     def _longest_first(self, data: bytes) -> list[int]:
         ids: list[int] = []

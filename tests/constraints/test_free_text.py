@@ -91,9 +91,9 @@ def test_kept_masks_are_those_of_a_fresh_parser(vocab: Callable[[str], GgufVocab
             rule.advance(token)
             fresh = compile(spec, tokens)
             fresh._free = None
-            for taken in rule.taken:
+            for taken in rule.tokens:
                 fresh.advance(taken)
-            np.testing.assert_array_equal(rule.allowed, fresh.allowed, err_msg=f"after {tokens.decode(rule.taken)!r}")
+            np.testing.assert_array_equal(rule.allowed, fresh.allowed, err_msg=f"after {tokens.decode(rule.tokens)!r}")
 
 
 def test_a_marker_may_be_a_control_token() -> None:

@@ -59,8 +59,8 @@ def compared(ours: GrammarConstraint, theirs: LlamaGrammar, vocab: GgufVocab) ->
         assert there[ours.forced[0]], f"{vocab.token_bytes(ours.forced[0])!r} is forced here, and refused there"
         return here
     told = told_apart(vocab).copy()
-    told[list(vocab.eog_ids)] = not vocab.decode(ours.taken).endswith("\ufffd")  # there, a character may end half-way
-    said = b"".join(map(vocab.token_bytes, ours.taken))
+    told[list(vocab.eog_ids)] = not vocab.decode(ours.tokens).endswith("\ufffd")  # there, a character may end half-way
+    said = b"".join(map(vocab.token_bytes, ours.tokens))
     wrong = [
         t for t in np.flatnonzero((here != there) & told).tolist() if not excused(said + vocab.token_bytes(t), here[t])
     ]

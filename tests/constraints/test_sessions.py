@@ -70,7 +70,7 @@ def test_a_constraint_that_is_handed_over_stays_where_it_is() -> None:
     rule = compile(Choice(["one"]), ByteVocab())
     for _ in range(2):
         assert begin().generate(WARM, constraint=rule).run().text == "one"
-    assert rule.taken == ()
+    assert rule.tokens == ()
 
 
 def test_an_end_that_is_too_early_is_refused_and_changes_nothing() -> None:

@@ -34,7 +34,7 @@ def RefusedTokensCount(whole: Any, rule: GrammarConstraint, token: int) -> Advan
     try:
         advance: Advance = whole(rule, token)
     except InvalidToken:
-        rule._taken.append(token)
+        rule._tokens.append(token)
         raise
     return advance
 

@@ -66,7 +66,7 @@ class TestConstraints(Scenarios):
         assert row is not None, "next_logits() gave nothing, though nobody cancelled"
         for token in (i for text in "aabcbbc" for i in _encoded(bench, text)):
             masked = rule.mask(row)
-            said = vocab.decode(rule.taken)
+            said = vocab.decode(rule.tokens)
             complete = re.fullmatch("a{2}(bc?){0,3}", said) is not None
             assert rule.is_complete == complete, f"after {said!r}, the constraint says complete: {rule.is_complete}"
             allowed = np.isfinite(masked[ends])
@@ -83,10 +83,10 @@ class TestConstraints(Scenarios):
                 try:
                     with_it.advance(token)
                 except InvalidToken:
-                    assert masked[token] == -np.inf, f"after {rule.taken}, token {token} is allowed, and then refused"
+                    assert masked[token] == -np.inf, f"after {rule.tokens}, token {token} is allowed, and then refused"
                     assert with_it.state() == rule.state(), f"the refused token {token} changed the constraint"
                 else:
-                    assert masked[token] == 0.0, f"after {rule.taken}, token {token} is masked, and then taken"
+                    assert masked[token] == 0.0, f"after {rule.tokens}, token {token} is masked, and then taken"
             rule.advance(_encoded(bench, text)[0])
 
     def test_what_is_forced_is_one_batch(self, bench: Bench) -> None:
