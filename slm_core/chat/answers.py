@@ -18,30 +18,30 @@ from slm_core.protocols import Constraint, Sampler, Vocab
 from slm_core.sampling import SamplerChain
 
 
-def check_kind(name: str, given: object, kind: type, *others: type) -> None:
+def check_kind(name: str, value: object, kind: type, *others: type) -> None:
     """Refuse what is neither None nor of a kind: a thing that looks right would be passed over in silence.
 
     Raises:
         InvalidOption: it says what is accepted.
     """
-    if given is not None and not isinstance(given, (kind, *others)):
+    if value is not None and not isinstance(value, (kind, *others)):
         raise InvalidOption(
-            f"{name}={given!r} (accepted: {' or '.join(each.__name__ for each in (kind, *others))}, None)"
+            f"{name}={value!r} (accepted: {' or '.join(each.__name__ for each in (kind, *others))}, None)"
         )
 
 
-def own_constraint(given: Constraint | Spec | None, vocab: Vocab) -> Constraint | None:
+def own_constraint(constraint: Constraint | Spec | None, vocab: Vocab) -> Constraint | None:
     """A constraint that nobody else moves on: a spec is compiled, a constraint copied.
 
     Raises:
         InvalidOption: neither.
         ConstraintError: the spec is invalid or unsupported.
     """
-    if isinstance(given, Spec):
-        return compile(given, vocab)
-    if isinstance(given, str | Mapping):
-        raise InvalidOption(f"constraint={given!r} (accepted: a spec, such as Regex(...) or JsonSchema(...))")
-    return None if given is None else given.clone()
+    if isinstance(constraint, Spec):
+        return compile(constraint, vocab)
+    if isinstance(constraint, str | Mapping):
+        raise InvalidOption(f"constraint={constraint!r} (accepted: a spec, such as Regex(...) or JsonSchema(...))")
+    return None if constraint is None else constraint.clone()
 
 
 def check_source(speculation: Speculation | None, shift: TokenShift | None) -> None:

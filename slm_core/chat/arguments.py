@@ -91,10 +91,10 @@ def _fit_plain(hint: Any, value: object, place: str) -> object:
 
 def _one_of(hint: object, choices: Sequence[tuple[object, object]], value: object, place: str) -> object:
     """The choice whose JSON value that is; 1 is not True."""
-    found = [choice for written, choice in choices if written == value and type(written) is type(value)]
-    if not found:
+    matches = [choice for written, choice in choices if written == value and type(written) is type(value)]
+    if not matches:
         raise _misfit(place, value, f"one of {', '.join(json.dumps(written) for written, _ in choices)}")
-    return found[0]
+    return matches[0]
 
 
 def _misfit(place: str, value: object, hint: object) -> Misfit:

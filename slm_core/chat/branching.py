@@ -47,12 +47,12 @@ def beam_search(
     started = time.perf_counter()
     row = session.prefill(cancelled, progress=progress)
     prefilled = time.perf_counter()
-    found = []
+    hypotheses = []
     if row is not None:
         with contextlib.closing(_Claimed(session, beams.width)) as claimed:
-            found = BeamSearch(rules, claimed.branches, constraint).run(row, cancelled)
-    usage = Usage(n_prompt, n_cached, sum(len(hypothesis.tokens) for hypothesis in found))
-    return BeamAnswer(tuple(found), usage, Timings(prefilled - started, time.perf_counter() - prefilled))
+            hypotheses = BeamSearch(rules, claimed.branches, constraint).run(row, cancelled)
+    usage = Usage(n_prompt, n_cached, sum(len(hypothesis.tokens) for hypothesis in hypotheses))
+    return BeamAnswer(tuple(hypotheses), usage, Timings(prefilled - started, time.perf_counter() - prefilled))
 
 
 def score(session: Session, content: str | Sequence[int], top: int) -> Score:
@@ -105,11 +105,11 @@ def completions(
         )
 
     try:
-        made = [generation(i) for i in range(n_made)]
+        generations = [generation(i) for i in range(n_made)]
     except BaseException:
         claimed.close()
         raise
-    return Completions(made, group, None if best_of is None else n, claimed.close, on_event)
+    return Completions(generations, group, None if best_of is None else n, claimed.close, on_event)
 
 
 @dataclass(frozen=True, slots=True)

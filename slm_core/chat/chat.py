@@ -151,7 +151,7 @@ class Chat(Closing):
         """The conversation, with what was said so far of an answer that streams; a system message is number 0."""
         if self._stream is None:
             return self._messages
-        return (*self._messages, Message(Role.ASSISTANT, self._stream.said))
+        return (*self._messages, Message(Role.ASSISTANT, self._stream.text))
 
     # Talking.
 
@@ -370,8 +370,8 @@ class Chat(Closing):
 
             def begin(is_first: bool, spent: float) -> AnswerStream:
                 left = None if timeout is None else max(timeout - spent, _LEAST_TIME)
-                said = asked if is_first else self._messages
-                return self._reply(said, cast("AnswerSteering", steering), first if is_first else later, left)
+                sent = asked if is_first else self._messages
+                return self._reply(sent, cast("AnswerSteering", steering), first if is_first else later, left)
 
             turn = Turn(begin, self._add, undo, self._end_turn)
             if pending:

@@ -52,10 +52,10 @@ def read(data: bytes) -> ChatState:
     names = {"messages", "sampling", "tools", "thinking", "overflow", "n_answers", "context"}
     if set(meta) != names or len(sections) != 1:
         raise InvalidSnapshot("the dump of a chat lacks a part")
-    messages, tools, thinking, n_answers, sizes = (
+    stored, tools, thinking, n_answers, sizes = (
         meta[name] for name in ("messages", "tools", "thinking", "n_answers", "context")
     )
-    if not isinstance(messages, list) or not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):
+    if not isinstance(stored, list) or not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):
         raise InvalidSnapshot("the dump's messages or tools are malformed")
     if not isinstance(thinking, bool | None) or not isinstance(n_answers, int) or not is_count(n_answers):
         raise InvalidSnapshot("the dump's chat options are malformed")
@@ -68,9 +68,9 @@ def read(data: bytes) -> ChatState:
             f"the dump's context has {sizes[1]} sequences and batches of {sizes[2]}"
             f" (accepted: 1 to {_MOST_SEQUENCES}, 1 to {_LARGEST_BATCH})"
         )
-    said, sampling = tuple(from_json(message) for message in messages), read_sampling(meta["sampling"])
+    messages, sampling = tuple(from_json(message) for message in stored), read_sampling(meta["sampling"])
     overflow, context = str(meta["overflow"]), (sizes[0], sizes[1], sizes[2])
-    return ChatState(said, sampling, tuple(tools), thinking, overflow, n_answers, context, sections[0])
+    return ChatState(messages, sampling, tuple(tools), thinking, overflow, n_answers, context, sections[0])
 
 
 def checked_n_ctx(n_ctx: int, limit: int) -> int:

@@ -62,8 +62,8 @@ class Spellings:
     """The tokens of a vocabulary by their bytes; control tokens are not among them."""
 
     def __init__(self, vocab: Vocab) -> None:
-        said = ((vocab.token_bytes(i), i) for i in range(vocab.size) if i not in vocab.eog_ids)
-        ordered = sorted((data, i) for data, i in said if data)
+        pieces = ((vocab.token_bytes(i), i) for i in range(vocab.size) if i not in vocab.eog_ids)
+        ordered = sorted((data, i) for data, i in pieces if data)
         self._data = [data for data, _ in ordered]
         self._ids = [i for _, i in ordered]
         self._by_id = {i: data for data, i in ordered}
@@ -71,23 +71,23 @@ class Spellings:
 
     def edge(self, tokens: Sequence[int]) -> tuple[int, bytes]:
         """How many tokens stay, and the bytes of the others: the longest end that some longer token begins with."""
-        data, found = b"", (len(tokens), b"")
+        data, edge = b"", (len(tokens), b"")
         for n_kept in range(len(tokens) - 1, 0, -1):
             piece = self._by_id.get(tokens[n_kept], b"")
             data = piece + data
             if not piece or len(data) >= self._longest:
                 break
             if self._is_begun(data):
-                found = (n_kept, data)
-        return found
+                edge = (n_kept, data)
+        return edge
 
     def fitting(self, wanted: bytes) -> list[int]:
         """Tokens that begin with ``wanted`` and end with a character, and those after which the rest can be said."""
-        found = [self._ids[i] for i in self._beginning_with(wanted) if _is_text(self._data[i][len(wanted) :])]
+        tokens = [self._ids[i] for i in self._beginning_with(wanted) if _is_text(self._data[i][len(wanted) :])]
         for n in range(1, len(wanted)):
             if self._can_say(wanted[n:]):
-                found += [self._ids[i] for i in self._equal_to(wanted[:n])]
-        return found
+                tokens += [self._ids[i] for i in self._equal_to(wanted[:n])]
+        return tokens
 
     def _is_begun(self, data: bytes) -> bool:
         at = bisect_right(self._data, data)

@@ -171,9 +171,9 @@ class _Markers:
 
 def _is_parsed(vocab: Vocab, token: int, spelled: str) -> bool:
     """Whether a token is matched as one: only on request, or whatever stands around it. One that merges make is not."""
-    around = ("{}", *(f"{before}{{}}{after}" for before, after in _NEIGHBOURS))
-    found = [token in vocab.encode(text.format(spelled), add_special=False, parse_special=False) for text in around]
-    return not found[0] or all(found)
+    contexts = ("{}", *(f"{before}{{}}{after}" for before, after in _NEIGHBOURS))
+    matched = [token in vocab.encode(text.format(spelled), add_special=False, parse_special=False) for text in contexts]
+    return not matched[0] or all(matched)
 
 
 _KNOWN: WeakKeyDictionary[Vocab, _Markers] = WeakKeyDictionary()

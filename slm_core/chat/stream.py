@@ -26,7 +26,7 @@ class AnswerStream(EventStream):
         overflowed: what was dropped to make room for it, where that had to be.
 
     Attributes:
-        said: its content so far.
+        text: its content so far.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AnswerStream(EventStream):
         self._finished = finished
         self._n_calls = n_calls
         self._answer: Answer | None = None
-        self.said = ""
+        self.text = ""
         self.overflowed = overflowed
 
     @property
@@ -60,7 +60,7 @@ class AnswerStream(EventStream):
         return self._answer is not None
 
     def cancel(self) -> None:
-        """End it as soon as possible, from any thread; what was said so far becomes the answer."""
+        """End it as soon as possible, from any thread; the text so far becomes the answer."""
         self._generation.cancel()
 
     def show_events(self, shown: bool) -> None:
@@ -90,7 +90,7 @@ class AnswerStream(EventStream):
             raise StopIteration
         event = Event(None, "", nan) if event is None else event
         text = _joined(deltas, "content")
-        self.said += text
+        self.text += text
         calls = tuple(delta for delta in deltas if not isinstance(delta, Delta))
         return replace(event, text=text, reasoning=_joined(deltas, "reasoning"), calls=calls)
 

@@ -153,9 +153,9 @@ class ChatStream(EventStream):
         return self._answer is not None
 
     @property
-    def said(self) -> str:
-        """Content so far of the answer that is being made, or was made last."""
-        return "" if self._current is None else self._current.said
+    def text(self) -> str:
+        """Content so far of the current answer, or of the last one."""
+        return "" if self._current is None else self._current.text
 
     @property
     def overflowed(self) -> Overflowed | None:

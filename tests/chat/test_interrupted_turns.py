@@ -116,7 +116,7 @@ def test_a_criterion_can_pause_a_later_round() -> None:
     criterion = [lambda event, draft: StoppingAction.PAUSE if draft.text == "It" else StoppingAction.NEXT]
     stream = chat.stream("go", tools=[add], stopping_criteria=criterion)
     list(stream)
-    assert (stream.paused, stream.said) == (True, "It")
+    assert (stream.paused, stream.text) == (True, "It")
     assert stream.resume().run().text == "It is 3."
 
 

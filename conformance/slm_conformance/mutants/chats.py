@@ -36,7 +36,7 @@ def FollowsFromTheStart(whole: Any, session: Session, tokens: Sequence[int]) -> 
 def PiecesLoseTheirEnds(whole: Any, stream: AnswerStream) -> Any:
     """Of each piece of an answer, the last character is not in what was said so far."""
     event = whole(stream)
-    stream.said = stream.said[:-1]
+    stream.text = stream.text[:-1]
     return event
 
 

@@ -461,7 +461,7 @@ class ChatPlayer:
                 continue
             chat, name, messages, wanted = self._chat(slot), f"c{slot}", model.messages, tuple(model.history.tokens)
             if model.answer is not None:
-                messages = (*messages, Message(Role.ASSISTANT, self._script.names[f"t{slot}"].said))
+                messages = (*messages, Message(Role.ASSISTANT, self._script.names[f"t{slot}"].text))
             line = f"[(m.role, m.content) for m in {name}.messages] == {[(str(m.role), m.content) for m in messages]}"
             self._script.check(chat.messages == messages, line, f"they are {chat.messages}")
             tokens = chat.session.tokens
