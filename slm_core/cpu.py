@@ -24,8 +24,8 @@ def usable_cores() -> int:
 def processor() -> str:
     """What code for this processor depends on: its model and its instructions, where the system tells them."""
     lines = _read(Path("/proc/cpuinfo")).splitlines()
-    told = {line.partition(":")[0].strip(): line for line in reversed(lines)}  # of the first core
-    known = [told[key] for key in ("model name", "flags", "CPU implementer", "CPU part", "Features") if key in told]
+    fields = {line.partition(":")[0].strip(): line for line in reversed(lines)}  # of the first core
+    known = [fields[key] for key in ("model name", "flags", "CPU implementer", "CPU part", "Features") if key in fields]
     return "\n".join([platform.machine(), *(known or [platform.processor()])])
 
 

@@ -63,15 +63,15 @@ def cache_root() -> Path:
 
 def entries() -> list[CacheEntry]:
     """Every sound entry of every kind, by kind and name."""
-    found = []
+    sound = []
     for manifest in sorted(cache_root().glob(f"*/*/{_MANIFEST}")):
         if manifest.parent.name.startswith(_ASIDE):
             continue
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             about = str(json.loads(manifest.read_text())["about"])
             n_bytes = sum(file.stat().st_size for file in manifest.parent.iterdir())
-            found.append(CacheEntry(manifest.parent.parent.name, manifest.parent.name, about, n_bytes, manifest.parent))
-    return found
+            sound.append(CacheEntry(manifest.parent.parent.name, manifest.parent.name, about, n_bytes, manifest.parent))
+    return sound
 
 
 def remove(entry: CacheEntry) -> None:
@@ -157,16 +157,16 @@ class DiskCache:
 
 def _is_sound(file: Path, size: int, crc: int, changed: int) -> bool:
     """Whether a file is what ``_record`` found."""
-    found = file.stat()
-    return found.st_size == size and (found.st_mtime_ns == changed or _checksum(file) == crc)
+    status = file.stat()
+    return status.st_size == size and (status.st_mtime_ns == changed or _checksum(file) == crc)
 
 
 def _record(file: Path) -> tuple[int, int, int]:
     """Size, checksum and time of the last change of a file, once it is safe from a loss of power."""
     with file.open("rb+") as stream:
         os.fsync(stream.fileno())
-    found = file.stat()
-    return found.st_size, _checksum(file), found.st_mtime_ns
+    status = file.stat()
+    return status.st_size, _checksum(file), status.st_mtime_ns
 
 
 def _checksum(file: Path) -> int:

@@ -45,8 +45,8 @@ def embed(
     """
     how = checked_pooling(pooling) or default_pooling(context)
     vectors = [pool(states, how) for states in token_states(context, texts, only_last=how is Pooling.LAST)]
-    made = np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
-    return Embeddings(normalized(made) if normalize else made, how, tuple(map(len, texts)))
+    matrix = np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
+    return Embeddings(normalized(matrix) if normalize else matrix, how, tuple(map(len, texts)))
 
 
 def token_states(context: Context, texts: Iterable[Sequence[int]], *, only_last: bool = False) -> Iterator[States]:

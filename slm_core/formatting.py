@@ -77,8 +77,8 @@ def formatter(
     if template is None and name is None and model is None:
         raise TemplateError(f"give a template, a model or the name of a chat format ({_registered(registry())})")
     source, has_token = (FormatterSource(), _no_token) if model is None else source_of(model)
-    given = {"bos_token": bos_token, "eos_token": eos_token, "now": now, "parser": parser, "reasoning": reasoning}
-    source = replace(source, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    arguments = {"bos_token": bos_token, "eos_token": eos_token, "now": now, "parser": parser, "reasoning": reasoning}
+    source = replace(source, **{key: value for key, value in arguments.items() if value is not None})  # type: ignore[arg-type]
     return choose(registry(), source, has_token, name=name, template=template)[0]
 
 
@@ -111,21 +111,21 @@ def choose(
     elif source.template is None and "tool_use" not in source.templates:
         only = ", ".join(sorted(source.templates))
         raise TemplateError(f"the model has no main chat template: name one of its others ({only})")
-    made = known.formatter("template", source)
-    return made, made.name
+    formatter = known.formatter("template", source)
+    return formatter, formatter.name
 
 
 def _named(known: Registry, source: FormatterSource, name: str) -> tuple[Formatter, str]:
     if known.has_formatter(name):
-        made = known.formatter(name, source)
+        formatter = known.formatter(name, source)
     elif name in source.templates:
         origin = f"{source.origin} ({name!r})"
         variant = replace(source, template=source.templates[name], templates={}, origin=origin)
-        made = known.formatter("template", variant)
+        formatter = known.formatter("template", variant)
     else:
         others = f"; templates of the model: {', '.join(sorted(source.templates))}" if source.templates else ""
         raise TemplateError(f"unknown chat format {name!r} ({_registered(known)}{others})")
-    return made, made.name
+    return formatter, formatter.name
 
 
 def _guessed(known: Registry, source: FormatterSource, has_token: HasToken) -> tuple[Formatter, str]:
@@ -198,8 +198,9 @@ def _of_directory(folder: Path) -> tuple[FormatterSource, HasToken]:
 
 def _template_files(folder: Path) -> dict[str, str]:
     main = folder / "chat_template.jinja"
-    found = {"default": _read(main)} if main.is_file() else {}
-    return found | {path.stem: _read(path) for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    default = {"default": _read(main)} if main.is_file() else {}
+    return default | {path.stem: _read(path) for path in named}
 
 
 def _configured_templates(config: Mapping[str, Any]) -> dict[str, str]:
@@ -208,12 +209,12 @@ def _configured_templates(config: Mapping[str, Any]) -> dict[str, str]:
     if entry is None or isinstance(entry, str):
         return {} if entry is None else {"default": entry}
     try:
-        found = {named["name"]: named["template"] for named in entry}
+        templates = {named["name"]: named["template"] for named in entry}
     except (TypeError, KeyError):
-        found = {None: None}
-    if not all(isinstance(part, str) for pair in found.items() for part in pair):
+        templates = {None: None}
+    if not all(isinstance(part, str) for pair in templates.items() for part in pair):
         raise TemplateError("chat_template in tokenizer_config.json is neither a text nor a list of named texts")
-    return found
+    return templates
 
 
 def _token_text(token: object) -> str | None:

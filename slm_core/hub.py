@@ -53,13 +53,13 @@ class Reference:
         Raises:
             InvalidModelFile: it is none.
         """
-        found = _REFERENCE.fullmatch(text)
-        if found is None or ".." in text:
+        match = _REFERENCE.fullmatch(text)
+        if match is None or ".." in text:
             raise InvalidModelFile(
                 f"{text[:200]!r} is no reference (accepted: hf://user/repo, hf://user/repo:TYPE,"
                 " hf://user/repo/file.gguf, each with @revision behind the repository)"
             )
-        return cls(text, found["repo"], found["revision"], found["kind"], found["file"])
+        return cls(text, match["repo"], match["revision"], match["kind"], match["file"])
 
 
 def is_reference(text: str) -> bool:
@@ -90,10 +90,10 @@ def fetch(text: str) -> Path:
         folder = Path(huggingface_hub.snapshot_download(asked.repo, revision=asked.revision, allow_patterns=patterns))
     except failures as error:
         raise InvalidModelFile(f"{text}: cannot be had: {_one_line(error)}") from error
-    found = folder / wanted[0] if wanted else folder
-    if not found.exists():
-        raise InvalidModelFile(f"{text}: {found.name} is not in the cache ({folder}), and {_unasked(huggingface_hub)}")
-    return found
+    path = folder / wanted[0] if wanted else folder
+    if not path.exists():
+        raise InvalidModelFile(f"{text}: {path.name} is not in the cache ({folder}), and {_unasked(huggingface_hub)}")
+    return path
 
 
 def choose(asked: Reference, files: Sequence[str]) -> list[str]:
@@ -128,11 +128,11 @@ def choose(asked: Reference, files: Sequence[str]) -> list[str]:
 
 def _models(files: Sequence[str]) -> dict[str, list[str]]:
     """The GGUF files of each model, by the name without the shard's number."""
-    found: dict[str, list[str]] = {}
+    models: dict[str, list[str]] = {}
     for file in sorted(files):
         if file.endswith(".gguf") and not _OTHER_PARTS.search(file):
-            found.setdefault(_SHARD.sub("", file), []).append(file)
-    return found
+            models.setdefault(_SHARD.sub("", file), []).append(file)
+    return models
 
 
 def _is_of_kind(name: str, kind: str) -> bool:

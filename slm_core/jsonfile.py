@@ -24,14 +24,14 @@ def read_json(path: Path) -> dict[str, Any]:
             raise InvalidModelFile(f"{path}: no such file")
         if path.stat().st_size > _MAX_BYTES:
             raise InvalidModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidModelFile(f"{path}: cannot be read as JSON: {str(error)[:200]}") from None
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise InvalidModelFile(f"{path}: not a JSON object")
-    if (depth := depth_of(found)) > _MAX_DEPTH:
+    if (depth := depth_of(data)) > _MAX_DEPTH:
         raise InvalidModelFile(f"{path}: nests {depth} levels (accepted: {_MAX_DEPTH})")
-    return found
+    return data
 
 
 def depth_of(value: object) -> int:

@@ -320,8 +320,8 @@ def load(
     options = ModelOptions(device, n_threads, progress, backend_options)
     model = engine.load(source, options)
     try:
-        found, origin = _formatter(known, model, formatter, chat_template)
-        return LoadedModel(model, found, reason, origin)
+        chat_format, origin = _formatter(known, model, formatter, chat_template)
+        return LoadedModel(model, chat_format, reason, origin)
     except BaseException:
         model.close()
         raise
@@ -409,7 +409,7 @@ def _choose(known: Registry, source: ModelSource, name: str | None, device: str)
         why = "; ".join(refusals) or "none is registered"
         what = f"these {len(source)} bytes" if isinstance(source, bytes) else source
         raise UnsupportedModel(f"no backend can run {what} on device {device!r} ({why})")
-    rank, best, engine = max(able, key=lambda found: found[0])
+    rank, best, engine = max(able, key=lambda ranked: ranked[0])
     others = ", ".join(f"{other} {r}" for r, other, _ in able if other != best)
     why = f"ranked {rank} for this file and device" + (f" (others: {others})" if others else ", the only one that can")
     return engine, "; ".join([why, *refusals])

@@ -185,8 +185,8 @@ class Registry:
 
     def statuses(self) -> list[BackendStatus]:
         """The status of every backend, and of every plugin that could not be imported; never raises."""
-        found = [self._status(entry) for entry in self.backends.values()]
-        return found + [
+        statuses = [self._status(entry) for entry in self.backends.values()]
+        return statuses + [
             BackendStatus(name, installed=False, reason=f"its plugin failed to import: {reason}")
             for name, reason in self.broken.items()
         ]

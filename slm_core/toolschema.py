@@ -99,18 +99,18 @@ def _parameters(function: Callable[..., object]) -> tuple[dict[str, Schema], Sch
         hints = typing.get_type_hints(function)
     except Exception as error:  # whatever the evaluation of an annotation raises
         raise _unusable(name, f"an annotation cannot be evaluated: {error}") from error
-    given = dict(signature.parameters)
-    first = next(iter(given.values()), None)
+    parameters = dict(signature.parameters)
+    first = next(iter(parameters.values()), None)
     if first is not None and first.name in ("self", "cls") and first.annotation is inspect.Parameter.empty:
-        del given[first.name]
-    for parameter in given.values():
+        del parameters[first.name]
+    for parameter in parameters.values():
         if parameter.annotation is inspect.Parameter.empty:
             raise _unusable(name, f"{parameter.name!r} has no annotation")
     try:
-        properties = {each: _of_hint(hints[each]) for each in given}
+        properties = {each: _of_hint(hints[each]) for each in parameters}
     except InvalidOption as error:
         raise _unusable(name, str(error)) from error
-    required = [parameter.name for parameter in given.values() if parameter.default is inspect.Parameter.empty]
+    required = [parameter.name for parameter in parameters.values() if parameter.default is inspect.Parameter.empty]
     return properties, _of_result(hints), required
 
 
@@ -199,15 +199,15 @@ def _descriptions(doc: str) -> dict[str, str]:
 
 def _choices(function: str, description: str) -> Schema:
     """A description, with the choices at its end as an enumeration."""
-    found = _CHOICES.search(description)
-    if found is None:
+    match = _CHOICES.search(description)
+    if match is None:
         return {"description": description}
     try:
-        choices = json.loads(found[1])
+        choices = json.loads(match[1])
     except ValueError as error:
-        raise _unusable(function, f"its choices {found[1]!r} are not JSON: {error}") from error
+        raise _unusable(function, f"its choices {match[1]!r} are not JSON: {error}") from error
     values = [choice.strip() if isinstance(choice, str) else choice for choice in choices]
-    return {"enum": values, "description": description[: found.start()].strip()}
+    return {"enum": values, "description": description[: match.start()].strip()}
 
 
 def _described_result(doc: str) -> Schema:

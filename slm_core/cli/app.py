@@ -77,8 +77,8 @@ class Group(TyperGroup):
         if self._has_plugin_commands:
             return
         provided = registry().commands
-        if taken := sorted(self.commands.keys() & provided):
-            raise PluginError(f"a plugin provides the command {taken[0]!r}, which slm has already")
+        if duplicates := sorted(self.commands.keys() & provided):
+            raise PluginError(f"a plugin provides the command {duplicates[0]!r}, which slm has already")
         for name in provided:
             self.add_command(typer.main.get_command(_plugin_app(name)), name)
         self._has_plugin_commands = True

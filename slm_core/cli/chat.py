@@ -51,7 +51,7 @@ def chat(
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C ends an answer, and twice at the prompt the program."""
     conversation = ConversationOptions(session, system, ctx, overflow, thinking)
-    changed = sampling.sampling() if sampling.given() else None
+    changed = sampling.sampling() if sampling.set_flags() else None
     loaded = engine.load(model, format)
     try:
         talk = conversation.begin(loaded, changed)

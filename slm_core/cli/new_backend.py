@@ -48,9 +48,9 @@ class Names:
         if not _NAME.fullmatch(name):
             accepted = "lower case letters, digits and underscores, a letter first, 40 characters at most"
             raise InvalidOption(f"a backend cannot be called {name!r} (accepted: {accepted})")
-        taken = [status.name for status in registry().statuses()]
-        if name in taken:
-            raise InvalidOption(f"a backend called {name!r} is installed already (taken: {', '.join(taken)})")
+        installed = [status.name for status in registry().statuses()]
+        if name in installed:
+            raise InvalidOption(f"a backend called {name!r} is installed already (taken: {', '.join(installed)})")
         words = name.split("_")
         return cls(name, f"{name}_backend", "-".join([*filter(None, words), "backend"]), "".join(map(str.title, words)))
 

@@ -155,7 +155,7 @@ class SamplingOptions:
     max_tokens: Annotated[int | None, _sampling("max_tokens", "The longest answer.")] = None
     stop: Annotated[list[str] | None, _sampling("stop", "A text that ends it; may be repeated.")] = None
 
-    def given(self) -> dict[str, object]:
+    def set_flags(self) -> dict[str, object]:
         """The flags on the command line, by field."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value not in (None, [])}
@@ -166,7 +166,7 @@ class SamplingOptions:
         Raises:
             InvalidOption: an option is given twice, or commands do not have it.
         """
-        changes = {name: value for name, value in self.given().items() if name in _DEFAULTS}
+        changes = {name: value for name, value in self.set_flags().items() if name in _DEFAULTS}
         for name, value in (_read_option(text, "--sampling") for text in self.others or ()):
             if name in changes:
                 raise InvalidOption(f"the sampling option {name!r} is given twice")

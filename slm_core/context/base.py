@@ -216,10 +216,10 @@ class ContextBase(Closing):
         with self._call():
             if Capability.ENCODER in self._declared.capabilities:
                 raise UnsupportedOutput("this model is an encoder: it has hidden states (embed), and no logits")
-            found = self._check_batch(batch)
-            if not found:
+            seq_ids = self._check_batch(batch)
+            if not seq_ids:
                 return np.empty((0, self._n_vocab), np.float32)
-            runs = _runs(batch, found)
+            runs = _runs(batch, seq_ids)
             rows = self._engine_decode(batch)
             self._append(runs)
         return rows
@@ -233,10 +233,10 @@ class ContextBase(Closing):
                 )
             if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= self._n_vocab:
                 raise InvalidOption(f"k={k!r} (accepted: 1 to {self._n_vocab}, the size of the vocabulary)")
-            found = self._check_batch(batch)
-            if not found:
+            seq_ids = self._check_batch(batch)
+            if not seq_ids:
                 return no_top_logits(k)
-            runs = _runs(batch, found)
+            runs = _runs(batch, seq_ids)
             top = self._engine_decode_top(batch, k)
             self._append(runs)
         return top
@@ -246,10 +246,10 @@ class ContextBase(Closing):
         with self._call():
             if Capability.EMBEDDINGS not in self._declared.capabilities:
                 raise UnsupportedOutput(f"the backend {self._declared.backend} gives no hidden states of this model")
-            found = self._check_batch(batch)
-            if not found:
+            seq_ids = self._check_batch(batch)
+            if not seq_ids:
                 return np.empty((0, self._n_embd), np.float32)
-            runs = _runs(batch, found)
+            runs = _runs(batch, seq_ids)
             rows = self._engine_embed(batch)
             if Capability.ENCODER not in self._declared.capabilities:
                 self._append(runs)

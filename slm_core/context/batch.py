@@ -53,8 +53,8 @@ class TokenBatch:
     @property
     def offsets(self) -> NDArray[np.int32]:
         """Where each row stands, int32 [n, 3]."""
-        found = np.concatenate(self._offsets) if self._offsets else NO_OFFSETS
-        return _readonly(found) if found.any() else NO_OFFSETS
+        offsets = np.concatenate(self._offsets) if self._offsets else NO_OFFSETS
+        return _readonly(offsets) if offsets.any() else NO_OFFSETS
 
     @property
     def ahead(self) -> NDArray[np.int32]:

@@ -133,12 +133,12 @@ class Checks:
         n_rows = self._batch_extras(batch)
         if tokens.min() < 0 or tokens.max() >= self._declared.n_vocab or n_rows:
             self._batch_ids(tokens, n_rows)
-        found = [int(seq_ids[0])] if (seq_ids == seq_ids[0]).all() else np.unique(seq_ids).tolist()
-        for seq_id in found:
-            mine = positions if len(found) == 1 else positions[seq_ids == seq_id]
-            self._batch_positions(self.sequence(seq_id), mine)
+        sequences = [int(seq_ids[0])] if (seq_ids == seq_ids[0]).all() else np.unique(seq_ids).tolist()
+        for seq_id in sequences:
+            own_positions = positions if len(sequences) == 1 else positions[seq_ids == seq_id]
+            self._batch_positions(self.sequence(seq_id), own_positions)
         self.room(n)
-        return found
+        return sequences
 
     def _batch_extras(self, batch: Batch) -> int:
         """Check embedding rows, their offsets, and bidirectional blocks; returns the number of rows."""

@@ -130,8 +130,8 @@ def from_each(offsets: NDArray[np.int32]) -> NDArray[np.int32]:
     """Offsets from the start of a run of rows [n, 3], as those of each from where a token in its place would stand."""
     furthest = np.maximum.accumulate(offsets.max(axis=1, initial=-1)) + 1
     places = np.concatenate([[0], furthest[:-1]])
-    found: NDArray[np.int32] = (offsets - places[:, None]).astype(np.int32)
-    return found
+    relative: NDArray[np.int32] = (offsets - places[:, None]).astype(np.int32)
+    return relative
 
 
 def all_ahead_of(held: Sequence[Held]) -> NDArray[np.int32]:
@@ -216,11 +216,11 @@ def _from_start(held: Sequence[Held]) -> NDArray[np.int32] | None:
     """Where rows stand, counted from the start of their run, [n, 3]; None where they do as tokens would."""
     if not any(any(offset_of(one)) for one in held):
         return None
-    found, place = np.empty((len(held), 3), np.int32), 0
+    offsets, place = np.empty((len(held), 3), np.int32), 0
     for i, one in enumerate(held):
-        found[i] = np.array(offset_of(one)) + place
+        offsets[i] = np.array(offset_of(one)) + place
         place = next_mrope_position([one], place)
-    return found
+    return offsets
 
 
 def _pieces(held: Sequence[Held]) -> Iterator[Sequence[Held]]:

@@ -17,12 +17,12 @@ HeldBy = Callable[[int], Sequence[Held]]
 
 def mrope_positions_of(held: Sequence[Held]) -> NDArray[np.int64]:
     """The M-RoPE positions of all inputs of a sequence, in time, height and width, [S, 3]."""
-    offsets, taken = np.zeros((len(held), 3), np.int64), np.ones(len(held), np.int64)
+    offsets, advances = np.zeros((len(held), 3), np.int64), np.ones(len(held), np.int64)
     for i, one in enumerate(held):
         if isinstance(one, HeldInput):
-            offsets[i], taken[i] = one.offset, next_mrope_position((one,))
-    found: NDArray[np.int64] = offsets + (np.cumsum(taken) - taken)[:, None]
-    return found
+            offsets[i], advances[i] = one.offset, next_mrope_position((one,))
+    positions: NDArray[np.int64] = offsets + (np.cumsum(advances) - advances)[:, None]
+    return positions
 
 
 class MropePositions:
@@ -40,12 +40,12 @@ class MropePositions:
         """The M-RoPE positions of a batch: [T], or [T, 3] in time, height and width if rows have offsets."""
         starts = {seq_id: self._after(seq_id, batch) for seq_id in np.unique(batch.seq_ids).tolist()}
         if not len(batch.offsets):
-            found = batch.positions.astype(np.int64)
+            positions = batch.positions.astype(np.int64)
             for seq_id, (first, place) in starts.items():
-                own = batch.seq_ids == seq_id
-                found[own] += place - first
-                self._next[seq_id] = first + int(own.sum()), place + int(own.sum())
-            return found
+                is_own = batch.seq_ids == seq_id
+                positions[is_own] += place - first
+                self._next[seq_id] = first + int(is_own.sum()), place + int(is_own.sum())
+            return positions
         offsets = np.zeros((len(batch), 3), np.int64)
         offsets[batch.tokens == EMBEDDED] = batch.offsets
         for i, seq_id in enumerate(batch.seq_ids.tolist()):

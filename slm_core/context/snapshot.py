@@ -132,10 +132,10 @@ class SequenceSnapshot:
         )
 
 
-def _integers(own: NDArray[np.int32] | Sequence[object], removed: Iterable[object]) -> bytes:
+def _integers(kept: NDArray[np.int32] | Sequence[object], removed: Iterable[object]) -> bytes:
     """Numbers of what is held and of what was cut, or b"" where all are 0."""
-    found = np.array([*own, *removed], "<i4")
-    return found.tobytes() if found.any() else b""
+    numbers = np.array([*kept, *removed], "<i4")
+    return numbers.tobytes() if numbers.any() else b""
 
 
 def _tokens(section: bytes) -> NDArray[np.int32]:
@@ -181,15 +181,15 @@ def _read_edits(rows: object, removed: Sequence[Held], n_tokens: int) -> tuple[E
     if not isinstance(rows, list):
         raise InvalidSnapshot("the dump's edit history is malformed")
     edits: list[Edit] = []
-    taken = length = 0
+    n_read = length = 0
     for row in rows:
         if not isinstance(row, list) or len(row) != 3 or not all(is_count(n) for n in row):
             raise InvalidSnapshot("the dump's edit history is malformed")
         start, n_removed, length_before = row
         if n_removed == 0 or start + n_removed > length_before or length_before < length:
             raise InvalidSnapshot("the dump's edit history contradicts itself")
-        edits.append(Edit(start, tuple(removed[taken : taken + n_removed]), length_before))
-        taken, length = taken + n_removed, length_before - n_removed
-    if taken != len(removed) or length > n_tokens:
+        edits.append(Edit(start, tuple(removed[n_read : n_read + n_removed]), length_before))
+        n_read, length = n_read + n_removed, length_before - n_removed
+    if n_read != len(removed) or length > n_tokens:
         raise InvalidSnapshot("the dump's edit history contradicts its tokens")
     return tuple(edits)

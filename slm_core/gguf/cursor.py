@@ -242,10 +242,10 @@ class Cursor:
     def texts(self, n: int) -> list[str]:
         """Read ``n`` strings that ``skip_texts`` has been over."""
         data, offset, unpack = self.data, self.offset, _U64.unpack_from
-        found = []
+        texts = []
         for _ in range(n):
             start = offset + 8
             offset = start + unpack(data, offset)[0]
-            found.append(data[start:offset].decode("utf-8", "surrogateescape"))
+            texts.append(data[start:offset].decode("utf-8", "surrogateescape"))
         self.offset = offset
-        return found
+        return texts

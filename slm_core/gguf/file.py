@@ -88,12 +88,12 @@ class GgufFile(Closing):
         """
         if isinstance(path, bytes):
             return cls([_read_whole(path)])
-        given = Path(path)
-        shard = _read_shard(MappedFile(given), 0)
+        file_path = Path(path)
+        shard = _read_shard(MappedFile(file_path), 0)
         n_shards = _n_shards(shard)
         if n_shards == 1:
             return cls([shard])
-        shards = [_read_shard(MappedFile(sibling), i) for i, sibling in enumerate(_shard_paths(given, n_shards))]
+        shards = [_read_shard(MappedFile(sibling), i) for i, sibling in enumerate(_shard_paths(file_path, n_shards))]
         _check_shards(shards)
         return cls(shards)
 
@@ -218,7 +218,7 @@ def _shard_paths(path: Path, n_shards: int) -> list[Path]:
     missing = [sibling.name for sibling in paths if not sibling.exists()]
     if missing:
         raise InvalidModelFile(
-            f"{path}: {len(missing)} of {n_shards} shards missing beside it, the first is {missing[0]}"
+            f"{path}: {len(missing)} of {n_shards} shards are missing in its folder, the first is {missing[0]}"
         )
     return paths
 
@@ -226,18 +226,18 @@ def _shard_paths(path: Path, n_shards: int) -> list[Path]:
 def _check_shards(shards: list[_Shard]) -> None:
     for i, shard in enumerate(shards):
         for key, wanted in (("split.count", len(shards)), ("split.no", i)):
-            found = shard.metadata.require(key, int)
-            if found != wanted:
+            value = shard.metadata.require(key, int)
+            if value != wanted:
                 raise InvalidModelFile(
-                    f"{shard.file.path}: metadata {key!r} is {found}, but by its name it is {wanted}"
+                    f"{shard.file.path}: metadata {key!r} is {value}, but by its name it is {wanted}"
                 )
         _check_shard_alignment(shard, shards[0].alignment)
     wanted = shards[0].metadata.require("split.tensors.count", int)
-    found = sum(len(shard.tensors) for shard in shards)
-    if found != wanted:
+    n_tensors = sum(len(shard.tensors) for shard in shards)
+    if n_tensors != wanted:
         path = shards[0].file.path
         raise InvalidModelFile(
-            f"{path}: metadata 'split.tensors.count' is {wanted}, but the shards hold {found} tensors"
+            f"{path}: metadata 'split.tensors.count' is {wanted}, but the shards hold {n_tensors} tensors"
         )
 
 
@@ -256,13 +256,13 @@ def _check_shard_alignment(shard: _Shard, alignment: int) -> None:
 
 
 def _by_name(shards: list[_Shard]) -> dict[str, TensorInfo]:
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for shard in shards:
         for tensor in shard.tensors:
-            if tensor.name in found:
+            if tensor.name in tensors:
                 raise InvalidModelFile(f"{shard.file.path}: tensor {shown(tensor.name)} appears twice")
-            found[tensor.name] = tensor
-    return found
+            tensors[tensor.name] = tensor
+    return tensors
 
 
 def _sample(n_bytes: int) -> list[tuple[int, int]]:

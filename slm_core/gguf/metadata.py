@@ -149,8 +149,8 @@ class Metadata(Mapping[str, MetadataValue]):
         kind = _value_type(cursor, key)
         item = _value_type(cursor, key) if kind is ValueType.ARRAY else None
         if wanted != _python_name(kind, item):
-            found = self.type_name(key)
-            raise InvalidModelFile(f"{self._file.path}: metadata {shown(key)} is {found}, but {wanted} is wanted")
+            type_name = self.type_name(key)
+            raise InvalidModelFile(f"{self._file.path}: metadata {shown(key)} is {type_name}, but {wanted} is wanted")
         return self[key]
 
 

@@ -24,8 +24,8 @@ _CHUNK_WEIGHTS = 1 << 16
 @cache
 def _formats() -> Mapping[GgmlType, QuantFormat]:
     names = [module.name for module in pkgutil.iter_modules(quant.__path__) if not module.name.startswith("_")]
-    found: list[QuantFormat] = [importlib.import_module(f"{quant.__name__}.{name}").FORMAT for name in names]
-    return MappingProxyType({quant_format.ggml_type: quant_format for quant_format in found})
+    formats: list[QuantFormat] = [importlib.import_module(f"{quant.__name__}.{name}").FORMAT for name in names]
+    return MappingProxyType({quant_format.ggml_type: quant_format for quant_format in formats})
 
 
 def supported_types() -> list[GgmlType]:
@@ -39,11 +39,11 @@ def format_of(ggml_type: GgmlType) -> QuantFormat:
     Raises:
         UnsupportedModel: there is none; the message lists those there are.
     """
-    found = _formats().get(ggml_type)
-    if found is None:
+    quant_format = _formats().get(ggml_type)
+    if quant_format is None:
         accepted = ", ".join(t.name for t in supported_types())
         raise UnsupportedModel(f"cannot dequantize tensor type {ggml_type.name} (supported: {accepted})")
-    return found
+    return quant_format
 
 
 def row_bytes(ggml_type: GgmlType, n_cols: int) -> int:
@@ -154,7 +154,7 @@ def split_rows(data: NDArray[np.uint8], ggml_type: GgmlType, n_cols: int) -> Aff
 
 def quantizable_types() -> list[GgmlType]:
     """The types that weights can be rounded to, by id."""
-    return sorted(ggml_type for ggml_type, found in _formats().items() if found.encode is not None)
+    return sorted(ggml_type for ggml_type, quant_format in _formats().items() if quant_format.encode is not None)
 
 
 def quantize(

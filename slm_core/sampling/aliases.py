@@ -50,15 +50,15 @@ SPELLINGS: Mapping[str, str] = {
 """Spellings of transformers, OpenAI and llama.cpp, and this library's."""
 
 
-def canonical(given: Mapping[str, object], accepted: Sequence[str]) -> dict[str, object]:
+def canonical(arguments: Mapping[str, object], accepted: Sequence[str]) -> dict[str, object]:
     """The options by this library's names.
 
     Raises:
         UnknownOption: no such option in any spelling.
         InvalidOption: two spellings that disagree, or a value that has no counterpart here.
     """
-    found: dict[str, tuple[str, object]] = {}
-    for spelling, value in given.items():
+    options: dict[str, tuple[str, object]] = {}
+    for spelling, value in arguments.items():
         name = SPELLINGS.get(spelling, spelling)
         if name not in accepted:
             raise UnknownOption(f"unknown sampling option {spelling!r} (accepted: {', '.join(sorted(accepted))})")
@@ -66,26 +66,26 @@ def canonical(given: Mapping[str, object], accepted: Sequence[str]) -> dict[str,
         if value is _UNSAID:
             continue
         value = READERS[name](spelling, value)
-        if name in found and found[name][1] != value:
-            other = found[name][0]
-            raise InvalidOption(f"{spelling}={given[spelling]!r} contradicts {other}={given[other]!r}")
-        found[name] = (spelling, value)
-    _check_switches(given, found)
-    return {name: value for name, (_, value) in found.items()}
+        if name in options and options[name][1] != value:
+            other = options[name][0]
+            raise InvalidOption(f"{spelling}={arguments[spelling]!r} contradicts {other}={arguments[other]!r}")
+        options[name] = (spelling, value)
+    _check_switches(arguments, options)
+    return {name: value for name, (_, value) in options.items()}
 
 
 _UNSAID = object()
 """The meaning of a value that leaves the option as it is."""
 
 
-def _check_switches(given: Mapping[str, object], found: dict[str, tuple[str, object]]) -> None:
+def _check_switches(arguments: Mapping[str, object], options: dict[str, tuple[str, object]]) -> None:
     """What ``do_sample`` and ``logprobs``, which only say yes or no, mean beside the others."""
-    if given.get("do_sample") is True and found.get("temperature", ("", 1))[1] == 0:
+    if arguments.get("do_sample") is True and options.get("temperature", ("", 1))[1] == 0:
         raise InvalidOption("do_sample=True contradicts temperature=0")
-    if given.get("logprobs") is False and given.get("top_logprobs"):
-        raise InvalidOption(f"logprobs=False contradicts top_logprobs={given['top_logprobs']!r}")
-    if given.get("logprobs") is True:
-        found.setdefault("logprobs", ("logprobs", 0))
+    if arguments.get("logprobs") is False and arguments.get("top_logprobs"):
+        raise InvalidOption(f"logprobs=False contradicts top_logprobs={arguments['top_logprobs']!r}")
+    if arguments.get("logprobs") is True:
+        options.setdefault("logprobs", ("logprobs", 0))
 
 
 def _do_sample(name: str, value: object) -> object:

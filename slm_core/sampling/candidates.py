@@ -94,8 +94,8 @@ def largest(values: Values, k: int) -> Places:
     if surplus:
         tied = (among == edge).nonzero()[0]
         chosen[tied[len(tied) - surplus :]] = False
-    found = chosen.nonzero()[0]
-    return found if few is None else few[0][found]
+    places = chosen.nonzero()[0]
+    return places if few is None else few[0][places]
 
 
 def fewest(keys: Values, weights: Values, mass: float, at_least: int) -> Places:
@@ -103,15 +103,15 @@ def fewest(keys: Values, weights: Values, mass: float, at_least: int) -> Places:
     n_tried = max(64, 2 * at_least)
     if len(keys) <= n_tried:
         ranked = (-keys).argsort(kind="stable")
-        found = ranked[: n_to_reach(weights[ranked], mass, at_least)]
-        found.sort()
-        return found
+        places = ranked[: n_to_reach(weights[ranked], mass, at_least)]
+        places.sort()
+        return places
     while n_tried < len(keys):
-        found = largest(keys, n_tried)
-        among = keys[found]
-        n = n_to_reach(weights[found][(-among).argsort()], mass, at_least)
+        places = largest(keys, n_tried)
+        among = keys[places]
+        n = n_to_reach(weights[places][(-among).argsort()], mass, at_least)
         if n <= n_tried:
-            return found[largest(among, n)]
+            return places[largest(among, n)]
         n_tried *= 8
     return largest(keys, n_to_reach(weights[(-keys).argsort()], mass, at_least))
 
@@ -147,9 +147,9 @@ def shortlist(values: Values, k: int) -> Candidates | None:
         return None
     groups = (maxima >= bound).nonzero()[0]
     pool = grouped.take(groups, axis=1).ravel()
-    found = (pool >= bound).nonzero()[0]
-    row, group = np.divmod(found, len(groups))
-    places, kept = row * n_groups + groups[group], pool[found]
+    pooled = (pool >= bound).nonzero()[0]
+    row, group = np.divmod(pooled, len(groups))
+    places, kept = row * n_groups + groups[group], pool[pooled]
     late = (rest >= bound).nonzero()[0] if len(rest) else rest
     if len(late):
         return np.concatenate([places, n_rows * n_groups + late]), np.concatenate([kept, rest[late]])

@@ -156,38 +156,38 @@ class SamplerChain:
 
     def reset(self) -> None:
         """Back to the state at creation."""
-        self._stream.n_taken = 0
+        self._stream.n_draws = 0
         self._memory = {}
         self.set_history(())
 
     def clone(self) -> SamplerChain:
         """An independent copy that continues the same stream."""
         twin = SamplerChain(self.sampling, known=self._known)
-        twin._stream.start, twin._stream.n_taken = self._stream.start, self._stream.n_taken
+        twin._stream.start, twin._stream.n_draws = self._stream.start, self._stream.n_draws
         twin._history, twin._n_said = self._history.copy(), self._n_said
         twin._memory, twin._last = dict(self._memory), self._last
         return twin
 
     def state(self) -> bytes:
         """The exact state, taken between ``accept`` and the next row: a line of JSON, then the history, int32."""
-        head = [self._stream.start, self._stream.n_taken, self._n_said, self._memory]
+        head = [self._stream.start, self._stream.n_draws, self._n_said, self._memory]
         return json.dumps(head).encode() + b"\n" + self._history.tokens.astype("<i4", copy=False).tobytes()
 
     def set_state(self, state: bytes) -> None:
         """Continue where ``state`` was taken."""
         head, _, tail = state.partition(b"\n")
         try:
-            start, n_taken, n_said, memory = json.loads(head)
+            start, n_draws, n_said, memory = json.loads(head)
         except (ValueError, TypeError, RecursionError) as error:
             raise InvalidSnapshot("not the state of a sampler chain") from error
-        counts = all(is_count(n) and n <= MASK64 for n in (start, n_taken, n_said))
+        counts = all(is_count(n) and n <= MASK64 for n in (start, n_draws, n_said))
         if not counts or not _is_memory(memory) or len(tail) % 4:
             raise InvalidSnapshot("not the state of a sampler chain")
         history = np.frombuffer(tail, "<i4")
         if len(history) and history.min() < 0:
             raise InvalidSnapshot("the history in the state of a sampler chain holds what is no token")
         self.set_history(history)
-        self._stream.start, self._stream.n_taken = start, n_taken
+        self._stream.start, self._stream.n_draws = start, n_draws
         self._n_said, self._memory = n_said, memory
 
     def _distribution(self, candidates: Candidates, n_vocab: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -192,49 +192,49 @@ _RIDERS = {
 """Options that act only where a step runs, and the options that make it run."""
 
 
-def check_together(given: Sampling) -> None:
+def check_together(sampling: Sampling) -> None:
     """Refuse options that contradict each other, and an option that cannot act.
 
     Raises:
         InvalidOption: it says which, and what to do.
     """
-    steps = given.steps
+    steps = sampling.steps
     for option, (step, off) in SWITCHES.items():
-        if step not in steps and getattr(given, option) != off:
-            value = getattr(given, option)
+        if step not in steps and getattr(sampling, option) != off:
+            value = getattr(sampling, option)
             raise InvalidOption(f"{option}={value!r} needs step {step!r}, which order lacks (name it, or set {off!r})")
     for option, (step, switches) in _RIDERS.items():
-        if step not in steps and _differs(given, option):
-            raise InvalidOption(f"{option}={getattr(given, option)!r} has no effect: turn {switches} on")
+        if step not in steps and _differs(sampling, option):
+            raise InvalidOption(f"{option}={getattr(sampling, option)!r} has no effect: turn {switches} on")
     truncation = [step for step in steps if step in TRUNCATION]
-    _check_truncation(given, truncation, xtc="xtc" in steps)
-    _check_temperature(given)
-    if given.max_tokens is not None and given.min_tokens > given.max_tokens:
-        raise InvalidOption(f"min_tokens={given.min_tokens} is more than max_tokens={given.max_tokens}")
+    _check_truncation(sampling, truncation, xtc="xtc" in steps)
+    _check_temperature(sampling)
+    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+        raise InvalidOption(f"min_tokens={sampling.min_tokens} is more than max_tokens={sampling.max_tokens}")
 
 
-def _check_truncation(given: Sampling, truncation: Sequence[str], *, xtc: bool) -> None:
-    if given.mirostat and truncation:
+def _check_truncation(sampling: Sampling, truncation: Sequence[str], *, xtc: bool) -> None:
+    if sampling.mirostat and truncation:
         raise InvalidOption(
-            f"mirostat={given.mirostat} decides by itself what to keep: turn {', '.join(truncation)} off"
-            f" (Sampling.preset('neutral', mirostat={given.mirostat}) has no other step)"
+            f"mirostat={sampling.mirostat} decides by itself what to keep: turn {', '.join(truncation)} off"
+            f" (Sampling.preset('neutral', mirostat={sampling.mirostat}) has no other step)"
         )
-    if given.min_keep > 1 and not truncation and not xtc:
-        raise InvalidOption(f"min_keep={given.min_keep} has no effect: no step truncates")
-    if 0 < given.top_k < given.min_keep:
-        raise InvalidOption(f"top_k={given.top_k} keeps fewer than min_keep={given.min_keep}")
+    if sampling.min_keep > 1 and not truncation and not xtc:
+        raise InvalidOption(f"min_keep={sampling.min_keep} has no effect: no step truncates")
+    if 0 < sampling.top_k < sampling.min_keep:
+        raise InvalidOption(f"top_k={sampling.top_k} keeps fewer than min_keep={sampling.min_keep}")
 
 
-def _check_temperature(given: Sampling) -> None:
-    if given.temperature == 0:
+def _check_temperature(sampling: Sampling) -> None:
+    if sampling.temperature == 0:
         for option in ("dynatemp_range", "adaptive_entropy", "mirostat"):
-            if getattr(given, option):
-                raise InvalidOption(f"{option}={getattr(given, option)!r} cannot act at temperature=0 (greedy)")
-    if given.dynatemp_range == 0 and _differs(given, "dynatemp_exponent"):
-        raise InvalidOption(f"dynatemp_exponent={given.dynatemp_exponent!r} has no effect: turn dynatemp_range on")
+            if getattr(sampling, option):
+                raise InvalidOption(f"{option}={getattr(sampling, option)!r} cannot act at temperature=0 (greedy)")
+    if sampling.dynatemp_range == 0 and _differs(sampling, "dynatemp_exponent"):
+        raise InvalidOption(f"dynatemp_exponent={sampling.dynatemp_exponent!r} has no effect: turn dynatemp_range on")
 
 
-def _differs(given: Sampling, option: str) -> bool:
-    default: object = type(given).__dataclass_fields__[option].default
-    value: object = getattr(given, option)
+def _differs(sampling: Sampling, option: str) -> bool:
+    default: object = type(sampling).__dataclass_fields__[option].default
+    value: object = getattr(sampling, option)
     return value != default

@@ -26,9 +26,9 @@ def penalties(
     """Repeat penalty, then ``count * frequency + presence`` off, for each token of the window."""
     tokens, counts = np.unique(state.recent(window), return_counts=True)
     places, known = find(ids, tokens, state.n_vocab)
-    changed, seen = logits.copy(), logits[places].astype(np.float64)
-    seen = np.where(seen > 0, seen / repeat, seen * repeat)
-    changed[places] = seen - counts[known] * frequency - presence
+    changed, penalized = logits.copy(), logits[places].astype(np.float64)
+    penalized = np.where(penalized > 0, penalized / repeat, penalized * repeat)
+    changed[places] = penalized - counts[known] * frequency - presence
     return ids, changed
 
 

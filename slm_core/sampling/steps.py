@@ -176,8 +176,8 @@ def _custom(sampling: Sampling, name: str) -> Step:
         raise InvalidOption(f"options {options!r} of sampler step {name!r}: {error}") from error
 
     def checked(ids: Ids, logits: Values, state: StepState) -> Candidates:
-        given = step(ids, logits, state)
-        kept, changed = np.asarray(given[0]), np.asarray(given[1])
+        result = step(ids, logits, state)
+        kept, changed = np.asarray(result[0]), np.asarray(result[1])
         places = np.searchsorted(ids, kept)
         subset = bool((places < len(ids)).all() and (ids[places] == kept).all() and (np.diff(kept) > 0).all())
         if not subset or len(kept) != len(changed) or not np.isfinite(changed).all():
@@ -204,11 +204,11 @@ def breaker_tokens(breakers: Collection[str | int], token_bytes: Sequence[bytes]
     if not texts:
         return frozenset()
     any_text = re.compile(b"|".join(map(re.escape, texts)))
-    found = frozenset(token for token, data in enumerate(token_bytes) if any_text.search(data))
+    breaking = frozenset(token for token, data in enumerate(token_bytes) if any_text.search(data))
     for text in texts:
-        if len(text) > 1 and not any(text in token_bytes[token] for token in found):
+        if len(text) > 1 and not any(text in token_bytes[token] for token in breaking):
             shown = text.decode("utf-8", "surrogatepass")
             raise InvalidOption(
                 f"dry_breakers has {shown!r}, which no token of the vocabulary holds (give a shorter text)"
             )
-    return found
+    return breaking

@@ -18,16 +18,16 @@ class UniformStream:
 
     def __init__(self, seed: int, stream: int = 0) -> None:
         self.start = split_mix(split_mix(seed & MASK64) ^ (stream & MASK64))
-        self.n_taken = 0
+        self.n_draws = 0
 
     def take(self) -> float:
         """The next number."""
-        self.n_taken += 1
-        return _unit(self.start + self.n_taken)
+        self.n_draws += 1
+        return _unit(self.start + self.n_draws)
 
     def aside(self) -> Callable[[], float]:
         """Numbers of a stream beside this one, which depends on how many were taken; takes none."""
-        return _aside(self.start + self.n_taken).__next__
+        return _aside(self.start + self.n_draws).__next__
 
 
 def split_mix(value: int) -> int:
@@ -42,9 +42,9 @@ def split_mix(value: int) -> int:
 
 
 def _aside(start: int) -> Iterator[float]:
-    beside = split_mix(start)
+    offset = split_mix(start)
     for i in itertools.count(1):
-        yield _unit(beside + i)
+        yield _unit(offset + i)
 
 
 def _unit(value: int) -> float:

@@ -35,7 +35,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     for path in (paths[0], paths[2]):
         kind, message = refusal(path)
         assert kind is InvalidModelFile
-        assert "1 of 3 shards missing beside it, the first is model-00002-of-00003.gguf" in message
+        assert "1 of 3 shards are missing in its folder, the first is model-00002-of-00003.gguf" in message
 
 
 def test_a_shard_whose_name_counts_otherwise_is_refused(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ class PauseBeginsTheDraws(Above):
     def broken(generation: Generation, *arguments: Any, **options: Any) -> Generation:
         """Reset it."""
         if isinstance(generation.sampler, SamplerChain) and generation.sampler.sampling.top_k:
-            generation.sampler._stream.n_taken = 0  # noqa: SLF001
+            generation.sampler._stream.n_draws = 0  # noqa: SLF001
         resumed: Generation = _RESUME(generation, *arguments, **options)
         return resumed
 
