@@ -106,8 +106,8 @@ class NativeBackend:
             raise
 
 
-def _check_options(given: Mapping[str, object]) -> None:
-    if unknown := [name for name in given if name not in _OPTIONS]:
+def _check_options(options: Mapping[str, object]) -> None:
+    if unknown := [name for name in options if name not in _OPTIONS]:
         raise UnknownOption(f"unknown option {unknown[0]!r} of the native backend (accepted: {', '.join(_OPTIONS)})")
     kinds = {
         "tier": str,
@@ -118,9 +118,9 @@ def _check_options(given: Mapping[str, object]) -> None:
         "profile": str,
         "swa_full": bool,
     }
-    if (device_map := given.get("device_map")) is not None and not _is_device_map(device_map):
+    if (device_map := options.get("device_map")) is not None and not _is_device_map(device_map):
         raise InvalidOption(f"device_map={device_map!r} (accepted: {_OPTIONS['device_map']})")
-    for name, value in given.items():
+    for name, value in options.items():
         kind = kinds.get(name, object)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise InvalidOption(f"{name}={value!r} (accepted: {_OPTIONS[name]})")
@@ -132,15 +132,15 @@ def _is_device_map(value: object) -> bool:
     return value == "auto"
 
 
-def _offload(given: Mapping[str, object]) -> Offload | None:
-    budget, pinned = given.get("resident_bytes"), given.get("pinned_layers")
+def _offload(options: Mapping[str, object]) -> Offload | None:
+    budget, pinned = options.get("resident_bytes"), options.get("pinned_layers")
     if pinned is not None and not all(type(i) is int for i in cast("Sequence[object]", pinned)):
         raise InvalidOption(f"pinned_layers={pinned!r} (accepted: {_OPTIONS['pinned_layers']})")
     if budget is None:
         if pinned is not None:
             raise InvalidOption("pinned_layers says what stays of the layers that resident_bytes bounds: give both")
         return None
-    if given.get("expanded_bytes"):
+    if options.get("expanded_bytes"):
         raise InvalidOption("expanded_bytes keeps what resident_bytes has no room for (accepted: one of them)")
     return Offload(cast(int, budget), cast("Sequence[int] | None", pinned))
 
@@ -153,13 +153,13 @@ def _profile(source: ModelSource, options: ModelOptions) -> Profile | None:
 
 
 def _kernels(options: ModelOptions, offload: Offload | None, profile: Profile | None) -> KernelChoice:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         name: options.backend_options.get(name) for name in ("tier", "expanded_bytes", "dtype", "device_map")
     }
     if offload is not None:
-        given["expanded_bytes"] = 0
-    given["profile"] = profile
-    named = {name: value for name, value in given.items() if value is not None}
+        settings["expanded_bytes"] = 0
+    settings["profile"] = profile
+    named = {name: value for name, value in settings.items() if value is not None}
     return select_kernels(device=options.device, n_threads=options.n_threads, **named)
 
 

@@ -72,8 +72,8 @@ class NativeContext(ContextBase):
         return self._run(batch, self._transformer.forward)
 
     def _engine_decode_top(self, batch: Batch, k: int) -> TopLogits:
-        def top(given: HostBatch) -> TopLogits:
-            rows = self._transformer.rows(given)
+        def top(host_batch: HostBatch) -> TopLogits:
+            rows = self._transformer.rows(host_batch)
             return self._transformer.top(rows, k) if len(rows) else no_top_logits(k)
 
         return self._run(batch, top)
@@ -171,8 +171,8 @@ def _room(spec: ModelSpec, options: ContextOptions, kv_type_k: str, kv_type_v: s
 
     A window that sees all positions that there may be is none.
     """
-    found = {layer.window for layer in spec.layers if layer.window is not None}
-    narrow = {window for window in found if keeps_windows and window < options.n_ctx}
+    sizes = {layer.window for layer in spec.layers if layer.window is not None}
+    narrow = {window for window in sizes if keeps_windows and window < options.n_ctx}
     kept: list[PageLayout] = []
     windows: dict[int, list[PageLayout]] = {}
     for (shape, window), blocks in spec.kv_groups(narrow).items():
@@ -199,14 +199,14 @@ def _payload_format(room: Room, rope_kind: str) -> str:
     groups = [(layout, "") for layout in room.layouts]
     groups += [(layout, f";window={window}") for window, layouts in room.windows.items() for layout in layouts]
     first, _ = groups[0]
-    told = (
+    facts = (
         f"L={layout.n_layers};K={layout.n_kv_heads};D={layout.head_dim}"
         + ";values in keys" * layout.values_in_keys
         + window
         for layout, window in groups
     )
     types = f"k={first.keys.kv_type};v={first.values.kv_type}"
-    return ";".join([str(_PAYLOAD_VERSION), types, *told, *([f"rope={rope_kind}"] if rope_kind else [])])
+    return ";".join([str(_PAYLOAD_VERSION), types, *facts, *([f"rope={rope_kind}"] if rope_kind else [])])
 
 
 def _capabilities(transformer: Transformer, room: Room) -> frozenset[Capability]:

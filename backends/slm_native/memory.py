@@ -143,12 +143,12 @@ class ContextMemory:
         """The last past that is kept of a sequence's first ``length`` tokens."""
         if self._states is not None:
             return Past(*self._states.nearest(seq_id, length), {})
-        found = {window: cache.held(seq_id, length) for window, cache in self._windows.items()}
-        held = {window: each for window, each in found.items() if each is not None}
-        if len(held) == len(found):
+        held_by_window = {window: cache.held(seq_id, length) for window, cache in self._windows.items()}
+        held = {window: each for window, each in held_by_window.items() if each is not None}
+        if len(held) == len(held_by_window):
             return Past(length, None, held)
         first = max(0, self._first_needed(length) - self._reach) // PAGE_TOKENS
-        return Past(first * PAGE_TOKENS, None, {window: Held(first, ()) for window in found})
+        return Past(first * PAGE_TOKENS, None, {window: Held(first, ()) for window in held_by_window})
 
     def replay(self, seq_id: int, past: Past, stop: int) -> MemoryPlan:
         """A plan to compute the past after ``stop`` tokens from an earlier one; it is not committed.

@@ -63,7 +63,7 @@ class Positions:
             places: where tokens stand [T]; [T, 3], in time, height and width, where every layer's rotation has these.
         """
         stage = self._kernels.stage
-        made = {
+        rotations = {
             rope: _rotation(rope, *rope.tables(places), stage)
             for rope in dict.fromkeys(self._ropes)
             if rope is not None
@@ -73,7 +73,7 @@ class Positions:
             for temperature in dict.fromkeys(temperature for _, temperature in self._distinct)
         }
         each = [
-            LayerPositions(None if rope is None else made[rope], factors[temperature])
+            LayerPositions(None if rope is None else rotations[rope], factors[temperature])
             for rope, temperature in self._distinct
         ]
         return [each[kind] for kind in self._kinds]

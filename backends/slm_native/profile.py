@@ -59,37 +59,37 @@ def find_profile(model: Path | None, named: str | None) -> Profile | None:
     name = named or os.environ.get(PROFILE_VARIABLE)
     if name:
         return read_profile(Path(name).expanduser())
-    beside = model.with_name(model.stem + _SUFFIX) if model is not None else None
-    return read_profile(beside) if beside is not None and beside.is_file() else None
+    path = model.with_name(model.stem + _SUFFIX) if model is not None else None
+    return read_profile(path) if path is not None and path.is_file() else None
 
 
 def read_profile(path: Path) -> Profile:
     """Read a profile; see ``find_profile`` for errors."""
     try:
         text = path.read_text(encoding="utf-8")
-        given = tomllib.loads(text)
+        settings = tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise InvalidOption(f"profile {path}: {error}") from error
     try:
-        tables = {name: _table(given, name, known) for name, known in (("decode", _DECODE), ("prefill", _PREFILL))}
-        _check(given, _TOP, "")
-        return _made(given, **tables)
+        tables = {name: _table(settings, name, known) for name, known in (("decode", _DECODE), ("prefill", _PREFILL))}
+        _check(settings, _TOP, "")
+        return _made(settings, **tables)
     except (InvalidOption, UnknownOption) as error:
         raise type(error)(f"profile {path}: {error}") from None
 
 
-def _table(given: dict[str, Any], name: str, known: Mapping[str, str]) -> dict[str, Any]:
-    table = given.pop(name, {})
+def _table(settings: dict[str, Any], name: str, known: Mapping[str, str]) -> dict[str, Any]:
+    table = settings.pop(name, {})
     if not isinstance(table, dict):
         raise InvalidOption(f"{name}={table!r} (accepted: a table)")
     _check(table, known, f"{name}.")
     return table
 
 
-def _made(given: Mapping[str, Any], decode: dict[str, Any], prefill: dict[str, Any]) -> Profile:
+def _made(settings: Mapping[str, Any], decode: dict[str, Any], prefill: dict[str, Any]) -> Profile:
     decode["buckets"] = tuple(sorted(set(decode.get("buckets", ()))))
     capture_prefill = prefill.pop("capture", False)
-    profile = Profile(**given, **decode, **prefill, capture_prefill=capture_prefill)
+    profile = Profile(**settings, **decode, **prefill, capture_prefill=capture_prefill)
     if profile.capture and not profile.buckets:
         raise InvalidOption("decode.capture needs decode.buckets, as a graph has one shape")
     if profile.capture_prefill and not profile.chunk:
@@ -97,8 +97,8 @@ def _made(given: Mapping[str, Any], decode: dict[str, Any], prefill: dict[str, A
     return profile
 
 
-def _check(given: Mapping[str, Any], known: Mapping[str, str], prefix: str) -> None:
-    for name, value in given.items():
+def _check(settings: Mapping[str, Any], known: Mapping[str, str], prefix: str) -> None:
+    for name, value in settings.items():
         if name not in known:
             accepted = ", ".join(prefix + each for each in known)
             raise UnknownOption(f"unknown key {prefix + name!r} (accepted: {accepted})")

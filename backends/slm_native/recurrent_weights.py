@@ -99,8 +99,8 @@ def read_channel_mix(tensors: Tensors, prefix: str) -> ChannelMix:
 
 def _rwkv7(tensors: Tensors, prefix: str, spec: Rwkv7Spec) -> Rwkv7:
     def vector(name: str, *shape: int) -> Array:
-        found = tensors.vector(f"{prefix}time_mix_{name}")
-        return found if found is None else found.reshape(*shape)
+        vector = tensors.vector(f"{prefix}time_mix_{name}")
+        return vector if vector is None else vector.reshape(*shape)
 
     def linear(name: str) -> Linear:
         return tensors.linear(f"{prefix}time_mix_{name}")

@@ -71,13 +71,13 @@ class StateGroup:
         return [tuple(tuple(part[i : i + 1] * 1 for part in parts) for parts in self.after) for i in n]
 
 
-def in_order(ops: Ops, groups: Sequence[StateGroup], made: Sequence[Array]) -> Array:
+def in_order(ops: Ops, groups: Sequence[StateGroup], parts: Sequence[Array]) -> Array:
     """What was made of each group's rows, [B * T, width], in the order of the batch."""
     if len(groups) == 1 and isinstance(groups[0].rows, slice):
-        return made[0]
-    n_tokens = sum(len(part) for part in made)
+        return parts[0]
+    n_tokens = sum(len(part) for part in parts)
     places = np.concatenate([np.arange(n_tokens)[group.rows] for group in groups])
-    return ops.rows(ops.concatenated(made), np.argsort(places))
+    return ops.rows(ops.concatenated(parts), np.argsort(places))
 
 
 class StatePool:

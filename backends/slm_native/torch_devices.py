@@ -69,11 +69,11 @@ def ask() -> TorchStatus:
     Raises:
         BackendUnavailable: torch does not load.
     """
-    told = subprocess_probe.run("torch", "from slm_native.kernels.torch import devices; devices.print_devices()")
-    version, found = json.loads(told)
+    output = subprocess_probe.run("torch", "from slm_native.kernels.torch import devices; devices.print_devices()")
+    version, devices = json.loads(output)
     there = [
         DeviceStatus(each["name"], True, f"tier torch: {each['detail']}", untried=each["name"] not in _TRIED)
-        for each in found
+        for each in devices
     ]
     kinds = {device.name.partition(":")[0] for device in there}
     return TorchStatus(version, (*there, *_absent(kinds, f"torch {version} finds none on this machine")))

@@ -285,9 +285,9 @@ class Transformer:
     def _step_inputs(self, batch: _DeviceBatch, layers: Sequence[KvLayer], x: Array) -> StepInputs:
         spread, every = self._kernels.spread, batch.plans[None]
         plans = [batch.plans.get(kind, every) for kind in self._lowering.plan_kinds]
-        own, mask = self._layer_embeddings(batch.tokens, x), batch.output_mask
+        layer_embeddings, mask = self._layer_embeddings(batch.tokens, x), batch.output_mask
         mask = None if mask is None or mask.all() else mask
-        return StepInputs(spread(batch.rotations), spread(plans), layers, batch.groups, own, mask)
+        return StepInputs(spread(batch.rotations), spread(plans), layers, batch.groups, layer_embeddings, mask)
 
     @property
     def _has_one_plan(self) -> bool:
@@ -325,7 +325,7 @@ class Transformer:
         scale = self.spec.embedding_scale if self.spec.scales_rows else 1.0
         which = np.arange(len(x))
         which[embeddings.places] = len(x) + np.arange(len(embeddings.rows))
-        rows = self._kernels.beside(x, embeddings.rows * np.float32(scale))
+        rows = self._kernels.on_device_of(x, embeddings.rows * np.float32(scale))
         return self._kernels.rows(self._kernels.concatenated([x, rows]), which)
 
     def _hidden(self, x: Array) -> Array:

@@ -336,14 +336,14 @@ class WeightReader:
         """The rows of a matrix, and of its bias, as several."""
         whole, scale = self._checked(f"{name}.weight"), self._vector(f"{name}.scale")
         bias, rows = self._vector(f"{name}.bias"), whole.data.reshape(whole.shape[0], -1)
-        found, start = [], 0
+        parts, start = [], 0
         for n in n_rows:
             stop = start + n
             shape, data = (n, whole.shape[1]), rows[start:stop].reshape(-1)
             part = QuantizedTensor(f"{whole.name}[{start}:{stop}]", shape, whole.ggml_type, data)
-            found.append(Linear(self._kernels.prepare(part), scale, None if bias is None else bias[start:stop]))
+            parts.append(Linear(self._kernels.prepare(part), scale, None if bias is None else bias[start:stop]))
             start = stop
-        return found
+        return parts
 
     def _tied_output(self, token_embd: Weight) -> Linear:
         return Linear(token_embd, bias=self._vector("output.bias"))

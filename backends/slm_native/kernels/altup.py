@@ -58,18 +58,18 @@ class AltUpOps(Ops):
 
     def mixed(self, arrays: Sequence[Array], shares: Array) -> Sequence[Array]:
         """Each of N arrays [T, width] and the sum of all times its N columns of ``shares`` [T, N * N]."""
-        n, found = len(arrays), []
+        n_streams, mixed = len(arrays), []
         for i, each in enumerate(arrays):
             for j, other in enumerate(arrays):
-                each = each + other * shares[:, i * n + j : i * n + j + 1]
-            found.append(each)
-        return found
+                each = each + other * shares[:, i * n_streams + j : i * n_streams + j + 1]
+            mixed.append(each)
+        return mixed
 
     def part_embeddings(
-        self, made: Array, given: Array, norm: Norm, made_share: float, given_share: float
+        self, projected: Array, looked_up: Array, norm: Norm, projected_share: float, looked_up_share: float
     ) -> Sequence[Array]:
         """Each part [T, P] of rows [T, L*P]: what is made, normalized, times its share, and what is given times its."""
         width = norm.weight.shape[0]
-        normed = self.normed(made.reshape(-1, width), norm).reshape(made.shape)
-        both = normed * made_share + given * given_share
-        return [both[:, start : start + width] * 1 for start in range(0, both.shape[1], width)]
+        normed = self.normed(projected.reshape(-1, width), norm).reshape(projected.shape)
+        mixed = normed * projected_share + looked_up * looked_up_share
+        return [mixed[:, start : start + width] * 1 for start in range(0, mixed.shape[1], width)]

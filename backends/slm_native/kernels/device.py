@@ -76,8 +76,8 @@ class Device(ABC):
     def to_host(self, x: Array) -> FloatArray:
         """What a step made, in NumPy's memory."""
 
-    def beside(self, x: Array, values: NDArray[Any]) -> Array:
-        """NumPy's numbers where ``x`` is."""
+    def on_device_of(self, x: Array, values: NDArray[Any]) -> Array:
+        """NumPy numbers on the device of ``x``."""
         return self.from_host(values)
 
     def entering(self, x: Array, layer: int) -> Array:
@@ -96,9 +96,9 @@ class Device(ABC):
         """NumPy's numbers, which a step is told; they are where this tier computes once they have ``arrived``."""
         return self.from_host(values)
 
-    def arrived(self, told: T) -> T:
+    def arrived(self, staged: T) -> T:
         """All that ``place`` and ``stage`` gave for a step, in dataclasses and containers, where this tier computes."""
-        return told
+        return staged
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
         """Room for a context's keys and values.

@@ -67,13 +67,13 @@ class MoeLayer(ABC):
     """A layer of experts, prepared. Nothing that a run changes, so threads may share it."""
 
     @abstractmethod
-    def run(self, x: Array, norm: Norm | None, told: Array | None = None) -> Array:
+    def run(self, x: Array, norm: Norm | None, router_input: Array | None = None) -> Array:
         """The weighted sum of what each token's experts make of it; only experts that a token uses are run.
 
         Args:
             x: [T, E].
             norm: of what the experts read.
-            told: what the router reads [T, E], where that is not what the experts read.
+            router_input: what the router reads [T, E], where that is not what the experts read.
 
         Returns:
             [T, E].
@@ -94,11 +94,11 @@ class SteppedMoe(MoeLayer):
         self._device = device
         self._experts = experts
 
-    def run(self, x: Array, norm: Norm | None, told: Array | None = None) -> Array:
+    def run(self, x: Array, norm: Norm | None, router_input: Array | None = None) -> Array:
         """Each expert after the other."""
         ops, experts, bias = self._ops, self._experts, self._experts.selection_bias
         x = ops.normed(x, norm)
-        scores = self._device.to_host(ops.linear(x if told is None else told, experts.router))  # [T, X]
+        scores = self._device.to_host(ops.linear(x if router_input is None else router_input, experts.router))  # [T, X]
         mixed = self._routed(x, route(scores, experts.spec, None if bias is None else self._device.to_host(bias)))
         if experts.shared is None:
             return mixed
@@ -113,7 +113,7 @@ class SteppedMoe(MoeLayer):
         order = np.argsort(flat, kind="stable")  # (token, choice) pairs, those of one expert side by side
         grouped = ops.rows(x, order // n_used)
         if experts.spec.scales_input:
-            grouped = grouped * self._device.beside(grouped, routes.weights.reshape(-1)[order, None])
+            grouped = grouped * self._device.on_device_of(grouped, routes.weights.reshape(-1)[order, None])
         bounds = np.flatnonzero(np.diff(flat[order], prepend=-1, append=-1))
         parts = [
             ops.feed_forward(
@@ -125,15 +125,15 @@ class SteppedMoe(MoeLayer):
         ]
         return self._weighted(ops.concatenated(parts), routes, order)
 
-    def _weighted(self, made: Array, routes: Routes, order: NDArray[np.intp]) -> Array:
+    def _weighted(self, outputs: Array, routes: Routes, order: NDArray[np.intp]) -> Array:
         """The sum for each token of what its experts made [T * n_used, E], in the order given."""
         ops, n_used = self._ops, routes.experts.shape[1]
         place, mixed = np.empty_like(order), None
         place[order] = np.arange(len(order))
         for choice in range(n_used):
-            part = ops.rows(made, place[choice::n_used])
+            part = ops.rows(outputs, place[choice::n_used])
             if not self._experts.spec.scales_input:
-                part = part * self._device.beside(part, routes.weights[:, choice : choice + 1])
+                part = part * self._device.on_device_of(part, routes.weights[:, choice : choice + 1])
             mixed = part if mixed is None else mixed + part
         return mixed
 

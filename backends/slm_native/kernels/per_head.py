@@ -24,5 +24,5 @@ class SteppedPerHead(PerHead):
 
     def run(self, x: Array) -> Array:
         """Each head after the other."""
-        made = [self._ops.linear(x[:, head] * 1, linear) for head, linear in enumerate(self._linears)]
-        return self._ops.concatenated(made, axis=1).reshape(len(x), self.n_heads, -1)
+        products = [self._ops.linear(x[:, head] * 1, linear) for head, linear in enumerate(self._linears)]
+        return self._ops.concatenated(products, axis=1).reshape(len(x), self.n_heads, -1)

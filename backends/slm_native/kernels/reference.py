@@ -261,8 +261,8 @@ class ReferenceKernels(KernelSet):
         decay, y = np.exp(log_decay), np.empty_like(v)
         r, decay, k, a, b = (rows[..., None, :] for rows in (r, decay, k, a, b))  # [B, T, H, 1, P]
         for t in range(v.shape[1]):
-            taken = np.sum(state * a[:, t], axis=-1, keepdims=True)
-            state = state * decay[:, t] + taken * b[:, t] + v[:, t, :, :, None] * k[:, t]
+            removed = np.sum(state * a[:, t], axis=-1, keepdims=True)
+            state = state * decay[:, t] + removed * b[:, t] + v[:, t, :, :, None] * k[:, t]
             np.sum(state * r[:, t], axis=-1, out=y[:, t])
         return y, state
 

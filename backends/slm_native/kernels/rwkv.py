@@ -93,20 +93,20 @@ class RwkvOps(Ops):
         heads = (n_seqs, n_tokens, -1, weights.spec.head_dim)
         change = _before(self, x, last) - x
 
-        def given(share: int) -> Array:
+        def shifted(share: int) -> Array:
             """What a matrix takes: some of the token, some of that before it, [B * T, E]."""
             return (x + change * weights.shares[share]).reshape(-1, n_embd)
 
         r, k, v = (
-            self.linear(given(share), matrix)
+            self.linear(shifted(share), matrix)
             for share, matrix in ((0, weights.receptance), (2, weights.key), (3, weights.value))
         )
-        log_decay = self.sigmoid(_low_rank(self, weights.decay, given(1), tanh=True)) * SLOWEST
+        log_decay = self.sigmoid(_low_rank(self, weights.decay, shifted(1), tanh=True)) * SLOWEST
         values = v
         if weights.first_value is not None:
-            values = v + (first_value - v) * self.sigmoid(_low_rank(self, weights.first_value, given(3)))
-        rate = self.sigmoid(_low_rank(self, weights.rate, given(4)))
-        inner = self.sigmoid(self.linear(given(5), weights.gate.down))
+            values = v + (first_value - v) * self.sigmoid(_low_rank(self, weights.first_value, shifted(3)))
+        rate = self.sigmoid(_low_rank(self, weights.rate, shifted(4)))
+        inner = self.sigmoid(self.linear(shifted(5), weights.gate.down))
         gate = self.linear(inner, weights.gate.up)
         removed = self.normed((k * weights.key_removed).reshape(heads), weights.unit_norm)
         k = (k + k * weights.key_rate * (rate - 1)).reshape(heads)
@@ -117,8 +117,8 @@ class RwkvOps(Ops):
 
     def channel_mix(self, weights: ChannelMix, x: Array, last: Array) -> Array:
         """RWKV-7's channel mixing of tokens ``x``, normalized, [B, T, E], after ``last`` [B, 1, E]: [B, T, E]."""
-        given = x + (_before(self, x, last) - x) * weights.share
-        inner = self.activate(self.linear(given.reshape(-1, x.shape[-1]), weights.up), Activation.RELU_SQUARED)
+        shifted = x + (_before(self, x, last) - x) * weights.share
+        inner = self.activate(self.linear(shifted.reshape(-1, x.shape[-1]), weights.up), Activation.RELU_SQUARED)
         return self.linear(inner, weights.down).reshape(x.shape)
 
     @abstractmethod

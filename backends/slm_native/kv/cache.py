@@ -134,9 +134,9 @@ class PagedKvCache:
         pages = self._tables[seq_id][: n_pages_of(length)]
         n_kept = start - first * PAGE_TOKENS  # tokens before the cut on the page where it begins
         positions = np.concatenate([np.arange(start - n_kept, start), np.arange(end, length)])
-        own = [page for page in pages[first:] if not self._tables.is_shared(page)]
+        unshared = [page for page in pages[first:] if not self._tables.is_shared(page)]
         n_wanted = n_pages_of(len(positions))
-        target = (own + self._tables.free(max(0, n_wanted - len(own))))[:n_wanted]
+        target = (unshared + self._tables.free(max(0, n_wanted - len(unshared))))[:n_wanted]
         self._stores.put(target, self._stores.without(pages, positions, n_kept, start - end, rotate))
         self._tables = self._tables.replaced({seq_id: (*pages[:first], *target)})
 

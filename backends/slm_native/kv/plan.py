@@ -75,11 +75,11 @@ def rows_by_sequence(seq_ids: NDArray[np.int32]) -> list[tuple[int, slice | NDAr
         return [(int(seq_ids[0]), slice(0, len(seq_ids)))]
     order = np.argsort(seq_ids, kind="stable")
     bounds = np.flatnonzero(np.diff(seq_ids[order])) + 1
-    found: list[tuple[int, slice | NDArray[np.intp]]] = []
+    runs: list[tuple[int, slice | NDArray[np.intp]]] = []
     for rows in np.split(order, bounds):
         side_by_side = rows[-1] - rows[0] == len(rows) - 1
-        found.append((int(seq_ids[rows[0]]), slice(int(rows[0]), int(rows[-1]) + 1) if side_by_side else rows))
-    return found
+        runs.append((int(seq_ids[rows[0]]), slice(int(rows[0]), int(rows[-1]) + 1) if side_by_side else rows))
+    return runs
 
 
 def part_of(plan: BatchPlan, start: int, stop: int) -> BatchPlan:

@@ -63,13 +63,13 @@ class PageLayout:
 
     def views(self, pages: NDArray[np.uint8]) -> list[NDArray[Any]]:
         """The planes [n_pages, L, K, 64, W] of pages, as views."""
-        found, start = [], 0
+        planes, start = [], 0
         for dtype, width in self.plane_types():
             end = start + PAGE_TOKENS * self.token_bytes(dtype, width)
             plane = pages[:, start:end].view(dtype)
-            found.append(plane.reshape(len(pages), self.n_layers, self.n_kv_heads, PAGE_TOKENS, width))
+            planes.append(plane.reshape(len(pages), self.n_layers, self.n_kv_heads, PAGE_TOKENS, width))
             start = end
-        return found
+        return planes
 
 
 class KvLayer(ABC):

@@ -76,11 +76,11 @@ class StoreGroup:
         n_bytes = n_tokens * self.token_bytes
         if len(payload) != n_bytes:
             raise InvalidSnapshot(f"the KV payload has {len(payload)} bytes, {n_tokens} tokens take {n_bytes}")
-        found, offset = [], 0
+        planes, offset = [], 0
         for store in self._stores:
-            found.append(_planes_in(payload, offset, n_tokens, store.layout))
-            offset += sum(plane.nbytes for plane in found[-1])
-        return found
+            planes.append(_planes_in(payload, offset, n_tokens, store.layout))
+            offset += sum(plane.nbytes for plane in planes[-1])
+        return planes
 
     def fill(self, pages: Sequence[int], planes: Sequence[Sequence[NDArray[Any]]]) -> None:
         """Fill pages, which nobody holds, with what ``read_payload`` gave."""
@@ -89,16 +89,16 @@ class StoreGroup:
 
     def without(self, pages: Pages, positions: NDArray[np.intp], n_kept: int, delta: int, rotate: Rotate) -> list[Any]:
         """For ``put``: the tokens at ``positions`` on ``pages``, those from the ``n_kept``-th on rotated."""
-        made = []
+        packed = []
         for store in self._stores:
             tokens = store.read(pages, positions)
             _rotate(store, [plane[n_kept:] for plane in tokens], delta, rotate)
-            made.append(store.packed(n_pages_of(len(positions)), tokens))
-        return made
+            packed.append(store.packed(n_pages_of(len(positions)), tokens))
+        return packed
 
-    def put(self, pages: Sequence[int], made: Sequence[Any]) -> None:
+    def put(self, pages: Sequence[int], packed: Sequence[Any]) -> None:
         """Fill pages with what ``without`` made."""
-        for store, tokens in zip(self._stores, made, strict=True):
+        for store, tokens in zip(self._stores, packed, strict=True):
             store.put(pages, tokens)
 
 

@@ -64,9 +64,9 @@ class PageTables:
         """
         unheld = self.references == 0
         unheld[list(besides)] = False
-        found: list[int] = np.flatnonzero(unheld)[:n].tolist()
-        assert len(found) == n, "n_pages_for is not the bound that it claims to be"
-        return found
+        pages: list[int] = np.flatnonzero(unheld)[:n].tolist()
+        assert len(pages) == n, "n_pages_for is not the bound that it claims to be"
+        return pages
 
     def replaced(self, changes: Mapping[int, Pages], gone: Mapping[int, int] | None = None) -> PageTables:
         """Tables in which some sequences hold other pages, and have given back others."""

@@ -30,7 +30,7 @@ class SpreadStep(Step):
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
         """From [T, E] to N of them."""
-        return [x, *(self.ops.as_large(made, x) for made in self.ops.project(x, None, self.linears))]
+        return [x, *(self.ops.as_large(projected, x) for projected in self.ops.project(x, None, self.linears))]
 
     def describe(self) -> str:
         """See ``Step``."""
@@ -91,31 +91,33 @@ class AltUpStep(Step):
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
         """From N streams to N; to one without rows, where the output mask has none."""
         predicted = self.predict(x)
-        made = run_steps(self.steps, predicted[self.active], inputs)
-        if len(made) == 0:
-            return [made]
-        own = inputs.layer_embeddings[self.layer]
-        assert own is not None, "AltUp has embeddings for each layer"
-        own, *predicted = (output_rows(self.ops, each, inputs, is_last=self.is_last) for each in (own, *predicted))
-        return self.correct(predicted, made, own)
+        activated = run_steps(self.steps, predicted[self.active], inputs)
+        if len(activated) == 0:
+            return [activated]
+        layer_embedding = inputs.layer_embeddings[self.layer]
+        assert layer_embedding is not None, "AltUp has embeddings for each layer"
+        layer_embedding, *predicted = (
+            output_rows(self.ops, each, inputs, is_last=self.is_last) for each in (layer_embedding, *predicted)
+        )
+        return self.correct(predicted, activated, layer_embedding)
 
     def predict(self, streams: Sequence[Array]) -> Sequence[Array]:
         """The streams as they are expected after the layer: each, and a mixture of all that the active one chooses."""
         return self.ops.mixed(streams, self.ops.linear(self._modalities(streams[self.active]), self.weights.predict))
 
-    def correct(self, predicted: Sequence[Array], made: Array, own: Array) -> list[Array]:
+    def correct(self, predicted: Sequence[Array], activated: Array, layer_embedding: Array) -> list[Array]:
         """The streams after the layer: corrected by what it made beyond what was expected, and its embedding let in.
 
         Args:
             predicted: what ``predict`` gave, [N] of [T, E].
-            made: what the layer made of the active stream [T, E].
-            own: its embedding of the tokens [T, P].
+            activated: what the layer made of the active stream [T, E].
+            layer_embedding: its embedding of the tokens [T, P].
         """
-        shares = self.ops.linear(self._modalities(made), self.weights.correct)  # [T, N]
-        news = made + predicted[self.active] * -1
+        shares = self.ops.linear(self._modalities(activated), self.weights.correct)  # [T, N]
+        news = activated + predicted[self.active] * -1
         streams = [stream + news * (shares[:, i : i + 1] + 1) for i, stream in enumerate(predicted)]
         scaled = streams[self.active] * self.weights.scale
-        added = let_in(self.ops, self.embedding, scaled, own, self.activation)
+        added = let_in(self.ops, self.embedding, scaled, layer_embedding, self.activation)
         return [streams[0], *(stream + added for stream in streams[1:])]
 
     def _modalities(self, x: Array) -> Array:
@@ -184,10 +186,10 @@ class LayerEmbeddingStep(Step):
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
         """See ``Step``."""
-        own = inputs.layer_embeddings[self.layer]
-        assert own is not None, "the model has embeddings for each layer"
-        own = output_rows(self.ops, own, inputs, is_last=self.is_last)
-        return x + let_in(self.ops, self.weights, x, own, self.activation)
+        layer_embedding = inputs.layer_embeddings[self.layer]
+        assert layer_embedding is not None, "the model has embeddings for each layer"
+        layer_embedding = output_rows(self.ops, layer_embedding, inputs, is_last=self.is_last)
+        return x + let_in(self.ops, self.weights, x, layer_embedding, self.activation)
 
     def describe(self) -> str:
         """See ``Step``."""
@@ -205,9 +207,9 @@ class LayerEmbeddingTable:
     def look_up(self, ops: AltUpOps, tokens: Array, x: Array, width: int) -> Sequence[Array]:
         """Each layer's own embedding [T, P] of ``tokens`` [T], whose embedding in the model is ``x`` [T, E]."""
         looked_up = ops.embed(self.table, tokens)  # [T, L*P]
-        made = ops.linear(x, self.project)  # to be scaled by E ** -0.5, which the norm's epsilon takes in
+        projected = ops.linear(x, self.project)  # to be scaled by E ** -0.5, which the norm's epsilon takes in
         norm = replace(self.norm, eps=self.norm.eps * x.shape[1])
-        return ops.part_embeddings(made, looked_up, norm, 2**-0.5, (width / 2) ** 0.5)
+        return ops.part_embeddings(projected, looked_up, norm, 2**-0.5, (width / 2) ** 0.5)
 
 
 def let_in(ops: Ops, weights: LayerEmbedding, x: Array, embedding: Array, activation: AnyActivation) -> Array:

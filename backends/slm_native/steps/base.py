@@ -116,5 +116,5 @@ class Residual:
 
 def shapes(linears: Mapping[str, Linear | None]) -> str:
     """Matrices by name, as "q 64x32 k 32x32"; (out, in)."""
-    found = {name: linear.weight for name, linear in linears.items() if linear is not None}
-    return " ".join(f"{name} {weight.n_out}x{weight.n_in}" for name, weight in found.items())
+    weights = {name: linear.weight for name, linear in linears.items() if linear is not None}
+    return " ".join(f"{name} {weight.n_out}x{weight.n_in}" for name, weight in weights.items())

@@ -46,15 +46,15 @@ class RecurrentStep(Step):
         is_whole = not self.is_last or inputs.output_mask is None
         if is_whole and len(inputs.groups) == 1 and self.residual.post_norm is None:
             return self._add_in_one_call(residual, x, inputs.groups[0])
-        ops, made = self.ops, []
+        ops, outputs = self.ops, []
         (projected,) = ops.project(x, self.norm, [self.weights.project])
         for group in inputs.groups:
             rows = ops.rows(projected, group.rows)
             several = rows.reshape(len(group.before), -1, rows.shape[-1])
             y, after = ops.between_products(self.weights, several, group.parts(self.state, ops))
             group.after.append(after)
-            made.append(y.reshape(len(rows), -1))
-        mixed = in_order(ops, inputs.groups, made)
+            outputs.append(y.reshape(len(rows), -1))
+        mixed = in_order(ops, inputs.groups, outputs)
         if len(residual) == 0:
             return residual
         mixed = output_rows(ops, mixed, inputs, is_last=self.is_last)

@@ -44,12 +44,12 @@ class RwkvStep(Step):
         needed = needed_rows(groups, inputs.output_mask)
         mixed = ops.rows(mixed, needed.rows)
         x = ops.add_product(ops.rows(x, needed.rows), mixed, block.time.output)
-        made = self._mix_some_channels(ops.normed(x, block.channel_norm), groups, needed)
-        return ops.rows(x, needed.outputs) + made
+        channels = self._mix_some_channels(ops.normed(x, block.channel_norm), groups, needed)
+        return ops.rows(x, needed.outputs) + channels
 
     def _mix_time(self, x: Array, groups: Sequence[StateGroup]) -> Array:
         """What the output matrix of time mixing takes [T of the batch, E]; it starts the states after the batch."""
-        ops, weights, made = self.ops, self.block.time, []
+        ops, weights, outputs = self.ops, self.block.time, []
         for group in groups:
             rows = ops.rows(x, group.rows)
             several = rows.reshape(len(group.before), -1, rows.shape[-1])
@@ -59,19 +59,19 @@ class RwkvStep(Step):
             if is_first:
                 group.carried.append(values)
             group.after.append((_last_tokens(several), state))
-            made.append(y.reshape(len(rows), -1))
-        return in_order(ops, groups, made)
+            outputs.append(y.reshape(len(rows), -1))
+        return in_order(ops, groups, outputs)
 
     def _mix_channels(self, x: Array, groups: Sequence[StateGroup]) -> Array:
         """What channel mixing makes of ``x`` [T of the batch, E]; it completes the states after the batch."""
-        ops, made = self.ops, []
+        ops, outputs = self.ops, []
         for group in groups:
             rows = ops.rows(x, group.rows)
             several = rows.reshape(len(group.before), -1, rows.shape[-1])
             y = ops.channel_mix(self.block.channel, several, group.parts(self.state, ops)[2])
             group.after[self.state] = (*group.after[self.state], _last_tokens(several))
-            made.append(y.reshape(rows.shape))
-        return in_order(ops, groups, made)
+            outputs.append(y.reshape(rows.shape))
+        return in_order(ops, groups, outputs)
 
     def _mix_some_channels(self, x: Array, groups: Sequence[StateGroup], needed: NeededRows) -> Array:
         """``_mix_channels`` for the rows of the output mask; ``x`` holds the rows that are needed for them."""

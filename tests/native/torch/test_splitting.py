@@ -28,7 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary  # noqa: E402
 
 from slm_native.kernels.torch import kernels as torch_kernels  # noqa: E402
 from slm_native.kernels.torch import splitting  # noqa: E402
-from slm_native.kernels.torch.splitting import counts_as_told, counts_by_memory  # noqa: E402
+from slm_native.kernels.torch.splitting import counts_by_map, counts_by_memory  # noqa: E402
 
 MIB = 1 << 20
 
@@ -188,7 +188,7 @@ def test_no_split_would_fill_the_fullest_device_less():
 @pytest.mark.parametrize("told", [{"a": 3}, {"a": 4, "b": 1}, {"a": 4, "b": 0}, {"a": 5, "b": -1}])
 def test_counts_that_are_not_the_models_are_refused(told):
     with pytest.raises(InvalidOption, match="the model has 4 layers, and each device gets some"):
-        counts_as_told(told, 4)
+        counts_by_map(told, 4)
 
 
 @pytest.mark.parametrize(

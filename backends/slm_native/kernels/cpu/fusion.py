@@ -110,17 +110,17 @@ class CpuLayers(Step):
         streams = [np.ascontiguousarray(stream) for stream in (x if self.has_streams else [x])]
         rotations = [inputs.positions[each.layer].rotation for each in self.layers]
         different = {id(rotation): rotation for rotation in rotations}
-        made = {key: _angles(rotation, len(streams[0])) for key, rotation in different.items()}
-        angles = [made[id(rotation)] for rotation in rotations]
+        angles_of = {key: _angles(rotation, len(streams[0])) for key, rotation in different.items()}
+        angles = [angles_of[id(rotation)] for rotation in rotations]
         caches = [_native_cache(inputs.caches[each.cache]) for each in self.layers]
-        own = [inputs.layer_embeddings[each.layer] if each.has_embedding else None for each in self.layers]
+        layer_embeddings = [inputs.layer_embeddings[each.layer] if each.has_embedding else None for each in self.layers]
         plan, mask = inputs.plans[self.layers[0].layer], inputs.output_mask if self.is_last else None
         assert isinstance(plan, CpuPlan), "a plan that another kernel set placed"
         where, rows = (plan.pages, plan.slots, plan.native), None if mask is None else np.flatnonzero(mask).tolist()
-        found = self.kernels.run_layers(
-            streams, [each.native for each in self.layers], caches, angles, own, *where, rows
+        outputs = self.kernels.run_layers(
+            streams, [each.native for each in self.layers], caches, angles, layer_embeddings, *where, rows
         )
-        return list(found) if self.has_streams else found[0]
+        return list(outputs) if self.has_streams else outputs[0]
 
     def joined(self, other: CpuLayers) -> CpuLayers:
         """Both groups in one call, this one first."""
@@ -155,7 +155,7 @@ class CpuRwkvLayers(Step):
         """Without the GIL from the first layer to the last; states after the batch go into ``inputs.groups``."""
         if self.is_last and inputs.output_mask is not None:
             return run_steps(self.steps, x, inputs)
-        ops, made = self.steps[0].ops, []
+        ops, outputs = self.steps[0].ops, []
         for group in inputs.groups:
             rows = ops.rows(x, group.rows)
             several = np.ascontiguousarray(rows.reshape(len(group.before), -1, rows.shape[-1]))
@@ -165,8 +165,8 @@ class CpuRwkvLayers(Step):
             if first_value is None:
                 group.carried.append(values)
             group.after.extend(after)
-            made.append(y.reshape(rows.shape))
-        return in_order(ops, inputs.groups, made)
+            outputs.append(y.reshape(rows.shape))
+        return in_order(ops, inputs.groups, outputs)
 
     def joined(self, other: CpuRwkvLayers) -> CpuRwkvLayers:
         """Both groups in one call, this one first."""
@@ -284,12 +284,14 @@ def native_layer(parts: LayerParts) -> _native.Layer | None:
         return None
     linears = native_linears(*_linears(parts))
     around = None if altup is None else native_altup(altup), None if embedding is None else native_embedding(embedding)
-    wanted = isinstance(attention, MultiHeadLatentAttention), altup is not None, embedding is not None
-    if linears is None or any(given and made is None for given, made in zip(wanted, (latent, *around), strict=True)):
+    needed = isinstance(attention, MultiHeadLatentAttention), altup is not None, embedding is not None
+    if linears is None or any(
+        is_needed and native is None for is_needed, native in zip(needed, (latent, *around), strict=True)
+    ):
         return None
     scoring, dense = attention.scoring, parts.feed_forward if isinstance(parts.feed_forward, FfnStep) else None
     limit = attention.qkv_limit if isinstance(attention, SelfAttention) else None
-    made: _native.Layer = extension().Layer(
+    native: _native.Layer = extension().Layer(
         linears,
         [optional_norm(norm) for norm in _norms(parts)],
         native_activation(_activation(parts)),
@@ -299,7 +301,7 @@ def native_layer(parts: LayerParts) -> _native.Layer | None:
         *(latent, None if moe is None else moe.native, *around),
         1.0 if parts.scale is None else float(parts.scale.factor[0]),
     )
-    return made
+    return native
 
 
 def native_altup(step: AltUpStep) -> _native.AltUp | None:
@@ -310,8 +312,8 @@ def native_altup(step: AltUpStep) -> _native.AltUp | None:
         return None
     router, *mixing = linears
     norm = replace(weights.router_norm, weight=weights.router_norm.weight / np.float32(weights.router.weight.n_in))
-    made: _native.AltUp = extension().AltUp(router, native_norm(norm), *mixing, weights.scale, step.active)
-    return made
+    altup: _native.AltUp = extension().AltUp(router, native_norm(norm), *mixing, weights.scale, step.active)
+    return altup
 
 
 def native_embedding(embedding: LayerEmbedding) -> _native.LayerEmbedding | None:
@@ -319,8 +321,8 @@ def native_embedding(embedding: LayerEmbedding) -> _native.LayerEmbedding | None
     linears = native_linears(embedding.gate, embedding.project)
     if linears is None:
         return None
-    made: _native.LayerEmbedding = extension().LayerEmbedding(*linears, native_norm(embedding.norm))
-    return made
+    native: _native.LayerEmbedding = extension().LayerEmbedding(*linears, native_norm(embedding.norm))
+    return native
 
 
 def native_latent(latent: LatentAttention) -> _native.Latent | None:
@@ -330,10 +332,10 @@ def native_latent(latent: LatentAttention) -> _native.Latent | None:
         return None
     q_down, q, kv_down = linears
     norms = optional_norm(latent.q_norm), optional_norm(latent.kv_norm)
-    made: _native.Latent = extension().Latent(
+    native: _native.Latent = extension().Latent(
         *(q_down, norms[0], q, kv_down, norms[1]), latent.k_up.weights, latent.v_up.weights
     )
-    return made
+    return native
 
 
 def _linears(parts: LayerParts) -> list[Linear | None]:

@@ -44,8 +44,8 @@ def handle_of(linear: Linear) -> _native.Weights | None:
 
 def plain_handles(*linears: Linear) -> list[_native.Weights] | None:
     """All matrices in C++; None where one is not, or has a bias."""
-    found = [handle for linear in linears if linear.bias is None and (handle := handle_of(linear)) is not None]
-    return found if len(found) == len(linears) else None
+    handles = [handle for linear in linears if linear.bias is None and (handle := handle_of(linear)) is not None]
+    return handles if len(handles) == len(linears) else None
 
 
 def native_linear(linear: Linear) -> _native.Linear | None:
@@ -57,22 +57,22 @@ def native_linear(linear: Linear) -> _native.Linear | None:
     if last is not None and last[0] is linear.scale and last[1] is linear.bias:
         return last[2]
     scale = 1.0 if linear.scale is None else float(linear.scale[0])
-    made: _native.Linear = extension().Linear(weight.packed, scale, linear.bias)
-    weight.last = linear.scale, linear.bias, made
-    return made
+    native: _native.Linear = extension().Linear(weight.packed, scale, linear.bias)
+    weight.last = linear.scale, linear.bias, native
+    return native
 
 
 def native_linears(*linears: Linear | None) -> list[_native.Linear | None] | None:
     """Linears in C++, None for one that there is not; None in all, where there are no kernels for one's matrix."""
-    made = [None if linear is None else native_linear(linear) for linear in linears]
-    found = all(native is not None or linear is None for native, linear in zip(made, linears, strict=True))
-    return made if found else None
+    natives = [None if linear is None else native_linear(linear) for linear in linears]
+    is_complete = all(handle is not None or linear is None for handle, linear in zip(natives, linears, strict=True))
+    return natives if is_complete else None
 
 
 def native_norm(norm: Norm) -> _native.Norm:
     """A norm in C++."""
-    made: _native.Norm = extension().Norm.of(norm.weight, norm.bias, norm.eps, norm.kind is NormKind.LAYER)
-    return made
+    native: _native.Norm = extension().Norm.of(norm.weight, norm.bias, norm.eps, norm.kind is NormKind.LAYER)
+    return native
 
 
 def optional_norm(norm: Norm | None) -> _native.Norm | None:
@@ -84,9 +84,9 @@ def native_activation(activation: AnyActivation) -> _native.Activation:
     """An activation in C++."""
     of = extension().Activation.of
     if isinstance(activation, Xielu):
-        made: _native.Activation = of(
+        native: _native.Activation = of(
             "xielu", [activation.alpha_n, activation.alpha_p, activation.beta, activation.eps]
         )
     else:
-        made = of(activation.value, [])
-    return made
+        native = of(activation.value, [])
+    return native

@@ -143,18 +143,18 @@ class CpuKernels(CpuRecurrentKernels):
 
     def project(self, x: Array, norm: Norm | None, linears: Sequence[Linear]) -> Sequence[Array]:
         """In one call: activations are normalized and rounded once for all matrices."""
-        made = [native for linear in linears if (native := native_linear(linear)) is not None]
-        if len(made) < len(linears):
+        natives = [handle for linear in linears if (handle := native_linear(linear)) is not None]
+        if len(natives) < len(linears):
             return super().project(x, norm, linears)
-        products: Sequence[Array] = self._native.project(np.ascontiguousarray(x), optional_norm(norm), made)
+        products: Sequence[Array] = self._native.project(np.ascontiguousarray(x), optional_norm(norm), natives)
         return products
 
     def add_product(self, residual: Array, x: Array, linear: Linear) -> Array:
         """In one call."""
-        made = native_linear(linear)
-        if made is None:
+        native = native_linear(linear)
+        if native is None:
             return super().add_product(residual, x, linear)
-        y: Array = self._native.add_product(np.ascontiguousarray(residual), np.ascontiguousarray(x), made)
+        y: Array = self._native.add_product(np.ascontiguousarray(residual), np.ascontiguousarray(x), native)
         return y
 
     def gate_up(
@@ -191,11 +191,11 @@ class CpuKernels(CpuRecurrentKernels):
         return self._native.activate(rows, others, native_activation(activation)).reshape(gate.shape)
 
     def part_embeddings(
-        self, made: Array, given: Array, norm: Norm, made_share: float, given_share: float
+        self, projected: Array, looked_up: Array, norm: Norm, projected_share: float, looked_up_share: float
     ) -> Sequence[Array]:
         """In one call."""
-        made, given = np.ascontiguousarray(made), np.ascontiguousarray(given)
-        parts = self._native.part_embeddings(made, given, native_norm(norm), made_share, given_share)
+        projected, looked_up = np.ascontiguousarray(projected), np.ascontiguousarray(looked_up)
+        parts = self._native.part_embeddings(projected, looked_up, native_norm(norm), projected_share, looked_up_share)
         return list(parts)
 
     def mixed(self, arrays: Sequence[Array], shares: Array) -> Sequence[Array]:

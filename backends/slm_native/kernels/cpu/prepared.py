@@ -32,10 +32,10 @@ class CpuMoe(MoeLayer):
         self._kernels = kernels
         self.native = native
 
-    def run(self, x: Array, norm: Norm | None, told: Array | None = None) -> Array:
+    def run(self, x: Array, norm: Norm | None, router_input: Array | None = None) -> Array:
         """Without the GIL from the norm to the sum."""
-        told = None if told is None else np.ascontiguousarray(told)
-        y: Array = self._kernels.mix(np.ascontiguousarray(x), optional_norm(norm), told, self.native)
+        router_input = None if router_input is None else np.ascontiguousarray(router_input)
+        y: Array = self._kernels.mix(np.ascontiguousarray(x), optional_norm(norm), router_input, self.native)
         return y
 
 
@@ -43,31 +43,33 @@ def native_moe(experts: Experts) -> _native.Mixture | None:
     """A layer in C++; None where there are no kernels for one of its matrices."""
     each, shared = experts.experts, experts.shared
     optional = () if shared is None else (shared.gate, shared.up, shared.down)
-    wanted = [experts.router, *(one.up for one in each), *(one.down for one in each)]
-    wanted += [linear for linear in (*(one.gate for one in each), *optional, experts.shared_gate) if linear is not None]
-    found = [(id(linear), native_linear(linear)) for linear in wanted]
-    made = {key: native for key, native in found if native is not None}
-    if any(native is None for _, native in found):
+    linears = [experts.router, *(one.up for one in each), *(one.down for one in each)]
+    linears += [
+        linear for linear in (*(one.gate for one in each), *optional, experts.shared_gate) if linear is not None
+    ]
+    handles = [(id(linear), native_linear(linear)) for linear in linears]
+    native_of = {key: native for key, native in handles if native is not None}
+    if any(native is None for _, native in handles):
         return None
     mixture: _native.Mixture = extension().Mixture(
-        made[id(experts.router)],
+        native_of[id(experts.router)],
         experts.selection_bias,
         _choice(experts.spec),
-        [made[id(one.gate)] for one in each if one.gate is not None],
-        [made[id(one.up)] for one in each],
-        [made[id(one.down)] for one in each],
+        [native_of[id(one.gate)] for one in each if one.gate is not None],
+        [native_of[id(one.up)] for one in each],
+        [native_of[id(one.down)] for one in each],
         native_activation(experts.activation),
         experts.spec.scales_input,
-        [made.get(id(linear)) for linear in optional],
-        made.get(id(experts.shared_gate)),
+        [native_of.get(id(linear)) for linear in optional],
+        native_of.get(id(experts.shared_gate)),
     )
     return mixture
 
 
 def _choice(spec: ExpertsSpec) -> _native.Choice:
     of, groups = extension().Choice.of, (spec.n_groups, spec.n_groups_used)
-    made: _native.Choice = of(spec.gating.value, spec.n_experts, spec.n_used, spec.normalized, spec.scale, *groups)
-    return made
+    choice: _native.Choice = of(spec.gating.value, spec.n_experts, spec.n_used, spec.normalized, spec.scale, *groups)
+    return choice
 
 
 class CpuPerHead(PerHead):

@@ -77,13 +77,13 @@ class CpuRecurrentKernels(ReferenceKernels):
         before: Sequence[Array],
     ) -> tuple[Array, tuple[Array, ...]]:
         """In one call, where all matrices have kernels."""
-        made = self._layers.get(weights)
-        if made is None or made[0] is not norm:
-            made = self._layers[weights] = norm, _native_layer(weights, norm)
-        if made[1] is None:
+        cached = self._layers.get(weights)
+        if cached is None or cached[0] is not norm:
+            cached = self._layers[weights] = norm, _native_layer(weights, norm)
+        if cached[1] is None:
             return super().recurrent_layer(weights, x, norm, residual, scale, before)
         x, residual, *before = _contiguous(x, residual, *before)
-        return self._states.run_layer(x, residual, made[1], len(before[0]), scale, before)
+        return self._states.run_layer(x, residual, cached[1], len(before[0]), scale, before)
 
     def time_mix(
         self, weights: Rwkv7, x: Array, last: Array, state: Array, first_value: Array | None
@@ -117,8 +117,8 @@ def _native_layer(weights: RecurrentWeights, norm: Norm | None) -> _native.State
         between = _native_mamba(weights) if isinstance(weights, Mamba) else _native_mamba2(weights)
     if linears is None or between is None:
         return None
-    made: _native.StateLayer = extension().StateLayer(optional_norm(norm), linears[0], between, linears[1])
-    return made
+    native: _native.StateLayer = extension().StateLayer(optional_norm(norm), linears[0], between, linears[1])
+    return native
 
 
 def _native_mamba(weights: Mamba) -> _native.Mamba | None:
@@ -126,22 +126,22 @@ def _native_mamba(weights: Mamba) -> _native.Mamba | None:
     if select is None or steps is None or not all(map(_is_plain, norms)):
         return None
     rows = [None if norm is None else norm.weight for norm in norms]
-    made: _native.Mamba = extension().Mamba(
+    native: _native.Mamba = extension().Mamba(
         *(weights.taps, weights.conv_bias, select[0], *rows, [_eps(norm) for norm in norms]),
         *(steps, weights.steps.bias, weights.a, weights.d),
     )
-    return made
+    return native
 
 
 def _native_mamba2(weights: Mamba2) -> _native.Mamba2 | None:
     norm, spec = weights.norm, weights.spec
     if not _is_plain(norm):
         return None
-    made: _native.Mamba2 = extension().Mamba2(
+    native: _native.Mamba2 = extension().Mamba2(
         *(weights.taps, weights.conv_bias, weights.step_bias, weights.a, weights.d),
         *(None if norm is None else norm.weight, _eps(norm), spec.n_groups, spec.n_state),
     )
-    return made
+    return native
 
 
 def _contiguous(*arrays: Array) -> Sequence[Any]:
@@ -166,8 +166,8 @@ def native_rwkv_block(block: RwkvBlock) -> _native.RwkvBlock | None:
     if time is None or channel is None or output is None:
         return None
     norms = native_norm(block.time_norm), native_norm(block.channel_norm)
-    made: _native.RwkvBlock = extension().RwkvBlock(norms[0], time, output, norms[1], channel)
-    return made
+    native: _native.RwkvBlock = extension().RwkvBlock(norms[0], time, output, norms[1], channel)
+    return native
 
 
 def native_time_mix(weights: Rwkv7) -> _native.TimeMix | None:
@@ -182,10 +182,10 @@ def native_time_mix(weights: Rwkv7) -> _native.TimeMix | None:
     if first is not None:
         rows.append(first.base)
     unit, eps = w.unit_norm.weight, (w.unit_norm.eps, w.head_norm.eps)
-    made: _native.TimeMix = extension().TimeMix(
+    native: _native.TimeMix = extension().TimeMix(
         w.shares, matrices, [row.reshape(-1) for row in rows], unit, *eps, SLOWEST
     )
-    return made
+    return native
 
 
 def native_channel_mix(weights: ChannelMix) -> _native.ChannelMix | None:
@@ -193,5 +193,5 @@ def native_channel_mix(weights: ChannelMix) -> _native.ChannelMix | None:
     matrices = plain_handles(weights.up, weights.down)
     if matrices is None:
         return None
-    made: _native.ChannelMix = extension().ChannelMix(weights.share, *matrices)
-    return made
+    native: _native.ChannelMix = extension().ChannelMix(weights.share, *matrices)
+    return native

@@ -106,8 +106,8 @@ def attend_one_token_each(
     """
     k, v = cache.keys(group.tables, group.longest), cache.values(group.tables, group.longest)  # [B, S, K, D]
     distance = group.n_held[:, None, None] - 1 - torch.arange(group.longest, device=q.device)  # [B, 1, S]
-    seen = _seen(distance, scoring)
-    return _mixed(q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), distance, seen, scale, scoring)[:, :, 0]
+    mask = _seen(distance, scoring)
+    return _mixed(q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), distance, mask, scale, scoring)[:, :, 0]
 
 
 def _attend_to_itself(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -123,19 +123,19 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring, spa
     per_head = [x.transpose(0, 1)[None] for x in (q, k, v)]
     positions = torch.arange(len(k), device=q.device)
     distance = (positions[position : position + len(q), None] - positions)[None]  # [1, T, S]
-    seen = _seen(distance, scoring)
+    mask = _seen(distance, scoring)
     if span is not None:
-        seen = seen | (positions >= span.first)
-    return _mixed(per_head[0], per_head[1], per_head[2], distance, seen, scale, scoring)[0].transpose(0, 1)
+        mask = mask | (positions >= span.first)
+    return _mixed(per_head[0], per_head[1], per_head[2], distance, mask, scale, scoring)[0].transpose(0, 1)
 
 
 def _seen(distance: Tensor, scoring: Scoring) -> Tensor:
     """Which keys causal queries see."""
-    seen = distance >= 0
-    return seen if scoring.window is None else seen & (distance < scoring.window)
+    mask = distance >= 0
+    return mask if scoring.window is None else mask & (distance < scoring.window)
 
 
-def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, seen: Tensor, scale: float, scoring: Scoring) -> Tensor:
+def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, mask: Tensor, scale: float, scoring: Scoring) -> Tensor:
     """Values mixed by attention, computed in the queries' number format.
 
     Args:
@@ -143,7 +143,7 @@ def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, seen: Tensor, scal
         k: [B, K, S, D].
         v: [B, K, S, D].
         distance: from each query to each key, [B or 1, T, S].
-        seen: which keys a query sees, of the same shape.
+        mask: the keys that a query attends to, of the same shape.
         scale: factor on ``q · k``.
         scoring: what else is done with scores.
 
@@ -153,21 +153,21 @@ def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, seen: Tensor, scal
     k, v = k.to(q.dtype), v.to(q.dtype)
     if scoring.softcap is None and scoring.slopes is None and scoring.sinks is None:
         grouped = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], scale=scale, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], scale=scale, enable_gqa=grouped)
     n_seqs, n_kv_heads, n_tokens = len(q), k.shape[1], q.shape[2]
     groups = q.reshape(n_seqs, n_kv_heads, -1, *q.shape[2:])  # [B, K, H/K, T, D]
     scores = (groups @ k[:, :, None].transpose(-1, -2)).flatten(1, 2).float() * scale  # [B, H, T, S]
-    shares = _shares(scores, seen[:, None], distance[:, None], scoring).to(q.dtype)
+    shares = _shares(scores, mask[:, None], distance[:, None], scoring).to(q.dtype)
     return (shares.reshape(n_seqs, n_kv_heads, -1, n_tokens, k.shape[2]) @ v[:, :, None]).flatten(1, 2)
 
 
-def _shares(scores: Tensor, seen: Tensor, distance: Tensor, scoring: Scoring) -> Tensor:
+def _shares(scores: Tensor, mask: Tensor, distance: Tensor, scoring: Scoring) -> Tensor:
     """The softmax of changed scores, float32 [B, H, T, S]."""
     if scoring.softcap is not None:
         scores = (scores / scoring.softcap).tanh() * scoring.softcap
     if scoring.slopes is not None:
         scores = scores - scoring.slopes[:, None, None] * distance
-    scores = scores.masked_fill(~seen, -torch.inf)
+    scores = scores.masked_fill(~mask, -torch.inf)
     if scoring.sinks is None:
         return scores.softmax(dim=-1)
     sinks = scoring.sinks[:, None, None].expand(*scores.shape[:-1], 1)

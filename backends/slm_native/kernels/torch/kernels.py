@@ -159,7 +159,7 @@ class TorchKernels(KernelSet):
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)
 
-    def beside(self, x: Tensor, values: NDArray[Any]) -> Tensor:
+    def on_device_of(self, x: Tensor, values: NDArray[Any]) -> Tensor:
         """Copied to where ``x`` is."""
         return torch.from_numpy(np.array(values)).to(x.device)
 
@@ -250,9 +250,9 @@ class TorchKernels(KernelSet):
         """A tensor of the host."""
         return torch.from_numpy(np.array(values))
 
-    def arrived(self, told: T) -> T:
+    def arrived(self, staged: T) -> T:
         """On the device, in one copy."""
-        return self._steps.upload(told).tree
+        return self._steps.upload(staged).tree
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
         """Pages on the device; one more, where batches are filled up with tokens of no sequence."""

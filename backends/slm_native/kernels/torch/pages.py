@@ -120,13 +120,13 @@ class TorchPageStore(PageStore):
     def _planes_of(self, pages: Tensor) -> list[Tensor]:
         """The planes [n_pages, L, K, 64, W] of pages, as views."""
         layout, start = self.layout, 0
-        found = []
+        planes = []
         for dtype, width in layout.plane_types():
             end = start + PAGE_TOKENS * layout.token_bytes(dtype, width)
             plane = pages[:, start:end].view(plane_type(dtype))
-            found.append(plane.view(len(pages), layout.n_layers, layout.n_kv_heads, PAGE_TOKENS, width))
+            planes.append(plane.view(len(pages), layout.n_layers, layout.n_kv_heads, PAGE_TOKENS, width))
             start = end
-        return found
+        return planes
 
     def _index(self, ids: Sequence[int] | NDArray[np.intp]) -> Tensor:
         return torch.as_tensor(np.asarray(ids, np.int64)).to(self.device)

@@ -29,7 +29,7 @@ def delta_scan(
     """See ``KernelSet.delta_scan``."""
     decay, y = log_decay.exp(), []
     for t in range(v.shape[1]):
-        taken = state @ a[:, t, :, :, None]
-        state = state * decay[:, t, :, None] + taken * b[:, t, :, None] + v[:, t, :, :, None] * k[:, t, :, None]
+        removed = state @ a[:, t, :, :, None]
+        state = state * decay[:, t, :, None] + removed * b[:, t, :, None] + v[:, t, :, :, None] * k[:, t, :, None]
         y.append((state @ r[:, t, :, :, None])[..., 0])
     return torch.stack(y, dim=1), state

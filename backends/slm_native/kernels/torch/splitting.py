@@ -60,14 +60,14 @@ def devices_of(device: str, device_map: DeviceMap | None) -> list[torch.device]:
         first = choose_device(device)
         alike = [other for each in devices() if (other := torch.device(each.name)).type == first.type]
         return [first, *(other for other in alike if other != first)]
-    found = [choose_device(name) for name in device_map]
-    if len({each.type for each in found}) > 1 or len(set(found)) < len(found):
+    mapped = [choose_device(name) for name in device_map]
+    if len({each.type for each in mapped}) > 1 or len(set(mapped)) < len(mapped):
         raise InvalidOption(f"device_map={dict(device_map)!r} (accepted: devices of one kind, each once)")
-    if device != "auto" and choose_device(device) != found[0]:
+    if device != "auto" and choose_device(device) != mapped[0]:
         raise InvalidOption(
-            f"device_map begins with {found[0]}, and device is {device!r} (accepted: 'auto', {found[0]})"
+            f"device_map begins with {mapped[0]}, and device is {device!r} (accepted: 'auto', {mapped[0]})"
         )
-    return found
+    return mapped
 
 
 def placement_of(devices: Sequence[torch.device], device_map: DeviceMap, sizes: WeightBytes) -> Placement:
@@ -82,7 +82,7 @@ def placement_of(devices: Sequence[torch.device], device_map: DeviceMap, sizes: 
     if isinstance(device_map, str):
         counts = counts_by_memory(sizes, free)
     else:
-        counts = counts_as_told(device_map, len(sizes.blocks))
+        counts = counts_by_map(device_map, len(sizes.blocks))
     layers = tuple(device for device, n in zip(devices, counts, strict=True) for _ in range(n))
     placement = Placement(layers, layers[0], layers[0] if sizes.tied else layers[-1])
     _check_room(placement, sizes, free)
@@ -90,12 +90,12 @@ def placement_of(devices: Sequence[torch.device], device_map: DeviceMap, sizes: 
 
 
 def _check_room(placement: Placement, sizes: WeightBytes, free: Mapping[str, int]) -> None:
-    taken = dict.fromkeys(free, 0)
+    used = dict.fromkeys(free, 0)
     for device, n_bytes in zip(placement.layers, sizes.blocks, strict=True):
-        taken[str(device)] += n_bytes
-    taken[str(placement.home)] += sizes.embedding
-    taken[str(placement.head)] += sizes.output
-    for name, n_bytes in taken.items():
+        used[str(device)] += n_bytes
+    used[str(placement.home)] += sizes.embedding
+    used[str(placement.head)] += sizes.output
+    for name, n_bytes in used.items():
         if n_bytes > free[name]:
             raise UnsupportedModel(
                 f"device_map gives {name} weights of {n_bytes >> 20} MiB, and {free[name] >> 20} MiB are free there"
@@ -114,16 +114,16 @@ def counts_by_memory(sizes: WeightBytes, free: Mapping[str, int]) -> list[int]:
     """
     room = list(free.values())
     if (best := _filled(sizes, room)) is None:
-        told = ", ".join(f"{name} {n >> 20}" for name, n in free.items())
+        free_mib = ", ".join(f"{name} {n >> 20}" for name, n in free.items())
         raise UnsupportedModel(
-            f"the weights take {sizes.total >> 20} MiB, layer by layer more than the MiB that are free ({told}): use a"
+            f"the weights take {sizes.total >> 20} MiB, and the layers do not fit into the free MiB ({free_mib}): use a"
             " smaller quantization, other devices, or free some memory"
         )
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         share = (low + high) / 2
-        found = _filled(sizes, [int(n * share) for n in room])
-        low, high, best = (low, share, found) if found is not None else (share, high, best)
+        counts = _filled(sizes, [int(n * share) for n in room])
+        low, high, best = (low, share, counts) if counts is not None else (share, high, best)
     return best
 
 
@@ -144,15 +144,17 @@ def _filled(sizes: WeightBytes, room: Sequence[int]) -> list[int] | None:
     return counts
 
 
-def counts_as_told(told: Mapping[str, int], n_layers: int) -> list[int]:
+def counts_by_map(device_map: Mapping[str, int], n_layers: int) -> list[int]:
     """Check counts of layers for each device.
 
     Raises:
         InvalidOption: they are not those of this model.
     """
-    if sum(told.values()) != n_layers or min(told.values()) < 1:
-        raise InvalidOption(f"device_map={dict(told)!r}: the model has {n_layers} layers, and each device gets some")
-    return list(told.values())
+    if sum(device_map.values()) != n_layers or min(device_map.values()) < 1:
+        raise InvalidOption(
+            f"device_map={dict(device_map)!r}: the model has {n_layers} layers, and each device gets some"
+        )
+    return list(device_map.values())
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -171,8 +173,8 @@ def moved(value: T, device: torch.device, done: dict[tuple[int, torch.device], A
     key = (id(value), device)
     if key not in done:
         done[key] = _moved(value, device, done)
-    found: T = done[key]
-    return found
+    layer: T = done[key]
+    return layer
 
 
 def _moved(value: Any, device: torch.device, done: dict[tuple[int, torch.device], Any]) -> Any:

@@ -95,27 +95,27 @@ class StepUploader:
 
 def tensors_of(tree: object) -> list[Tensor]:
     """Every tensor in dataclasses and containers, each once, in a fixed order."""
-    found: list[Tensor] = []
-    _gather(tree, found, set())
-    return found
+    tensors: list[Tensor] = []
+    _gather(tree, tensors, set())
+    return tensors
 
 
-def _gather(value: object, found: list[Tensor], seen: set[int]) -> None:
+def _gather(value: object, tensors: list[Tensor], seen: set[int]) -> None:
     """This is done between two replays of a graph: nothing is looked at twice."""
     if id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, Tensor):
-        found.append(value)
+        tensors.append(value)
     elif isinstance(value, list | tuple):
         for part in value:
-            _gather(part, found, seen)
+            _gather(part, tensors, seen)
     elif names := _names(type(value)):
         for name in names:
-            _gather(getattr(value, name), found, seen)
+            _gather(getattr(value, name), tensors, seen)
     elif isinstance(value, dict):
         for part in value.values():
-            _gather(part, found, seen)
+            _gather(part, tensors, seen)
 
 
 def _names(kind: type[Any]) -> tuple[str, ...]:

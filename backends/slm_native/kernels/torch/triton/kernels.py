@@ -98,8 +98,8 @@ class TritonKernels(TorchKernels):
     def heads(self, flat: Tensor, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Tensor:
         """In one kernel, where each head is normalized by the same weight or by none."""
         if rotation is None or not len(flat) or not _is_of_heads(norm, width):
-            made: Tensor = super().heads(flat, width, norm, rotation)
-            return made
+            heads: Tensor = super().heads(flat, width, norm, rotation)
+            return heads
         x = flat.reshape(len(flat), -1, width).contiguous()
         return norm_and_rope(x, *_weight_and_eps(norm), rotation.cos, rotation.sin, rotation.style)
 

@@ -52,22 +52,22 @@ class Tuner:
             run: launches the kernel in one of the ways; may be called often.
         """
         if name not in self._chosen:
-            found = self._read(name, ways)
-            if found is None:
+            choice = self._read(name, ways)
+            if choice is None:
                 if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                     return ways[0]
-                found = self._fastest(name, ways, run)
-            self._chosen[name] = found
+                choice = self._fastest(name, ways, run)
+            self._chosen[name] = choice
         chosen: W = self._chosen[name]
         return chosen
 
     def _fastest(self, name: str, ways: Sequence[W], run: Callable[[W], object]) -> W:
         times = [self._time(way, run) for way in ways]
         best = ways[times.index(min(times))]
-        told = {"way": dataclasses.asdict(best), "times": dict(zip(map(str, ways), map(str, times), strict=True))}
+        record = {"way": dataclasses.asdict(best), "times": dict(zip(map(str, ways), map(str, times), strict=True))}
 
         def write(folder: Path) -> None:
-            (folder / _FILE).write_text(json.dumps(told, indent=1))
+            (folder / _FILE).write_text(json.dumps(record, indent=1))
 
         self._cache.put(self._key(name), f"{name} on {self._about}", write)
         return best
@@ -84,10 +84,10 @@ class Tuner:
         if folder is None:
             return None
         try:
-            told = json.loads((folder / _FILE).read_text())["way"]
+            fields = json.loads((folder / _FILE).read_text())["way"]
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        return next((way for way in ways if dataclasses.asdict(way) == told), None)
+        return next((way for way in ways if dataclasses.asdict(way) == fields), None)
 
     def _key(self, name: str) -> str:
         return hashlib.sha256(f"{name}\n{self._about}\n{_REVISION}".encode()).hexdigest()[:32]

@@ -37,12 +37,12 @@ class Field:
 
 def fields_of(block: np.dtype[Any]) -> dict[str, Field]:
     """The fields of a block, by the names of the format's NumPy definition."""
-    found = {}
+    fields = {}
     for name, (dtype, start, *_) in (block.fields or {}).items():
         base, shape = dtype.subdtype or (dtype, ())
         torch_type = _TORCH_TYPES.get(base.str)
-        found[name] = Field(start, dtype.itemsize, base.itemsize, torch_type, shape, fields_of(base))
-    return found
+        fields[name] = Field(start, dtype.itemsize, base.itemsize, torch_type, shape, fields_of(base))
+    return fields
 
 
 class Blocks:
