@@ -72,28 +72,28 @@ class LlamaCppContext(ContextBase):
         self._buffers = BatchBuffers(api, n_batch, self._memory.ids(), self._memory.n_axes)
         self._keys_lag = False  # whether keys wait to be re-rotated, which llama.cpp does at the next decode
         can_move = model.moves_keys and can_rotate(self._type_k, model.head_dim)
-        n_both_ways = min(api.llama_n_ubatch(self._pointer), model.longest_span)
-        spans = {Capability.BIDIRECTIONAL_BLOCKS} if n_batch <= n_both_ways else set()
+        longest_block = min(api.llama_n_ubatch(self._pointer), model.longest_block)
+        blocks = {Capability.BIDIRECTIONAL_BLOCKS} if n_batch <= longest_block else set()
         super().__init__(
             options,
             backend=BACKEND,
             fingerprint=model.info.fingerprint,
             n_vocab=model.vocab.size,
             edit_level=self._memory.edit_level(can_rotate=can_move),
-            capabilities=self._memory.capabilities() | {Capability.EMBEDDINGS} | self._inputs(model_pointer, spans),
+            capabilities=self._memory.capabilities() | {Capability.EMBEDDINGS} | self._inputs(model_pointer, blocks),
             payload_format=f"llama.cpp {library.version()} {api.llama_version().decode()} k={self._type_k}"
             f" v={self._type_v} flash={flash} {settings.device.label}",
             n_embd=api.llama_model_n_embd_out(model_pointer),
         )
 
-    def _inputs(self, model_pointer: int, spans: set[Capability]) -> frozenset[Capability]:
-        """Whether rows are taken, and spans with them.
+    def _inputs(self, model_pointer: int, blocks: set[Capability]) -> frozenset[Capability]:
+        """The capabilities for embedding rows and bidirectional blocks.
 
-        Not where llama.cpp ends the process, nor where it wants more than embeddings.
+        There are none if llama.cpp would end the process, or needs more inputs than embeddings.
         """
         widths = {getattr(self._api, f"llama_model_n_embd{kind}")(model_pointer) for kind in ("", "_inp", "_out")}
         takes_rows = len(widths) == 1 and self._model.info.architecture not in TOKENS_ALONE
-        return frozenset({Capability.EMBEDDING_INPUT, *spans} if takes_rows else ())
+        return frozenset({Capability.EMBEDDING_INPUT, *blocks} if takes_rows else ())
 
     def _create(self, model_pointer: int, options: ContextOptions, settings: Settings, flash: int) -> int:
         api = self._api
@@ -137,7 +137,7 @@ class LlamaCppContext(ContextBase):
         return self._ran(batch, batch.logits_mask, self._rows)
 
     def _engine_embed(self, batch: Batch) -> States:
-        """llama.cpp gives states of all tokens of a batch, and their logits besides."""
+        """llama.cpp returns states (and logits) of all tokens of a batch; the output mask is applied afterwards."""
         self._api.llama_set_embeddings(self._pointer, True)
         try:
             every = np.ones(len(batch), np.bool_)
@@ -151,11 +151,11 @@ class LlamaCppContext(ContextBase):
         for seq_id in sequences:
             self._sync(seq_id)
         try:
-            made = []
+            results = []
             for part in parts_of_a_kind(batch, self._positions(batch), output_mask, self._model.table_rows):
                 self._run_part(part)
-                made.append(read(int(np.count_nonzero(part.output_mask))))
-            return made[0] if len(made) == 1 else np.concatenate(made)
+                results.append(read(int(np.count_nonzero(part.output_mask))))
+            return results[0] if len(results) == 1 else np.concatenate(results)
         except BaseException:  # an interrupt, too, leaves the context as it was
             for seq_id in sequences:
                 self._sync(seq_id)
@@ -210,7 +210,7 @@ class LlamaCppContext(ContextBase):
             )
 
     def _run_part(self, part: Part) -> None:
-        """Decode a part. llama.cpp masks all of a batch or nothing, but for what another sequence holds."""
+        """Decode a part. llama.cpp's causal mask is on or off for a whole batch; other sequences are always masked."""
         if part.is_block:
             self._api.llama_set_causal_attn(self._pointer, False)
         try:
@@ -269,7 +269,7 @@ class LlamaCppContext(ContextBase):
             done += len(chunk)
 
     def _positions(self, batch: Batch) -> NDArray[np.integer]:
-        """What llama.cpp is given as positions, see ``parts_of_a_kind``."""
+        """The positions for llama.cpp; see ``parts_of_a_kind``."""
         return batch.positions
 
     def _positions_of(self, tokens: Sequence[Held], start: int) -> NDArray[np.integer]:

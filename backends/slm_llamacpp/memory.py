@@ -149,8 +149,8 @@ def is_recurrent(api: Any, model: int) -> bool:
     return bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
 
 
-def has_frames(api: Any, model: int) -> bool:
-    """Whether the model's rows may stand apart in time, height and width."""
+def has_mrope(api: Any, model: int) -> bool:
+    """Whether the model's embedding rows may have M-RoPE positions."""
     is_plain = not is_recurrent(api, model) and api.llama_model_n_swa(model) <= 0
     return is_plain and api.llama_model_rope_type(model) in _MULTI_ROPE
 

@@ -19,15 +19,15 @@ from slm_core.modelinfo import model_info
 from slm_core.quant import dequantize_rows
 from slm_core.types import ContextOptions, Progress
 from slm_llamacpp import BACKEND, library, logs
+from slm_llamacpp.bidirectional_blocks import blocks_of
 from slm_llamacpp.context import LlamaCppContext
 from slm_llamacpp.encoder import LlamaCppEncoder
-from slm_llamacpp.framed import FramedContext
 from slm_llamacpp.handle import Handle
-from slm_llamacpp.memory import has_frames
+from slm_llamacpp.memory import has_mrope
+from slm_llamacpp.mrope_context import MropeContext
 from slm_llamacpp.options import SPLIT_MODES, LoadOptions, Settings
 from slm_llamacpp.shifts import moves_keys
 from slm_llamacpp.source import is_encoder
-from slm_llamacpp.spans import spans_of
 from slm_llamacpp.vocab import LlamaCppVocab
 
 _ALL_LAYERS = -1
@@ -54,10 +54,10 @@ class LlamaCppModel(ModelBase):
         InvalidModelFile, UnsupportedModel: llama.cpp refuses the file; the message gives its reason.
 
     Attributes:
-        head_dim: width of a head's key, None where layers differ or the file does not say.
+        head_dim: width of a head's key; None if layers differ or the file does not say.
         moves_keys: whether keys can move to other positions.
-        n_positions: how many positions were learned, None where they are not.
-        longest_span: tokens that can see each other both ways; 0 for none.
+        n_positions: number of learned positions; None without learned positions.
+        longest_block: tokens that a bidirectional block may have; 0 for no blocks.
     """
 
     def __init__(self, api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> None:
@@ -70,7 +70,7 @@ class LlamaCppModel(ModelBase):
         weakref.finalize(self, self._handle.free).atexit = False  # at exit the system takes the memory back
         self._is_encoder = is_encoder(gguf)
         self.n_positions = gguf.tensors[_POSITIONS].shape[0] if _POSITIONS in gguf.tensors else None
-        self.longest_span, self._row_scale = spans_of(gguf)
+        self.longest_block, self._row_scale = blocks_of(gguf)
         try:
             vocab = LlamaCppVocab(api, self._handle, gguf)
             self._check_generates(gguf)
@@ -93,7 +93,7 @@ class LlamaCppModel(ModelBase):
     def _kind(self, pointer: int) -> type[LlamaCppContext | LlamaCppEncoder]:
         if self._is_encoder:
             return LlamaCppEncoder
-        return FramedContext if has_frames(self._api, pointer) else LlamaCppContext
+        return MropeContext if has_mrope(self._api, pointer) else LlamaCppContext
 
     def _engine_close(self) -> None:
         self._handle.retire()

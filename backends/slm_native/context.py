@@ -212,13 +212,13 @@ def _payload_format(room: Room, rope_kind: str) -> str:
 def _capabilities(transformer: Transformer, room: Room) -> frozenset[Capability]:
     if not transformer.spec.causal:
         return _ENCODER
-    spans = {Capability.BIDIRECTIONAL_BLOCKS} if _takes_spans(transformer.spec, room) else set()
-    grids = {Capability.MROPE_POSITIONS} if transformer.spec.has_sections else set()
-    return _DECODER | spans | grids | ({Capability.DEVICE_SAMPLING} if transformer.picks_top else set())
+    blocks = {Capability.BIDIRECTIONAL_BLOCKS} if _takes_blocks(transformer.spec, room) else set()
+    mrope = {Capability.MROPE_POSITIONS} if transformer.spec.has_sections else set()
+    return _DECODER | blocks | mrope | ({Capability.DEVICE_SAMPLING} if transformer.picks_top else set())
 
 
-def _takes_spans(spec: ModelSpec, room: Room) -> bool:
-    """Not where layers are causal by nature, or nobody says how far off a later key is, or windows are made again."""
+def _takes_blocks(spec: ModelSpec, room: Room) -> bool:
+    """Whether bidirectional blocks are possible: not with recurrent layers, chunks, ALiBi or windowed caches."""
     if room.windows or spec.alibi_max_bias is not None:
         return False
     return all(layer.recurrent is None and layer.chunk is None for layer in spec.layers)

@@ -47,7 +47,7 @@ class HostBatch:
         The batch stays whole if ``size`` is None, if each sequence has one token, or if it has bidirectional blocks.
         """
         pages = self.plan.pages
-        if size is None or len(self) <= size or len(pages.runs) == len(self) or pages.has_spans:
+        if size is None or len(self) <= size or len(pages.runs) == len(self) or pages.has_blocks:
             yield self
             return
         n_given = np.cumsum(self.tokens == EMBEDDED)

@@ -22,8 +22,8 @@ from slm_native.kv import (
     PageLayout,
     Rotate,
     WindowCache,
+    in_blocks,
     in_model_order,
-    in_spans,
 )
 from slm_native.states import Checkpoint, State, StateGroup, StatePool
 
@@ -123,12 +123,12 @@ class ContextMemory:
         return self._pages.n_bytes + sum(cache.n_bytes for cache in self._windows.values())
 
     def plan(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32], ahead: NDArray[np.int32]) -> MemoryPlan:
-        """Find a place for the tokens of a batch; see ``PagedKvCache.plan`` and ``in_spans``."""
+        """Find a place for the tokens of a batch; see ``PagedKvCache.plan`` and ``in_blocks``."""
         pages = self._pages.plan(seq_ids, positions)
         windows = {window: cache.plan(seq_ids, positions) for window, cache in self._windows.items()}
         if ahead.any():
             assert not windows, "the context declares no spans"
-            pages = in_spans(pages, ahead)
+            pages = in_blocks(pages, ahead)
         return MemoryPlan(pages, [] if self._states is None else self._states.plan(pages.runs), windows)
 
     def commit(self, plan: MemoryPlan) -> None:

@@ -179,7 +179,7 @@ class Transformer:
 
     def _part(self, batch: HostBatch, *, hidden: bool) -> Array:
         kernels, pages, mask = self._kernels, batch.plan.pages, batch.output_mask
-        if self._has_one_plan and not hidden and not len(batch.rows) and not pages.has_spans:
+        if self._has_one_plan and not hidden and not len(batch.rows) and not pages.has_blocks:
             shape = kernels.fixed(pages, batch.layers) if mask.all() else None
             shape = kernels.fixed_prefill(pages, batch.layers) if not mask.any() else shape
             if shape is not None:

@@ -77,11 +77,11 @@ class Compiler:
 
     @property
     def masks_by_bias(self) -> bool:
-        """Whether the bias alone says which token sees which cell: of attention that is written out it does."""
+        """Whether the attention bias alone masks: quantized or non-causal attention has no mask of its own."""
         return self._options.kv_type is KvType.Q8_0 or not self._options.causal
 
-    def both_ways(self) -> Compiler:
-        """One for the same graph with attention that masks by the bias alone."""
+    def bidirectional(self) -> Compiler:
+        """A compiler of the same graph whose attention masks by the bias alone."""
         options = dataclasses.replace(self._options, causal=False)
         return Compiler(self._gguf, self.spec, options, self._place, self._keeps)
 

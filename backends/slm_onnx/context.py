@@ -38,18 +38,18 @@ class Sessions:
 
     Attributes:
         decoder: of the decoder graph.
-        has_bias: whether it takes one; if not, the cells in use are the positions of one sequence.
-        both_ways: gives that of one for batches with spans, made when it is first asked for; None where there is none.
-        mover: of the graph that moves cells.
-        turner: of the graph that turns keys where they lie, None where no layer rotates them.
-        transfer: of those that a cache in the device's own memory needs; None where it lies in the host's.
+        has_bias: whether the decoder takes an attention bias; without one, the cells in use are one sequence's.
+        bidirectional: makes the decoder for batches with bidirectional blocks at its first call; None without one.
+        mover: moves cells.
+        rotator: re-rotates keys in place; None if no layer uses RoPE.
+        transfer: sessions for a cache in the device's own memory; None for a cache in host memory.
     """
 
     decoder: Any
     has_bias: bool
-    both_ways: Callable[[], Any] | None
+    bidirectional: Callable[[], Any] | None
     mover: Any
-    turner: Any | None
+    rotator: Any | None
     transfer: TransferSessions | None
 
 
@@ -116,9 +116,9 @@ class OnnxContext(ContextBase):
         self._mrope_positions = (
             MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
         )
-        self._mover = CellMover(sessions.mover, sessions.turner, self._store, self._positions)
+        self._mover = CellMover(sessions.mover, sessions.rotator, self._store, self._positions)
         self._feed = self._new_feed(sessions.decoder)
-        self._feed_both_ways: Feed | None = None
+        self._feed_bidirectional: Feed | None = None
         super().__init__(
             options,
             backend=BACKEND,
@@ -135,7 +135,7 @@ class OnnxContext(ContextBase):
         n_positions = self._engine.spec.n_positions
         if n_positions is not None and (last := int(batch.positions.max())) >= n_positions:
             raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
-        feed = self._feed_for_spans() if batch.ahead.any() else self._feed
+        feed = self._feed_for_blocks() if batch.ahead.any() else self._feed
         self._make_room(len(batch.tokens))
         self._moved(self._cells.due(batch.seq_ids))
         n_rows = int(np.count_nonzero(batch.logits_mask))
@@ -152,20 +152,20 @@ class OnnxContext(ContextBase):
         n_vocab, captures = engine.spec.n_vocab, engine.captures
         return FixedFeed(decoder, self._store, n_vocab, engine.device, engine.numbers, captures=captures)
 
-    def _feed_for_spans(self) -> Feed:
-        """What runs batches with spans, made for the first of them.
+    def _feed_for_blocks(self) -> Feed:
+        """The feed for batches with bidirectional blocks, made for the first such batch.
 
         Raises:
             DecodeFailed: the runtime refuses its graph.
         """
-        if self._feed_both_ways is None:
-            assert self._sessions.both_ways is not None
+        if self._feed_bidirectional is None:
+            assert self._sessions.bidirectional is not None
             try:
-                decoder = self._sessions.both_ways()
+                decoder = self._sessions.bidirectional()
             except UnsupportedModel as error:
-                raise DecodeFailed(f"a decoder for spans could not be made: {error}") from error
-            self._feed_both_ways = self._feed if decoder is self._sessions.decoder else self._new_feed(decoder)
-        return self._feed_both_ways
+                raise DecodeFailed(f"a decoder for bidirectional blocks could not be made: {error}") from error
+            self._feed_bidirectional = self._feed if decoder is self._sessions.decoder else self._new_feed(decoder)
+        return self._feed_bidirectional
 
     def _inputs(self, batch: Batch, sizes: Sizes) -> Iterator[tuple[str, NDArray[Any]]]:
         dtype = np.dtype(self._dtype)
@@ -275,10 +275,10 @@ class OnnxContext(ContextBase):
         return unpacked(payload[_FIRST_ANGLE.size :], shapes, dtypes)
 
     def _engine_close(self) -> None:
-        for feed in filter(None, (self._feed, self._feed_both_ways)):
+        for feed in filter(None, (self._feed, self._feed_bidirectional)):
             feed.close()
         # The base lets no call through any more. The last references: the cache is freed here and now.
-        del self._feed, self._feed_both_ways, self._mover, self._transfer, self._store
+        del self._feed, self._feed_bidirectional, self._mover, self._transfer, self._store
         del self._positions, self._mrope_positions, self._sessions, self._engine, self._cells
 
 
@@ -306,7 +306,9 @@ def _kv_type(engine: Engine, options: ContextOptions) -> KvType:
 
 def _capabilities(spec: ModelSpec, sessions: Sessions) -> frozenset[Capability]:
     found = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}
-    if sessions.both_ways is not None and spec.alibi_max_bias is None:  # nobody says how far off a later key is
+    if (
+        sessions.bidirectional is not None and spec.alibi_max_bias is None
+    ):  # ALiBi does not define the distance of a later key
         found.add(Capability.BIDIRECTIONAL_BLOCKS)
     if spec.has_sections:
         found.add(Capability.MROPE_POSITIONS)

@@ -68,9 +68,9 @@ def gguf_model(
         heard = loading.pop() if loading else lambda share: None
         compiler = Compiler(gguf, spec, graph_options, place, options.cache)
         decoder = compiler.decoder(heard)
-        turner = compiler.editor(PLANES[:1]) if Kinds.of(spec).ropes else None
-        both_ways = _both_ways(compiler, decoder, device)
-        return Sessions(decoder, has_bias, both_ways, compiler.editor(PLANES), turner, compiler.transfer())
+        rotator = compiler.editor(PLANES[:1]) if Kinds.of(spec).ropes else None
+        bidirectional = _bidirectional(compiler, decoder, device)
+        return Sessions(decoder, has_bias, bidirectional, compiler.editor(PLANES), rotator, compiler.transfer())
 
     def sessions(kv_type: KvType, is_alone: bool) -> Sessions:
         return made(kv_type, _needs_bias(spec, device, is_alone=is_alone))
@@ -132,19 +132,19 @@ def _needs_bias(spec: ModelSpec, device: Device, *, is_alone: bool) -> bool:
     return True
 
 
-def _both_ways(compiler: Compiler, decoder: Any, device: Device) -> Callable[[], Any] | None:
-    """How to come by a decoder whose attention masks by the bias alone; None where there is no such operator.
+def _bidirectional(compiler: Compiler, decoder: Any, device: Device) -> Callable[[], Any] | None:
+    """A function that makes a decoder whose attention masks by the bias alone; None without such an operator.
 
-    It is not the decoder of all batches: beside a long text ONNX Runtime attends more slowly so.
+    It is not used for all batches: on long contexts ONNX Runtime's attention is slower that way.
     """
     if compiler.masks_by_bias:
         return lambda: decoder
     if not device.is_cpu or not runtime.can_mask_by_bias():
         return None
-    made, lock = functools.cache(lambda: compiler.both_ways().decoder(lambda share: None)), threading.Lock()
+    make, lock = functools.cache(lambda: compiler.bidirectional().decoder(lambda share: None)), threading.Lock()
 
     def once() -> Any:
         with lock:  # contexts of several threads share it
-            return made()
+            return make()
 
     return once

@@ -92,15 +92,15 @@ class CellMover:
 
     Args:
         mover: session of ``editor.edit_graph``.
-        turner: the same for keys alone; None where no layer rotates them.
+        rotator: the same for keys alone; None if no layer uses RoPE.
         store: the cache.
         positions: how far keys turn.
     """
 
-    def __init__(self, mover: Any, turner: Any | None, store: KvStore, positions: Positions) -> None:
+    def __init__(self, mover: Any, rotator: Any | None, store: KvStore, positions: Positions) -> None:
         self._store = store
         self._mover = mover, store.bind(mover)
-        self._turner = None if turner is None else (turner, store.bind(turner))
+        self._rotator = None if rotator is None else (rotator, store.bind(rotator))
         self._positions = positions
 
     def run(self, move: Move) -> None:
@@ -111,9 +111,9 @@ class CellMover:
         """
         if not move.stays:
             self._run(*self._mover, move)
-        elif self._turner is not None:
+        elif self._rotator is not None:
             for piece in move.pieces(_AT_ONCE):
-                self._run(*self._turner, piece)
+                self._run(*self._rotator, piece)
 
     def _run(self, session: Any, binding: Any, move: Move) -> None:
         binding.bind_cpu_input("source", move.source.astype(np.int64))

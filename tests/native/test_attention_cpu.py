@@ -19,7 +19,7 @@ from slm_core.types import KvType
 from slm_native import _extension
 from slm_native.kernels.cpu import CpuKernels
 from slm_native.kernels.parameters import PLAIN, Scoring
-from slm_native.kv import PAGE_TOKENS, BatchPlan, PagedKvCache, PageLayout, codec_of, in_spans
+from slm_native.kv import PAGE_TOKENS, BatchPlan, PagedKvCache, PageLayout, codec_of, in_blocks
 
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
@@ -105,7 +105,7 @@ class Cached:
             is_few = len(queries) == 1 or len(queries) * self.heads.group <= FEW_ROWS
             if self.codecs[0].kv_type in CODED and is_few:
                 queries = rounded_to_int8(queries)
-            wanted, bound = attention(queries, k, v, scoring, both_ways=run.both_ways)
+            wanted, bound = attention(queries, k, v, scoring, bidirectional=run.bidirectional)
             worst = np.max(np.abs(found[run.rows] - wanted) / bound)
             assert worst <= 1, f"sequence {run.seq_id} is off by {worst:.3g} times the bound"
 
@@ -119,7 +119,7 @@ def rounded_to_int8(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def attention(
-    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scoring: Scoring, *, both_ways: bool = False
+    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scoring: Scoring, *, bidirectional: bool = False
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """The mean of values and its bound, in float64, one query and head at a time; ``q`` is scaled."""
     n_tokens, n_heads, _ = q.shape
@@ -128,7 +128,7 @@ def attention(
     for t in range(n_tokens):
         position = n_held - n_tokens + t
         first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
-        seen = np.arange(min(first, n_held - n_tokens), n_held) if both_ways else np.arange(first, position + 1)
+        seen = np.arange(min(first, n_held - n_tokens), n_held) if bidirectional else np.arange(first, position + 1)
         for h in range(n_heads):
             keys, values = k[seen, h // (n_heads // n_kv_heads)], v[seen, h // (n_heads // n_kv_heads)]
             wanted[t, h], bound[t, h] = mean_of_values(q[t, h], keys, values, position - seen, scoring, h)
@@ -248,8 +248,8 @@ def test_spans(isa: str, lengths: tuple[int, ...], window: int | None) -> None:
         cached.append({0: 77}, seed=1)
         plan = cached.append({0: sum(lengths)}, seed=3)
         runs = [np.arange(n - 1, -1, -1) * (i % 2 == len(lengths) % 2) for i, n in enumerate(lengths, 1)]
-        spanned = in_spans(plan, np.concatenate(runs).astype(np.int32))
-        assert sum(run.both_ways for run in spanned.runs) == sum(bool(run.any()) for run in runs)
+        spanned = in_blocks(plan, np.concatenate(runs).astype(np.int32))
+        assert sum(run.bidirectional for run in spanned.runs) == sum(bool(run.any()) for run in runs)
         cached.check(cached.kernels.place(spanned), seed=5, scoring=Scoring(window=window))
 
 

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from bidirectional_example import N, feed_blocks, transformers_logits
 from native.architectures.engines import make_subject
 from slm_conformance.oracle.families import family_model
 from slm_conformance.suite.tolerance import relative_errors
@@ -16,7 +17,6 @@ from slm_native.backend import NativeBackend
 from slm_onnx import runtime
 from slm_onnx.compiled import Compiler
 from slm_onnx.decoder import DecoderGraph
-from span_example import N, feed_spans, transformers_logits
 
 FLOAT32 = 1e-4  # clause 9 of the contract, relative
 SIZES = ContextOptions(n_ctx=512, n_seq_max=2, n_batch=256)
@@ -37,7 +37,7 @@ def gemma3(tmp_path_factory):
 def test_bidirectional_blocks_equal_transformers(gemma3, load, random_tokens, assert_close, buckets) -> None:
     tokens = random_tokens(N)
     with load(gemma3.path, buckets=buckets).new_context(SIZES) as context:
-        assert_close(feed_spans(context, tokens), transformers_logits(gemma3.model, tokens), FLOAT32)
+        assert_close(feed_blocks(context, tokens), transformers_logits(gemma3.model, tokens), FLOAT32)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "phi3_window", "cohere2", "qwen3moe"])
@@ -46,16 +46,16 @@ def test_bidirectional_blocks_of_other_families_equal_the_native_engine(
 ) -> None:
     path, tokens = family_model(tmp_path, family), random_tokens(N)
     with NativeBackend().load(path, ModelOptions(backend_options={"tier": "reference"})) as native:
-        wanted = feed_spans(native.new_context(SIZES), tokens)
-    assert_close(feed_spans(load(path).new_context(SIZES), tokens), wanted, FLOAT32)
+        wanted = feed_blocks(native.new_context(SIZES), tokens)
+    assert_close(feed_blocks(load(path).new_context(SIZES), tokens), wanted, FLOAT32)
 
 
 def test_bidirectional_blocks_over_keys_and_values_in_bytes_are_near_transformers(gemma3, load, random_tokens) -> None:
     tokens = random_tokens(N)
     wanted = transformers_logits(gemma3.model, tokens)
-    ours = relative_errors(feed_spans(load(gemma3.path).new_context(BYTES), tokens), wanted)
+    ours = relative_errors(feed_blocks(load(gemma3.path).new_context(BYTES), tokens), wanted)
     with NativeBackend().load(gemma3.path, ModelOptions(backend_options={"tier": "reference"})) as native:
-        theirs = relative_errors(feed_spans(native.new_context(F8), tokens), wanted)
+        theirs = relative_errors(feed_blocks(native.new_context(F8), tokens), wanted)
     assert 0 < ours.mean() < SHARE * theirs.mean(), f"mean {ours.mean():.1e}, that of 3 bits is {theirs.mean():.1e}"
 
 
@@ -128,10 +128,10 @@ def test_a_decoder_for_spans_that_is_refused_leaves_all_as_it_was(tmp_path, load
     def refuse(self):
         raise UnsupportedModel("no room")
 
-    monkeypatch.setattr(Compiler, "both_ways", refuse)
+    monkeypatch.setattr(Compiler, "bidirectional", refuse)
     context = load(family_model(tmp_path, "qwen3")).new_context(SIZES)
     feed(context, [1, 2, 3])
-    with pytest.raises(DecodeFailed, match="decoder for spans could not be made: no room"):
+    with pytest.raises(DecodeFailed, match="decoder for bidirectional blocks could not be made: no room"):
         decode_span(context)
     assert context.tokens(0) == (1, 2, 3)
     monkeypatch.undo()

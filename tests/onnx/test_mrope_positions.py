@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from grid_example import KINDS, Example, N, make_example
-from grid_example import feed as feed_part
+from mrope_example import KINDS, Example, N, make_example
+from mrope_example import feed as feed_part
 from slm_conformance.oracle.families import family_model
 from slm_core.errors import UnsupportedInput
 from slm_core.types import Capability, ContextOptions, ModelOptions, Pos

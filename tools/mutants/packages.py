@@ -78,11 +78,14 @@ PACKAGES = (
     ),
     Package(
         "contexts (`slm_llamacpp`)",
-        _each("backends/slm_llamacpp/{}.py", "batchbuffers context encoder framed frames memory payload shifts spans"),
+        _each(
+            "backends/slm_llamacpp/{}.py",
+            "batchbuffers bidirectional_blocks context encoder memory mrope_context payload shifts temporal_patches",
+        ),
         ("llamacpp",),
         _each(
             "tests/llamacpp/test_{}.py",
-            "edits encoders failures frames lifecycle payload positions bidirectional_blocks windowed",
+            "bidirectional_blocks edits encoders failures lifecycle mrope_positions payload positions windowed",
         ),
     ),
     Package(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle
-from slm_native.kernels.parameters import PLAIN, FeedForward, Linear, Norm, Rotation, Scoring, Span, Weight
+from slm_native.kernels.parameters import PLAIN, BlockRange, FeedForward, Linear, Norm, Rotation, Scoring, Weight
 from slm_native.kv import Array, BatchPlan, KvLayer
 
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the prompt
@@ -143,7 +143,7 @@ class Ops(ABC):
         mixed = np.empty_like(q)
         for run in plan.runs:
             mixed[run.rows] = self.attention_over_pages(
-                q[run.rows], cache, run.pages, run.n_held, scale, scoring, both_ways=run.both_ways
+                q[run.rows], cache, run.pages, run.n_held, scale, scoring, bidirectional=run.bidirectional
             )
         return mixed
 
@@ -156,18 +156,18 @@ class Ops(ABC):
         scale: float,
         scoring: Scoring = PLAIN,
         *,
-        both_ways: bool = False,
+        bidirectional: bool = False,
     ) -> Array:
-        """``attention`` with keys and values that lie in the KV cache, so many queries at a time.
+        """``attention`` with keys and values in the KV cache, for a bounded number of queries at a time.
 
         Args:
             q: [T, H, D], the last T of the positions held.
-            cache: one layer of the cache; it holds the keys and values of these tokens, too.
-            pages: where the sequence's tokens lie.
+            cache: one layer of the cache; it also holds the keys and values of these tokens.
+            pages: the sequence's pages.
             n_held: positions held, S.
             scale: factor on ``q · k``.
             scoring: what else is done with scores.
-            both_ways: whether the queries are a span.
+            bidirectional: whether the queries are a bidirectional block.
 
         Returns:
             [T, H, D].
@@ -178,33 +178,33 @@ class Ops(ABC):
         step = max(1, _SCORES_AT_A_TIME // (n_heads * n_held))
         for start in range(0, n_tokens, step):
             stop, position = min(start + step, n_tokens), n_held - n_tokens + start
-            first, last, span = _first_seen(position, scoring.window), n_held - n_tokens + stop, None
-            if both_ways:
+            first, last, block = _first_seen(position, scoring.window), n_held - n_tokens + stop, None
+            if bidirectional:
                 first, last = min(first, n_held - n_tokens), n_held
-                span = Span(n_held - n_tokens - first, position - first)
-            mixed[start:stop] = self.attention(q[start:stop], k[first:last], v[first:last], scale, scoring, span)
+                block = BlockRange(n_held - n_tokens - first, position - first)
+            mixed[start:stop] = self.attention(q[start:stop], k[first:last], v[first:last], scale, scoring, block)
         return mixed
 
     @abstractmethod
     def attention(
-        self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN, span: Span | None = None
+        self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN, block: BlockRange | None = None
     ) -> Array:
         """Causal attention of the last T of the S positions of one sequence, heads grouped (GQA).
 
         Args:
-            q: [T, H, D]; query t stands at position S - T + t and sees positions up to its own, unless in a span.
+            q: [T, H, D]; query t is at position S - T + t and attends to positions up to its own, or to its block.
             k: [S, K, D], H a multiple of K; query head h reads key head h // (H / K).
             v: [S, K, D].
             scale: factor on ``q · k``.
             scoring: what else is done with scores.
-            span: of the queries, if they are part of one.
+            block: the queries' bidirectional block, if they are part of one.
 
         Returns:
             [T, H, D].
         """
 
     @abstractmethod
-    def attention_both_ways(self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN) -> Array:
+    def attentiolongest_block(self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN) -> Array:
         """Attention of all positions of one sequence to all of them, heads grouped (GQA).
 
         Args:

@@ -133,22 +133,22 @@ class Scoring:
 PLAIN = Scoring()
 
 
-class Span(NamedTuple):
-    """Queries whose span reaches from position ``first`` to the last one held, and who see all of it.
+class BlockRange(NamedTuple):
+    """Where a bidirectional block and a run of its queries lie. The block ends at the last position held.
 
-    Of positions before the span they see what they would see without it.
+    The queries attend to the whole block, in addition to what they attend to without the block.
 
     Attributes:
-        first: position where the span begins.
-        position: of the first query.
+        first: first position of the block.
+        position: position of the first query.
     """
 
     first: int
     position: int
 
     @classmethod
-    def whole(cls, n_tokens: int, n_held: int) -> Span:
-        """The queries are the last ``n_tokens`` of the positions held, and all of the span."""
+    def whole(cls, n_tokens: int, n_held: int) -> BlockRange:
+        """All queries of a block, which is the last ``n_tokens`` of the positions held."""
         return cls(n_held - n_tokens, n_held - n_tokens)
 
 

@@ -16,7 +16,7 @@ from slm_core.errors import InvalidModelFile, ModelError
 from slm_core.quant import QuantizedTensor, check_tensor, dequantize, dequantize_rows
 from slm_native.kernels.device import FloatArray
 from slm_native.kernels.kernelset import KernelSet
-from slm_native.kernels.parameters import PLAIN, Scoring, Span, Weight, WeightBytes
+from slm_native.kernels.parameters import PLAIN, BlockRange, Scoring, Weight, WeightBytes
 
 DEFAULT_EXPANDED_BYTES = 2 << 30
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the text
@@ -185,17 +185,17 @@ class ReferenceKernels(KernelSet):
         v: FloatArray,
         scale: float,
         scoring: Scoring = PLAIN,
-        span: Span | None = None,
+        block: BlockRange | None = None,
     ) -> FloatArray:
         """All scores at once, [K, H/K, T, S], then a softmax with the row maximum taken off."""
-        position = len(k) - len(q) if span is None else span.position
+        position = len(k) - len(q) if block is None else block.position
         distance = np.arange(position, position + len(q))[:, None] - np.arange(len(k))  # from each query to each key
         unseen = distance < 0 if scoring.window is None else (distance < 0) | (distance >= scoring.window)
-        if span is not None:
-            unseen[:, span.first :] = False
+        if block is not None:
+            unseen[:, block.first :] = False
         return self._attend(q, k, v, scale, scoring, distance, unseen)
 
-    def attention_both_ways(
+    def attentiolongest_block(
         self, q: FloatArray, k: FloatArray, v: FloatArray, scale: float, scoring: Scoring = PLAIN
     ) -> FloatArray:
         """Likewise, so many queries at a time."""

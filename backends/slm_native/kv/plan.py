@@ -18,15 +18,15 @@ from slm_native.kv.tables import PageTables
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """The tokens that a batch brings for one sequence.
+    """Tokens of one sequence in a batch.
 
     Attributes:
         seq_id: the sequence.
-        rows: which tokens of the batch they are.
-        start: position of the first, counted from the first page.
+        rows: the tokens' indices in the batch.
+        start: position of the first token, counted from the first page.
         n_held: tokens on the pages, these included, S.
-        pages: where they lie.
-        both_ways: whether they all see each other (a bidirectional block); a window still hides what is behind it.
+        pages: the sequence's pages.
+        bidirectional: whether the tokens are a bidirectional block. A window still hides tokens before it.
     """
 
     seq_id: int
@@ -34,7 +34,7 @@ class Run:
     start: int
     n_held: int
     pages: PageIndex
-    both_ways: bool = False
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,9 +54,9 @@ class BatchPlan:
     tables: PageTables
 
     @property
-    def has_spans(self) -> bool:
-        """Whether tokens see later ones (bidirectional blocks), so that no part of the batch can be run alone."""
-        return any(run.both_ways for run in self.runs)
+    def has_blocks(self) -> bool:
+        """Whether there are bidirectional blocks, so that the batch cannot be split."""
+        return any(run.bidirectional for run in self.runs)
 
 
 def n_pages_of(n_tokens: int) -> int:
@@ -106,14 +106,14 @@ def in_chunks(plan: BatchPlan, chunk: int) -> BatchPlan:
     return replace(plan, runs=[part for run in plan.runs for part in _chunks(run, chunk)])
 
 
-def in_spans(plan: BatchPlan, ahead: NDArray[np.int32]) -> BatchPlan:
-    """``plan`` with bidirectional blocks, as images in a prompt are: each run is one block, or has none.
+def in_blocks(plan: BatchPlan, ahead: NDArray[np.int32]) -> BatchPlan:
+    """``plan`` with runs split at bidirectional blocks: each run is one block, or has none.
 
     Args:
         plan: where the tokens of a batch go.
-        ahead: how many later tokens each one sees [T].
+        ahead: for each token, the number of later tokens in its block [T].
     """
-    return replace(plan, runs=[part for run in plan.runs for part in _spans(run, ahead[run.rows])])
+    return replace(plan, runs=[part for run in plan.runs for part in _blocks(run, ahead[run.rows])])
 
 
 def _part_of_run(run: Run, start: int, stop: int) -> Run | None:
@@ -144,15 +144,15 @@ def _chunks(run: Run, chunk: int) -> Iterator[Run]:
         yield Run(run.seq_id, rows, begin - first, end - first, pages)
 
 
-def _spans(run: Run, ahead: NDArray[np.int32]) -> Iterator[Run]:
+def _blocks(run: Run, ahead: NDArray[np.int32]) -> Iterator[Run]:
     rows = np.arange(run.rows.start, run.rows.stop) if isinstance(run.rows, slice) else run.rows
     begin, n = 0, len(ahead)
     while begin < n:
-        both_ways = bool(ahead[begin] > 0)
+        bidirectional = bool(ahead[begin] > 0)
         later = np.flatnonzero(ahead[begin:] > 0)
-        end = begin + (int(ahead[begin]) + 1 if both_ways else int(later[0]) if len(later) else n - begin)
+        end = begin + (int(ahead[begin]) + 1 if bidirectional else int(later[0]) if len(later) else n - begin)
         held = run.start + end
-        yield Run(run.seq_id, rows[begin:end], run.start + begin, held, _first_pages(run.pages, held), both_ways)
+        yield Run(run.seq_id, rows[begin:end], run.start + begin, held, _first_pages(run.pages, held), bidirectional)
         begin = end
 
 

@@ -222,7 +222,7 @@ class BidirectionalAttention(AttentionStep):
         parts = []
         for run in runs:
             own_q, own_k, own_v = (ops.rows(heads, run.rows) for heads in (q, k, v))
-            parts.append(ops.attention_both_ways(own_q, own_k, own_v, self.scale, self.scoring))
+            parts.append(ops.attentiolongest_block(own_q, own_k, own_v, self.scale, self.scoring))
         if len(parts) == 1:
             return parts[0].reshape(len(x), -1)
         every = np.arange(len(x))

@@ -208,7 +208,7 @@ def alternating(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterat
     return None
 
 
-def on_device_of(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
+def beside(name: str, values: Array, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Array]] | None:
     """Experts beside a dense layer, gates and what goes up in one tensor; what their router and they are scaled by."""
     parts = {
         "router.scale": ("ffn_gate_inp", "scale"),

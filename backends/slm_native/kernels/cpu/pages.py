@@ -79,7 +79,7 @@ def placed(plan: BatchPlan) -> CpuPlan:
     tokens = [_all(run.rows) for run in plan.runs]
     counts = np.array([len(rows) for rows in tokens], np.int32)
     held = np.array([run.n_held for run in plan.runs], np.int32)
-    spans = np.array([run.both_ways for run in plan.runs], np.int32)
+    spans = np.array([run.bidirectional for run in plan.runs], np.int32)
     pages = _joined([_all(run.pages) for run in plan.runs])
     batch = extension().Batch(_joined(tokens), pages, counts, held, spans)
     return CpuPlan(plan.runs, plan.pages, plan.slots, plan.tables, batch)

@@ -6,13 +6,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from torch import Tensor
 
-from slm_native.kernels.parameters import PLAIN, Scoring, Span
+from slm_native.kernels.parameters import PLAIN, BlockRange, Scoring
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
 
 _SCORES_AT_A_TIME = 1 << 24  # 64 MiB of float32 where scores are written out
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN, span: Span | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN, block: BlockRange | None = None
+) -> Tensor:
     """Causal attention of the last T of S positions; see ``KernelSet.attention``.
 
     Args:
@@ -21,14 +23,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLA
         v: [S, K, D].
         scale: factor on ``q · k``.
         scoring: what else is done with scores.
-        span: of the queries, if they are part of one.
+        block: the queries' bidirectional block, if they are part of one.
 
     Returns:
         [T, H, D].
     """
     n_tokens, n_heads, _ = q.shape
-    n_before = len(k) - n_tokens if span is None else span.position
-    if scoring.is_plain and n_before == 0 and span is None:
+    n_before = len(k) - n_tokens if block is None else block.position
+    if scoring.is_plain and n_before == 0 and block is None:
         return _attend_to_itself(q, k, v, scale)
     step = max(1, _SCORES_AT_A_TIME // (n_heads * len(k)))
     parts = []
@@ -36,9 +38,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLA
         stop = min(start + step, n_tokens)
         first = 0 if scoring.window is None else max(0, n_before + start - scoring.window + 1)
         last, part = n_before + stop, None
-        if span is not None:
-            first, last = min(first, span.first), len(k)
-            part = Span(span.first - first, n_before + start - first)
+        if block is not None:
+            first, last = min(first, block.first), len(k)
+            part = BlockRange(block.first - first, n_before + start - first)
         parts.append(_attend(q[start:stop], k[first:last], v[first:last], scale, scoring, part))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -69,8 +71,8 @@ def attend_at(positions: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, 
     return torch.cat(parts)
 
 
-def attend_both_ways(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
-    """Attention of all T positions to all of them; see ``KernelSet.attention_both_ways``.
+def attend_bidirectionally(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
+    """Attention of all T positions to all of them; see ``KernelSet.attentiolongest_block``.
 
     Args:
         q: [T, H, D].
@@ -118,14 +120,14 @@ def _attend_to_itself(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return mixed[0].transpose(0, 1)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring, span: Span | None) -> Tensor:
-    position = len(k) - len(q) if span is None else span.position
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring, block: BlockRange | None) -> Tensor:
+    position = len(k) - len(q) if block is None else block.position
     per_head = [x.transpose(0, 1)[None] for x in (q, k, v)]
     positions = torch.arange(len(k), device=q.device)
     distance = (positions[position : position + len(q), None] - positions)[None]  # [1, T, S]
     mask = _seen(distance, scoring)
-    if span is not None:
-        mask = mask | (positions >= span.first)
+    if block is not None:
+        mask = mask | (positions >= block.first)
     return _mixed(per_head[0], per_head[1], per_head[2], distance, mask, scale, scoring)[0].transpose(0, 1)
 
 

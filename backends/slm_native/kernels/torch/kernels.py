@@ -21,9 +21,9 @@ from slm_core.quant import QuantizedTensor, check_tensor, dequantize
 from slm_core.types import KvType, TopLogits
 from slm_native.kernels.device import FixedShape, FloatArray
 from slm_native.kernels.kernelset import KernelSet
-from slm_native.kernels.parameters import PLAIN, Scoring, Span, Weight, WeightBytes
+from slm_native.kernels.parameters import PLAIN, BlockRange, Scoring, Weight, WeightBytes
 from slm_native.kernels.torch.activations import activate, gated
-from slm_native.kernels.torch.attention import attend, attend_at, attend_both_ways, attend_one_token_each
+from slm_native.kernels.torch.attention import attend, attend_at, attend_bidirectionally, attend_one_token_each
 from slm_native.kernels.torch.choosing import DEVICES as RANKING_DEVICES
 from slm_native.kernels.torch.choosing import top_logits
 from slm_native.kernels.torch.compiling import check_compiles, unpack_compiled
@@ -380,14 +380,14 @@ class TorchKernels(KernelSet):
         return (x * y).sum(-1, keepdim=True)
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN, span: Span | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN, block: BlockRange | None = None
     ) -> Tensor:
         """Through scaled_dot_product_attention where scores are not changed."""
-        return attend(q.to(self.dtype), k, v, scale, scoring, span).float()
+        return attend(q.to(self.dtype), k, v, scale, scoring, block).float()
 
-    def attention_both_ways(self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
+    def attentiolongest_block(self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
         """Likewise."""
-        return attend_both_ways(q.to(self.dtype), k, v, scale, scoring).float()
+        return attend_bidirectionally(q.to(self.dtype), k, v, scale, scoring).float()
 
     def attention_over_runs(
         self, q: Tensor, cache: KvLayer, plan: BatchPlan, scale: float, scoring: Scoring = PLAIN
@@ -401,8 +401,8 @@ class TorchKernels(KernelSet):
         for run in plan.prefills:
             k, v = cache.keys(run.pages, run.n_held), cache.values(run.pages, run.n_held)
             if run.positions is None:
-                span = Span.whole(len(run.rows), run.n_held) if run.both_ways else None
-                mixed[run.rows] = attend(q[run.rows], k, v, scale, scoring, span)
+                block = BlockRange.whole(len(run.rows), run.n_held) if run.bidirectional else None
+                mixed[run.rows] = attend(q[run.rows], k, v, scale, scoring, block)
             else:
                 mixed[run.rows] = attend_at(run.positions, q[run.rows], k, v, scale, scoring)
         return mixed.float()

@@ -151,21 +151,21 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefill:
-    """A sequence that brings several tokens.
+    """A sequence with several tokens in the batch.
 
     Attributes:
-        rows: int64 [T], where they are in the batch.
-        pages: int64 [P], what it holds.
-        n_held: tokens that it holds with them; with ``positions``, what those pages have room for.
-        positions: int64 [T], of these tokens, where what is done may depend on shapes alone.
-        both_ways: whether they all see each other.
+        rows: int64 [T], the tokens' indices in the batch.
+        pages: int64 [P], the sequence's pages.
+        n_held: tokens held, including the batch's; with ``positions``, the capacity of the pages.
+        positions: int64 [T], the tokens' positions, for captured steps, which depend only on shapes.
+        bidirectional: whether the tokens are a bidirectional block.
     """
 
     rows: Tensor
     pages: Tensor
     n_held: int
     positions: Tensor | None = None
-    both_ways: bool = False
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +200,7 @@ def place(plan: BatchPlan, *, in_powers: bool = False) -> TorchPlan:
         if len(rows) == 1:
             singles.append((int(rows[0]), pages, run.n_held))
         else:
-            prefills.append(Prefill(index(rows), index(pages), run.n_held, None, run.both_ways))
+            prefills.append(Prefill(index(rows), index(pages), run.n_held, None, run.bidirectional))
     return TorchPlan(
         plan.runs, index(plan.pages), index(plan.slots), plan.tables, _group(singles, index, in_powers), prefills
     )

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grid_example import KINDS, Example, N, feed, make_example
+from mrope_example import KINDS, Example, N, feed, make_example
 from slm_core.errors import ContextFull, DecodeFailed, SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Context
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos
-from slm_llamacpp.frames import frame_begin
+from slm_llamacpp.temporal_patches import patch_begin
 from slm_native.backend import NativeBackend
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import feed as feed_tokens
@@ -188,4 +188,4 @@ def test_rows_at_the_time_of_text_are_a_frame_with_it(example, context, native, 
 
 def test_frames_begin_where_their_time_does() -> None:
     places = np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2], [2, 1, 1], [2, 1, 2], [4, 4, 4]], np.int64)
-    assert [frame_begin(places, length) for length in range(7)] == [0, 1, 1, 3, 3, 5, 6]
+    assert [patch_begin(places, length) for length in range(7)] == [0, 1, 1, 3, 3, 5, 6]

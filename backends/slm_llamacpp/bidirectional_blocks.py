@@ -1,4 +1,4 @@
-"""Which models llama.cpp can run without a causal mask, so that tokens of a batch see each other both ways."""
+"""Bidirectional blocks: models that llama.cpp can run without a causal mask."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from slm_core.gguf import GgufFile
 _ANY = 2**31 - 1
 
 
-def spans_of(gguf: GgufFile) -> tuple[int, float]:
-    """How long a span may be, 0 for none, and the factor with which a row of the table stands for a token.
+def blocks_of(gguf: GgufFile) -> tuple[int, float]:
+    """The longest bidirectional block (0 for none), and the factor from a row of the table to a token's embedding.
 
-    Layers have to attend, to distances that do not matter; a window that is shorter than a span would part it. Files
-    of architectures that are not declared here say too little.
+    There are no blocks with recurrent layers, chunks or ALiBi, nor for architectures that are unknown here. A window
+    bounds the length of a block.
     """
     try:
         spec = read_spec(gguf)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from grid_example import KINDS, Example, N, feed, make_example
+from mrope_example import KINDS, Example, N, feed, make_example
 from native.architectures.engines import make_subject
 from slm_core.errors import UnsupportedInput
 from slm_core.types import Capability, ContextOptions, KvType, Pos

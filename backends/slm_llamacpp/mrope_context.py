@@ -1,4 +1,4 @@
-"""A context of a model whose rows may stand apart in time, height and width."""
+"""Contexts of models with M-RoPE positions (time, height, width)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions
 from slm_llamacpp.batchbuffers import Part
 from slm_llamacpp.context import LlamaCppContext, Rows
-from slm_llamacpp.frames import frame_begin, why_out_of_order
 from slm_llamacpp.memory import CacheKind
 from slm_llamacpp.options import Settings
+from slm_llamacpp.temporal_patches import patch_begin, why_out_of_order
 
 if TYPE_CHECKING:
     from slm_llamacpp.model import LlamaCppModel
 
-_UNKNOWN = -1  # how many, while they change
+_UNKNOWN = -1  # number of cells of a sequence while it changes
 
 
-class FramedContext(LlamaCppContext):
-    """Token histories whose positions in llama.cpp are places in time.
+class MropeContext(LlamaCppContext):
+    """Token histories whose position in llama.cpp is the time of their M-RoPE position.
 
-    Rows of a frame share one, so that a frame is forgotten and shared whole: what is kept of one is decoded again. Keys
-    cannot be moved, so nothing is ever cut out. How many tokens a sequence holds positions do not tell: it is counted.
+    llama.cpp removes and shares a temporal patch as a whole, so the part of a patch that remains is decoded again. Keys
+    cannot be moved, so there is no cut. Positions do not give the number of tokens of a sequence; it is counted here.
 
     Args: see ``LlamaCppContext``.
     """
@@ -42,22 +42,22 @@ class FramedContext(LlamaCppContext):
         self._counted: dict[int, int] = {}
         super().__init__(model, api, model_pointer, options, settings)
 
-    def _inputs(self, model_pointer: int, spans: set[Capability]) -> frozenset[Capability]:
-        found = super()._inputs(model_pointer, spans)
-        takes_offsets = found and self._memory.kind is CacheKind.ATTENTION
-        return found | {Capability.MROPE_POSITIONS} if takes_offsets else found
+    def _inputs(self, model_pointer: int, blocks: set[Capability]) -> frozenset[Capability]:
+        capabilities = super()._inputs(model_pointer, blocks)
+        takes_offsets = capabilities and self._memory.kind is CacheKind.ATTENTION
+        return capabilities | {Capability.MROPE_POSITIONS} if takes_offsets else capabilities
 
     # What is refused.
 
     def _check_batch(self, batch: Batch) -> list[int]:
-        found = super()._check_batch(batch)
+        seq_ids = super()._check_batch(batch)
         if len(batch.offsets):
-            given = batch_inputs(batch)
-            for seq_id in found:
-                own = [given[i] for i in np.flatnonzero(batch.seq_ids == seq_id).tolist()]
-                if (why := why_out_of_order([*self._ledger.inputs(seq_id), *own])) is not None:
+            inputs = batch_inputs(batch)
+            for seq_id in seq_ids:
+                added = [inputs[i] for i in np.flatnonzero(batch.seq_ids == seq_id).tolist()]
+                if (why := why_out_of_order([*self._ledger.inputs(seq_id), *added])) is not None:
                     raise UnsupportedInput(why)
-        return found
+        return seq_ids
 
     def _check_dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
         super()._check_dumped_inputs(snapshot)
@@ -69,7 +69,7 @@ class FramedContext(LlamaCppContext):
 
     def _n_copied_by_fork(self, src: int, end: int) -> int:
         tokens = self._ledger.inputs(src)
-        return 0 if end == len(tokens) else end - frame_begin(mrope_positions_of(tokens), end)
+        return 0 if end == len(tokens) else end - patch_begin(mrope_positions_of(tokens), end)
 
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         self._sync(src)
@@ -86,13 +86,13 @@ class FramedContext(LlamaCppContext):
         self._sync(seq_id)
         tokens = self._ledger.inputs(seq_id)
         places = mrope_positions_of(tokens)
-        first = frame_begin(places, length)
+        first = patch_begin(places, length)
         self._counted[seq_id] = _UNKNOWN
         self._memory.remove(seq_id, int(places[first, 0]))
         self._decode_again(seq_id, first, tokens[:length], places[:length])
 
     def _decode_again(self, seq_id: int, first: int, tokens: Sequence[Held], places: NDArray[np.int64]) -> None:
-        """Tokens from ``first`` on: what is to be kept of a frame."""
+        """Decode the tokens from ``first`` on: the remaining part of a temporal patch."""
         try:
             self._replay(seq_id, first, tokens[first:], places[first:])
         except BaseException:

@@ -34,7 +34,7 @@ def transformers_logits(model: Any, tokens: Sequence[int]) -> Rows:
     return rows
 
 
-def feed_spans(context: Context, tokens: Sequence[int]) -> Rows:
+def feed_blocks(context: Context, tokens: Sequence[int]) -> Rows:
     """All of it in two batches, in which another sequence has tokens between the spans."""
     batch, rows = context.new_batch(), []
     for start, stop in ((0, 110), (110, N)):
