@@ -32,7 +32,7 @@ class OpenEnd:
         self._tag = _TAG
         while self._tag in str(messages):
             self._tag += "Q"
-        self._field, self._said = field, ""
+        self._field, self._continued = field, ""
         last = dict(messages[-1])
         aliases = REASONING_FIELDS if field in REASONING_FIELDS else ()
         for name in {field, *(alias for alias in aliases if last.get(alias) == last.get(field))}:
@@ -47,17 +47,17 @@ class OpenEnd:
         """
         text = "".join(segment.text for segment in segments)
         end = text.rfind(self._tag)
-        if end < 0 or self._said.strip() not in text:
+        if end < 0 or self._continued.strip() not in text:
             raise TemplateError(f"the chat template does not write the whole {self._field} of the last message")
         if not text.startswith(f"{self._tag} ", end):
             end = len(text[:end].rstrip())
         return _first(segments, end)
 
-    def _tagged(self, said: object) -> object:
-        if isinstance(said, str):
-            self._said = said
-            return f"{said}{self._tag} "
-        parts = list(said) if isinstance(said, Sequence) else []
+    def _tagged(self, content: object) -> object:
+        if isinstance(content, str):
+            self._continued = content
+            return f"{content}{self._tag} "
+        parts = list(content) if isinstance(content, Sequence) else []
         for i in reversed(range(len(parts))):
             if isinstance(parts[i], Mapping) and isinstance(parts[i].get("text"), str):
                 parts[i] = {**parts[i], "text": self._tagged(parts[i]["text"])}

@@ -86,21 +86,21 @@ def wanted_arguments(render: Render) -> Arguments:
 
 def _outcome(render: Render, arguments: object) -> str | None:
     call = {"id": "call00001", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
-    said: list[dict[str, object]] = [
+    conversation: list[dict[str, object]] = [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
     for tools in ([_TOOL], None):
         try:
-            return render(said, tools)
+            return render(conversation, tools)
         except TemplateError:  # it refuses the call like this: that is the outcome
             continue
     return None
 
 
 def _from_message(message: Message, wanted: Arguments) -> dict[str, object]:
-    said = message.content + "".join(call.text for call in message.malformed_calls)
-    fields: dict[str, object] = {"role": message.role.value, "content": said}
+    content = message.content + "".join(call.text for call in message.malformed_calls)
+    fields: dict[str, object] = {"role": message.role.value, "content": content}
     if message.reasoning is not None:
         fields["reasoning_content"] = fields["thinking"] = message.reasoning
     if message.tool_calls:

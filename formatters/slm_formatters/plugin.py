@@ -50,11 +50,11 @@ _ANSWER_FORMATS = (
 @hookimpl
 def slm_formatters() -> Sequence[Entry]:
     """The model's own template, and the families."""
-    own = Entry("template", "slm_formatters.template:TemplateFormatter")
+    template = Entry("template", "slm_formatters.template:TemplateFormatter")
     named = (
         Entry(name, f"slm_formatters.families.{module}:{name}", tokens=tokens) for name, module, tokens in _FAMILIES
     )
-    return [own, *named]
+    return [template, *named]
 
 
 @hookimpl

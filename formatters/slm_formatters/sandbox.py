@@ -272,7 +272,7 @@ def _check_bits(bits: int) -> None:
 
 
 def _filters() -> dict[str, Callable[..., Any]]:
-    own: dict[str, Callable[..., Any]] = {
+    filters: dict[str, Callable[..., Any]] = {
         "center": lambda value, width=80: _text_method("center", value, width),
         "format": _format,
         "indent": _indent,
@@ -290,7 +290,7 @@ def _filters() -> dict[str, Callable[..., Any]]:
     }
     passing = {name: _bounded(FILTERS[name], name) for name in _PASSING}
     sealing = {name: _sealing(_bounded(FILTERS[name], name)) for name in (*_SEALING, *_SHORT)}
-    return passing | sealing | own
+    return passing | sealing | filters
 
 
 def _bounded(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -127,16 +127,16 @@ class TemplateFormatter:
         tools = tool_schemas(tools or ())
         template = self._template_for(tools)
         wanted = self._wanted_arguments if has_calls(messages) else Arguments.EITHER
-        said: Sequence[Mapping[str, object]] = [as_mapping(message, wanted) for message in messages]
+        conversation: Sequence[Mapping[str, object]] = [as_mapping(message, wanted) for message in messages]
         options = self._options(template, thinking, template_kwargs)
         if thinking is not None:
-            said = _with_word(said, self._switch(thinking).word)
+            conversation = _with_word(conversation, self._switch(thinking).word)
         if tools and not self.reads_tools:
             self._warn("tools")
         if not continue_final_message:
-            return self._render(template, said, tools, add_generation_prompt, options)
+            return self._render(template, conversation, tools, add_generation_prompt, options)
         field = continue_final_message if isinstance(continue_final_message, str) else "content"
-        end = OpenEnd(said, field)
+        end = OpenEnd(conversation, field)
         return end.cut(self._render(template, end.messages, tools, False, options))
 
     def parse(self, text: str, *, tools: Sequence[Mapping[str, object]] = ()) -> Message:
@@ -209,8 +209,8 @@ class TemplateFormatter:
 
         source, named = self._source, self._source.parser
         text = source.templates.get(_TOOL_TEMPLATE, "") + (source.template or "")
-        found = detect(render, text) if named is None else registry().answer_format(named)
-        return found if source.reasoning is None else found.with_reasoning(*source.reasoning)
+        answer_format = detect(render, text) if named is None else registry().answer_format(named)
+        return answer_format if source.reasoning is None else answer_format.with_reasoning(*source.reasoning)
 
     @functools.cached_property
     def _wanted_arguments(self) -> Arguments:
@@ -242,7 +242,7 @@ def _with_word(messages: Sequence[Mapping[str, object]], word: str) -> Sequence[
     last = max((i for i, message in enumerate(messages) if message.get("role") == Role.USER), default=None)
     if not word or last is None:
         return messages
-    said = messages[last]
-    if not isinstance(said.get("content"), str):
+    request = messages[last]
+    if not isinstance(request.get("content"), str):
         raise TemplateError("the chat template takes the wish for reasoning from a text, not from parts of content")
-    return [*messages[:last], {**said, "content": f"{said['content']}{word}"}, *messages[last + 1 :]]
+    return [*messages[:last], {**request, "content": f"{request['content']}{word}"}, *messages[last + 1 :]]

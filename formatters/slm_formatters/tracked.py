@@ -103,12 +103,12 @@ def mark(value: object) -> object:
 
 def segments(text: str) -> list[Segment]:
     """Split at every change between control text and content, and where generated text begins and ends."""
-    mask, found = _mask_of(text), []
+    mask, segments = _mask_of(text), []
     for run in _RUNS.finditer(mask):
         kind = mask[run.start()]
         piece = str.__getitem__(text, slice(*run.span()))
-        found.append(Segment(piece, control=not kind & _CONTENT, generated=bool(kind & _GENERATED)))
-    return found
+        segments.append(Segment(piece, control=not kind & _CONTENT, generated=bool(kind & _GENERATED)))
+    return segments
 
 
 def generated(text: str) -> Text:

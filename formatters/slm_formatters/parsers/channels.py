@@ -61,8 +61,8 @@ class ChannelFormat:
 
     def reasoning_end(self, prompt_end: str) -> str | None:
         """What ends the message of reasoning that a prompt opens if it ends so; None if it does not."""
-        header, found, said = prompt_end.rpartition(self.start)[2].partition(self.header_end)
-        return self.ends[0] if found and not said and self.reasoning.search(header) else None
+        header, separator, content = prompt_end.rpartition(self.start)[2].partition(self.header_end)
+        return self.ends[0] if separator and not content and self.reasoning.search(header) else None
 
     def closes_reasoning(self, text: str) -> bool:
         """False: a message of reasoning is closed like any other."""
@@ -110,9 +110,9 @@ class _Messages:
         header: list[str] = []
         end = yield from self.reader.until(self._header_end, header.append)
         self.reader.take(self.reader.at + len(end))
-        found = "".join(header)
-        call = self._form.call.search(found)
-        if self._form.reasoning.search(found):
+        header_text = "".join(header)
+        call = self._form.call.search(header_text)
+        if self._form.reasoning.search(header_text):
             yield from self._reasoning()
         elif call is not None:
             yield from self._call(call["name"], in_text=bool(end))

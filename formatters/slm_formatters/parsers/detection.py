@@ -48,14 +48,14 @@ def detect(render: Render, source: str) -> Format:
     if channels is not None:
         return channels
     reasoning = _reasoning(probes, source)
-    written = (_answer(probes, text, probes.said, reasoning) for text in (probes.called, probes.called_twice))
-    found = infer_calls(*written)
-    known = _in_source(source) if found.calls is None else None
+    written = (_answer(probes, text, probes.answered, reasoning) for text in (probes.called, probes.called_twice))
+    inferred = infer_calls(*written)
+    known = _in_source(source) if inferred.calls is None else None
     if known is not None:
-        form = AnswerFormat(known.name, known.calls, found.bare or known.bare, (reasoning,), known.dropped)
+        form = AnswerFormat(known.name, known.calls, inferred.bare or known.bare, (reasoning,), known.dropped)
     else:
-        form = AnswerFormat(DERIVED, found.calls, found.bare, (reasoning,))
-    markers = {*form.dropped, *_before_content(probes, form), *_markers(found.rest)}
+        form = AnswerFormat(DERIVED, inferred.calls, inferred.bare, (reasoning,))
+    markers = {*form.dropped, *_before_content(probes, form), *_markers(inferred.rest)}
     return replace(form, name=_name(form), dropped=_compatible(form, markers, _after_content(probes)))
 
 
@@ -77,18 +77,18 @@ def _parsed_alike(body: CallBody) -> CallBody:
     return body.normal() if isinstance(body, JsonCalls) else body
 
 
-def _answer(probes: Probes, text: str, said: str, reasoning: tuple[str, str] = THINK) -> str:
+def _answer(probes: Probes, text: str, other: str, reasoning: tuple[str, str] = THINK) -> str:
     """What a text has where another has the answer in words, without an empty block of reasoning before it."""
-    start, end = _answer_start(probes.prompt, text, said), len(shared_end(text, said))
+    start, end = _answer_start(probes.prompt, text, other), len(shared_end(text, other))
     answer = text[start : len(text) - end] if start + end < len(text) else ""
-    before, found, after = answer.partition("".join(reasoning))
-    return after if found and not before.strip() else answer
+    before, separator, after = answer.partition("".join(reasoning))
+    return after if separator and not before.strip() else answer
 
 
-def _answer_start(prompt: str, text: str, said: str) -> int:
+def _answer_start(prompt: str, text: str, other: str) -> int:
     """Where two answers to a prompt part; one that follows a word ("assistant:") is no part of that word."""
-    start = len(shared_start(text, said))
-    word = commonprefix([text[start:], said[start:]])  # noqa: RUF071  # these are no paths
+    start = len(shared_start(text, other))
+    word = commonprefix([text[start:], other[start:]])  # noqa: RUF071  # these are no paths
     return start + next((n for n in range(len(word), 0, -1) if prompt.endswith(word[:n])), 0)
 
 
@@ -98,16 +98,16 @@ def _answer_start(prompt: str, text: str, said: str) -> int:
 def _reasoning(probes: Probes, source: str) -> tuple[str, str]:
     """What opens and closes reasoning."""
     for text, without, following in (
-        (probes.thought, probes.said, SAID),
+        (probes.thought, probes.answered, SAID),
         (probes.thought_called, probes.called, NAME),
     ):
-        before, found, rest = text.partition(THOUGHT)
+        before, separator, rest = text.partition(THOUGHT)
         closing = _first_marker(rest[: rest.find(following)]) if following in rest else ""
         opening = before[len(shared_start(before, without)) :].strip()
         opening = opening or _prefilled(probes, closing)
         if is_marker(closing):
             opening = opening or _from_last_marker(before)
-        if found and opening and closing:
+        if separator and opening and closing:
             return opening, closing
     for found_in_source in _REASONING.finditer(source):
         left, name, right = found_in_source.groups()
@@ -120,16 +120,16 @@ def _reasoning(probes: Probes, source: str) -> tuple[str, str]:
 
 def _prefilled(probes: Probes, closing: str) -> str:
     """What a prompt opens an answer with, beyond what stands before an answer in words."""
-    common = shared_start(probes.prompt, probes.said)
+    common = shared_start(probes.prompt, probes.answered)
     extra = probes.prompt[len(common) :].strip()
     in_answer = any(is_marker(token) for token in tokens(common.partition(ASKED)[2]))
     return extra if in_answer and closing not in extra else ""
 
 
 def _from_last_marker(text: str) -> str:
-    found = tokens(text)
-    last = max((at for at, token in enumerate(found) if is_marker(token)), default=len(found))
-    return "".join(found[last:]).strip()
+    pieces = tokens(text)
+    last = max((at for at, token in enumerate(pieces) if is_marker(token)), default=len(pieces))
+    return "".join(pieces[last:]).strip()
 
 
 def _first_marker(text: str) -> str:
@@ -141,19 +141,19 @@ def _first_marker(text: str) -> str:
 
 def _after_content(probes: Probes) -> set[str]:
     """Markers that end an answer in words; one of them may be the one that ends reasoning."""
-    after = _answer(probes, probes.said, probes.called or probes.prompt).partition(SAID)[2]
-    return _markers(after) | (_turn_end(shared_end(probes.called, probes.said)) if probes.called else set())
+    after = _answer(probes, probes.answered, probes.called or probes.prompt).partition(SAID)[2]
+    return _markers(after) | (_turn_end(shared_end(probes.called, probes.answered)) if probes.called else set())
 
 
 def _before_content(probes: Probes, form: AnswerFormat) -> set[str]:
     """Markers between the beginning of an answer, or reasoning, and content."""
     openers = [NAME] if form.calls is None else [text for text in (form.calls.section[0], form.calls.begin) if text]
-    found = _markers(_answer(probes, probes.said, probes.called or probes.prompt).partition(SAID)[0])
+    markers = _markers(_answer(probes, probes.answered, probes.called or probes.prompt).partition(SAID)[0])
     for text, following in ((probes.thought, SAID), (probes.thought_called, openers[0])):
         rest = text.partition(THOUGHT)[2]
         if following in rest:
-            found |= _markers(rest[: rest.find(following)])
-    return found
+            markers |= _markers(rest[: rest.find(following)])
+    return markers
 
 
 def _turn_end(text: str) -> set[str]:
@@ -163,24 +163,24 @@ def _turn_end(text: str) -> set[str]:
 
 
 def _markers(text: str) -> set[str]:
-    found: list[str] = []
+    markers: list[str] = []
     for token in tokens(text):
         if is_marker(token):
-            found.append(token)
-        elif found and is_marker(found[-1]) and token.isalpha():
-            found[-1] += token
-    return set(found)
+            markers.append(token)
+        elif markers and is_marker(markers[-1]) and token.isalpha():
+            markers[-1] += token
+    return set(markers)
 
 
 def _compatible(form: AnswerFormat, markers: set[str], closing: set[str]) -> tuple[str, ...]:
     """Those markers that are no part of what a format knows already, or of each other."""
-    taken = [text for pair in form.reasoning for text in pair if text not in closing]
+    own_texts = [text for pair in form.reasoning for text in pair if text not in closing]
     if form.calls is not None:
-        taken += [form.calls.begin, form.calls.end, *form.calls.section]
+        own_texts += [form.calls.begin, form.calls.end, *form.calls.section]
     kept: list[str] = []
     for marker in sorted(markers | closing, key=len):
         clashes = (
-            text in marker or (marker in text and not text.startswith(marker)) for text in (*taken, *kept) if text
+            text in marker or (marker in text and not text.startswith(marker)) for text in (*own_texts, *kept) if text
         )
         if not any(clashes):
             kept.append(marker)
@@ -214,7 +214,7 @@ def _score(form: AnswerFormat, source: str) -> int:
 
 
 def _known_channels(probes: Probes) -> ChannelFormat | None:
-    shown = probes.called + probes.said
+    shown = probes.called + probes.answered
     for form in FORMATS.values():
         if isinstance(form, ChannelFormat) and all(text in shown for text in form.shown_by):
             return form
@@ -224,24 +224,29 @@ def _known_channels(probes: Probes) -> ChannelFormat | None:
 def _channels(probes: Probes) -> ChannelFormat | None:
     """Headers that begin with a word, end with a marker, and name the tool in a call."""
     start = len(probes.prompt)
-    said = probes.said[start:].partition(SAID)[0]
-    words = [token for token in tokens(said) if token.strip()]
-    if not probes.said.startswith(probes.prompt) or len(words) < 2 or is_marker(words[0]) or not is_marker(words[-1]):
+    opening = probes.answered[start:].partition(SAID)[0]
+    words = [token for token in tokens(opening) if token.strip()]
+    if (
+        not probes.answered.startswith(probes.prompt)
+        or len(words) < 2
+        or is_marker(words[0])
+        or not is_marker(words[-1])
+    ):
         return None
     header_end = words[-1]
     head, _, call = probes.called[start:].partition(header_end)
     thought, _, after = probes.thought[start:].partition(header_end)
-    rest = after.partition(THOUGHT)[2].partition(said)[0]
+    rest = after.partition(THOUGHT)[2].partition(opening)[0]
     if NAME not in head or THOUGHT not in after or not is_marker(_first_marker(rest)):
         return None
-    heads = [said.removesuffix(header_end).strip(), thought.strip(), head.strip()]
-    calls = infer_calls(call[: len(call) - len(shared_end(probes.called, probes.said))], "").calls
+    heads = [opening.removesuffix(header_end).strip(), thought.strip(), head.strip()]
+    calls = infer_calls(call[: len(call) - len(shared_end(probes.called, probes.answered))], "").calls
     named = re.escape(heads[2]).replace(NAME, r"(?P<name>[^\s<]+)")
     return ChannelFormat(
         DERIVED,
         start=rest.replace(_first_marker(rest), "", 1).strip(),
         header_end=header_end,
-        ends=(_first_marker(rest), _first_marker(probes.said.partition(SAID)[2])),
+        ends=(_first_marker(rest), _first_marker(probes.answered.partition(SAID)[2])),
         opens=(_shared_letters(heads),),
         reasoning=re.compile(rf"{re.escape(heads[1])}\s*$"),
         call=re.compile(rf"(?!{re.escape(heads[0])}\s*$){named}\s*$"),

@@ -27,9 +27,9 @@ def _json(name: str, begin: str, end: str, *dropped: str, listed: bool = False) 
     return AnswerFormat(name, CallSyntax(JsonCalls(listed=listed), begin, end), dropped=dropped)
 
 
-def _xml(mark: str = "", section: str = "", *, told: bool = False) -> NamedCalls:
+def _xml(mark: str = "", section: str = "", *, typed: bool = False) -> NamedCalls:
     """``name="NAME"><parameter name="KEY">VALUE</parameter>``, with a mark in each tag."""
-    key_end, text_key_end = ('" string="false">', '" string="true">') if told else ('">', "")
+    key_end, text_key_end = ('" string="false">', '" string="true">') if typed else ('">', "")
     closing = (f"</{mark}invoke>", section)
     end = f"</{mark}parameter>"
     return NamedCalls(
@@ -111,7 +111,7 @@ KIMI = AnswerFormat(
 DEEPSEEK_V4 = AnswerFormat(
     "deepseek_v4",
     CallSyntax(
-        _xml("｜DSML｜", "</｜DSML｜tool_calls>", told=True),
+        _xml("｜DSML｜", "</｜DSML｜tool_calls>", typed=True),
         "<｜DSML｜invoke",
         "</｜DSML｜invoke>",
         ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),

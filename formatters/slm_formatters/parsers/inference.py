@@ -67,7 +67,7 @@ def infer_calls(one: str, two: str) -> Inferred:
         one: what stands for one call, from the beginning to the end of the answer.
         two: the same for two calls, or "".
     """
-    written = next((found for infer in (_json, _python, _named) if (found := infer(one)) is not None), None)
+    written = next((result for infer in (_json, _python, _named) if (result := infer(one)) is not None), None)
     if written is None:
         return Inferred()
     if not written.begin.strip():
@@ -129,10 +129,10 @@ def _named(text: str) -> Written | None:
     if min(first, name) < 0:
         return None
     before, after = text[:name], text[name + len(NAME) :]
-    found = _json_arguments(after) or _bare_keys(after) or _nested(after) or _tagged(after)
-    if found is None:
+    inferred = _json_arguments(after) or _bare_keys(after) or _nested(after) or _tagged(after)
+    if inferred is None:
         return None
-    arguments, head, end, mark = found
+    arguments, head, end, mark = inferred
     begin, header = _header(before, head)
     or_json = header[0] is Field.NAME and isinstance(arguments, JsonArguments)
     return Written(NamedCalls(header, arguments, or_json), begin, end, mark)
@@ -188,13 +188,13 @@ def _tagged(text: str) -> _Found | None:
     value_end = shared_start(between, rest.strip()).strip()
     if not begin or not value_end or not gaps[0].strip():
         return None
-    told = gaps[0] if gaps[0].split() != gaps[2].split() else ""
+    text_key_gap = gaps[0] if gaps[0].split() != gaps[2].split() else ""
     tail = rest.partition(value_end)[2]
     arguments = TaggedArguments(
         begin,
         words(gaps[2]),
         value_end,
-        words(told),
+        words(text_key_gap),
         padded=gaps[0].endswith("\n") and gaps[1].startswith("\n"),
         closing=tuple(tail.split()),
     )
@@ -202,14 +202,14 @@ def _tagged(text: str) -> _Found | None:
 
 
 def _last_marker(text: str) -> str:
-    found = [token for token in tokens(text) if token.strip()]
-    return found[-1] if found else ""
+    pieces = [token for token in tokens(text) if token.strip()]
+    return pieces[-1] if pieces else ""
 
 
 def _header(before: str, head: str) -> tuple[str, tuple[HeaderPart, ...]]:
     """Split what stands before the name, and between it and the arguments, into the beginning and the header."""
-    left, found, right = (words(piece) for piece in head.partition(IDS[0]))
-    rest: list[HeaderPart] = [(left, Field.ID) if left else Field.ID, right] if found else [left]
+    left, separator, right = (words(piece) for piece in head.partition(IDS[0]))
+    rest: list[HeaderPart] = [(left, Field.ID) if left else Field.ID, right] if separator else [left]
     parts: list[HeaderPart] = [Field.NAME, *rest]
     if IDS[0] in before:
         before, _, middle = before.partition(IDS[0])
@@ -237,9 +237,9 @@ def _with_markers(written: Written, one: str, two: str) -> Inferred:
 
 def _until_marker(text: str, mark: str = "") -> str:
     """A text up to the end of the first marker in it; all of it where there is none."""
-    found = tokens(text, mark)
-    first = next((at for at, token in enumerate(found) if is_marker(token) or (mark and mark in token)), len(found))
-    return "".join(found[: first + 1])
+    pieces = tokens(text, mark)
+    first = next((at for at, token in enumerate(pieces) if is_marker(token) or (mark and mark in token)), len(pieces))
+    return "".join(pieces[: first + 1])
 
 
 def _between(written: Written, one: str, two: str) -> str:

@@ -102,13 +102,13 @@ def _chunk(reader: Reader) -> Steps[str]:
         raise Malformed("the answer ends within a string")
     if char == '"':
         return reader.take(reader.at + 1)
-    found = _IN_STRING.match(reader.text, reader.at)
-    assert found is not None
-    return reader.take(found.end())
+    match = _IN_STRING.match(reader.text, reader.at)
+    assert match is not None
+    return reader.take(match.end())
 
 
-def _escape(found: re.Match[str]) -> str:
-    return f"\\u{ord(found.group()):04x}"
+def _escape(match: re.Match[str]) -> str:
+    return f"\\u{ord(match.group()):04x}"
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -30,10 +30,10 @@ def decode(text: str) -> object:
     try:
         next(steps)
     except StopIteration as stop:
-        found: object = stop.value
+        result: object = stop.value
         if reader.at < len(text) and text[reader.at :].strip():
             raise Malformed("text after the value") from None
-        return found
+        return result
     raise AssertionError("a reader that has it all needs no more")
 
 
@@ -120,9 +120,9 @@ def _string(reader: Reader, quote: str) -> Steps[str]:
     reader.take(reader.at + len(quote))
     ends = Markers([quote, "\\"])
     parts: list[str] = []
-    while (found := (yield from reader.until(ends, parts.append))) == "\\":
+    while (end := (yield from reader.until(ends, parts.append))) == "\\":
         parts.append((yield from _escaped(reader)))
-    if not found:
+    if not end:
         raise Malformed("the answer ends within a string")
     reader.take(reader.at + len(quote))
     return _SURROGATES.sub(lambda pair: pair.group().encode("utf-16", "surrogatepass").decode("utf-16"), "".join(parts))

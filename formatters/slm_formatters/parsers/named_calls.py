@@ -100,22 +100,22 @@ class NamedCalls:
         """Read one call."""
         if self.or_json and (yield from reader.next()) in ("[", "{"):
             return (yield from JsonCalls().read(reader, output, tools))
-        found: dict[Field, str] = {}
+        fields: dict[Field, str] = {}
         pieces: list[str | Field] = []
         for part in self.header:
             if isinstance(part, str | Field):
                 pieces.append(part)
                 continue
-            yield from _read_pieces(reader, pieces, found)
+            yield from _read_pieces(reader, pieces, fields)
             yield from reader.space()
             pieces = list(part) if (yield from reader.begins(str(part[0]))) else []
-        yield from _read_pieces(reader, pieces, found)
-        name, call_id = _identified(found)
+        yield from _read_pieces(reader, pieces, fields)
+        name, call_id = _identified(fields)
         output.start(name, call_id)
         return (yield from self.arguments.read(reader, output, tools.parameters(name)))
 
 
-def _read_pieces(reader: Reader, pieces: Sequence[str | Field], found: dict[Field, str]) -> Steps[None]:
+def _read_pieces(reader: Reader, pieces: Sequence[str | Field], fields: dict[Field, str]) -> Steps[None]:
     for piece, following in itertools.zip_longest(pieces, pieces[1:]):
         if isinstance(piece, str):
             yield from reader.expect(piece)
@@ -125,17 +125,17 @@ def _read_pieces(reader: Reader, pieces: Sequence[str | Field], found: dict[Fiel
         if end and _WORD.match(end):
             parts: list[str] = []
             yield from reader.until(Markers([end]), parts.append)
-            found[piece] = "".join(parts).rstrip()
-            if len(found[piece]) > _LONGEST_NAME or not _WORD.fullmatch(found[piece]):
+            fields[piece] = "".join(parts).rstrip()
+            if len(fields[piece]) > _LONGEST_NAME or not _WORD.fullmatch(fields[piece]):
                 raise Malformed("expected a name")
         else:
-            found[piece] = yield from reader.match(_WORD, _LONGEST_NAME)
+            fields[piece] = yield from reader.match(_WORD, _LONGEST_NAME)
 
 
-def _identified(found: dict[Field, str]) -> tuple[str, str | None]:
-    numbered = found.get(Field.NUMBERED)
+def _identified(fields: dict[Field, str]) -> tuple[str, str | None]:
+    numbered = fields.get(Field.NUMBERED)
     if numbered is None:
-        return found.get(Field.NAME, ""), found.get(Field.ID) or None
+        return fields.get(Field.NAME, ""), fields.get(Field.ID) or None
     match = _NUMBERED.fullmatch(numbered)
     if match is None:
         raise Malformed(f"expected functions.NAME:NUMBER, not {numbered!r}")

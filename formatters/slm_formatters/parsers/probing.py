@@ -49,7 +49,7 @@ class Probes:
 
     Attributes:
         prompt: a question, and what opens the answer.
-        said: a question and an answer in words.
+        answered: a question and an answer in words.
         thought: the same, with reasoning.
         called: a question and a call for an answer.
         called_twice: the same with two calls.
@@ -57,7 +57,7 @@ class Probes:
     """
 
     prompt: str
-    said: str
+    answered: str
     thought: str
     called: str
     called_twice: str
@@ -74,21 +74,21 @@ def probe(render: Render) -> Probes:
         except TemplateError:
             return tried(*answer, tools=False) if tools else ""
 
-    said = {"role": "assistant", "content": SAID}
+    answer_message = {"role": "assistant", "content": SAID}
     thought = {"reasoning_content": THOUGHT, "reasoning": THOUGHT, "thinking": THOUGHT}
 
     def called(number: int, extra: Mapping[str, object]) -> str:
         for as_text in (False, True):
             calls = [_call(index, as_text=as_text) for index in range(number)]
-            found = tried({"role": "assistant", "content": "", **extra, "tool_calls": calls})
-            if TEXT in found:
-                return found
+            rendered = tried({"role": "assistant", "content": "", **extra, "tool_calls": calls})
+            if TEXT in rendered:
+                return rendered
         return ""
 
     return Probes(
         prompt=tried(),
-        said=tried(said),
-        thought=tried(said | thought),
+        answered=tried(answer_message),
+        thought=tried(answer_message | thought),
         called=called(1, {}),
         called_twice=called(2, {}),
         thought_called=called(1, thought),
@@ -126,8 +126,8 @@ def shared_start(one: str, other: str) -> str:
 
 def shared_end(one: str, other: str, mark: str = "") -> str:
     """What ``one`` ends with, and ``other`` too, one white space being like another."""
-    found = list(_shared(reversed(tokens(one, mark)), reversed(tokens(other, mark))))
-    return "".join(reversed(found))
+    shared = list(_shared(reversed(tokens(one, mark)), reversed(tokens(other, mark))))
+    return "".join(reversed(shared))
 
 
 def _shared(one: Iterable[str], other: Iterable[str]) -> Iterator[str]:

@@ -39,18 +39,18 @@ class Markers:
 
     def find(self, text: str, at: int, *, final: bool) -> re.Match[str] | None:
         """The first marker from ``at`` on; None if there is none, or what may be a longer one has not all arrived."""
-        found = self._pattern.search(text, at)
-        if found is not None and not final and text[found.start() :] in self._prefixes:
+        match = self._pattern.search(text, at)
+        if match is not None and not final and text[match.start() :] in self._prefixes:
             return None
-        return found
+        return match
 
     def hold(self, text: str, at: int) -> int:
         """Where the end of ``text`` that may be the beginning of a marker starts; its length where there is none."""
         at = max(at, len(text) - self._longest + 1)
-        while found := self._starts.search(text, at):
-            if text[found.start() :] in self._prefixes:
-                return found.start()
-            at = found.end()
+        while match := self._starts.search(text, at):
+            if text[match.start() :] in self._prefixes:
+                return match.start()
+            at = match.end()
         return len(text)
 
 
@@ -96,10 +96,10 @@ class Reader:
         """Read white space."""
         parts = []
         while True:
-            found = _SPACE.match(self.text, self.at)
-            assert found is not None
-            if found.end() > self.at:
-                parts.append(self.take(found.end()))
+            match = _SPACE.match(self.text, self.at)
+            assert match is not None
+            if match.end() > self.at:
+                parts.append(self.take(match.end()))
             if self.at < len(self.text) or self.final:
                 return "".join(parts)
             yield
@@ -121,10 +121,10 @@ class Reader:
 
     def accept(self, literal: str) -> Steps[bool]:
         """Read ``literal`` if the text goes on with it."""
-        found = yield from self.begins(literal)
-        if found:
+        accepted = yield from self.begins(literal)
+        if accepted:
             self.take(self.at + len(literal))
-        return found
+        return accepted
 
     def expect(self, literal: str) -> Steps[None]:
         """Read ``literal``, white space in it and before it being free.
@@ -162,9 +162,9 @@ class Reader:
         """Read the longest run of characters that ``pattern``, a class of characters, repeated, matches."""
         parts: list[str] = []
         while True:
-            found = pattern.match(self.text, self.at)
-            if found is not None and found.end() > self.at:
-                parts.append(self.take(found.end()))
+            match = pattern.match(self.text, self.at)
+            if match is not None and match.end() > self.at:
+                parts.append(self.take(match.end()))
                 limit -= len(parts[-1])
             if limit < 0:
                 raise Malformed("a name is too long")
@@ -175,10 +175,10 @@ class Reader:
     def until(self, markers: Markers, sink: Sink) -> Steps[str]:
         """Pass text on up to a marker, which is returned and not read; "" at the end of the text."""
         while True:
-            found = markers.find(self.text, self.at, final=self.final)
-            end = found.start() if found else len(self.text) if self.final else markers.hold(self.text, self.at)
+            match = markers.find(self.text, self.at, final=self.final)
+            end = match.start() if match else len(self.text) if self.final else markers.hold(self.text, self.at)
             if end > self.at:
                 sink(self.take(end))
-            if found or self.final:
-                return found.group() if found else ""
+            if match or self.final:
+                return match.group() if match else ""
             yield

@@ -40,17 +40,17 @@ class TaggedArguments:
         before = "{"
         yield from reader.space()
         while (yield from reader.accept(self.begin)):
-            name, told = yield from self._key(reader)
+            name, is_text = yield from self._key(reader)
             output.arguments(f"{before}{json_text.encode(name)}: ")
             before = ", "
-            if told or (told is None and values.is_text(shape.member(name))):
+            if is_text or (is_text is None and values.is_text(shape.member(name))):
                 output.arguments('"')
                 yield from self._value(reader, lambda text: output.arguments(json_text.encode(text)[1:-1]))
                 output.arguments('"')
             else:
                 parts: list[str] = []
                 yield from self._value(reader, parts.append)
-                known = Shape({}, {}) if told is False else shape.member(name)
+                known = Shape({}, {}) if is_text is False else shape.member(name)
                 output.arguments(json_text.encode(values.restore("".join(parts), known)))
             yield from reader.space()
         output.arguments("{}" if before == "{" else "}")

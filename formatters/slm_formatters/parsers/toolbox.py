@@ -58,32 +58,32 @@ class Shape:
     def member(self, key: str) -> Shape:
         """What is known of a mapping's value."""
         for variant in self._variants:
-            found = _mapping(variant.get("properties")).get(key, variant.get("additionalProperties"))
-            if isinstance(found, Mapping):
-                return Shape(found, self._root)
+            member = _mapping(variant.get("properties")).get(key, variant.get("additionalProperties"))
+            if isinstance(member, Mapping):
+                return Shape(member, self._root)
         return Shape({}, {})
 
     def item(self) -> Shape:
         """What is known of a list's items."""
         for variant in self._variants:
-            if isinstance(found := variant.get("items"), Mapping):
-                return Shape(found, self._root)
+            if isinstance(items := variant.get("items"), Mapping):
+                return Shape(items, self._root)
         return Shape({}, {})
 
 
 def _variants(schema: Schema, root: Schema, depth: int) -> list[Schema]:
     """The schema and all that it combines or refers to."""
-    found = [schema]
+    variants = [schema]
     if depth == 0:
-        return found
+        return variants
     for name in _COMBINERS:
         options = schema.get(name)
         for option in options if isinstance(options, Sequence) else ():
-            found += _variants(_mapping(option), root, depth - 1)
+            variants += _variants(_mapping(option), root, depth - 1)
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        found += _variants(_resolve(reference, root), root, depth - 1)
-    return found
+        variants += _variants(_resolve(reference, root), root, depth - 1)
+    return variants
 
 
 def _resolve(reference: str, root: Schema) -> Schema:
