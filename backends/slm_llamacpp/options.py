@@ -93,19 +93,19 @@ class LoadOptions:
     offload_kv: bool | None = None
 
     @classmethod
-    def parse(cls, given: Mapping[str, object]) -> Self:
+    def parse(cls, options: Mapping[str, object]) -> Self:
         """Check options by name.
 
         Raises:
             UnknownOption: no such option; the message lists those there are.
             InvalidOption: a value that does not fit.
         """
-        for name, value in given.items():
+        for name, value in options.items():
             if name not in _OPTIONS:
                 raise UnknownOption(f"unknown option {name!r} of backend {BACKEND} (accepted: {', '.join(_OPTIONS)})")
             if not _OPTIONS[name].fits(value):
                 raise InvalidOption(f"{name}={value!r} (accepted: {_OPTIONS[name].accepted})")
-        values: dict[str, Any] = {name: None if value == "auto" else value for name, value in given.items()}
+        values: dict[str, Any] = {name: None if value == "auto" else value for name, value in options.items()}
         if "tensor_split" in values:
             values["tensor_split"] = tuple(float(share) for share in values["tensor_split"])
         return cls(**values)

@@ -125,9 +125,9 @@ def _check_dense(gguf: GgufFile, architecture: str) -> None:
 
 
 def _check_equal(gguf: GgufFile, key: str, expected: int) -> None:
-    found = gguf.get(key, int, expected)
-    if found != expected:
-        raise wrong(gguf, key, found, str(expected))
+    value = gguf.get(key, int, expected)
+    if value != expected:
+        raise wrong(gguf, key, value, str(expected))
 
 
 def _check_shapes(gguf: GgufFile) -> None:

@@ -19,26 +19,26 @@ def status() -> BackendStatus:
         BackendUnavailable: it is not installed, or its library does not load.
     """
     package = library.version()
-    told = json.loads(
+    report = json.loads(
         subprocess_probe.run("llama.cpp", "from slm_llamacpp import status_probe; status_probe.print_status()")
     )
     return BackendStatus(
         BACKEND,
         installed=True,
-        version=f"{package} (llama.cpp {told['version']})",
-        devices=[DeviceStatus(label, True, detail, untried) for label, detail, untried in told["devices"]],
-        reason=f"device auto: {told['auto']}",
+        version=f"{package} (llama.cpp {report['version']})",
+        devices=[DeviceStatus(label, True, detail, untried) for label, detail, untried in report["devices"]],
+        reason=f"device auto: {report['auto']}",
     )
 
 
 def print_status() -> None:
     """Print version and devices of this process's llama.cpp as JSON."""
-    found = devices.all_devices()
-    choice = devices.choose("auto", found)
-    chosen_first = sorted(devices.choosable(found), key=lambda device: device not in choice.gpus)
-    told = {
+    listed = devices.all_devices()
+    choice = devices.choose("auto", listed)
+    chosen_first = sorted(devices.choosable(listed), key=lambda device: device not in choice.gpus)
+    report = {
         "version": library.load().llama_version().decode(),
         "devices": [(device.label, device.description, device.untried) for device in chosen_first],
         "auto": choice.label,
     }
-    sys.stdout.write(json.dumps(told))
+    sys.stdout.write(json.dumps(report))

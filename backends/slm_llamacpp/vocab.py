@@ -76,10 +76,10 @@ class LlamaCppVocab:
     def eog_ids(self) -> frozenset[int]:
         """Every token that ends an answer."""
         with self._model.use():
-            found = {i for i in range(self.size) if self._api.llama_vocab_is_eog(self._vocab, i)}
+            ids = {i for i in range(self.size) if self._api.llama_vocab_is_eog(self._vocab, i)}
             if "eos" in self._assumed and not self._api.llama_vocab_is_control(self._vocab, _FALCON_ID):
-                found.discard(_FALCON_ID)
-        return frozenset(found)
+                ids.discard(_FALCON_ID)
+        return frozenset(ids)
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Turn text into token ids; see ``protocols.Vocab.encode``.
@@ -89,7 +89,7 @@ class LlamaCppVocab:
                 that llama.cpp would take for a control token, as it does with RWKV's vocabulary.
         """
         text = _well_formed(text)
-        if not parse_special and (spelled := next((found for found in self._never_content if found in text), None)):
+        if not parse_special and (spelled := next((token for token in self._never_content if token in text), None)):
             raise VocabError(f"llama.cpp takes {spelled!r} for a control token wherever it stands in this vocabulary")
         data = (unicodedata.normalize("NFC", text) if self._composes else text).encode()
         if self._spelling is not None:
@@ -156,8 +156,8 @@ class LlamaCppVocab:
                 target = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
                 n = self._api.llama_tokenize(self._vocab, data, len(data), target, room, add_special, parse_special)
                 if n >= 0:
-                    found: list[int] = ids[:n].tolist()
-                    return found
+                    tokens: list[int] = ids[:n].tolist()
+                    return tokens
                 room = -n
 
 

@@ -53,11 +53,11 @@ def _is_right(session: Any, n: int, dtype: str) -> bool:
     """Compare ``n`` tokens that see each other causally with the formula."""
     q, k, v = np.random.default_rng(n).standard_normal((3, n, _WIDTH)).astype(dtype)
     empty = np.zeros((1, 1, n, _WIDTH), dtype)
-    given = {"q": q[None], "k": k[None], "v": v[None], "past.k": empty, "past.v": empty}
-    given |= {"seqlens_k": np.array([n - 1], np.int32), "total_sequence_length": np.array(n, np.int32)}
-    (found,) = session.run(["mixed"], given)
+    feed = {"q": q[None], "k": k[None], "v": v[None], "past.k": empty, "past.v": empty}
+    feed |= {"seqlens_k": np.array([n - 1], np.int32), "total_sequence_length": np.array(n, np.int32)}
+    (mixed,) = session.run(["mixed"], feed)
     expected = _attention(*(x.astype(np.float64) for x in (q, k, v)))
-    error = np.linalg.norm(found[0] - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    error = np.linalg.norm(mixed[0] - expected, axis=1) / np.linalg.norm(expected, axis=1)
     return bool((error <= _TOLERANCE[dtype]).all())  # of numbers that are none it is not
 
 

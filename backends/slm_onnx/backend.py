@@ -38,10 +38,10 @@ class OnnxBackend:
     def status(self) -> BackendStatus:
         """Report whether ONNX Runtime is installed, its version and its execution providers."""
         try:
-            found = devices.report()
+            report = devices.report()
         except Exception as error:  # whatever is wrong with the installation is its status
             return BackendStatus(BACKEND, installed=False, reason=runtime.one_line(error), hint=INSTALL_HINT)
-        return BackendStatus(BACKEND, True, runtime.version(), found.devices, reason=found.auto)
+        return BackendStatus(BACKEND, True, runtime.version(), report.devices, reason=report.auto)
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Say whether it can run ``source`` on ``device``, reading headers only.
@@ -82,7 +82,7 @@ class OnnxBackend:
 
 def _load_directory(
     source: Path,
-    given: Mapping[str, object],
+    options: Mapping[str, object],
     device: Device,
     threads: runtime.Threads,
     asked: LoadOptions,
@@ -90,7 +90,7 @@ def _load_directory(
 ) -> OnnxModel:
     from slm_onnx.fromdirectory import directory_model
 
-    for name in sorted(given.keys() & OF_BUILDING):
+    for name in sorted(options.keys() & OF_BUILDING):
         raise InvalidOption(f"{name} is of building a graph from a GGUF file, and {source} holds its graph")
     place = device.session_place(asked.provider_options, threads)
     return directory_model(source, device, place, progress)

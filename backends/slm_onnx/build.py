@@ -48,14 +48,14 @@ def find_build() -> Build | None:
         text = (folder / "build_and_package_info.py").read_text()
     except OSError:
         text = ""
-    told = dict(re.findall(r"^(package_name|__version__) *= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
-    return Build(told.get("package_name", "onnxruntime"), told.get("__version__", ""), folder)
+    fields = dict(re.findall(r"^(package_name|__version__) *= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
+    return Build(fields.get("package_name", "onnxruntime"), fields.get("__version__", ""), folder)
 
 
 def numbers(version: str) -> tuple[int, int] | None:
     """The first two numbers of a version; None where it has none."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def problem() -> str | None:
@@ -83,8 +83,8 @@ def _onnx_version() -> str:
 
 def _is_older(version: str, oldest: tuple[int, int]) -> bool:
     """Whether a version is known, and below the oldest that works."""
-    found = numbers(version)
-    return found is not None and found < oldest
+    release = numbers(version)
+    return release is not None and release < oldest
 
 
 def _spelled(version: tuple[int, int]) -> str:

@@ -94,8 +94,8 @@ class ByteCacheGraph(DecoderGraph):
                 "Tanh", [graph.node("Div", [shaped, cap], f"{prefix}scores.divided")], f"{prefix}scores.tanh"
             )
             shaped = graph.node("Mul", [small, cap], f"{prefix}scores.capped")
-        seen = graph.node("Add", [shaped, self._sight(layer)[-1]], f"{prefix}scores.seen")
-        weights = graph.node("Softmax", [seen], f"{prefix}weights", axis=-1)
+        masked = graph.node("Add", [shaped, self._sight(layer)[-1]], f"{prefix}scores.masked")
+        weights = graph.node("Softmax", [masked], f"{prefix}weights", axis=-1)
         return graph.node(
             "Reshape",
             [weights, graph.constant("by_key_head", [0, spec.n_kv_heads, -1, 0])],
@@ -109,12 +109,12 @@ class ByteCacheGraph(DecoderGraph):
         heads = graph.node(
             "Transpose", [graph.node("Reshape", [x, in_heads], f"{x}.in_heads")], f"{x}.by_cell", perm=[0, 2, 1, 3]
         )
-        found = []
+        slices = []
         for part, new in zip(parts(KvType.Q8_0, spec.head_dim), quantized(graph, heads), strict=True):
             after = present(index, plane) + part.suffix
             graph.node("TensorScatter", [past(index, plane) + part.suffix, new, "to"], after, axis=2)
             first, axis = graph.constant("first_cell", [0]), graph.constant("cell_axis", [2])
-            found.append(graph.node("Slice", [after, first, "n_cells", axis], f"{after}.seen"))
-        codes, scales = found
+            slices.append(graph.node("Slice", [after, first, "n_cells", axis], f"{after}.used"))
+        codes, scales = slices
         floats = graph.node("Cast", [codes], f"{codes}.float", to=_FLOAT)
         return floats, graph.node("Transpose", [scales], f"{scales}.row", perm=[0, 1, 3, 2])

@@ -93,13 +93,13 @@ class CellTable:
 
     def indices(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
         """The indices of positions [n] in sequences [n]."""
-        found: NDArray[np.int32] = positions + self._first_indices[seq_ids]
-        return found
+        cell_positions: NDArray[np.int32] = positions + self._first_indices[seq_ids]
+        return cell_positions
 
     def angles(self, seq_ids: NDArray[np.int32], places: NDArray[np.integer]) -> NDArray[np.int64]:
         """The angles of places [n], or [n, 3], in sequences [n]."""
-        found: NDArray[np.int64] = (places.T + self._first_angles[seq_ids]).T
-        return found
+        angle_indices: NDArray[np.int64] = (places.T + self._first_angles[seq_ids]).T
+        return angle_indices
 
     def distances(self, seq_ids: NDArray[np.int32], indices: NDArray[np.int32]) -> NDArray[np.int32]:
         """How far behind tokens that are about to be appended each cell lies.
@@ -113,8 +113,8 @@ class CellTable:
         """
         n = self.n_used
         earlier = np.where(self._held[seq_ids, :n], indices[:, None] - self._indices[:n], -1)
-        beside = np.where(seq_ids[:, None] == seq_ids, indices[:, None] - indices, -1)
-        return np.concatenate([earlier, beside], axis=1)
+        in_batch = np.where(seq_ids[:, None] == seq_ids, indices[:, None] - indices, -1)
+        return np.concatenate([earlier, in_batch], axis=1)
 
     def append(self, seq_ids: NDArray[np.int32], indices: NDArray[np.int32]) -> None:
         """Tokens have been written after the used cells, their keys rotated to the angles where they belong."""

@@ -41,12 +41,12 @@ def answer(question: str) -> None:
     label, options, of_directory = json.loads(question)
     try:
         device, asked = providers.find(label), LoadOptions(**options, cache=False)
-        found: Mapping[str, Any] = {"errors": errors(device, asked, of_directory=of_directory)}
+        result: Mapping[str, Any] = {"errors": errors(device, asked, of_directory=of_directory)}
     except OptionError as error:
-        found = {"option": str(error)}
+        result = {"option": str(error)}
     except SlmError as error:
-        found = {"problem": runtime.one_line(error)}
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
+        result = {"problem": runtime.one_line(error)}
+    sys.stdout.write(f"\n{json.dumps(result)}\n")
 
 
 def errors(device: providers.Device, options: LoadOptions, *, of_directory: bool = False) -> dict[str, float]:
@@ -64,16 +64,18 @@ def errors(device: providers.Device, options: LoadOptions, *, of_directory: bool
     """
     with _gguf_model(providers.find("cpu"), LoadOptions(accuracy_level=0, cache=False)) as reference:
         expected = dict(_logits(reference, 2))
-    found: dict[str, float] = {}
+    errors_by_step: dict[str, float] = {}
     if not of_directory:
         with _gguf_model(device, options) as model:
             for n_seq_max in _numbers_of_sequences(device):
-                found.update(_errors(model, expected, n_seq_max))
-        return found
+                errors_by_step.update(_errors(model, expected, n_seq_max))
+        return errors_by_step
     for kept, in_place in (("written in place", True), ("passed on", False)):
         with _directory_model(device, options, in_place=in_place) as model:
-            found.update({f"{step} (caches {kept})": error for step, error in _errors(model, expected, 2).items()})
-    return found
+            errors_by_step.update(
+                {f"{step} (caches {kept})": error for step, error in _errors(model, expected, 2).items()}
+            )
+    return errors_by_step
 
 
 def _numbers_of_sequences(device: providers.Device) -> Iterator[int]:
@@ -90,9 +92,9 @@ def _errors(model: OnnxModel, expected: Mapping[str, NDArray[np.float32]], n_seq
     return {f"{step}{where}": _error(row, expected[step]) for step, row in _logits(model, n_seq_max)}
 
 
-def _error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+def _error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     """Infinite where a number is infinite or none."""
-    error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    error = float(np.linalg.norm(logits - expected) / np.linalg.norm(expected))
     return error if np.isfinite(error) else float("inf")
 
 
@@ -102,8 +104,8 @@ def _gguf_model(device: providers.Device, options: LoadOptions) -> OnnxModel:
 
 @contextmanager
 def _directory_model(device: providers.Device, options: LoadOptions, *, in_place: bool) -> Iterator[OnnxModel]:
-    with tempfile.TemporaryDirectory(prefix="slm-check-") as made:
-        file, folder = Path(made) / "check.gguf", Path(made) / "check"
+    with tempfile.TemporaryDirectory(prefix="slm-check-") as directory:
+        file, folder = Path(directory) / "check.gguf", Path(directory) / "check"
         file.write_bytes(check_model())
         convert(file, folder, _unheard)
         if not in_place:

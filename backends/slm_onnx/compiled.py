@@ -46,7 +46,7 @@ _BUILT = 0.5  # the share of loading that building the graph takes; the rest is 
 def uncaptured(place: runtime.Place) -> runtime.Place:
     """The same place for graphs of every shape: its provider captures no runs."""
     providers = [
-        (name, {key: value for key, value in given.items() if key != CAPTURE}) for name, given in place.providers
+        (name, {key: value for key, value in options.items() if key != CAPTURE}) for name, options in place.providers
     ]
     return dataclasses.replace(place, providers=providers)
 
@@ -147,7 +147,7 @@ class Compiler:
     def _sample(self, session: Any) -> NDArray[np.float32]:
         """Logits of two random tokens."""
         n, rng = 2, np.random.default_rng(0)
-        given: dict[str, NDArray[Any]] = {
+        values_of: dict[str, NDArray[Any]] = {
             "inputs_embeds": rng.standard_normal((1, n, self.spec.n_embd)),
             "rows": np.arange(n)[None],
             "logits_rows": np.arange(n),
@@ -159,11 +159,11 @@ class Compiler:
         for port in session.get_inputs():  # the others say what to add, and are empty caches
             shape = [size if isinstance(size, int) else n for size in port.shape]
             fill = 1 if port.name.startswith(("cos", "temperature")) else 0
-            values = given.get(port.name, np.full(shape, fill))
+            values = values_of.get(port.name, np.full(shape, fill))
             inputs[port.name] = values.astype(_NUMBERS[port.type])
         (logits,) = session.run(["logits"], inputs)
-        found: NDArray[np.float32] = logits
-        return found
+        rows: NDArray[np.float32] = logits
+        return rows
 
     def _open_saved(self, folder: Path) -> Any:
         packed = folder / _PACKED
@@ -175,6 +175,6 @@ class Compiler:
             *(self._gguf.fingerprint(), BUILDER_VERSION, runtime.version(), plugins.versions(), processor()),
             *(self._options.dtype, self._options.accuracy_level, self._options.kv_type, self._options.causal),
             self._options.bias,
-            [[name, sorted(given.items())] for name, given in self._place.providers],
+            [[name, sorted(options.items())] for name, options in self._place.providers],
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -305,14 +305,14 @@ def _kv_type(engine: Engine, options: ContextOptions) -> KvType:
 
 
 def _capabilities(spec: ModelSpec, sessions: Sessions) -> frozenset[Capability]:
-    found = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}
+    capabilities = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}
     if (
         sessions.bidirectional is not None and spec.alibi_max_bias is None
     ):  # ALiBi does not define the distance of a later key
-        found.add(Capability.BIDIRECTIONAL_BLOCKS)
+        capabilities.add(Capability.BIDIRECTIONAL_BLOCKS)
     if spec.has_sections:
-        found.add(Capability.MROPE_POSITIONS)
-    return frozenset(found)
+        capabilities.add(Capability.MROPE_POSITIONS)
+    return frozenset(capabilities)
 
 
 def _rows(tensor: QuantizedTensor, which: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -143,7 +143,7 @@ def _texts(gguf: GgufFile, spec: ModelSpec) -> dict[str, str]:
         "generation_config.json": named,
         "genai_config.json": _genai_config(gguf, spec, named),
     }
-    return files | {name: json.dumps(found, indent=2) + "\n" for name, found in settings.items()}
+    return files | {name: json.dumps(data, indent=2) + "\n" for name, data in settings.items()}
 
 
 def _n_ctx(gguf: GgufFile) -> int:

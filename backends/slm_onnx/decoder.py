@@ -154,14 +154,14 @@ class DecoderGraph:
     def _fed(self, layer: int, x: str) -> str:
         return self._added(self._feed_forward.layer(layer, x), f"blk.{layer}.post_ffw_norm")
 
-    def _added(self, made: str, post_norm: str) -> str:
+    def _added(self, output: str, post_norm: str) -> str:
         """What a layer adds to the residual stream."""
         if self._has_norm(post_norm):
-            made = self._norm(made, post_norm, f"{post_norm}.normed")
+            output = self._norm(output, post_norm, f"{post_norm}.normed")
         if self._spec.residual_scale == 1:
-            return made
+            return output
         factor = self._graph.number(self._spec.residual_scale, self._dtype)
-        return self._graph.node("Mul", [made, factor], f"{made}.scaled")
+        return self._graph.node("Mul", [output, factor], f"{output}.scaled")
 
     def _attend(self, index: int, x: str) -> str:
         """X [1, n, E] to what the heads have seen, [1, n, H*D]."""

@@ -42,10 +42,10 @@ def choose(wanted: str, options: LoadOptions = _DEFAULTS, *, of_directory: bool 
         return device
 
     def problem(label: str) -> str | None:
-        found = _problem(label, options, of_directory=of_directory)
-        if found is not None:
-            _log.warning('device="auto" does not take %s: %s', label, found)
-        return found
+        problem = _problem(label, options, of_directory=of_directory)
+        if problem is not None:
+            _log.warning('device="auto" does not take %s: %s', label, problem)
+        return problem
 
     return _best(problem)
 
@@ -58,11 +58,11 @@ def report() -> Report:
     """
     providers.installed()
     problems = {label: _problem(label, _DEFAULTS) for label in PROVIDERS}
-    found = [
+    statuses = [
         DeviceStatus(label, problems[label] is None, problems[label] or provider.name, provider.untried)
         for label, provider in PROVIDERS.items()
     ]
-    best_first = sorted(found, key=lambda device: (not device.available, device.untried))
+    best_first = sorted(statuses, key=lambda device: (not device.available, device.untried))
     return Report(best_first, _best(problems.__getitem__).reason)
 
 

@@ -78,9 +78,9 @@ class FeedForward:
         layer, prefix = self._spec.layers[index], f"blk.{index}."
         if layer.experts is None:
             return self._dense(prefix, x, "ffn_{}", layer.activation)
-        made = self._of_experts(prefix, x, layer.experts)
+        routed = self._of_experts(prefix, x, layer.experts)
         if f"{prefix}ffn_up_shexp.weight" not in self._gguf.tensors:
-            return made
+            return routed
         shared = self._dense(f"{prefix}", x, "ffn_{}_shexp", layer.activation)
         if f"{prefix}ffn_gate_inp_shexp.weight" in self._gguf.tensors:
             weight = self._graph.weight(
@@ -89,7 +89,7 @@ class FeedForward:
             gate = self._graph.node("MatMul", [x, weight], f"{prefix}shared.score")
             gate = self._graph.node("Sigmoid", [gate], f"{prefix}shared.share")
             shared = self._graph.node("Mul", [shared, gate], f"{prefix}shared.gated")
-        return self._graph.node("Add", [made, shared], f"{prefix}fed.all")
+        return self._graph.node("Add", [routed, shared], f"{prefix}fed.all")
 
     def _dense(self, prefix: str, x: str, names: str, activation: AnyActivation) -> str:
         """Its gate may have a matrix of its own, or the upper half of the one that goes up."""
@@ -179,14 +179,14 @@ class FeedForward:
         is_chosen = graph.node("GreaterOrEqual", [routes.ranks, routes.least], f"{prefix}is_chosen")
         logarithms = graph.node("Log", [routes.weights], f"{prefix}logarithms")
         none = graph.number(_NOT_CHOSEN, "float32")
-        scores = graph.node("Where", [is_chosen, logarithms, none], f"{prefix}told")
+        scores = graph.node("Where", [is_chosen, logarithms, none], f"{prefix}router_scores")
         inputs = [
             *(x, scores, graph.weight(f"{prefix}experts.in", _interleaved(gate, up)), ""),
             graph.weight(f"{prefix}experts.out", down),
         ]
-        made = graph.node("MoE", inputs, f"{prefix}experts", **_swiglu(experts), normalize_routing_weights=1)
+        mixed = graph.node("MoE", inputs, f"{prefix}experts", **_swiglu(experts), normalize_routing_weights=1)
         total = graph.node("Reshape", [routes.total, graph.constant("rows_last", [1, -1, 1])], f"{prefix}total")
-        return graph.node("Mul", [made, total], f"{prefix}fed")
+        return graph.node("Mul", [mixed, total], f"{prefix}fed")
 
     def _packed(
         self, gate: QuantizedTensor, up: QuantizedTensor, down: QuantizedTensor
@@ -195,14 +195,14 @@ class FeedForward:
         if gate.ggml_type.name in _FLOATS or up.ggml_type.name in _FLOATS or down.ggml_type.name in _FLOATS:
             return None
         matrices = [pack(_flat(tensor)) for tensor in (gate, up, down)]
-        found = [matrix for matrix in matrices if matrix is not None]
-        assert len(found) == len(matrices), "coverage lets other types not pass"
-        if self._options.accuracy_level == 0 and any(matrix.bits == 8 for matrix in found):
+        present = [matrix for matrix in matrices if matrix is not None]
+        assert len(present) == len(matrices), "coverage lets other types not pass"
+        if self._options.accuracy_level == 0 and any(matrix.bits == 8 for matrix in present):
             return None  # QMoE rounds activations to 8 bits there, whatever it is told
-        block, bits = min(matrix.block for matrix in found), max(matrix.bits for matrix in found[:2])
-        gates, ups = (_by_expert(finer(matrix, bits, block), gate.shape[0]) for matrix in found[:2])
+        block, bits = min(matrix.block for matrix in present), max(matrix.bits for matrix in present[:2])
+        gates, ups = (_by_expert(finer(matrix, bits, block), gate.shape[0]) for matrix in present[:2])
         codes, scales = _interleaved(gates.codes, ups.codes), _interleaved(gates.scales, ups.scales)
-        coming_out = _by_expert(finer(found[2], found[2].bits, block), gate.shape[0])
+        coming_out = _by_expert(finer(present[2], present[2].bits, block), gate.shape[0])
         return ExpertMatrices(codes, scales, bits, block), coming_out
 
     def _tensor(self, name: str) -> QuantizedTensor:

@@ -94,7 +94,7 @@ class SplitFeed:
 
     def run(self, inputs: Inputs) -> Logits:
         """See ``Feed.run``."""
-        n, found = inputs["rows"].shape[1], []
+        n, parts = inputs["rows"].shape[1], []
         if n <= self._n_most:
             return self._feed.run(inputs)
         for first in range(0, n, self._n_most):
@@ -102,8 +102,8 @@ class SplitFeed:
             n_rows = len(part["logits_rows"])
             if not n_rows:
                 part["logits_rows"] = np.zeros(1, np.int64)  # a graph has to make one
-            found.append(self._feed.run(part)[:n_rows].copy())
-        return np.concatenate(found)
+            parts.append(self._feed.run(part)[:n_rows].copy())
+        return np.concatenate(parts)
 
     def close(self) -> None:
         """See ``Feed.close``."""

@@ -89,10 +89,10 @@ def _edits(layout: Layout, engine: RowsEngine) -> tuple[EditLevel, Rotation | No
             return EditLevel.REPLAY, None
         limit = min(layout.n_ctx or _EVER, _EVER if engine.first.ports.positions else _FAR)
         widths = [engine.shape[2] // part for part in (1, 2, 4)]  # some models leave a part of each head as it is
-        found = measure(lambda position: _keys_at(engine, position), limit, widths, engine.dtype)
+        rotation = measure(lambda position: _keys_at(engine, position), limit, widths, engine.dtype)
     except DecodeFailed as error:
         raise UnsupportedModel(f"{layout.folder}: one token cannot be decoded: {error}") from error
-    return (EditLevel.TRUNCATE if found is None else EditLevel.CUT), found
+    return (EditLevel.TRUNCATE if rotation is None else EditLevel.CUT), rotation
 
 
 def _keys_at(engine: RowsEngine, position: int) -> FloatArray:
@@ -101,12 +101,12 @@ def _keys_at(engine: RowsEngine, position: int) -> FloatArray:
     A graph that is not told positions counts what it holds: then zeros are held, and the keys are those of the first
     layer, into which nothing else flows.
     """
-    told = engine.first.ports.positions is not None
-    n_held = 0 if told else position
+    has_positions = engine.first.ports.positions is not None
+    n_held = 0 if has_positions else position
     step = engine.further if n_held else engine.first
     caches: Caches = engine.empty(n_held + engine.in_place)
     _, after = step.run([0], caches, n_held, in_place=engine.in_place, position=position)
-    keys = [after[i].numpy()[0, :, n_held] for i in range(0, len(after) if told else 1, 2)]
+    keys = [after[i].numpy()[0, :, n_held] for i in range(0, len(after) if has_positions else 1, 2)]
     return np.concatenate(keys)
 
 
@@ -135,18 +135,18 @@ def _info(layout: Layout, engine: RowsEngine, device: Device) -> ModelInfo:
 
 
 def _stated(layout: Layout, key: str) -> int:
-    found = layout.config.get(key)
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise InvalidModelFile(f"{layout.folder}: {key!r} of the model is {repr(found)[:80]} (accepted: a size)")
-    return found
+    value = layout.config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidModelFile(f"{layout.folder}: {key!r} of the model is {repr(value)[:80]} (accepted: a size)")
+    return value
 
 
 def _files(layout: Layout) -> Iterator[Path]:
     """The files that a model consists of: those beside its graphs may hold their weights."""
     folders = {layout.folder, *(graph.parent for graph in layout.graphs)}
-    found = {file for folder in folders for file in folder.iterdir() if file.is_file()}
-    others = {graph for graph in found if graph.suffix == ".onnx"} - set(layout.graphs)
-    yield from sorted(found - others)
+    files = {file for folder in folders for file in folder.iterdir() if file.is_file()}
+    others = {graph for graph in files if graph.suffix == ".onnx"} - set(layout.graphs)
+    yield from sorted(files - others)
 
 
 def _digest(layout: Layout) -> str:

@@ -62,7 +62,7 @@ def gguf_model(
     loading = [progress]  # hears of the first sessions; others are made when loading is over
 
     @functools.cache
-    def made(kv_type: KvType, has_bias: bool) -> Sessions:
+    def sessions_of(kv_type: KvType, has_bias: bool) -> Sessions:
         dtype, on_host = device.provider.dtype, device.on_host
         graph_options = GraphOptions(dtype, options.accuracy_level, kv_type, on_host=on_host, bias=has_bias)
         heard = loading.pop() if loading else lambda share: None
@@ -73,10 +73,10 @@ def gguf_model(
         return Sessions(decoder, has_bias, bidirectional, compiler.editor(PLANES), rotator, compiler.transfer())
 
     def sessions(kv_type: KvType, is_alone: bool) -> Sessions:
-        return made(kv_type, _needs_bias(spec, device, is_alone=is_alone))
+        return sessions_of(kv_type, _needs_bias(spec, device, is_alone=is_alone))
 
-    with ThreadPoolExecutor(1) as beside:  # the runtime works without holding up Python
-        reading = beside.submit(build_vocab, gguf)
+    with ThreadPoolExecutor(1) as pool:  # the runtime works without holding up Python
+        reading = pool.submit(build_vocab, gguf)
         sessions(default, True)
         vocab = reading.result()
     if vocab.size != spec.n_vocab:

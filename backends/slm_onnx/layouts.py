@@ -152,10 +152,10 @@ def _genai(folder: Path, config: dict[str, Any], generation: dict[str, Any]) -> 
     search = stated.get("search") or {}
     in_place = isinstance(search, dict) and search.get("past_present_share_buffer") is True
     ends = (*_ends(model, file), *_ends(generation, folder / GENERATION))
-    told = {"model_type": model.get("type"), "vocab_size": model.get("vocab_size")}
-    told |= {"hidden_size": decoder.get("hidden_size"), **config}
+    facts = {"model_type": model.get("type"), "vocab_size": model.get("vocab_size")}
+    facts |= {"hidden_size": decoder.get("hidden_size"), **config}
     n_ctx = _size(model, "context_length", file)
-    return Layout(folder, "onnxruntime-genai", (folder / name,), inputs, outputs, in_place, told, n_ctx, ends)
+    return Layout(folder, "onnxruntime-genai", (folder / name,), inputs, outputs, in_place, facts, n_ctx, ends)
 
 
 def _optimum_graphs(folder: Path) -> tuple[str, tuple[Path, ...]]:
@@ -191,34 +191,34 @@ def _told_ports(inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Ports:
 
 def _caches(there: Mapping[str, int], others: tuple[str, ...]) -> tuple[str, ...]:
     """The caches among some names: by layer, keys before values."""
-    found = [(int(m[2]), m[4], name) for name in there if name not in others and (m := _CACHE.fullmatch(name))]
-    return tuple(name for _, _, name in sorted(found))
+    caches = [(int(m[2]), m[4], name) for name in there if name not in others and (m := _CACHE.fullmatch(name))]
+    return tuple(name for _, _, name in sorted(caches))
 
 
 def _object(stated: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
-    found = stated.get(key)
-    if not isinstance(found, dict):
+    value = stated.get(key)
+    if not isinstance(value, dict):
         raise InvalidModelFile(f"{file}: {key!r} is not an object")
-    return found
+    return value
 
 
-def _texts(found: dict[str, Any], file: Path) -> dict[str, str]:
-    for key, value in found.items():
+def _texts(values: dict[str, Any], file: Path) -> dict[str, str]:
+    for key, value in values.items():
         if not isinstance(value, str):
             raise InvalidModelFile(f"{file}: {key[:80]!r} is {str(value)[:80]!r}, not a name")
-    return found
+    return values
 
 
 def _size(stated: Mapping[str, Any], key: str, file: Path) -> int | None:
-    found = stated.get(key)
-    if found is not None and (not isinstance(found, int) or isinstance(found, bool) or found < 1):
-        raise InvalidModelFile(f"{file}: {key!r} is {repr(found)[:80]} (accepted: an integer from 1 on)")
-    return found
+    value = stated.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise InvalidModelFile(f"{file}: {key!r} is {repr(value)[:80]} (accepted: an integer from 1 on)")
+    return value
 
 
 def _ends(stated: Mapping[str, Any], file: Path) -> list[int]:
-    found = stated.get("eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    value = stated.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise InvalidModelFile(f"{file}: 'eos_token_id' is {repr(found)[:80]} (accepted: token ids)")
+        raise InvalidModelFile(f"{file}: 'eos_token_id' is {repr(value)[:80]} (accepted: token ids)")
     return ids

@@ -42,7 +42,7 @@ class LoadOptions:
     provider_options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, given: Mapping[str, object]) -> Self:
+    def parse(cls, options: Mapping[str, object]) -> Self:
         """Check options by name.
 
         Raises:
@@ -56,12 +56,12 @@ class LoadOptions:
             "buckets": lambda value: isinstance(value, bool),
             "provider_options": _is_text_mapping,
         }
-        for name, value in given.items():
+        for name, value in options.items():
             if name not in fits:
                 raise UnknownOption(f"unknown option {name!r} of backend {BACKEND} (accepted: {', '.join(fits)})")
             if not fits[name](value):
                 raise InvalidOption(f"{name}={value!r}: {DESCRIPTIONS[name]}")
-        return cls(**given)  # type: ignore[arg-type]  # checked above
+        return cls(**options)  # type: ignore[arg-type]  # checked above
 
     @property
     def captures(self) -> bool:

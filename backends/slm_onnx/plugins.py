@@ -84,10 +84,10 @@ def needs(provider: str, problem: str | None = None) -> str:
 
 def versions() -> list[str]:
     """The installed plugins and their versions."""
-    found = []
+    versions = []
     for plugin in PLUGINS.values():
         try:
-            found.append(f"{plugin.package} {importlib.metadata.version(plugin.package)}")
+            versions.append(f"{plugin.package} {importlib.metadata.version(plugin.package)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -90,5 +90,5 @@ class Kinds:
         )
 
 
-def _distinct(found: Iterable[_Kind | None]) -> tuple[_Kind, ...]:
-    return tuple(kind for kind in dict.fromkeys(found) if kind is not None)
+def _distinct(kinds: Iterable[_Kind | None]) -> tuple[_Kind, ...]:
+    return tuple(kind for kind in dict.fromkeys(kinds) if kind is not None)

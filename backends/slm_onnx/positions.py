@@ -52,8 +52,8 @@ class Positions:
         for kind, rope in enumerate(self._ropes):
             for name, table in zip(rotation(kind), rope.tables(angles), strict=True):
                 yield name, table.astype(dtype, copy=False)
-        for kind, given in enumerate(self._kinds.temperatures):
-            yield temperature(kind), temperatures(given, positions).astype(dtype)[None, :, None]
+        for kind, spec in enumerate(self._kinds.temperatures):
+            yield temperature(kind), temperatures(spec, positions).astype(dtype)[None, :, None]
         if distances is not None:
             yield from self._biases(distances, dtype)
 

@@ -131,8 +131,8 @@ class Device:
     @property
     def kv_types(self) -> tuple[KvType, ...]:
         """What keys and values can be kept as, the default first."""
-        own = KV_TYPES[self.provider.dtype]
-        return (own, KvType.Q8_0) if self.is_cpu else (own,)
+        default = KV_TYPES[self.provider.dtype]
+        return (default, KvType.Q8_0) if self.is_cpu else (default,)
 
     def place(self, array: NDArray[Any]) -> Any:
         """An ``OrtValue`` with an array's values; it shares the array's memory where the device is the host."""

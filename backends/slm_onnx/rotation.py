@@ -48,9 +48,9 @@ class Rotation:
 
 def changes_with_length(config: Mapping[str, Any]) -> bool:
     """Whether keys of a model lie otherwise in a longer text, so that no edit keeps what was there."""
-    found = [config.get("rope_parameters"), config.get("rope_scaling")]
-    found += [inner for outer in found if isinstance(outer, dict) for inner in outer.values()]
-    kinds = {str(part.get("rope_type", part.get("type", "default"))) for part in found if isinstance(part, dict)}
+    sections = [config.get("rope_parameters"), config.get("rope_scaling")]
+    sections += [inner for outer in sections if isinstance(outer, dict) for inner in outer.values()]
+    kinds = {str(part.get("rope_type", part.get("type", "default"))) for part in sections if isinstance(part, dict)}
     return not kinds <= set(_FIXED)
 
 
@@ -71,10 +71,10 @@ def measure(keys_at: KeysAt, n_positions: int, widths: Sequence[int], dtype: np.
     check = max(1, int(_CHECK * places[-1]))
     expected = keys_at(check)
     for style, width in itertools.product((RopeStyle.HALF_SPLIT, RopeStyle.INTERLEAVED), widths):
-        found = Rotation(style, _frequencies(first, far, style, width))
-        error = np.linalg.norm(found.turn(first, check) - expected, axis=1)
+        rotation = Rotation(style, _frequencies(first, far, style, width))
+        error = np.linalg.norm(rotation.turn(first, check) - expected, axis=1)
         if (error <= _TOLERANCE[dtype] * np.linalg.norm(expected, axis=1)).all():
-            return found
+            return rotation
     return None
 
 
@@ -83,12 +83,12 @@ def _frequencies(
 ) -> NDArray[np.float64]:
     """Angles a position, float64 [R/2]: of all heads together, so that no pair depends on one small key."""
     start = _pairs(first, style, width)
-    found = np.zeros(width // 2)
+    frequencies = np.zeros(width // 2)
     for place, keys in far:
         angle = np.angle((_pairs(keys, style, width) * start.conj()).sum(axis=0))
-        turns = np.round((found * place - angle) / (2 * np.pi))
-        found = (angle + 2 * np.pi * turns) / place
-    return found
+        turns = np.round((frequencies * place - angle) / (2 * np.pi))
+        frequencies = (angle + 2 * np.pi * turns) / place
+    return frequencies
 
 
 def _pairs(keys: FloatArray, style: RopeStyle, width: int) -> NDArray[np.complex128]:

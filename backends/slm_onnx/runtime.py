@@ -46,14 +46,14 @@ def missing() -> str | None:
 
 def version() -> str:
     """The version of ONNX Runtime, of whichever build; "" where none is installed."""
-    found = build.find_build()
-    return found.version if found else ""
+    installed = build.find_build()
+    return installed.version if installed else ""
 
 
 def is_since(release: tuple[int, int]) -> bool:
     """Whether ONNX Runtime is of a release or of a later one."""
-    found = build.numbers(version())
-    return found is not None and found >= release
+    installed = build.numbers(version())
+    return installed is not None and installed >= release
 
 
 def can_mask_by_bias() -> bool:
@@ -187,17 +187,17 @@ def _save_to(options: Any, file: Path) -> None:
 
 
 def _open(model: bytes | str, options: Any, place: Place) -> Any:
-    providers = [(name, dict(given)) for name, given in place.providers]
+    providers = [(name, dict(provider_options)) for name, provider_options in place.providers]
     if place.preloads_cuda:
         _preload_cuda()
     try:
-        made = load().InferenceSession(model, options, providers=providers)
+        session = load().InferenceSession(model, options, providers=providers)
     except Exception as error:  # the runtime raises classes of its own, RuntimeError and ValueError
         raise UnsupportedModel(f"ONNX Runtime refuses the model: {one_line(error)}") from error
-    wanted, used = place.providers[0][0], made.get_providers()
+    wanted, used = place.providers[0][0], session.get_providers()
     if wanted not in used:
         raise BackendUnavailable(f"ONNX Runtime cannot use {wanted} here and fell back to {', '.join(used)}")
-    return made
+    return session
 
 
 @functools.cache
@@ -212,11 +212,11 @@ def _preload_cuda() -> None:
         _log.info("%s", text)
 
 
-def run(made: Any, binding: Any, number: int = _NOT_CAPTURED) -> None:
+def run(session: Any, binding: Any, number: int = _NOT_CAPTURED) -> None:
     """Run a session with everything bound.
 
     Args:
-        made: the session.
+        session: the session.
         binding: of its inputs and outputs.
         number: of the run, for a provider that captures runs: the same number means the same shapes and memory.
 
@@ -226,7 +226,7 @@ def run(made: Any, binding: Any, number: int = _NOT_CAPTURED) -> None:
     options = load().RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(number))
     try:
-        made.run_with_iobinding(binding, options)
+        session.run_with_iobinding(binding, options)
     except Exception as error:
         raise DecodeFailed(f"ONNX Runtime failed: {one_line(error)}") from error
 

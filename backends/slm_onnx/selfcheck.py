@@ -69,13 +69,13 @@ def require(device: Device, options: LoadOptions, *, of_directory: bool = False)
 def _try(device: Device, asked: Sequence[object]) -> float:
     """The largest error of all steps."""
     who = f"the self-check of device {device.label!r} ({device.provider.name})"
-    told = subprocess_probe.run(who, _CODE, json.dumps(asked), patience_s=_PATIENCE_S)
-    found = json.loads(told.strip().splitlines()[-1])
-    if "option" in found:
-        raise InvalidOption(found["option"])
-    if "problem" in found:
-        raise BackendUnavailable(f"device {device.label!r} cannot run a tiny model: {found['problem']}")
-    for step, error in found["errors"].items():
+    output = subprocess_probe.run(who, _CODE, json.dumps(asked), patience_s=_PATIENCE_S)
+    result = json.loads(output.strip().splitlines()[-1])
+    if "option" in result:
+        raise InvalidOption(result["option"])
+    if "problem" in result:
+        raise BackendUnavailable(f"device {device.label!r} cannot run a tiny model: {result['problem']}")
+    for step, error in result["errors"].items():
         if error <= TOLERANCE:
             continue
         raise BackendUnavailable(
@@ -83,7 +83,7 @@ def _try(device: Device, asked: Sequence[object]) -> float:
             f" differ from the CPU's by {error:.0%} (accepted: {TOLERANCE:.0%}): use device='cpu', or another ONNX"
             " Runtime or driver"
         )
-    return float(max(found["errors"].values()))
+    return float(max(result["errors"].values()))
 
 
 def _asked(options: LoadOptions) -> Mapping[str, object]:

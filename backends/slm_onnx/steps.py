@@ -136,8 +136,8 @@ def _described(session: Any, graph: Path) -> tuple[dict[str, _Node], dict[str, _
         raise InvalidModelFile(f"{graph}: a name in it is not UTF-8") from error
 
 
-def _one(found: set[str], accepted: dict[str, np.dtype[Any]], graph: Path) -> np.dtype[Any]:
-    kinds = sorted(found)
+def _one(dtypes: set[str], accepted: dict[str, np.dtype[Any]], graph: Path) -> np.dtype[Any]:
+    kinds = sorted(dtypes)
     if len(kinds) != 1 or kinds[0] not in accepted:
         raise UnsupportedModel(f"{graph}: {' and '.join(kinds)} is not known here (accepted: {', '.join(accepted)})")
     return accepted[kinds[0]]
@@ -145,10 +145,10 @@ def _one(found: set[str], accepted: dict[str, np.dtype[Any]], graph: Path) -> np
 
 def _cache_shape(shapes: Sequence[Sequence[Any]], graph: Path) -> tuple[int, int] | None:
     """Heads and width of the caches; None for a graph that reads none."""
-    found = {(shape[1], shape[3]) for shape in shapes}
-    if not found:
+    sizes = {(shape[1], shape[3]) for shape in shapes}
+    if not sizes:
         return None
-    heads, width = min(found, key=str)
-    if len(found) > 1 or not all(isinstance(size, int) and size > 0 for size in (heads, width)):
+    heads, width = min(sizes, key=str)
+    if len(sizes) > 1 or not all(isinstance(size, int) and size > 0 for size in (heads, width)):
         raise UnsupportedModel(f"{graph}: the caches of its layers have not one number of heads and one width")
     return heads, width
