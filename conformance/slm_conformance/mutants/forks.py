@@ -52,6 +52,15 @@ class DropClearsTheFork(ToyContext):
         super().drop(seq_id)
 
 
+@mutant("TestFork::test_what_dropping_would_free")
+class DroppingFreesAll(ToyContext):
+    """``n_exclusive`` counts positions that other sequences hold, too."""
+
+    def n_exclusive(self, seq_id: int) -> int:
+        """All."""
+        return self.length(seq_id)
+
+
 @mutant("TestFork::test_shares_storage_as_declared")
 class SharingOverdeclared(ToyContext):
     """Shared forks are declared, but a fork copies."""

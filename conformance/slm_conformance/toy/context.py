@@ -92,6 +92,12 @@ class ToyContext:
         self._check_open()
         return tuple(token_of(cell.token) for cell in self.cells[self._checked(seq_id)])
 
+    def n_exclusive(self, seq_id: int) -> int:
+        """The cells that are in no other sequence."""
+        self._check_open()
+        others = {id(cell) for i, cells in enumerate(self.cells) if i != seq_id for cell in cells}
+        return sum(id(cell) not in others for cell in self.cells[self._checked(seq_id)])
+
     def new_batch(self, capacity: int | None = None) -> Batch:
         """An empty batch."""
         self._check_open()

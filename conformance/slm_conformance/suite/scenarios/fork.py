@@ -111,6 +111,23 @@ class TestFork(Scenarios):
         context.drop(0)
         assert context.n_free == 64 - 29, "when one side was dropped, the other's 29 positions and no others stay taken"
 
+    def test_what_dropping_would_free(self, bench: Bench) -> None:
+        """Clause 5: ``n_exclusive`` says how many positions dropping a sequence would free; dropping it frees them."""
+        context = bench.context(n_ctx=96, n_seq_max=4)
+        bench.feed(context, bench.tokens(20))
+        context.fork(0, 1, 12)
+        bench.feed(context, bench.tokens(5, seed=1), seq_id=1)
+        n_shared = 12 if Capability.SHARED_FORK in bench.capabilities else 0
+        for seq_id, expected in ((0, 20 - n_shared), (1, 17 - n_shared), (2, 0)):
+            said = context.n_exclusive(seq_id)
+            assert said == expected, f"n_exclusive({seq_id}) is {said}, not {expected}, with {n_shared} shared positions"
+        free = context.n_free
+        context.drop(0)
+        assert context.n_free == free + 20 - n_shared, "drop freed another number of positions than n_exclusive said"
+        assert context.n_exclusive(1) == 17, "the other side is dropped, and its positions still count as shared"
+        with bench.refused("n_exclusive of a sequence that is not there", InvalidSequence, context=context):
+            context.n_exclusive(4)
+
     def test_shared_storage_takes_no_memory(self, bench: Bench) -> None:
         """Clause 5: where forks share storage, 32 of them take no memory for keys and values."""
         if Capability.SHARED_FORK not in bench.capabilities:
