@@ -166,10 +166,10 @@ def test_rows_that_would_see_others_are_refused(example, context, native, offset
         if each is native:
             each.decode(batch)
         else:
-            with pytest.raises(UnsupportedInput, match="stand behind the one before"):
+            with pytest.raises(UnsupportedInput, match="rows in increasing order of time"):
                 each.decode(batch)
             assert each.length(0) == 3
-    with pytest.raises(SnapshotMismatch, match="stand behind the one before"):
+    with pytest.raises(SnapshotMismatch, match="rows in increasing order of time"):
         context.restore(1, native.dump(0))
     feed_tokens(context, [4])
 
