@@ -120,7 +120,7 @@ class TestFork(Scenarios):
         n_shared = 12 if Capability.SHARED_FORK in bench.capabilities else 0
         for seq_id, expected in ((0, 20 - n_shared), (1, 17 - n_shared), (2, 0)):
             said = context.n_exclusive(seq_id)
-            assert said == expected, f"n_exclusive({seq_id}) is {said}, not {expected}, with {n_shared} shared positions"
+            assert said == expected, f"n_exclusive({seq_id}) is {said}, not {expected}; {n_shared} are shared"
         free = context.n_free
         context.drop(0)
         assert context.n_free == free + 20 - n_shared, "drop freed another number of positions than n_exclusive said"
