@@ -208,7 +208,11 @@ class EngineCore(Closing):
             n_left -= len(request.history.tokens) + 1 - source.n_saved
             if n_places == 0 or (n_left < 0 and self._active):
                 return
-            self._begin(request, source)
+            try:
+                self._begin(request, source)
+            except Exception as error:  # a fork or a truncate that the engine refuses is this request's matter
+                self._fail(request, error)
+                continue
             n_places -= 1
 
     def _line(self) -> list[Request]:
@@ -257,13 +261,16 @@ class EngineCore(Closing):
             self._evict(others[0])
         if source is not None and (not self._shares_forks or not self._free):
             self._prefixes.forget(source)  # no place for a copy, or no room: go on in the kept sequence itself
-            if self.context.length(source) > n_shared:
-                self._cut_back(source, n_shared)
+            try:
+                if self.context.length(source) > n_shared:
+                    self._cut_back(source, n_shared)
+            except BaseException:
+                self._give_back(source)
+                raise
             return source
-        seq_id = self._free.pop()
         if source is not None:
-            self.context.fork(source, seq_id, n_shared)
-        return seq_id
+            self.context.fork(source, self._free[-1], n_shared)
+        return self._free.pop()
 
     def _cut_back(self, seq_id: int, length: int) -> None:
         if self.context.edit_level >= EditLevel.TRUNCATE:

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import TypedDict, Unpack
 
 from slm_core.chat.answers import own_constraint
 from slm_core.closing import Closing
@@ -61,6 +62,19 @@ class EngineStats:
     n_ctx: int
     n_free: int
     n_cached_sequences: int
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options of ``Engine.generate``: those of ``Engine.submit``."""
+
+    constraint: Constraint | Spec | None
+    stopping_criteria: Sequence[StoppingCriterion]
+    thinking: bool | None
+    special: bool
+    timeout: float | None
+    priority: float
+    key: str
+    salt: str
 
 
 class RequestStream(EventStream, Closing):
@@ -258,32 +272,10 @@ class Engine(Closing):
         return stream
 
     async def generate(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None = None,
-        *,
-        constraint: Constraint | Spec | None = None,
-        stopping_criteria: Sequence[StoppingCriterion] = (),
-        thinking: bool | None = None,
-        special: bool = False,
-        timeout: float | None = None,
-        priority: float = 0,
-        key: str = "",
-        salt: str = "",
+        self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[Event]:
         """Ask for an answer and iterate over its events; see ``submit``. Leaving the iteration cancels the request."""
-        with self.submit(
-            prompt,
-            sampling,
-            constraint=constraint,
-            stopping_criteria=stopping_criteria,
-            thinking=thinking,
-            special=special,
-            timeout=timeout,
-            priority=priority,
-            key=key,
-            salt=salt,
-        ) as stream:
+        with self.submit(prompt, sampling, **options) as stream:
             async for event in stream:
                 yield event
 

@@ -283,6 +283,22 @@ def test_failures_at_every_step(error: BaseException) -> None:
             return
 
 
+def test_a_fork_that_fails_ends_the_request_that_asked_for_it() -> None:
+    context = ScriptedContext(n_ctx=1000, n_seq_max=4)
+    engine = core(context)
+    run(engine, [request("a beginning that two prompts share: one")])
+
+    def refuse(src: int, dst: int, end: int) -> None:
+        raise DecodeFailed("no fork")
+
+    context._engine_fork = refuse  # type: ignore[method-assign]
+    forked, other = request("a beginning that two prompts share: two"), request("something else")
+    run(engine, [forked, other])
+    assert isinstance(forked.error, DecodeFailed)
+    assert other.answer.tokens == alone("something else")
+    assert len(engine._free) + engine.n_cached_sequences == 4, "no sequence is lost"
+
+
 def test_a_callback_that_raises_ends_its_own_request() -> None:
     def refuse(event: Event, draft: object) -> StoppingAction:
         raise ZeroDivisionError
