@@ -159,6 +159,10 @@ def test_salts_share_nothing() -> None:
     engine = core()
     run(engine, [request("the same words, twice over", salt="a"), request("the same words, twice over", salt="b")])
     assert engine.totals.cached_tokens == 0
+    run(engine, [request("the same words, twice over", salt="c")])  # and nothing that was kept
+    assert engine.totals.cached_tokens == 0
+    run(engine, [request("the same words, twice over", salt="a")])
+    assert engine.totals.cached_tokens > 0
 
 
 def test_without_a_prefix_cache_nothing_is_kept() -> None:
