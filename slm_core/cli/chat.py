@@ -12,9 +12,9 @@ from typing import Self
 from rich.console import Console
 from rich.text import Text
 
+from slm_core.atomic_write import atomic_file
 from slm_core.chat import Chat
 from slm_core.cli import options as o
-from slm_core.cli.atomic_write import write_atomically
 from slm_core.cli.streaming import stream_answer, summary
 from slm_core.cli.terminal import PrefillBar, complain, err, note, out
 from slm_core.errors import InvalidOption, SlmError
@@ -196,7 +196,7 @@ class Repl:
         if self._file is None or self._saved == self._chat.messages:
             return
         try:
-            write_atomically(self._file, self._chat.dump())
+            _write(self._file, self._chat.dump())
         except (SlmError, OSError) as error:
             complain(f"the conversation is not kept in {self._file}: {error}")
         else:
@@ -280,7 +280,7 @@ class Repl:
             return
         path = Path(argument).expanduser()
         data = self._chat.dump()
-        write_atomically(path, data)
+        _write(path, data)
         self._say(f"(saved {len(self._chat.messages)} messages, {len(data):,} bytes, to {path})")
 
     def _load(self, argument: str) -> None:
@@ -320,3 +320,9 @@ def _short(message: Message, width: int = 60) -> str:
     """A message on one line."""
     text = " ".join(message.content.split())
     return f"{message.role}: {text if len(text) <= width else text[: width - 1] + '…'}"
+
+
+def _write(path: Path, dump: bytes) -> None:
+    """Keep a conversation, for its user's eyes only."""
+    with atomic_file(path, mode=0o600) as file:
+        file.write(dump)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
+from slm_core.atomic_write import atomic_file
 from slm_core.gguf.metadata import ValueType
 
 if TYPE_CHECKING:
@@ -71,20 +71,11 @@ class GgufWriter:
         Raises:
             OSError: it cannot be written.
         """
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        file = part.open("xb")
-        try:
-            with file:
-                file.write(self.header)
-                sink = TensorSink(file, self._tensors, self._alignment)
-                yield sink
-                sink.finish()
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        with atomic_file(path) as file:
+            file.write(self.header)
+            sink = TensorSink(file, self._tensors, self._alignment)
+            yield sink
+            sink.finish()
 
     def _padded_header(self, metadata: Mapping[str, bytes]) -> bytes:
         parts = [struct.pack("<4sIQQ", b"GGUF", _VERSION, len(self._tensors), len(metadata))]
