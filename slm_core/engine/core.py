@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from slm_core.closing import Closing
 from slm_core.engine.costs import StepCosts, attended
 from slm_core.engine.plan import ActiveRequest, Piece, WaitingRequest, line_up, plan_step
-from slm_core.engine.prefixes import LEAST_SHARED, PrefixCache, longest
+from slm_core.engine.prefixes import LEAST_SHARED, NO_MATCH, Match, longest
 from slm_core.engine.requests import Request
+from slm_core.engine.sequences import Sequences
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation.events import FinishReason
 from slm_core.protocols import Context
-from slm_core.types import Capability, EditLevel, Logits, Pos
+from slm_core.types import Logits, Pos
 
 _MOST_DECODING = 64
 """Pending tokens of a request that decodes: its last one, and those that a constraint forces. A request with more was
@@ -58,15 +59,13 @@ class _Source:
     """The sequence that holds most of a history.
 
     Attributes:
-        seq_id: the sequence; None for none.
-        n_shared: tokens of the history that it begins with.
+        match: which one, and how many tokens of the history it begins with.
         n_saved: positions that sharing saves. A kept sequence saves none: its positions count as free, as they would be
             if it were dropped.
         is_computed_now: whether an active request is about to compute them: whoever waits for it computes them once.
     """
 
-    seq_id: int | None
-    n_shared: int
+    match: Match
     n_saved: int = 0
     is_computed_now: bool = False
 
@@ -107,11 +106,9 @@ class EngineCore(Closing):
         self._costs = StepCosts()
         self._waiting: list[Request] = []
         self._active: dict[int, Request] = {}  # by request id
-        self._prefixes = PrefixCache()
+        self._sequences = Sequences(context, keeps=options.prefix_cache)
         self._served: dict[str, float] = {}
         self._batch = context.new_batch()
-        self._free = list(reversed(range(context.n_seq_max)))
-        self._shares_forks = Capability.SHARED_FORK in context.capabilities
         self.totals = Totals()
 
     @property
@@ -127,7 +124,7 @@ class EngineCore(Closing):
     @property
     def n_cached_sequences(self) -> int:
         """Sequences that are kept for prompts that begin alike."""
-        return len(self._prefixes)
+        return self._sequences.n_kept
 
     def add(self, request: Request) -> None:
         """Take a request; it is over at once where no token may follow.
@@ -199,7 +196,7 @@ class EngineCore(Closing):
         n_places = min(self._options.n_parallel, self.context.n_seq_max, self.context.n_batch) - len(self._active)
         if not self._waiting or n_places <= 0:
             return
-        n_left = self.context.n_free + sum(self.context.n_exclusive(seq_id) for seq_id in self._prefixes.seq_ids)
+        n_left = self._sequences.n_available
         n_left -= sum(len(request.history.tokens) - self._length(request) + 1 for request in self._active.values())
         for request in self._line():
             source = self._source(request)
@@ -219,7 +216,13 @@ class EngineCore(Closing):
         """The waiting requests, first in line first."""
         now, by_id = time.monotonic(), {request.id: request for request in self._waiting}
         waiting = [
-            WaitingRequest(number, request.priority, now - request.arrived_s, self._served.get(request.key, 0.0))
+            WaitingRequest(
+                number,
+                request.priority,
+                now - request.arrived_s,
+                self._served.get(request.key, 0.0),
+                request.loop.time_left_s,
+            )
             for number, request in by_id.items()
         ]
         return [by_id[number] for number in line_up(waiting, self._options.aging_s)]
@@ -227,27 +230,26 @@ class EngineCore(Closing):
     def _source(self, request: Request) -> _Source:
         """What holds the longest prefix of a request's history."""
         if not self._options.prefix_cache:
-            return _Source(None, 0)
-        kept = self._prefixes.match(request.waiting_tokens, request.salt)
-        if not self._shares_forks:  # a fork would compute nothing, but take room: one goes on in a kept sequence itself
-            return _Source(*kept)
+            return _Source(NO_MATCH)
+        kept = self._sequences.match(request.waiting_tokens, request.salt)
+        if not self._sequences.shares_forks:  # a fork takes room and saves little: one goes on in the kept sequence
+            return _Source(kept)
         active = longest(
             ((other.id, other.waiting_tokens) for other in self._active.values() if other.salt == request.salt),
             request.waiting_tokens,
         )
         if active.seq_id is None or active.n_shared < kept.n_shared + LEAST_SHARED:
-            return _Source(*kept)
+            return _Source(kept)
         other = self._active[active.seq_id]
         return _Source(
-            other.seq_id,
-            active.n_shared,
+            Match(other.seq_id, active.n_shared),
             n_saved=active.n_shared,
             is_computed_now=self._length(other) < active.n_shared,
         )
 
     def _begin(self, request: Request, source: _Source) -> None:
         """Give a request a sequence, with what another one holds of its history."""
-        request.seq_id = self._taken(source.seq_id, source.n_shared)
+        request.seq_id = self._sequences.take(source.match)
         if not request.begun and not request.n_preempted:
             request.loop.progress.n_cached = self._length(request)
             self.totals.cached_tokens += self._length(request)
@@ -255,41 +257,12 @@ class EngineCore(Closing):
         self._waiting.remove(request)
         self._active[request.id] = request
 
-    def _taken(self, source: int | None, n_shared: int) -> int:
-        """A sequence that holds the first ``n_shared`` tokens of another one; an empty one where that is None."""
-        if not self._free and (others := [seq_id for seq_id in self._prefixes.seq_ids if seq_id != source]):
-            self._evict(others[0])
-        if source is not None and (not self._shares_forks or not self._free):
-            self._prefixes.forget(source)  # no place for a copy, or no room: go on in the kept sequence itself
-            try:
-                if self.context.length(source) > n_shared:
-                    self._cut_back(source, n_shared)
-            except BaseException:
-                self._give_back(source)
-                raise
-            return source
-        if source is not None:
-            self.context.fork(source, self._free[-1], n_shared)
-        return self._free.pop()
-
-    def _cut_back(self, seq_id: int, length: int) -> None:
-        if self.context.edit_level >= EditLevel.TRUNCATE:
-            self.context.truncate(Pos(seq_id, length))
-        else:
-            self.context.drop(seq_id)
-
-    def _evict(self, seq_id: int) -> None:
-        """Drop a kept sequence."""
-        self._prefixes.forget(seq_id)
-        self._give_back(seq_id)
-
     def _make_room(self) -> None:
-        """Evict kept sequences until the next step has room."""
+        """Drop kept sequences until the next step has room."""
         pending = [self._as_active(request) for request in self._active.values()]
         needed = sum(request.n_pending for request in pending if request.decoding)
         needed += min(self.context.n_batch, sum(request.n_pending for request in pending if not request.decoding))
-        while self.context.n_free < needed and len(self._prefixes):
-            self._evict(self._prefixes.seq_ids[0])
+        self._sequences.make_room(needed)
 
     # A step.
 
@@ -424,11 +397,10 @@ class EngineCore(Closing):
             self._waiting.remove(request)
         self._active.pop(request.id, None)
         if seq_id is not None:
-            if keep and self._options.prefix_cache and self.context.length(seq_id) >= LEAST_SHARED:
-                for covered in self._prefixes.keep(seq_id, self.context.tokens(seq_id), request.salt):
-                    self._give_back(covered)
+            if keep:
+                self._sequences.release(seq_id, request.salt)
             else:
-                self._give_back(seq_id)
+                self._sequences.drop(seq_id)
         if request.on_end is not None:
             request.on_end()
 
@@ -436,13 +408,9 @@ class EngineCore(Closing):
         """Take a request's sequence away: its history, answer included, is computed again later."""
         seq_id, request.seq_id = request.seq_id, None
         assert seq_id is not None
-        self._give_back(seq_id)
+        self._sequences.drop(seq_id)
         del self._active[request.id]
         request.waiting_tokens = np.asarray(request.history.tokens, np.int32)
         self._waiting.append(request)
         request.n_preempted += 1
         self.totals.n_preempted += 1
-
-    def _give_back(self, seq_id: int) -> None:
-        self.context.drop(seq_id)
-        self._free.append(seq_id)

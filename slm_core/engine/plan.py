@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,12 +41,14 @@ class WaitingRequest:
         priority: larger ones come first.
         waited_s: seconds since it arrived.
         served: tokens that were computed for its key lately; of equal priorities, the least served key comes first.
+        time_left_s: seconds until its timeout; of one key, whoever has least left comes first.
     """
 
     id: int
     priority: float
     waited_s: float
     served: float
+    time_left_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +132,13 @@ def _pieces(kept: Iterable[ActiveRequest], n_free: int, n_batch: int, affordable
 
 
 def line_up(waiting: Sequence[WaitingRequest], aging_s: float) -> list[int]:
-    """The numbers of waiting requests, first in line first: by priority and age, then by what their keys were served.
+    """The numbers of waiting requests, first in line first.
+
+    By priority and age, then by what their keys were served, then by the time that they have left, then as they came.
 
     Args:
         waiting: the requests.
         aging_s: seconds of waiting that count as one step of priority.
     """
-    line = sorted(waiting, key=lambda r: (-(r.priority + r.waited_s // aging_s), r.served, r.id))
+    line = sorted(waiting, key=lambda r: (-(r.priority + r.waited_s // aging_s), r.served, r.time_left_s, r.id))
     return [request.id for request in line]

@@ -20,6 +20,9 @@ class Match(NamedTuple):
     n_shared: int
 
 
+NO_MATCH = Match(None, 0)
+
+
 @dataclass(slots=True)
 class _Kept:
     tokens: NDArray[np.int32]
@@ -83,7 +86,7 @@ def longest(histories: Iterable[tuple[int, NDArray[np.int32]]], tokens: NDArray[
         n = min(n_common(history, tokens), len(tokens) - 1)
         if n > best.n_shared:
             best = Match(seq_id, n)
-    return best if best.seq_id is not None else Match(None, 0)
+    return best if best.seq_id is not None else NO_MATCH
 
 
 def n_common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:

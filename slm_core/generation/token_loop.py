@@ -152,6 +152,12 @@ class TokenLoop:
         return self._cancelled.is_set() or self._countdown.is_over
 
     @property
+    def time_left_s(self) -> float:
+        """Seconds until its timeout; infinity where it has none."""
+        left = self._countdown.left
+        return math.inf if left is None else left
+
+    @property
     def constraint(self) -> Constraint | None:
         """What rules it, where it stands."""
         return self._constraint

@@ -217,6 +217,14 @@ def test_priorities_come_first() -> None:
     assert order == ["b", "c", "a"]
 
 
+def test_of_equal_priorities_whoever_has_least_time_comes_first() -> None:
+    order: list[str] = []
+    engine = core(n_parallel=1)
+    timeouts = [("a", None), ("b", 500.0), ("c", 60.0)]
+    run(engine, [request(name, timeout=s, on_end=lambda n=name: order.append(n)) for name, s in timeouts])  # type: ignore[misc]
+    assert order == ["c", "b", "a"]
+
+
 def test_keys_share_evenly() -> None:
     """Somebody who asks for much does not hold up somebody who asks for little."""
     order: list[str] = []
@@ -300,7 +308,7 @@ def test_a_fork_that_fails_ends_the_request_that_asked_for_it() -> None:
     run(engine, [forked, other])
     assert isinstance(forked.error, DecodeFailed)
     assert other.answer.tokens == alone("something else")
-    assert len(engine._free) + engine.n_cached_sequences == 4, "no sequence is lost"
+    assert len(engine._sequences._free) + engine.n_cached_sequences == 4, "no sequence is lost"
 
 
 def test_a_callback_that_raises_ends_its_own_request() -> None:
