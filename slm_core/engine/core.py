@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from slm_core.engine.plan import ActiveRequest, Piece, WaitingRequest, line_up, 
 from slm_core.engine.prefixes import LEAST_SHARED, NO_MATCH, Match, longest
 from slm_core.engine.requests import Request
 from slm_core.engine.sequences import Sequences
+from slm_core.engine.swap import Swap
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation.events import FinishReason
 from slm_core.protocols import Context
@@ -35,6 +37,7 @@ class EngineOptions:
             token at least so often. A step that would take longer without any prompt has one prompt token.
         aging_s: seconds of waiting that count as one step of priority.
         prefix_cache: whether sequences of answered requests are kept for prompts that begin alike.
+        swap_bytes: memory for dumps of requests that gave up their sequences to others; 0 computes all of them again.
 
     Raises:
         InvalidOption: a number that is not above 0.
@@ -44,14 +47,17 @@ class EngineOptions:
     step_ms: float = 100
     aging_s: float = 10
     prefix_cache: bool = True
+    swap_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         for name in ("step_ms", "aging_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise InvalidOption(f"{name}={value!r} (accepted: a number above 0)")
-        if not isinstance(self.n_parallel, int) or isinstance(self.n_parallel, bool) or self.n_parallel < 1:
-            raise InvalidOption(f"n_parallel={self.n_parallel!r} (accepted: an integer from 1 on)")
+        for name, least in (("n_parallel", 1), ("swap_bytes", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InvalidOption(f"{name}={value!r} (accepted: an integer from {least} on)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Totals:
     n_cancelled: int = 0
     n_failed: int = 0
     n_preempted: int = 0
+    n_swapped: int = 0
     n_steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -107,6 +114,7 @@ class EngineCore(Closing):
         self._waiting: list[Request] = []
         self._active: dict[int, Request] = {}  # by request id
         self._sequences = Sequences(context, keeps=options.prefix_cache)
+        self._swap = Swap(context, options.swap_bytes)
         self._served: dict[str, float] = {}
         self._batch = context.new_batch()
         self.totals = Totals()
@@ -228,8 +236,8 @@ class EngineCore(Closing):
         return [by_id[number] for number in line_up(waiting, self._options.aging_s)]
 
     def _source(self, request: Request) -> _Source:
-        """What holds the longest prefix of a request's history."""
-        if not self._options.prefix_cache:
+        """What holds the longest prefix of a request's history, where it has no dump of its own."""
+        if request.id in self._swap or not self._options.prefix_cache:
             return _Source(NO_MATCH)
         kept = self._sequences.match(request.waiting_tokens, request.salt)
         if not self._sequences.shares_forks:  # a fork takes room and saves little: one goes on in the kept sequence
@@ -250,6 +258,9 @@ class EngineCore(Closing):
     def _begin(self, request: Request, source: _Source) -> None:
         """Give a request a sequence, with what another one holds of its history."""
         request.seq_id = self._sequences.take(source.match)
+        if request.id in self._swap:
+            self._sequences.make_room(len(request.history.tokens))
+            self._swap.bring_back(request.id, request.seq_id)
         if not request.begun and not request.n_preempted:
             request.loop.progress.n_cached = self._length(request)
             self.totals.cached_tokens += self._length(request)
@@ -276,9 +287,23 @@ class EngineCore(Closing):
             n_pending=n_pending,
             decoding=request.begun and n_pending <= _MOST_DECODING,
             n_exclusive=self.context.n_exclusive(request.seq_id),
-            rank=request.rank,
+            rank=(request.priority, self._cost_of_preempting(request, n_held), -request.id),
             last_turn=request.last_turn,
         )
+
+    def _cost_of_preempting(self, request: Request, n_held: int) -> float:
+        """Seconds that it takes to bring back what a request holds; infinity where nothing would be freed."""
+        assert request.seq_id is not None
+        n_exclusive = self.context.n_exclusive(request.seq_id)
+        if not n_exclusive:
+            return math.inf
+        again, swapped = self._seconds_again(request, n_exclusive), self._swap.seconds(n_held)
+        return again if swapped is None else min(again, swapped)
+
+    def _seconds_again(self, request: Request, n_positions: int) -> float:
+        """What computing the last positions of a request again takes; before steps were measured, one for each."""
+        seconds = self._costs.seconds(n_positions, attended(self._length(request) - n_positions, n_positions))
+        return float(n_positions) if seconds is None else seconds
 
     def _affordable(self, n_tokens: int, n_attended: int, depth: int, most: int) -> int:
         return self._costs.affordable(self._options.step_ms / 1e3, n_tokens, n_attended, depth, most)
@@ -392,6 +417,7 @@ class EngineCore(Closing):
 
     def _release(self, request: Request, *, keep: bool) -> None:
         """A request is over: keep its sequence for others, or drop it."""
+        self._swap.forget(request.id)
         seq_id, request.seq_id = request.seq_id, None
         if request in self._waiting:
             self._waiting.remove(request)
@@ -405,10 +431,14 @@ class EngineCore(Closing):
             request.on_end()
 
     def _preempt(self, request: Request) -> None:
-        """Take a request's sequence away: its history, answer included, is computed again later."""
-        seq_id, request.seq_id = request.seq_id, None
-        assert seq_id is not None
-        self._sequences.drop(seq_id)
+        """Take a request's sequence away: it is dumped, or computed again later, whichever is sooner."""
+        assert request.seq_id is not None
+        n_exclusive = self.context.n_exclusive(request.seq_id)
+        swap_s = self._swap.seconds(self._length(request))
+        if swap_s is None or swap_s < self._seconds_again(request, n_exclusive):
+            self.totals.n_swapped += self._swap.put(request.id, request.seq_id)
+        self._sequences.drop(request.seq_id)
+        request.seq_id = None
         del self._active[request.id]
         request.waiting_tokens = np.asarray(request.history.tokens, np.int32)
         self._waiting.append(request)

@@ -36,7 +36,8 @@ class EngineStats:
         n_finished: of those, answered.
         n_cancelled: cancelled, or out of time.
         n_failed: failed.
-        n_preempted: times that a request gave up its sequence, to be computed again.
+        n_preempted: times that a request gave up its sequence to others.
+        n_swapped: of those, times that it was dumped in place of being computed again.
         n_steps: batches decoded.
         prompt_tokens: tokens of all prompts.
         cached_tokens: of those, tokens that did not have to be computed.
@@ -54,6 +55,7 @@ class EngineStats:
     n_cancelled: int
     n_failed: int
     n_preempted: int
+    n_swapped: int
     n_steps: int
     prompt_tokens: int
     cached_tokens: int

@@ -65,7 +65,7 @@ class StepPlan:
 
     Attributes:
         pieces: what is decoded, each request once.
-        preempted: requests that give up their sequences first, to be computed again later.
+        preempted: requests that give up their sequences first, to go on later.
         full: a request that the whole context has no room for; None for none.
     """
 

@@ -124,11 +124,6 @@ class Request:
         return len(self.history.tokens) > self.n_prompt
 
     @property
-    def rank(self) -> tuple[float, ...]:
-        """Which requests keep their sequences longest: those of larger priority, then the older ones."""
-        return (self.priority, -self.id)
-
-    @property
     def answer(self) -> Answer:
         """The answer.
 
