@@ -175,6 +175,7 @@ class LoadedModel(Closing):
         step_ms: float = 100,
         aging_s: float = 10,
         prefix_cache: bool = True,
+        swap_bytes: int = 1 << 30,
     ) -> Engine:
         """An engine that answers requests of many threads and tasks, in a context of its own; see ``Engine.submit``.
 
@@ -185,11 +186,12 @@ class LoadedModel(Closing):
             step_ms: milliseconds that a step may take, so that a long prompt does not hold up other answers.
             aging_s: seconds of waiting that count as one step of priority.
             prefix_cache: whether what requests have in common is computed once.
+            swap_bytes: memory for dumps of requests that gave up their sequences to others.
 
         Raises:
             InvalidOption: a value that does not fit.
         """
-        options = EngineOptions(n_parallel, step_ms, aging_s, prefix_cache)
+        options = EngineOptions(n_parallel, step_ms, aging_s, prefix_cache, swap_bytes)
         context = self.new_context(n_ctx=n_ctx, n_seq_max=2 * n_parallel, n_batch=n_batch)
         return Engine(context, self.vocab, lambda: self.formatter, options)
 

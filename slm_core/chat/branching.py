@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.chat.sequences import check_free, claim, release
-from slm_core.errors import InvalidOption, SessionError
+from slm_core.errors import SessionError
 from slm_core.generation.beam import BeamSearch, Rules
 from slm_core.generation.beam_options import BeamAnswer, Beams
 from slm_core.generation.branches import Branches
-from slm_core.generation.completions import Branch, CompletionEvent, CompletionGroup, Completions
+from slm_core.generation.completions import Branch, CompletionEvent, CompletionGroup, Completions, checked_completions
 from slm_core.generation.control import Control
 from slm_core.generation.events import Timings, Usage
 from slm_core.generation.loop import Generation
@@ -75,10 +75,7 @@ def completions(
     on_event: Callable[[CompletionEvent], None] | None,
 ) -> Completions:
     """See ``Session.completions``."""
-    n_made = n if best_of is None else best_of
-    for name, value, least in (("n", n, 1), ("best_of", n_made, n)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InvalidOption(f"{name}={value!r} (accepted: an integer from {least} on)")
+    n_made = checked_completions(n, best_of)
     if not session.n_tokens:
         raise SessionError("there is nothing to continue: append text first")
     check_free(session.context, n_made, f"making {n_made} completions")

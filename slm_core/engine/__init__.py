@@ -2,10 +2,12 @@
 
 from slm_core.engine.batch import GenerateOptions, generate
 from slm_core.engine.core import EngineCore, EngineOptions
-from slm_core.engine.engine import Engine, EngineStats, RequestStream
+from slm_core.engine.engine import Engine, EngineStats
 from slm_core.engine.prompts import Prompt
+from slm_core.engine.streams import CompletionsStream, RequestStream
 
 __all__ = [
+    "CompletionsStream",
     "Engine",
     "EngineCore",
     "EngineOptions",

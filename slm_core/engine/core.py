@@ -240,7 +240,7 @@ class EngineCore(Closing):
         if request.id in self._swap or not self._options.prefix_cache:
             return _Source(NO_MATCH)
         kept = self._sequences.match(request.waiting_tokens, request.salt)
-        if not self._sequences.shares_forks:  # a fork takes room and saves little: one goes on in the kept sequence
+        if not self._sequences.can_fork_inside:
             return _Source(kept)
         active = longest(
             ((other.id, other.waiting_tokens) for other in self._active.values() if other.salt == request.salt),
@@ -251,7 +251,7 @@ class EngineCore(Closing):
         other = self._active[active.seq_id]
         return _Source(
             Match(other.seq_id, active.n_shared),
-            n_saved=active.n_shared,
+            n_saved=active.n_shared if self._sequences.shares_forks else 0,
             is_computed_now=self._length(other) < active.n_shared,
         )
 

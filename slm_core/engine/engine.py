@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TypedDict, Unpack
 
 from slm_core.chat.answers import own_constraint
@@ -16,10 +16,11 @@ from slm_core.constraints import Spec
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, encode
 from slm_core.engine.requests import Request
+from slm_core.engine.streams import CompletionsStream, RequestStream
 from slm_core.errors import EngineClosed
-from slm_core.generation.aio import EventStream
+from slm_core.generation.completions import checked_completions
 from slm_core.generation.control import checked_timeout
-from slm_core.generation.events import Answer, Event
+from slm_core.generation.events import Event
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.protocols import Constraint, Context, Formatter, Vocab
 from slm_core.sampling import Sampling
@@ -66,12 +67,10 @@ class EngineStats:
     n_cached_sequences: int
 
 
-class RequestOptions(TypedDict, total=False):
-    """Options of ``Engine.generate``: those of ``Engine.submit``."""
+class SharedOptions(TypedDict, total=False):
+    """Options of ``Engine.completions``: those of ``Engine.submit`` but ``constraint`` and ``thinking``."""
 
-    constraint: Constraint | Spec | None
     stopping_criteria: Sequence[StoppingCriterion]
-    thinking: bool | None
     special: bool
     timeout: float | None
     priority: float
@@ -79,116 +78,11 @@ class RequestOptions(TypedDict, total=False):
     salt: str
 
 
-class RequestStream(EventStream, Closing):
-    """An answer that an engine makes: iterate for its events, with ``for`` or ``async for``; then ask for ``answer``.
+class RequestOptions(SharedOptions, total=False):
+    """Options of ``Engine.generate``: those of ``Engine.submit``."""
 
-    The engine never waits for the reader. Leaving a ``with`` block cancels the request; so does cancelling a task that
-    waits for an event.
-
-    Args:
-        wake: tells the engine that something changed.
-    """
-
-    def __init__(self, prompt: EncodedPrompt, wake: Callable[[], None]) -> None:
-        self._prompt = prompt
-        self._wake = wake
-        self._events: deque[Event] = deque()
-        self._changed = threading.Condition()
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._request: Request | None = None
-        self._answer: Answer | None = None
-        self._over = False
-
-    @property
-    def finished(self) -> bool:
-        """Whether the answer is over, or the request failed."""
-        return self._over
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer; of messages, told apart by the chat format.
-
-        Raises:
-            SessionError: it is not over yet.
-            SlmError: what the request failed with.
-        """
-        if self._answer is None:
-            assert self._request is not None, "the engine gives it at once"
-            self._answer = self._prompt.read(self._request.answer)
-        return self._answer
-
-    def cancel(self) -> None:
-        """End the request as soon as possible, from any thread or task: after the running step nothing is computed."""
-        if self._request is not None:
-            self._request.loop.cancel()
-            self._wake()
-
-    def close(self) -> None:
-        """Cancel the request, if it is not over."""
-        if not self._over:
-            self.cancel()
-
-    def show_events(self, shown: bool) -> None:
-        """Whether events go to anybody, from now on."""
-        assert self._request is not None, "the engine gives it at once"
-        self._request.loop.show_events(shown)
-
-    def __next__(self) -> Event:
-        with self._changed:
-            while not self._events and not self._over:
-                self._changed.wait()
-            return self._next_event(StopIteration)
-
-    async def __anext__(self) -> Event:
-        while True:
-            with self._changed:
-                if self._events or self._over:
-                    return self._next_event(StopAsyncIteration)
-                loop = asyncio.get_running_loop()
-                future: asyncio.Future[None] = loop.create_future()
-                self._waiters.append((loop, future))
-            try:
-                await future
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
-
-    def _next_event(self, end: type[Exception]) -> Event:
-        if self._events:
-            return self._events.popleft()
-        if self._request is not None and self._request.error is not None:
-            raise self._request.error
-        raise end
-
-    # What the engine calls.
-
-    def follows(self, request: Request) -> None:
-        """The request whose events these are."""
-        self._request = request
-
-    def put(self, event: Event) -> None:
-        """An event, for whoever reads."""
-        with self._changed:
-            self._events.append(event)
-            self._notify()
-
-    def end(self) -> None:
-        """No further events follow."""
-        with self._changed:
-            self._over = True
-            self._notify()
-
-    def _notify(self) -> None:
-        self._changed.notify_all()
-        waiters, self._waiters = self._waiters, []
-        for loop, future in waiters:
-            with contextlib.suppress(RuntimeError):  # its event loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_set_done, future)
-
-
-def _set_done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+    constraint: Constraint | Spec | None
+    thinking: bool | None
 
 
 class Engine(Closing):
@@ -250,14 +144,13 @@ class Engine(Closing):
         """
         encoded = encode(self._vocab, self._formatter, prompt, thinking)
         stream = RequestStream(encoded, self._wake)
-        request = Request(
-            self._vocab,
-            encoded.tokens,
-            encoded.sampling(sampling if sampling is not None else Sampling()),
-            constraint=own_constraint(constraint, self._vocab),
+        request = self._request(
+            encoded,
+            sampling,
+            own_constraint(constraint, self._vocab),
             stopping_criteria=stopping_criteria,
-            special=special or encoded.formatter is not None,
-            timeout=checked_timeout(timeout),
+            special=special,
+            timeout=timeout,
             priority=priority,
             key=key,
             salt=salt,
@@ -265,13 +158,95 @@ class Engine(Closing):
             on_end=stream.end,
         )
         stream.follows(request)
-        self._core.check(request)
+        self._send([request])
+        return stream
+
+    def completions(
+        self,
+        prompt: Prompt,
+        n: int,
+        sampling: Sampling | None = None,
+        *,
+        best_of: int | None = None,
+        constraint: Constraint | Spec | None = None,
+        thinking: bool | None = None,
+        **options: Unpack[SharedOptions],
+    ) -> CompletionsStream:
+        """Ask for ``n`` answers to one prompt, which is computed once; returns at once. From any thread.
+
+        Completion i draws from stream i of the seed, however many there are; number 0 says what ``submit`` would.
+
+        Args:
+            prompt: a text to continue, its tokens, or messages.
+            n: completions.
+            sampling: how tokens are chosen.
+            best_of: make so many, and keep those n with the largest mean log probability.
+            constraint: what may be said; each completion has a copy.
+            thinking: ask for reasoning, or for none; None leaves it to the template. Messages only.
+            options: the others of ``submit``.
+
+        Raises:
+            InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``; and see ``submit``, for the other errors, too.
+        """
+        n_made = checked_completions(n, best_of)
+        encoded = encode(self._vocab, self._formatter, prompt, thinking)
+        rule = own_constraint(constraint, self._vocab)
+        sampling = sampling if sampling is not None else Sampling()
+        if sampling.seed is None:  # one seed, and a stream of it for each
+            sampling = replace(sampling, seed=secrets.randbits(63))
+        stream = CompletionsStream(encoded, n_made, n if best_of is not None else None, self._wake)
+        requests = [
+            self._request(
+                encoded,
+                sampling,
+                None if rule is None else rule.clone(),
+                stream=i,
+                on_event=partial(stream.put, i),
+                on_end=stream.end_one,
+                **options,
+            )
+            for i in range(n_made)
+        ]
+        stream.follows(requests)
+        self._send(requests)
+        return stream
+
+    def _request(
+        self,
+        prompt: EncodedPrompt,
+        sampling: Sampling | None,
+        constraint: Constraint | None,
+        *,
+        stream: int = 0,
+        on_event: Callable[[Event], None],
+        on_end: Callable[[], None],
+        **options: Unpack[SharedOptions],
+    ) -> Request:
+        return Request(
+            self._vocab,
+            prompt.tokens,
+            prompt.sampling(sampling if sampling is not None else Sampling()),
+            constraint=constraint,
+            special=options.get("special", False) or prompt.formatter is not None,
+            timeout=checked_timeout(options.get("timeout")),
+            stopping_criteria=options.get("stopping_criteria", ()),
+            priority=options.get("priority", 0),
+            key=options.get("key", ""),
+            salt=options.get("salt", ""),
+            stream=stream,
+            on_event=on_event,
+            on_end=on_end,
+        )
+
+    def _send(self, requests: Sequence[Request]) -> None:
+        """Hand requests to the thread, all of them or none."""
+        for request in requests:
+            self._core.check(request)
         with self._changed:
             if self._closing:
                 raise EngineClosed("the engine is closed")
-            self._inbox.append(request)
+            self._inbox.extend(requests)
             self._changed.notify_all()
-        return stream
 
     async def generate(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[RequestOptions]

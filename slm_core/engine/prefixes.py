@@ -45,6 +45,10 @@ class PrefixCache:
         """Sequences that are kept."""
         return len(self._kept)
 
+    def __contains__(self, seq_id: int) -> bool:
+        """Whether a sequence is kept."""
+        return seq_id in self._kept
+
     @property
     def seq_ids(self) -> Sequence[int]:
         """The sequences that are kept, least recently used first."""

@@ -19,6 +19,7 @@ class Sequences:
 
     Attributes:
         shares_forks: whether a fork takes no room of its own.
+        can_fork_inside: whether a fork of a part computes nothing.
     """
 
     def __init__(self, context: Context, *, keeps: bool) -> None:
@@ -27,6 +28,7 @@ class Sequences:
         self._kept = PrefixCache()
         self._free = list(reversed(range(context.n_seq_max)))
         self.shares_forks = Capability.SHARED_FORK in context.capabilities
+        self.can_fork_inside = context.edit_level >= EditLevel.TRUNCATE
 
     @property
     def n_kept(self) -> int:
@@ -52,7 +54,9 @@ class Sequences:
             self._evict(others[0])
         if source.seq_id is None:
             return self._free.pop()
-        if self.shares_forks and self._free:
+        if self._free and (self.shares_forks or source.seq_id not in self._kept):
+            if not self.shares_forks:
+                self.make_room(source.n_shared)
             self._context.fork(source.seq_id, self._free[-1], source.n_shared)
             return self._free.pop()
         return self._continued(source.seq_id, source.n_shared)
@@ -80,7 +84,7 @@ class Sequences:
         self.drop(seq_id)
 
     def _continued(self, seq_id: int, length: int) -> int:
-        """A kept sequence itself, cut back: there is no place for a copy, or it would take room."""
+        """A kept sequence itself, cut back: there is no place for a copy, or a copy would take room."""
         self._kept.forget(seq_id)
         try:
             if self._context.length(seq_id) > length:

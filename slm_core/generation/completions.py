@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.closing import Closing
-from slm_core.errors import SessionError
+from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation.aio import in_thread
 from slm_core.generation.branches import Branches
 from slm_core.generation.events import Answer, Event
@@ -292,3 +292,16 @@ class Completions(Closing, Iterator[CompletionEvent]):
                     self._logprobs[i].append(event.logprob)
                 return CompletionEvent(i, event)
         return None
+
+
+def checked_completions(n: int, best_of: int | None) -> int:
+    """How many completions are made, of which ``n`` are kept.
+
+    Raises:
+        InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``.
+    """
+    n_made = n if best_of is None else best_of
+    for name, value, least in (("n", n, 1), ("best_of", n_made, n)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidOption(f"{name}={value!r} (accepted: an integer from {least} on)")
+    return n_made

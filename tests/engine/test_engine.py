@@ -12,7 +12,7 @@ import pytest
 from scripted import ByteVocab, ScriptedContext, TagFormatter
 from slm_core.chat import Session
 from slm_core.engine import Engine, EngineOptions, EngineStats, RequestStream
-from slm_core.errors import ContextFull, EngineClosed, InvalidOption, TemplateError
+from slm_core.errors import ContextFull, EngineClosed, InvalidOption, SessionError, TemplateError
 from slm_core.generation import FinishReason
 from slm_core.protocols import Formatter
 from slm_core.sampling import Sampling
@@ -68,6 +68,53 @@ def test_requests_of_many_threads(engine: Engine) -> None:
     for thread in threads:
         thread.join(WAIT_S)
     assert found == {i: alone(f"thread {i}") for i in range(12)}
+
+
+def test_completions_of_a_prompt(engine: Engine) -> None:
+    """The same as a session's of the same seed; the prompt is computed once, but for its last token."""
+    sampling = Sampling(temperature=1.2, seed=5, max_tokens=12)
+    prompt = "a prompt that is long enough to be shared"
+    with Session(ScriptedContext(n_ctx=1000, n_seq_max=8), VOCAB) as session:
+        session.append(prompt)
+        expected = session.completions(4, sampling).run()
+        best = session.completions(2, sampling, best_of=4).run()
+    made = engine.completions(prompt, 4, sampling)
+    events = list(made)
+    assert [c.answer.tokens for c in made.answers] == [c.answer.tokens for c in expected]
+    for i in range(4):
+        said = tuple(event.event.token for event in events if event.index == i and event.event.token is not None)
+        assert said == made.answers[i].answer.tokens
+    assert len({c.answer.tokens for c in made.answers}) > 1
+    stats = engine.stats()
+    n_answers = sum(len(c.answer.tokens) - 1 for c in made.answers)
+    assert stats.computed_tokens == len(prompt) + 3 + n_answers
+    kept = engine.completions(prompt, 2, sampling, best_of=4).run()
+    assert [(c.index, c.answer.tokens) for c in kept] == [(c.index, c.answer.tokens) for c in best]
+    assert [c.mean_logprob for c in kept] == pytest.approx([c.mean_logprob for c in best])
+
+
+def test_completions_without_a_seed_differ(engine: Engine) -> None:
+    made = engine.completions("a prompt", 4, Sampling(temperature=3, max_tokens=16, logit_bias={257: -1e9})).run()
+    assert len({c.answer.tokens for c in made}) == 4
+
+
+def test_completions_in_tasks_and_their_cancelling(engine: Engine) -> None:
+    async def main() -> tuple[int, ...]:
+        with engine.completions("never ends", 3, ENDLESS) as made:
+            async for event in made:
+                if event.index == 1:
+                    break
+        with pytest.raises(SessionError):
+            _ = engine.completions("never ends", 2, ENDLESS, timeout=5).answers
+        return tuple(c.index for c in await engine.completions("a", 3, GREEDY).arun())
+
+    assert asyncio.run(main()) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(("n", "best_of"), [(0, None), (3, 2), (True, None), (2, 2.5)])
+def test_completions_are_checked(engine: Engine, n: int, best_of: int | None) -> None:
+    with pytest.raises(InvalidOption, match="accepted: an integer from"):
+        engine.completions("x", n, best_of=best_of)
 
 
 def test_requests_of_many_tasks(engine: Engine) -> None:
@@ -138,8 +185,9 @@ def test_leaving_a_stream_ends_its_request() -> None:
 def _release_until_over(context: SlowContext, stream: RequestStream) -> None:
     for _ in range(3):  # the step that runs, if one does
         context.may_go_on.release()
-    with stream._changed:
-        assert stream._changed.wait_for(lambda: stream.finished, WAIT_S)
+    changed = stream._queue._changed
+    with changed:
+        assert changed.wait_for(lambda: stream.finished, WAIT_S)
 
 
 def test_a_cancelled_task_cancels_its_request() -> None:
