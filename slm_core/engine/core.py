@@ -6,16 +6,19 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.closing import Closing
 from slm_core.engine.costs import StepCosts, attended
+from slm_core.engine.disk import disk_tier
 from slm_core.engine.plan import ActiveRequest, Piece, WaitingRequest, line_up, plan_step
 from slm_core.engine.prefixes import LEAST_SHARED, NO_MATCH, Match, longest
 from slm_core.engine.requests import Request
 from slm_core.engine.sequences import Sequences
+from slm_core.engine.store import StoredPrefix
 from slm_core.engine.swap import Swap
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation.events import FinishReason
@@ -38,6 +41,9 @@ class EngineOptions:
         aging_s: seconds of waiting that count as one step of priority.
         prefix_cache: whether sequences of answered requests are kept for prompts that begin alike.
         swap_bytes: memory for dumps of requests that gave up their sequences to others; 0 computes all of them again.
+        cache_dir: a directory for dumps of kept sequences, which later prompts go on from, after a restart, too; None
+            for none. Other processes may use it, too.
+        cache_dir_bytes: of all dumps there together.
 
     Raises:
         InvalidOption: a number that is not above 0.
@@ -48,13 +54,15 @@ class EngineOptions:
     aging_s: float = 10
     prefix_cache: bool = True
     swap_bytes: int = 1 << 30
+    cache_dir: Path | None = None
+    cache_dir_bytes: int = 4 << 30
 
     def __post_init__(self) -> None:
         for name in ("step_ms", "aging_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise InvalidOption(f"{name}={value!r} (accepted: a number above 0)")
-        for name, least in (("n_parallel", 1), ("swap_bytes", 0)):
+        for name, least in (("n_parallel", 1), ("swap_bytes", 0), ("cache_dir_bytes", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InvalidOption(f"{name}={value!r} (accepted: an integer from {least} on)")
@@ -69,11 +77,13 @@ class _Source:
         n_saved: positions that sharing saves. A kept sequence saves none: its positions count as free, as they would be
             if it were dropped.
         is_computed_now: whether an active request is about to compute them: whoever waits for it computes them once.
+        stored: a dump on disk, in place of a sequence.
     """
 
     match: Match
     n_saved: int = 0
     is_computed_now: bool = False
+    stored: StoredPrefix | None = None
 
 
 @dataclass(slots=True)
@@ -89,6 +99,7 @@ class Totals:
     n_steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    disk_tokens: int = 0
     completion_tokens: int = 0
     computed_tokens: int = 0
 
@@ -113,7 +124,9 @@ class EngineCore(Closing):
         self._costs = StepCosts()
         self._waiting: list[Request] = []
         self._active: dict[int, Request] = {}  # by request id
-        self._sequences = Sequences(context, keeps=options.prefix_cache)
+        self._disk = disk_tier(context, options.cache_dir, options.cache_dir_bytes) if options.cache_dir else None
+        behind = None if self._disk is None else self._disk.behind
+        self._sequences = Sequences(context, keeps=options.prefix_cache, disk=behind)
         self._swap = Swap(context, options.swap_bytes)
         self._served: dict[str, float] = {}
         self._batch = context.new_batch()
@@ -154,11 +167,15 @@ class EngineCore(Closing):
             raise ContextFull(request.n_prompt + 1, self.context.n_ctx)
 
     def step(self) -> bool:
-        """Decode one batch; returns whether there is more to do."""
+        """Decode one batch, and write a part of what is kept to disk; returns whether there is more to do."""
         self._end_interrupted()
         self._admit()
-        if not self._active:
-            return bool(self._waiting)
+        if self._active:
+            self._compute()
+        is_writing = self._disk is not None and self._disk.advance(wait=not self._active)
+        return bool(self._active or self._waiting or is_writing)
+
+    def _compute(self) -> None:
         self._make_room()
         plan = plan_step(
             [self._as_active(request) for request in self._active.values()],
@@ -173,7 +190,10 @@ class EngineCore(Closing):
         if plan.pieces:
             self._run([(self._active[piece.id], piece) for piece in plan.pieces])
             self.totals.n_steps += 1
-        return bool(self._active or self._waiting)
+
+    def flush(self, timeout: float | None) -> bool:
+        """Wait until what is kept so far is on disk, while another thread steps; see ``Engine.flush``."""
+        return self._disk is None or self._disk.behind.flush(timeout)
 
     def abort(self, error: BaseException) -> None:
         """Fail all requests."""
@@ -181,7 +201,9 @@ class EngineCore(Closing):
             self._fail(request, error)
 
     def close(self) -> None:
-        """Close the context. Twice is fine. What is not over by then stays so."""
+        """Write what is kept to disk, and close the context. Twice is fine. What is not over by then stays so."""
+        if self._disk is not None:
+            self._disk.close()
         self.context.close()
 
     # Admission and eviction.
@@ -239,6 +261,19 @@ class EngineCore(Closing):
         """What holds the longest prefix of a request's history, where it has no dump of its own."""
         if request.id in self._swap or not self._options.prefix_cache:
             return _Source(NO_MATCH)
+        source = self._source_here(request)
+        if self._disk is None or source.is_computed_now:
+            return source
+        stored = self._disk.find(request.id, request.waiting_tokens, request.salt)
+        n_more = 0 if stored is None else stored.n_shared - source.match.n_shared
+        if stored is None or n_more < LEAST_SHARED or stored.n_tokens > self._sequences.n_available:
+            return source
+        read_s = self._disk.seconds(stored)
+        compute_s = self._costs.seconds(n_more, attended(source.match.n_shared, n_more))
+        pays = read_s is None or compute_s is None or read_s < compute_s
+        return _Source(NO_MATCH, stored=stored) if pays else source
+
+    def _source_here(self, request: Request) -> _Source:
         kept = self._sequences.match(request.waiting_tokens, request.salt)
         if not self._sequences.can_fork_inside:
             return _Source(kept)
@@ -261,6 +296,9 @@ class EngineCore(Closing):
         if request.id in self._swap:
             self._sequences.make_room(len(request.history.tokens))
             self._swap.bring_back(request.id, request.seq_id)
+        if source.stored is not None and self._disk is not None:
+            self._sequences.make_room(source.stored.n_tokens)
+            self.totals.disk_tokens += self._disk.restore(source.stored, request.seq_id)
         if not request.begun and not request.n_preempted:
             request.loop.progress.n_cached = self._length(request)
             self.totals.cached_tokens += self._length(request)
@@ -418,13 +456,15 @@ class EngineCore(Closing):
     def _release(self, request: Request, *, keep: bool) -> None:
         """A request is over: keep its sequence for others, or drop it."""
         self._swap.forget(request.id)
+        if self._disk is not None:
+            self._disk.forget(request.id)
         seq_id, request.seq_id = request.seq_id, None
         if request in self._waiting:
             self._waiting.remove(request)
         self._active.pop(request.id, None)
         if seq_id is not None:
             if keep:
-                self._sequences.release(seq_id, request.salt)
+                request.saved = self._sequences.release(seq_id, request.salt)
             else:
                 self._sequences.drop(seq_id)
         if request.on_end is not None:

@@ -42,6 +42,7 @@ class EngineStats:
         n_steps: batches decoded.
         prompt_tokens: tokens of all prompts.
         cached_tokens: of those, tokens that did not have to be computed.
+        disk_tokens: of those, tokens that were read from disk.
         completion_tokens: tokens of all answers.
         computed_tokens: tokens decoded, those computed again included.
         n_ctx: positions of the context.
@@ -60,6 +61,7 @@ class EngineStats:
     n_steps: int
     prompt_tokens: int
     cached_tokens: int
+    disk_tokens: int
     completion_tokens: int
     computed_tokens: int
     n_ctx: int
@@ -267,6 +269,14 @@ class Engine(Closing):
             n_cached_sequences=core.n_cached_sequences,
             **asdict(core.totals),
         )
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until what is kept so far is on disk; returns whether it came to that within ``timeout`` seconds.
+
+        What requests needed the room of in the meantime is not written. Without a ``cache_dir`` there is nothing to
+        wait for.
+        """
+        return self._core.flush(timeout)
 
     def close(self) -> None:
         """Close the context; requests that are not over fail with ``EngineClosed``. Twice is fine."""

@@ -35,9 +35,13 @@ class PrefixCache:
 
     A history is compared whole with each kept one: there are at most ``n_seq_max`` of them, and comparing 32,768 tokens
     takes about 10 microseconds. Requests of different salts share nothing.
+
+    Args:
+        whole: whether a history is of use only to prompts that begin with all of it: its sequence cannot be cut back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = False) -> None:
+        self._whole = whole
         self._kept: dict[int, _Kept] = {}
         self._clock = 0
 
@@ -54,22 +58,24 @@ class PrefixCache:
         """The sequences that are kept, least recently used first."""
         return sorted(self._kept, key=lambda seq_id: self._kept[seq_id].last_used)
 
-    def keep(self, seq_id: int, tokens: Sequence[int], salt: str) -> list[int]:
-        """Keep a sequence; returns the sequences that hold a prefix of it, which are kept no longer."""
-        array = np.asarray(tokens, np.int32)
+    def keep(self, seq_id: int, tokens: NDArray[np.int32], salt: str) -> list[int]:
+        """Keep a sequence; returns those that are of use for nothing that it is not, which are kept no longer."""
         covered = [
             other
             for other, kept in self._kept.items()
-            if kept.salt == salt and n_common(kept.tokens, array) == len(kept.tokens)
+            if kept.salt == salt
+            and n_common(kept.tokens, tokens) == len(kept.tokens)
+            and (not self._whole or len(kept.tokens) == len(tokens))
         ]
         for other in covered:
             del self._kept[other]
-        self._kept[seq_id] = _Kept(array, salt, self._tick())
+        self._kept[seq_id] = _Kept(tokens, salt, self._tick())
         return covered
 
     def match(self, tokens: NDArray[np.int32], salt: str) -> Match:
         """The kept sequence that shares most with ``tokens``, short of the last one, whose logits are wanted."""
-        best = longest(((seq_id, kept.tokens) for seq_id, kept in self._kept.items() if kept.salt == salt), tokens)
+        of_salt = ((seq_id, kept.tokens) for seq_id, kept in self._kept.items() if kept.salt == salt)
+        best = longest(of_salt, tokens, whole=self._whole)
         if best.seq_id is not None:
             self._kept[best.seq_id].last_used = self._tick()
         return best
@@ -83,12 +89,20 @@ class PrefixCache:
         return self._clock
 
 
-def longest(histories: Iterable[tuple[int, NDArray[np.int32]]], tokens: NDArray[np.int32]) -> Match:
-    """The longest prefix of ``tokens`` without the last that a history begins with, if it is worth a fork."""
+def longest(
+    histories: Iterable[tuple[int, NDArray[np.int32]]], tokens: NDArray[np.int32], *, whole: bool = False
+) -> Match:
+    """The longest prefix of ``tokens`` without the last that a history begins with, if it is worth a fork.
+
+    Args:
+        histories: numbers and tokens.
+        tokens: int32 [T].
+        whole: whether the prefix has to be a whole history.
+    """
     best = Match(None, LEAST_SHARED - 1)
     for seq_id, history in histories:
         n = min(n_common(history, tokens), len(tokens) - 1)
-        if n > best.n_shared:
+        if n > best.n_shared and (not whole or n == len(history)):
             best = Match(seq_id, n)
     return best if best.seq_id is not None else NO_MATCH
 

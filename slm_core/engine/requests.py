@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -60,6 +61,7 @@ class Request:
         error: what it failed with; None where it did not.
         n_preempted: how often it gave up its sequence.
         last_turn: the last step that computed a piece of it.
+        saved: tells whether its history came to be on disk; None where it is not to be written.
         step_s: seconds of steps since its last row of logits.
 
     Raises:
@@ -111,6 +113,7 @@ class Request:
         self.error: BaseException | None = None
         self.n_preempted = 0
         self.last_turn = -1
+        self.saved: Future[bool] | None = None
         self.step_s = 0.0
 
     @property

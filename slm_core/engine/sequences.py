@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.engine.prefixes import LEAST_SHARED, NO_MATCH, Match, PrefixCache
+from slm_core.engine.write_behind import WriteBehind
 from slm_core.protocols import Context
 from slm_core.types import Capability, EditLevel, Pos
 
@@ -17,18 +20,21 @@ class Sequences:
         context: whose sequences they are; nobody else makes or drops any.
         keeps: whether any are kept.
 
+        disk: where kept sequences are written; None for nowhere.
+
     Attributes:
         shares_forks: whether a fork takes no room of its own.
         can_fork_inside: whether a fork of a part computes nothing.
     """
 
-    def __init__(self, context: Context, *, keeps: bool) -> None:
+    def __init__(self, context: Context, *, keeps: bool, disk: WriteBehind | None = None) -> None:
         self._context = context
         self._keeps = keeps
-        self._kept = PrefixCache()
+        self._disk = disk
         self._free = list(reversed(range(context.n_seq_max)))
         self.shares_forks = Capability.SHARED_FORK in context.capabilities
         self.can_fork_inside = context.edit_level >= EditLevel.TRUNCATE
+        self._kept = PrefixCache(whole=not self.can_fork_inside)
 
     @property
     def n_kept(self) -> int:
@@ -61,13 +67,19 @@ class Sequences:
             return self._free.pop()
         return self._continued(source.seq_id, source.n_shared)
 
-    def release(self, seq_id: int, salt: str) -> None:
-        """The request of a sequence is answered: keep it for others, where that is of use."""
+    def release(self, seq_id: int, salt: str) -> Future[bool] | None:
+        """The request of a sequence is answered: keep it for others, where that is of use.
+
+        Returns what tells whether it came to be on disk; None where it is not to be written.
+        """
         if not self._keeps or self._context.length(seq_id) < LEAST_SHARED:
             self.drop(seq_id)
-            return
-        for covered in self._kept.keep(seq_id, self._context.tokens(seq_id), salt):
+            return None
+        tokens = np.asarray(self._context.tokens(seq_id), np.int32)
+        for covered in self._kept.keep(seq_id, tokens, salt):
+            self._forget_on_disk(covered)
             self.drop(covered)
+        return None if self._disk is None else self._disk.add(seq_id, tokens, salt)
 
     def drop(self, seq_id: int) -> None:
         """Nobody needs a sequence any longer."""
@@ -81,17 +93,20 @@ class Sequences:
 
     def _evict(self, seq_id: int) -> None:
         self._kept.forget(seq_id)
+        self._forget_on_disk(seq_id)
         self.drop(seq_id)
+
+    def _forget_on_disk(self, seq_id: int) -> None:
+        if self._disk is not None:
+            self._disk.forget(seq_id)
 
     def _continued(self, seq_id: int, length: int) -> int:
         """A kept sequence itself, cut back: there is no place for a copy, or a copy would take room."""
         self._kept.forget(seq_id)
+        self._forget_on_disk(seq_id)
         try:
             if self._context.length(seq_id) > length:
-                if self._context.edit_level >= EditLevel.TRUNCATE:
-                    self._context.truncate(Pos(seq_id, length))
-                else:
-                    self._context.drop(seq_id)
+                self._context.truncate(Pos(seq_id, length))
         except BaseException:
             self.drop(seq_id)
             raise

@@ -119,6 +119,18 @@ class RequestStream(EventStream, Closing):
             self._answer = self._prompt.read(self._followed.answer)
         return self._answer
 
+    def saved(self, timeout: float | None = None) -> bool:
+        """Wait until the history, answer included, is on disk (``cache_dir``); returns whether it is.
+
+        False: there is no such directory, the answer is not over or was cancelled, the disk refused, or requests needed
+        its room first.
+
+        Raises:
+            TimeoutError: it is still to be written after ``timeout`` seconds.
+        """
+        saved = self._followed.saved
+        return saved is not None and saved.result(timeout)
+
     def cancel(self) -> None:
         """End the request as soon as possible, from any thread or task: after the running step nothing is computed."""
         self._followed.loop.cancel()

@@ -1,0 +1,228 @@
+"""Prefixes on disk: dumps of sequences for prompts that begin alike, in this run and in later ones.
+
+A dump is written to a file of its own and renamed into place, then entered into the index, an SQLite database beside
+it. So whatever the index names is there and whole, at whatever moment the process dies. A dump has its own checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.atomic_write import atomic_file
+from slm_core.closing import Closing
+from slm_core.context.snapshot import SequenceSnapshot
+from slm_core.engine.prefixes import LEAST_SHARED, n_common
+from slm_core.errors import InvalidOption
+from slm_core.protocols import Context
+
+_INDEX = "index.sqlite"
+_ORPHAN_S = 3600.0
+"""A file that the index does not name and that nobody has written to for so long has lost its writer."""
+_SCHEMA = """
+create table if not exists prefixes (
+    file text primary key, model text not null, salt text not null, head blob not null, tokens blob not null,
+    n_bytes integer not null, used real not null);
+create index if not exists by_head on prefixes (model, salt, head);
+"""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """A dump on disk.
+
+    Attributes:
+        file: its name.
+        n_tokens: what it holds.
+        n_shared: tokens of the prompt that it begins with.
+        n_bytes: of the file.
+    """
+
+    file: str
+    n_tokens: int
+    n_shared: int
+    n_bytes: int
+
+
+class PrefixStore(Closing):
+    """A directory of dumps within a budget of bytes, least recently used first out. Any thread may use it.
+
+    Processes may share a directory. What cannot be read or written is reported and goes without: prefixes can be
+    computed again.
+
+    Args:
+        directory: made if it is not there, for this user's eyes only.
+        model: what dumps have to be of; see ``dump_key``.
+        budget_bytes: of all dumps in the directory together, of other models, too.
+        whole: whether a dump is of use only to prompts that begin with all of it: its sequence cannot be cut back.
+
+    Raises:
+        InvalidOption: the directory cannot be used.
+    """
+
+    def __init__(self, directory: Path, model: str, budget_bytes: int, *, whole: bool = False) -> None:
+        self._directory = directory
+        self._model = model
+        self._budget = budget_bytes
+        self._whole = whole
+        self._lock = threading.Lock()
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._index = sqlite3.connect(directory / _INDEX, timeout=30, check_same_thread=False, isolation_level=None)
+            self._index.executescript(_SCHEMA)
+            self._clean()
+        except (OSError, sqlite3.Error) as error:
+            raise InvalidOption(f"the directory {directory} cannot hold prefixes: {error}") from error
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all dumps."""
+        with self._lock:
+            return self._total()
+
+    def find(self, tokens: NDArray[np.int32], salt: str) -> StoredPrefix | None:
+        """The dump that shares most with ``tokens`` without the last, whose logits are wanted; None for none."""
+        if len(tokens) <= LEAST_SHARED:
+            return None
+        best = None
+        with self._lock, self._reported("looked for"):
+            rows = self._index.execute(
+                "select file, tokens, n_bytes from prefixes where model = ? and salt = ? and head = ?",
+                (self._model, _digest(salt), _head(tokens)),
+            ).fetchall()
+            for file, blob, n_bytes in rows:
+                held = np.frombuffer(blob, "<i4")
+                n_shared = min(n_common(held, tokens), len(tokens) - 1)
+                useful = not self._whole or n_shared == len(held)
+                if useful and (best is None or (n_shared, -len(held)) > (best.n_shared, -best.n_tokens)):
+                    best = StoredPrefix(file, len(held), n_shared, n_bytes)
+        return best
+
+    def read(self, stored: StoredPrefix) -> bytes | None:
+        """The dump; None where it is gone."""
+        with self._reported("read"):
+            data = (self._directory / stored.file).read_bytes()
+            with self._lock:
+                self._index.execute("update prefixes set used = ? where file = ?", (time.time(), stored.file))
+            return data
+        return None
+
+    def remove(self, stored: StoredPrefix) -> None:
+        """Take a dump away, for example one that is damaged."""
+        with self._lock, self._reported("removed"):
+            self._remove(stored.file)
+
+    def add(self, tokens: NDArray[np.int32], salt: str, parts: Iterable[bytes]) -> bool:
+        """Write the dump of a sequence that holds ``tokens``; returns whether it is on disk now.
+
+        Where ``parts`` raises, nothing is written.
+        """
+        if len(tokens) < LEAST_SHARED:
+            return False
+        file = f"{secrets.token_hex(16)}.dump"
+        with self._reported("written"):
+            n_bytes = 0
+            with atomic_file(self._directory / file, mode=0o600) as out:
+                for part in parts:
+                    n_bytes += len(part)
+                    if n_bytes > self._budget:
+                        raise OSError(f"it takes more than the {self._budget:,} bytes that all prefixes may take")
+                    self._make_room(n_bytes)
+                    out.write(part)
+            self._enter(file, tokens, salt, n_bytes)
+            return True
+        return False
+
+    def close(self) -> None:
+        """Close the index. Twice is fine."""
+        with self._lock:
+            self._index.close()
+
+    def _enter(self, file: str, tokens: NDArray[np.int32], salt: str, n_bytes: int) -> None:
+        row = (file, self._model, _digest(salt), _head(tokens), tokens.astype("<i4").tobytes(), n_bytes, time.time())
+        with self._lock:
+            covered = self._covered(tokens, salt)
+            self._index.execute("insert into prefixes values (?, ?, ?, ?, ?, ?, ?)", row)
+            for other in covered:
+                self._remove(other)
+            while self._total() > self._budget:
+                self._remove(self._oldest())
+
+    def _covered(self, tokens: NDArray[np.int32], salt: str) -> list[str]:
+        """Files of what a dump of ``tokens`` is of use for, too."""
+        rows = self._index.execute(
+            "select file, tokens from prefixes where model = ? and salt = ? and head = ?",
+            (self._model, _digest(salt), _head(tokens)),
+        )
+        histories = [(file, np.frombuffer(blob, "<i4")) for file, blob in rows]
+        return [
+            file
+            for file, held in histories
+            if n_common(held, tokens) == len(held) and (not self._whole or len(held) == len(tokens))
+        ]
+
+    def _make_room(self, n_bytes: int) -> None:
+        with self._lock:
+            while self._total() + n_bytes > self._budget:
+                self._remove(self._oldest())
+
+    def _total(self) -> int:
+        return int(self._index.execute("select coalesce(sum(n_bytes), 0) from prefixes").fetchone()[0])
+
+    def _oldest(self) -> str:
+        return str(self._index.execute("select file from prefixes order by used limit 1").fetchone()[0])
+
+    def _remove(self, file: str) -> None:
+        self._index.execute("delete from prefixes where file = ?", (file,))
+        (self._directory / file).unlink(missing_ok=True)
+
+    def _clean(self) -> None:
+        """Take away what a process that died has left, on either side."""
+        named = {file for (file,) in self._index.execute("select file from prefixes")}
+        there = {path.name: path for path in self._directory.iterdir() if path.name.endswith((".dump", ".part"))}
+        for file in named - set(there):
+            self._index.execute("delete from prefixes where file = ?", (file,))
+        for name in set(there) - named:
+            with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                if time.time() - there[name].stat().st_mtime > _ORPHAN_S:
+                    there[name].unlink()
+
+    @contextlib.contextmanager
+    def _reported(self, what: str) -> Iterator[None]:
+        """Report what the disk refuses."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            _log.warning("a prefix in %s is not %s: %s", self._directory, what, error)
+
+
+def dump_key(context: Context, empty: int) -> str:
+    """What a dump has to be of, to be restored here without computing: the model, the engine, and its layout.
+
+    Args:
+        context: the context.
+        empty: an empty sequence of it.
+    """
+    about = SequenceSnapshot.from_bytes(context.dump(empty))
+    return f"{about.fingerprint} {about.backend} {about.payload_format}"
+
+
+def _head(tokens: NDArray[np.int32]) -> bytes:
+    return tokens[:LEAST_SHARED].astype("<i4").tobytes()
+
+
+def _digest(salt: str) -> str:
+    return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest()

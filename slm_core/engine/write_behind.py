@@ -1,0 +1,152 @@
+"""Kept sequences on their way to disk: read in the engine's thread, between steps; written by a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.closing import Closing
+from slm_core.engine.store import PrefixStore
+
+_AHEAD = 4
+"""Parts of dumps that may wait for the disk."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A sequence that is to be written; ``dump`` is None until its first part is read."""
+
+    seq_id: int
+    tokens: NDArray[np.int32]
+    salt: str
+    dump: Iterator[bytes] | None = None
+    given_up: bool = False
+    saved: Future[bool] = field(default_factory=Future)
+
+
+class _GivenUp(Exception):
+    """A sequence was needed for something else before all of it was read."""
+
+
+class WriteBehind(Closing):
+    """Writes kept sequences, in order, a part of a dump at each ``advance``.
+
+    Args:
+        store: where they go.
+        dump: gives the parts of a sequence's dump.
+    """
+
+    def __init__(self, store: PrefixStore, dump: Callable[[int], Iterator[bytes]]) -> None:
+        self._store = store
+        self._dump = dump
+        self._jobs: deque[_Job] = deque()  # not yet read whole
+        self._lock = threading.Lock()
+        self._unfinished: set[Future[bool]] = set()
+        self._queue: queue.Queue[tuple[_Job, bytes | None] | None] = queue.Queue(_AHEAD)  # None ends a job, or all
+        self._thread = threading.Thread(target=self._write, name="slm-prefix-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether sequences are yet to be read."""
+        return bool(self._jobs)
+
+    def add(self, seq_id: int, tokens: NDArray[np.int32], salt: str) -> Future[bool]:
+        """A sequence that is kept from now on; the future tells whether it came to be on disk."""
+        job = _Job(seq_id, tokens, salt)
+        with self._lock:
+            self._unfinished.add(job.saved)
+        self._jobs.append(job)
+        return job.saved
+
+    def forget(self, seq_id: int) -> None:
+        """A sequence is needed for something else: unless all of it is read, it is not written."""
+        for job in [job for job in self._jobs if job.seq_id == seq_id]:
+            self._jobs.remove(job)
+            self._give_up(job)
+
+    def advance(self, *, wait: bool) -> None:
+        """Read a part of the oldest sequence; where the disk is behind, ``wait`` for it or do nothing.
+
+        Raises:
+            SlmError: the context refuses the dump, which is given up.
+        """
+        job = self._jobs[0]
+        if self._queue.full() and not wait:
+            return
+        try:
+            if job.dump is None:
+                job.dump = self._dump(job.seq_id)
+            part = next(job.dump, None)
+        except BaseException:
+            self._jobs.popleft()
+            self._give_up(job)
+            raise
+        if part is None:
+            self._jobs.popleft()
+        self._queue.put((job, part))
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that was added so far is written, or given up; returns whether it came to that in time.
+
+        Another thread has to ``advance`` meanwhile.
+        """
+        with self._lock:
+            unfinished = tuple(self._unfinished)
+        return not wait(unfinished, timeout).not_done
+
+    def close(self) -> None:
+        """Give up what is not read, and wait for the disk. Twice is fine."""
+        while self._jobs:
+            self._give_up(self._jobs.popleft())
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _give_up(self, job: _Job) -> None:
+        if job.dump is None:
+            self._done(job, saved=False)
+            return
+        job.given_up = True
+        self._queue.put((job, None))
+
+    def _done(self, job: _Job, *, saved: bool) -> None:
+        with self._lock:
+            self._unfinished.discard(job.saved)
+        job.saved.set_result(saved)
+
+    def _write(self) -> None:
+        while (item := self._queue.get()) is not None:
+            job, part = item
+            parts, saved = self._parts(part), False
+            try:
+                saved = self._store.add(job.tokens, job.salt, parts)
+            except _GivenUp:
+                pass
+            except Exception:  # the thread has to live: whoever flushes waits for it
+                _log.exception("a prefix is not written")
+            with contextlib.suppress(_GivenUp):
+                for _ in parts:  # what the store did not want
+                    pass
+            self._done(job, saved=saved)
+
+    def _parts(self, part: bytes | None) -> Iterator[bytes]:
+        """The parts of a job, the first of which has come, from the queue; None ends them, given up or not."""
+        while part is not None:
+            yield part
+            item = self._queue.get()
+            assert item is not None, "a job ends before the writer does"
+            job, part = item
+            if part is None and job.given_up:
+                raise _GivenUp

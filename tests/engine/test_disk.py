@@ -1,0 +1,285 @@
+"""The disk tier: what is kept is there after a restart, whole, within its budget, and never wrong."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import engine_process
+from engine_process import GREEDY, engine_on, prompt
+from scripted import ALL, ByteVocab, ScriptedContext
+from slm_core.chat import Session
+from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.requests import Request
+from slm_core.engine.store import PrefixStore
+from slm_core.engine.write_behind import WriteBehind
+from slm_core.errors import InvalidOption
+from slm_core.sampling import Sampling
+from slm_core.types import Capability, EditLevel
+
+VOCAB = ByteVocab()
+TEXT = "a conversation that is long enough to be worth keeping"
+
+
+def core(directory: Path, level: EditLevel = EditLevel.CUT, **options: object) -> EngineCore:
+    context = ScriptedContext(n_ctx=1000, n_seq_max=6, n_batch=32, level=level)
+    return EngineCore(context, EngineOptions(cache_dir=directory, **options))  # type: ignore[arg-type]
+
+
+def answered(engine: EngineCore, tokens: list[int], **options: object) -> Request:
+    request = Request(VOCAB, tokens, GREEDY, **options)  # type: ignore[arg-type]
+    engine.add(request)
+    while engine.step():
+        pass
+    return request
+
+
+def alone(tokens: list[int]) -> tuple[int, ...]:
+    with Session(ScriptedContext(n_ctx=1000), VOCAB) as session:
+        session.append_tokens(tokens)
+        return session.generate(GREEDY).run().tokens
+
+
+def dumps_in(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.dump"))
+
+
+@pytest.mark.parametrize("level", list(EditLevel))
+def test_restore_then_full_prefill(tmp_path: Path, level: EditLevel) -> None:
+    """A complaint about others: what is restored counts as computed here, for windows and states (REPLAY), too."""
+    with core(tmp_path, level) as engine:
+        first = answered(engine, list(TEXT.encode()))
+    history = [*TEXT.encode(), *first.answer.tokens]
+    with core(tmp_path, level) as engine:
+        second = answered(engine, [*history, *b" and more"])
+        assert engine.totals.disk_tokens == second.answer.usage.cached_tokens == len(history) - 1
+        assert engine.totals.computed_tokens == len(b" and more") + len(second.answer.tokens)
+        assert second.answer.tokens == alone([*history, *b" and more"])
+
+
+@pytest.mark.parametrize("level", list(EditLevel))
+def test_a_part_of_what_is_stored(tmp_path: Path, level: EditLevel) -> None:
+    """A prompt that parts from the stored history half-way goes on there, where a sequence can be cut back."""
+    with core(tmp_path, level) as engine:
+        answered(engine, list(TEXT.encode()))
+    prompt_tokens = [*TEXT.encode()[:30], *b"something else"]
+    with core(tmp_path, level) as engine:
+        request = answered(engine, prompt_tokens)
+        assert request.answer.tokens == alone(prompt_tokens)
+        assert engine.totals.disk_tokens == (30 if level >= EditLevel.TRUNCATE else 0)
+
+
+def test_the_same_prompt_again_computes_one_token(tmp_path: Path) -> None:
+    for n_disk in (0, len(TEXT) - 1):
+        with core(tmp_path) as engine:
+            request = answered(engine, list(TEXT.encode()))
+            assert engine.totals.disk_tokens == n_disk
+            assert request.answer.tokens == alone(list(TEXT.encode()))
+
+
+def test_salts_and_other_models_share_nothing(tmp_path: Path) -> None:
+    with core(tmp_path) as engine:
+        answered(engine, list(TEXT.encode()), salt="a")
+    with core(tmp_path) as engine:
+        answered(engine, list(TEXT.encode()), salt="b")
+        assert engine.totals.disk_tokens == 0
+    with PrefixStore(tmp_path, "another model", 1 << 20) as store:
+        assert store.find(np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32), "a") is None
+
+
+def test_the_salt_is_not_written(tmp_path: Path) -> None:
+    with core(tmp_path) as engine:
+        answered(engine, list(TEXT.encode()), salt="a secret of the caller")
+    assert all(b"a secret" not in path.read_bytes() for path in tmp_path.iterdir())
+    assert all(path.stat().st_mode & 0o077 == 0 for path in dumps_in(tmp_path))
+
+
+def test_the_budget_holds_and_the_least_recently_used_goes(tmp_path: Path) -> None:
+    with core(tmp_path) as engine:
+        answered(engine, list(TEXT.encode()))
+    one = dumps_in(tmp_path)[0].stat().st_size
+    with core(tmp_path, cache_dir_bytes=4 * one) as engine:
+        for i in range(12):
+            answered(engine, list(f"{i:02} {TEXT[3:]}".encode()))
+            answered(engine, [*TEXT.encode(), *b" again"])  # so it stays
+            assert engine.flush(60)
+            assert sum(path.stat().st_size for path in dumps_in(tmp_path)) <= 4 * one
+    with core(tmp_path) as engine:
+        answered(engine, [*TEXT.encode(), *b" again"])
+        assert engine.totals.disk_tokens > 0
+        answered(engine, list(f"00 {TEXT[3:]}".encode()))
+        assert engine.totals.disk_tokens < len(TEXT) + 10
+
+
+def test_what_is_larger_than_the_budget_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), core(tmp_path, cache_dir_bytes=10) as engine:
+        answered(engine, list(TEXT.encode()))
+    assert "takes more than the 10 bytes" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["index.sqlite"]
+
+
+def test_a_damaged_dump_is_reported_and_computed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with core(tmp_path) as engine:
+        answered(engine, list(TEXT.encode()))
+    damaged = dumps_in(tmp_path)[0]
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    with caplog.at_level(logging.WARNING), core(tmp_path) as engine:
+        request = answered(engine, list(TEXT.encode()))
+        assert request.answer.tokens == alone(list(TEXT.encode()))
+        assert engine.totals.disk_tokens == 0
+    assert "computed again" in caplog.text
+    assert not damaged.exists()
+
+
+def test_a_dump_that_is_gone_is_no_dump(tmp_path: Path) -> None:
+    with core(tmp_path) as engine:
+        answered(engine, list(TEXT.encode()))
+        assert engine.flush(60)
+    dumps_in(tmp_path)[0].unlink()
+    with core(tmp_path) as engine:
+        assert answered(engine, list(TEXT.encode())).answer.tokens == alone(list(TEXT.encode()))
+        assert engine.totals.disk_tokens == 0
+
+
+def test_a_full_disk_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with caplog.at_level(logging.WARNING), core(tmp_path) as engine:
+        assert answered(engine, list(TEXT.encode())).answer.tokens == alone(list(TEXT.encode()))
+    assert "no space left" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["index.sqlite"]
+
+
+def test_what_lost_its_writer_is_taken_away(tmp_path: Path) -> None:
+    with core(tmp_path) as engine:
+        answered(engine, list(TEXT.encode()))
+    old, new = tmp_path / "old.dump", tmp_path / ".new.dump.1-2.part"
+    for path in (old, new):
+        path.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    with core(tmp_path):
+        assert (old.exists(), new.exists(), len(dumps_in(tmp_path))) == (False, True, 1)
+
+
+def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    with pytest.raises(InvalidOption, match="cannot hold prefixes"):
+        core(file)
+    (tmp_path / "index.sqlite").write_bytes(b"not a database, but long enough to be asked about" * 9)
+    with pytest.raises(InvalidOption, match="cannot hold prefixes"):
+        core(tmp_path)
+
+
+def test_without_payloads_there_is_no_disk_tier(tmp_path: Path) -> None:
+    context = ScriptedContext(n_ctx=100, capabilities=ALL - {Capability.KV_PAYLOAD})
+    with pytest.raises(InvalidOption, match="cache_dir"):
+        EngineCore(context, EngineOptions(cache_dir=tmp_path))
+
+
+def test_reading_is_left_where_computing_is_sooner(tmp_path: Path) -> None:
+    with core(tmp_path) as engine:
+        answered(engine, list(TEXT.encode()))
+    with core(tmp_path) as engine:
+        for i in range(6):
+            answered(engine, list(f"{i} costs".encode()))  # so that costs are learnt
+        assert engine._disk is not None
+        engine._disk._seconds_per_byte = 1e3
+        answered(engine, list(TEXT.encode()))
+        assert engine.totals.disk_tokens == 0
+
+
+def test_a_sequence_that_is_needed_half_way_is_not_written(tmp_path: Path) -> None:
+    """Its parts are read one at a time; what was written of it is taken away; whoever waits for it is told."""
+    read = []
+
+    def parts(seq_id: int) -> Iterator[bytes]:
+        for i in range(100):
+            read.append((seq_id, i))
+            yield bytes([seq_id]) * 50
+
+    tokens = np.arange(40, dtype=np.int32)
+    with PrefixStore(tmp_path, "model", 1 << 20) as store, WriteBehind(store, parts) as behind:
+        saved = [behind.add(0, tokens, ""), behind.add(1, tokens + 1, "")]
+        for _ in range(30):
+            behind.advance(wait=True)
+        assert read == [(0, i) for i in range(30)]
+        behind.forget(0)
+        waits = threading.Thread(target=lambda: behind.flush(60))
+        waits.start()
+        while behind.is_reading:
+            behind.advance(wait=True)
+        waits.join(60)
+        assert not waits.is_alive()
+        assert behind.flush(60)
+        assert [future.result(60) for future in saved] == [False, True]
+        assert store.find(np.append(tokens, 0).astype(np.int32), "") is None
+        found = store.find(np.append(tokens + 1, 0).astype(np.int32), "")
+        assert found is not None
+        assert store.read(found) == b"\x01" * 5000
+    assert len(dumps_in(tmp_path)) == 1
+    assert sqlite3.connect(tmp_path / "index.sqlite").execute("select count(*) from prefixes").fetchone() == (1,)
+
+
+def test_what_is_not_saved_is_said(tmp_path: Path) -> None:
+    with engine_on(tmp_path, cache_dir_bytes=10) as engine:
+        stream = engine.submit(TEXT, GREEDY)
+        stream.run()
+        assert not stream.saved(60)
+    with engine_on(tmp_path / "other") as engine:
+        stream = engine.submit(TEXT, GREEDY)
+        stream.run()
+        assert stream.saved(60)
+        cancelled = engine.submit(TEXT, Sampling(max_tokens=None), timeout=1e-9)
+        cancelled.run()
+        assert not cancelled.saved()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
+    """What a process said is saved goes on token for token in the next one; ``make soak`` kills 200 times."""
+    killed_at_random(tmp_path, random.Random(seed))
+
+
+def killed_at_random(directory: Path, chosen: random.Random) -> None:
+    with subprocess.Popen(
+        [sys.executable, str(Path(engine_process.__file__)), str(directory)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as child:
+        assert child.stdout is not None
+        lines = [child.stdout.readline() for _ in range(chosen.randrange(1, 12))]
+        for _ in range(chosen.randrange(20_000)):
+            pass
+        child.send_signal(signal.SIGKILL)
+        lines += child.stdout.readlines()
+    saved = [[int(word) for word in line.split()] for line in lines if line.endswith(b"\n")]
+    assert saved
+    with engine_on(directory) as engine:
+        assert engine._core._disk is not None
+        engine._core._disk.seconds = lambda stored: 0.0  # type: ignore[method-assign]  # however quick the script is
+        for i, *answer in saved:
+            history = [*prompt(i).encode(), *answer]
+            before = engine.stats().disk_tokens
+            goes_on = engine.submit([*history, *b" and on"], GREEDY).run()
+            assert goes_on.usage.cached_tokens >= len(history) - 1
+            assert engine.stats().disk_tokens - before == goes_on.usage.cached_tokens
+            assert goes_on.tokens == alone([*history, *b" and on"])
