@@ -16,6 +16,7 @@ from slm_core.engine.costs import StepCosts, attended
 from slm_core.engine.disk import disk_tier
 from slm_core.engine.plan import ActiveRequest, Piece, WaitingRequest, line_up, plan_step
 from slm_core.engine.prefixes import LEAST_SHARED, NO_MATCH, Match, longest
+from slm_core.engine.recorder import Recorder
 from slm_core.engine.requests import Request
 from slm_core.engine.sequences import Sequences
 from slm_core.engine.store import StoredPrefix
@@ -113,13 +114,16 @@ class EngineCore(Closing):
     Args:
         context: the KV cache; nobody else uses it.
         options: how it is shared.
+        recorder: what measures requests; None for one of its own.
 
     Attributes:
         totals: what was done.
+        recorder: what measures requests.
     """
 
-    def __init__(self, context: Context, options: EngineOptions) -> None:
+    def __init__(self, context: Context, options: EngineOptions, recorder: Recorder | None = None) -> None:
         self.context = context
+        self.recorder = recorder if recorder is not None else Recorder()
         self._options = options
         self._costs = StepCosts()
         self._waiting: list[Request] = []
@@ -152,8 +156,10 @@ class EngineCore(Closing):
 
         Raises:
             ContextFull: its prompt and one more token are longer than the whole context.
+            InvalidOption: another request of its id is not over yet.
         """
         self.check(request)
+        self.recorder.admit(request)
         self.totals.n_requests += 1
         self.totals.prompt_tokens += request.n_prompt
         if not any(other.key == request.key for other in self._requests()):  # no credit for times without requests
@@ -196,9 +202,9 @@ class EngineCore(Closing):
         return self._disk is None or self._disk.behind.flush(timeout)
 
     def abort(self, error: BaseException) -> None:
-        """Fail all requests."""
+        """Fail all requests with an error that is not about one of them."""
         for request in self._requests():
-            self._fail(request, error)
+            self._lose(request, error)
 
     def close(self) -> None:
         """Write what is kept to disk, and close the context. Twice is fine. What is not over by then stays so."""
@@ -244,7 +250,7 @@ class EngineCore(Closing):
 
     def _line(self) -> list[Request]:
         """The waiting requests, first in line first."""
-        now, by_id = time.monotonic(), {request.id: request for request in self._waiting}
+        now, by_id = self.recorder.clock(), {request.id: request for request in self._waiting}
         waiting = [
             WaitingRequest(
                 number,
@@ -302,6 +308,7 @@ class EngineCore(Closing):
         if not request.begun and not request.n_preempted:
             request.loop.progress.n_cached = self._length(request)
             self.totals.cached_tokens += self._length(request)
+        self.recorder.started(request, self._length(request))
         request.loop.start_prefill()
         self._waiting.remove(request)
         self._active[request.id] = request
@@ -405,6 +412,7 @@ class EngineCore(Closing):
             except Exception as error:  # a sampler, constraint or callback of this request
                 failed[request.id] = error
             first += n
+        self.recorder.stepped([request for request, n in shares if n], len(self._batch))
         for request, _ in shares:
             if request.id in failed:
                 self._fail(request, failed[request.id])
@@ -416,6 +424,7 @@ class EngineCore(Closing):
             request.loop.step(row, request.step_s)
             request.step_s = 0.0
             self.totals.completion_tokens += 1
+            self.recorder.token(request)
             if request.loop.paused:
                 raise InvalidOption("a stopping criterion paused a request of an engine (accepted: FINISH or STOP)")
             if request.loop.finished:
@@ -449,6 +458,10 @@ class EngineCore(Closing):
         self._release(request, keep=not cancelled)
 
     def _fail(self, request: Request, error: BaseException) -> None:
+        error.add_note(f"request {request.request_id}")
+        self._lose(request, error)
+
+    def _lose(self, request: Request, error: BaseException) -> None:
         request.error = error
         self.totals.n_failed += 1
         self._release(request, keep=False)
@@ -467,6 +480,7 @@ class EngineCore(Closing):
                 request.saved = self._sequences.release(seq_id, request.salt)
             else:
                 self._sequences.drop(seq_id)
+        self.recorder.ended(request)
         if request.on_end is not None:
             request.on_end()
 

@@ -15,7 +15,7 @@ from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, encode
-from slm_core.engine.requests import Request
+from slm_core.engine.requests import Request, fresh_id
 from slm_core.engine.streams import CompletionsStream, RequestStream
 from slm_core.errors import EngineClosed
 from slm_core.generation.completions import checked_completions
@@ -78,6 +78,7 @@ class SharedOptions(TypedDict, total=False):
     priority: float
     key: str
     salt: str
+    request_id: str | None
 
 
 class RequestOptions(SharedOptions, total=False):
@@ -85,6 +86,10 @@ class RequestOptions(SharedOptions, total=False):
 
     constraint: Constraint | Spec | None
     thinking: bool | None
+
+
+def _named(options: SharedOptions, request_id: str) -> SharedOptions:
+    return {**options, "request_id": request_id}
 
 
 class Engine(Closing):
@@ -122,6 +127,7 @@ class Engine(Closing):
         priority: float = 0,
         key: str = "",
         salt: str = "",
+        request_id: str | None = None,
     ) -> RequestStream:
         """Ask for an answer; returns at once. From any thread.
 
@@ -136,6 +142,8 @@ class Engine(Closing):
             priority: requests of larger priority come first.
             key: whom the request is for: of equal priorities, whoever was served least comes first.
             salt: requests share prefixes of their prompts with requests of the same salt only.
+            request_id: its name in metrics, traces, errors and logs, of 1 to 128 printable characters; None for a fresh
+                one. No two requests that are not over have the same.
 
         Raises:
             InvalidOption: a value that does not fit.
@@ -158,6 +166,7 @@ class Engine(Closing):
             salt=salt,
             on_event=stream.put,
             on_end=stream.end,
+            request_id=request_id,
         )
         stream.follows(request)
         self._send([request])
@@ -185,7 +194,7 @@ class Engine(Closing):
             best_of: make so many, and keep those n with the largest mean log probability.
             constraint: what may be said; each completion has a copy.
             thinking: ask for reasoning, or for none; None leaves it to the template. Messages only.
-            options: the others of ``submit``.
+            options: the others of ``submit``; completion i has the id ``request_id`` with "-i".
 
         Raises:
             InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``; and see ``submit``, for the other errors, too.
@@ -197,6 +206,7 @@ class Engine(Closing):
         if sampling.seed is None:  # one seed, and a stream of it for each
             sampling = replace(sampling, seed=secrets.randbits(63))
         stream = CompletionsStream(encoded, n_made, n if best_of is not None else None, self._wake)
+        name = options.get("request_id") or fresh_id()
         requests = [
             self._request(
                 encoded,
@@ -205,7 +215,7 @@ class Engine(Closing):
                 stream=i,
                 on_event=partial(stream.put, i),
                 on_end=stream.end_one,
-                **options,
+                **_named(options, f"{name}-{i}"),
             )
             for i in range(n_made)
         ]
@@ -238,6 +248,7 @@ class Engine(Closing):
             stream=stream,
             on_event=on_event,
             on_end=on_end,
+            request_id=options.get("request_id"),
         )
 
     def _send(self, requests: Sequence[Request]) -> None:
@@ -247,6 +258,7 @@ class Engine(Closing):
         with self._changed:
             if self._closing:
                 raise EngineClosed("the engine is closed")
+            self._core.recorder.admit(*requests)
             self._inbox.extend(requests)
             self._changed.notify_all()
 

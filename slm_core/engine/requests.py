@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
 
+from slm_core.engine.metrics import RequestMetrics, RequestTimes
 from slm_core.errors import InvalidOption
 from slm_core.generation.control import Control
 from slm_core.generation.events import Answer, Event
@@ -18,6 +20,7 @@ from slm_core.protocols import Constraint, Vocab
 from slm_core.sampling import SamplerChain, Sampling
 
 _NUMBERS = itertools.count()
+_LONGEST_ID = 128
 
 
 class History:
@@ -51,6 +54,8 @@ class Request:
         stream: which stream of random numbers it draws from.
         on_event: called with each event, in the thread that computes.
         on_end: called when the answer is over, or failed.
+        request_id: its name, of 1 to 128 printable characters; None for a fresh one.
+        clock: seconds; that of the engine.
 
     Attributes:
         id: its number: requests are numbered as they come.
@@ -63,9 +68,12 @@ class Request:
         last_turn: the last step that computed a piece of it.
         saved: tells whether its history came to be on disk; None where it is not to be written.
         step_s: seconds of steps since its last row of logits.
+        times: when things happened to it.
+        n_cached: tokens of its prompt that its first sequence held at once.
+        metrics: what became of it; None while it is not over.
 
     Raises:
-        InvalidOption: no tokens, or a priority that is no number.
+        InvalidOption: no tokens, a priority that is no number, or an id of another form.
     """
 
     def __init__(
@@ -84,12 +92,15 @@ class Request:
         stream: int = 0,
         on_event: Callable[[Event], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        request_id: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not prompt:
             raise InvalidOption("a prompt without tokens: the model's first token has to follow something")
         if isinstance(priority, bool) or not isinstance(priority, int | float) or priority != priority:
             raise InvalidOption(f"priority={priority!r} (accepted: a number; larger ones come first)")
         self.id = next(_NUMBERS)
+        self.request_id = fresh_id() if request_id is None else _checked_id(request_id)
         self.history = History(prompt)
         self.waiting_tokens = np.asarray(prompt, np.int32)
         self.n_prompt = len(prompt)
@@ -108,7 +119,10 @@ class Request:
         self.priority = priority
         self.key, self.salt = key, salt
         self.on_end = on_end
-        self.arrived_s = time.monotonic()
+        self.arrived_s = clock()
+        self.times = RequestTimes(self.arrived_s)
+        self.n_cached = 0
+        self.metrics: RequestMetrics | None = None
         self.seq_id: int | None = None
         self.error: BaseException | None = None
         self.n_preempted = 0
@@ -137,3 +151,16 @@ class Request:
         if self.error is not None:
             raise self.error
         return self.loop.answer
+
+
+def fresh_id() -> str:
+    """An id that no request has had."""
+    return secrets.token_hex(8)
+
+
+def _checked_id(request_id: str) -> str:
+    """An id that fits into a line of a log, a header and a label."""
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= _LONGEST_ID or not request_id.isprintable():
+        accepted = f"1 to {_LONGEST_ID} printable characters, or None for a fresh one"
+        raise InvalidOption(f"request_id={request_id!r:.80} (accepted: {accepted})")
+    return request_id

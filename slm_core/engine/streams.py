@@ -11,7 +11,9 @@ from math import fsum, isnan
 from typing import Generic, Self, TypeVar
 
 from slm_core.closing import Closing
+from slm_core.engine.metrics import RequestMetrics
 from slm_core.engine.prompts import EncodedPrompt
+from slm_core.engine.recorder import metrics_of
 from slm_core.engine.requests import Request
 from slm_core.errors import SessionError
 from slm_core.generation.aio import EventStream
@@ -101,6 +103,16 @@ class RequestStream(EventStream, Closing):
         self._queue: EventQueue[Event] = EventQueue()
         self._request: Request | None = None
         self._answer: Answer | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self._followed.request_id
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """How long the request waited and took, and what it cost; so far, where it is not over."""
+        return self._followed.metrics or metrics_of(self._followed)
 
     @property
     def finished(self) -> bool:
@@ -198,6 +210,11 @@ class CompletionsStream(Iterator[CompletionEvent], Closing):
         self._requests: Sequence[Request] = ()
         self._logprobs: list[list[float]] = [[] for _ in range(n_made)]
         self._n_running = n_made
+
+    @property
+    def metrics(self) -> tuple[RequestMetrics, ...]:
+        """How long each completion waited and took, and what it cost; so far, where it is not over."""
+        return tuple(request.metrics or metrics_of(request) for request in self._requests)
 
     @property
     def finished(self) -> bool:

@@ -1,0 +1,373 @@
+"""Measures of requests: their times, histograms since the start, and rates and percentiles of the last minute."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+WINDOW_S = 60.0
+"""Seconds that a window looks back; its older end moves in steps of ``SLOT_S``."""
+SLOT_S = 5.0
+EWMA_S = 10.0
+"""Time constant of an exponentially weighted moving average: a value counts 1/e as much after so many seconds."""
+ACCURACY = 0.01
+"""Relative error of a window's percentiles."""
+_GAMMA = (1 + ACCURACY) / (1 - ACCURACY)
+_LOG_GAMMA = math.log(_GAMMA)
+_SHORTEST_S, _LONGEST_S = 1e-7, 1e7
+_N_SLOTS = round(WINDOW_S / SLOT_S)
+_MOST_PENDING = 1024
+"""Values of a slot that are counted together: one by one, they would cost several times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """What became of a request, in tokens and seconds; seconds are None where the request did not get that far.
+
+    Attributes:
+        request_id: its id.
+        finish_reason: a ``FinishReason``; "error" where it failed, None while it is not over.
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: of those, tokens that did not have to be computed.
+        completion_tokens: tokens of the answer.
+        n_preempted: how often it gave up its sequence, to be computed again.
+        queue_s: from the call to its sequence.
+        prefill_s: from its sequence to the first token.
+        first_token_s: from the call to the first token: ``queue_s`` and ``prefill_s`` together.
+        decode_s: from the first token to the last.
+        inter_token_p50_s: median of the times between two tokens.
+        inter_token_p95_s: their 95th percentile.
+        total_s: from the call to the end.
+    """
+
+    request_id: str
+    finish_reason: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    n_preempted: int
+    queue_s: float | None
+    prefill_s: float | None
+    first_token_s: float | None
+    decode_s: float | None
+    inter_token_p50_s: float | None
+    inter_token_p95_s: float | None
+    total_s: float | None
+
+
+class RequestTimes:
+    """When things happened to a request, in seconds of the engine's clock.
+
+    Attributes:
+        arrived: the call.
+        started: it got its first sequence; None before that.
+        ended: it was over; None before that.
+        tokens: one time per token of the answer.
+        n_counted: of those, how many the engine's statistics have.
+    """
+
+    __slots__ = ("arrived", "ended", "n_counted", "started", "tokens")
+
+    def __init__(self, arrived: float) -> None:
+        self.arrived = arrived
+        self.started: float | None = None
+        self.ended: float | None = None
+        self.tokens = array("d")
+        self.n_counted = 0
+
+    @property
+    def queue_s(self) -> float | None:
+        """See ``RequestMetrics``."""
+        return None if self.started is None else self.started - self.arrived
+
+    @property
+    def prefill_s(self) -> float | None:
+        """See ``RequestMetrics``."""
+        return None if self.started is None or not self.tokens else self.tokens[0] - self.started
+
+    @property
+    def first_token_s(self) -> float | None:
+        """See ``RequestMetrics``."""
+        return self.tokens[0] - self.arrived if self.tokens else None
+
+    @property
+    def decode_s(self) -> float | None:
+        """See ``RequestMetrics``."""
+        return self.tokens[-1] - self.tokens[0] if self.tokens else None
+
+    @property
+    def total_s(self) -> float | None:
+        """See ``RequestMetrics``."""
+        return None if self.ended is None else self.ended - self.arrived
+
+    def inter_token_s(self, *ranks: float) -> list[float | None]:
+        """Percentiles of the times between two tokens, by nearest rank; each rank is in (0, 1]."""
+        gaps = np.sort(np.diff(np.array(self.tokens[:])))  # a copy: the engine's thread may add a token meanwhile
+        return [float(gaps[nearest_rank(len(gaps), rank)]) if len(gaps) else None for rank in ranks]
+
+
+def nearest_rank(n: int, rank: float) -> int:
+    """The index, in ``n`` sorted values, of the smallest one that at least a share of ``rank`` does not exceed."""
+    return max(0, math.ceil(rank * n - 1e-9) - 1)
+
+
+class Histogram:
+    """Counts of values by bucket since the start.
+
+    Args:
+        bounds: upper ends of the buckets, ascending; one more bucket holds what is above all of them.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def add_all(self, values: NDArray[np.float64]) -> None:
+        """Count values."""
+        buckets = np.searchsorted(self._bounds, values, side="left")
+        counts = np.bincount(buckets, minlength=len(self._counts)).tolist()
+        self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
+        self._total += float(values.sum())
+
+    def snapshot(self) -> HistogramCounts:
+        """The counts so far."""
+        return HistogramCounts(self._bounds, tuple(self._counts), self._total)
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramCounts:
+    """A histogram at one moment.
+
+    Attributes:
+        bounds: upper ends of the buckets, ascending.
+        counts: values in each bucket; the last one holds what is above all bounds.
+        total: sum of the values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Part of a window: a sum, and counts of values by the bucket of ``_buckets``; ``pending`` are not counted yet."""
+
+    number: int
+    n: int = 0
+    total: float = 0.0
+    counts: dict[int, int] = field(default_factory=dict)
+    pending: list[float] = field(default_factory=list)
+
+
+class _Slots:
+    """The last ``WINDOW_S`` seconds in slots of ``SLOT_S``; memory does not grow with the number of values."""
+
+    def __init__(self) -> None:
+        self._slots: deque[_Slot] = deque(maxlen=_N_SLOTS)
+
+    def at(self, now: float) -> _Slot:
+        """The slot of this moment."""
+        number = int(now // SLOT_S)
+        if not self._slots or self._slots[-1].number < number:
+            self._slots.append(_Slot(number))
+        return self._slots[-1]
+
+    def recent(self, now: float) -> list[_Slot]:
+        """The slots of the window that ends now."""
+        oldest = _oldest(now)
+        return [slot for slot in self._slots if slot.number >= oldest]
+
+
+def _oldest(now: float) -> int:
+    return int(now // SLOT_S) - _N_SLOTS + 1
+
+
+def _buckets(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The buckets of values: bucket ``i`` holds those in (gamma ** (i - 1), gamma ** i].
+
+    Source: Masson, Rim, Lee: DDSketch: a fast and fully-mergeable quantile sketch (2019).
+    """
+    logs: NDArray[np.float64] = np.log(values.clip(_SHORTEST_S, _LONGEST_S))
+    return np.ceil(logs / _LOG_GAMMA).astype(np.int64)
+
+
+def _value(bucket: int) -> float:
+    """A value within ``ACCURACY`` of all values of a bucket."""
+    return float(2 * _GAMMA**bucket / (_GAMMA + 1))
+
+
+class _Ewma:
+    """Sums of which each addend fades with ``EWMA_S``."""
+
+    def __init__(self, now: float) -> None:
+        self._since = self._at = now
+        self._total = self._weight = 0.0
+
+    def add(self, now: float, total: float, weight: float = 1.0) -> None:
+        """Add a value, or the sum of ``weight`` values."""
+        kept = math.exp((self._at - now) / EWMA_S) if now > self._at else 1.0
+        self._total = self._total * kept + total
+        self._weight = self._weight * kept + weight
+        self._at = max(self._at, now)
+
+    def rate(self, now: float) -> float:
+        """The total per second; as if the time since the start were all the time there is."""
+        full = -math.expm1((self._since - now) / EWMA_S)
+        return self._total * math.exp((self._at - now) / EWMA_S) / (EWMA_S * full) if full > 0 else 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the values; None where there are none."""
+        return self._total / self._weight if self._weight > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How often something happens, per second.
+
+    Attributes:
+        window: in the last minute, or since the start where that is less.
+        ewma: exponentially weighted moving average with a time constant of 10 seconds.
+    """
+
+    window: float
+    ewma: float
+
+    def __str__(self) -> str:
+        return f"{self.window:.3g} (EWMA {self.ewma:.3g})"
+
+
+class RateMeter:
+    """Measures a ``Rate``.
+
+    Args:
+        now: the time at the start.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._slots = _Slots()
+        self._ewma = _Ewma(now)
+
+    def add(self, now: float, n: int) -> None:
+        """It happened ``n`` times."""
+        self._slots.at(now).n += n
+        self._ewma.add(now, n)
+
+    def rate(self, now: float) -> Rate:
+        """The rate at this moment."""
+        seconds = now - max(self._since, _oldest(now) * SLOT_S)
+        n = sum(slot.n for slot in self._slots.recent(now))
+        return Rate(n / seconds if seconds > 0 else 0.0, self._ewma.rate(now))
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds that something took, in the last minute; None where there was nothing.
+
+    Attributes:
+        n: how often it was measured.
+        mean: the mean.
+        p50: the median; like the other percentiles within 1 % of the measured value of that rank.
+        p95: the 95th percentile.
+        p99: the 99th percentile.
+        ewma: exponentially weighted moving average with a time constant of 10 seconds, older values included.
+    """
+
+    n: int
+    mean: float | None
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    ewma: float | None
+
+    def __str__(self) -> str:
+        if not self.n:
+            return "none"
+        return " ".join(f"{name} {seconds(getattr(self, name))}" for name in ("p50", "p95", "p99")) + f" (n {self.n})"
+
+
+class LatencyMeter:
+    """Measures a ``Latency``, and counts its values since the start.
+
+    Args:
+        now: the time at the start.
+        bounds: buckets of the histogram since the start.
+    """
+
+    def __init__(self, now: float, bounds: Sequence[float]) -> None:
+        self._histogram = Histogram(bounds)
+        self._slots = _Slots()
+        self._slot = self._slots.at(now)
+        self._ewma = _Ewma(now)
+
+    def add(self, now: float, values: Sequence[float]) -> None:
+        """Add measured seconds."""
+        if not values:
+            return
+        slot = self._slots.at(now)
+        if slot is not self._slot or len(slot.pending) >= _MOST_PENDING:
+            self._count_pending()
+            self._slot = slot
+        total = sum(values)
+        slot.pending += values
+        slot.n += len(values)
+        slot.total += total
+        self._ewma.add(now, total, len(values))
+
+    @property
+    def histogram(self) -> HistogramCounts:
+        """The values since the start."""
+        self._count_pending()
+        return self._histogram.snapshot()
+
+    def _count_pending(self) -> None:
+        slot = self._slot
+        if not slot.pending:
+            return
+        values = np.array(slot.pending)
+        slot.pending.clear()
+        self._histogram.add_all(values)
+        for bucket, n in zip(*np.unique(_buckets(values), return_counts=True), strict=True):
+            slot.counts[int(bucket)] = slot.counts.get(int(bucket), 0) + int(n)
+
+    def latency(self, now: float) -> Latency:
+        """The latency at this moment."""
+        self._count_pending()
+        slots = self._slots.recent(now)
+        n, total = sum(slot.n for slot in slots), sum(slot.total for slot in slots)
+        if not n:
+            return Latency(0, None, None, None, None, self._ewma.mean)
+        counts: dict[int, int] = {}
+        for slot in slots:
+            for bucket, count in slot.counts.items():
+                counts[bucket] = counts.get(bucket, 0) + count
+        p50, p95, p99 = _percentiles(counts, n, (0.5, 0.95, 0.99))
+        return Latency(n, total / n, p50, p95, p99, self._ewma.mean)
+
+
+def _percentiles(counts: dict[int, int], n: int, ranks: Sequence[float]) -> list[float]:
+    buckets = sorted(counts)
+    ends = np.cumsum([counts[bucket] for bucket in buckets])
+    return [_value(buckets[int(np.searchsorted(ends, nearest_rank(n, rank), side="right"))]) for rank in ranks]
+
+
+def seconds(value: float | None) -> str:
+    """Seconds, to be read."""
+    if value is None:
+        return "-"
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
