@@ -38,6 +38,7 @@ One tree, so that ``except SlmError`` catches all of it and nothing else::
     │   └── InvalidMark           a mark that is stale or belongs to another session
     ├── RequestsFailed            some of several requests failed (carries the answers of the others)
     ├── EngineClosed              a request to an engine after close()
+    ├── MissingExtra              (also an ImportError) a library of an optional feature is not installed
     ├── ToolError                 a tool raised, or was called wrongly (carries the call)
     └── OracleError               the oracle could not get a valid answer
 """
@@ -231,6 +232,10 @@ class RequestsFailed(SlmError):
 
 class EngineClosed(SlmError):
     """A request to an engine that is closed."""
+
+
+class MissingExtra(SlmError, ImportError):
+    """A library that an optional feature needs is not installed; the message names the extra that has it."""
 
 
 class ToolError(SlmError):

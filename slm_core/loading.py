@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.chat.overflow import Overflow
@@ -39,6 +39,9 @@ from slm_core.types import (
     Support,
     Tool,
 )
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 BACKEND_VARIABLE = "SLM_BACKEND"
 
@@ -176,6 +179,7 @@ class LoadedModel(Closing):
         aging_s: float = 10,
         prefix_cache: bool = True,
         swap_bytes: int = 1 << 30,
+        tracer_provider: TracerProvider | None = None,
     ) -> Engine:
         """An engine that answers requests of many threads and tasks, in a context of its own; see ``Engine.submit``.
 
@@ -187,13 +191,26 @@ class LoadedModel(Closing):
             aging_s: seconds of waiting that count as one step of priority.
             prefix_cache: whether what requests have in common is computed once.
             swap_bytes: memory for dumps of requests that gave up their sequences to others.
+            tracer_provider: of OpenTelemetry: each request becomes a span; None for none.
 
         Raises:
             InvalidOption: a value that does not fit.
+            MissingExtra: requests shall be traced, and OpenTelemetry is not installed.
         """
         options = EngineOptions(n_parallel, step_ms, aging_s, prefix_cache, swap_bytes)
         context = self.new_context(n_ctx=n_ctx, n_seq_max=2 * n_parallel, n_batch=n_batch)
-        return Engine(context, self.vocab, lambda: self.formatter, options)
+        try:
+            return Engine(
+                context,
+                self.vocab,
+                lambda: self.formatter,
+                options,
+                model_name=self.info.name or self.info.path.stem,
+                tracer_provider=tracer_provider,
+            )
+        except BaseException:
+            context.close()
+            raise
 
     def drafter(
         self, target: LoadedModel, *, n_ctx: int = 4096, n_batch: int = 512, sampling: Sampling | None = None

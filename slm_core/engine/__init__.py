@@ -2,8 +2,10 @@
 
 from slm_core.engine.batch import GenerateOptions, generate
 from slm_core.engine.core import EngineCore, EngineOptions
-from slm_core.engine.engine import Engine, EngineStats
+from slm_core.engine.engine import Engine
+from slm_core.engine.metrics import Latency, Rate, RequestMetrics
 from slm_core.engine.prompts import Prompt
+from slm_core.engine.stats import EngineStats, Positions, RequestStatus
 from slm_core.engine.streams import CompletionsStream, RequestStream
 
 __all__ = [
@@ -13,7 +15,12 @@ __all__ = [
     "EngineOptions",
     "EngineStats",
     "GenerateOptions",
+    "Latency",
+    "Positions",
     "Prompt",
+    "Rate",
+    "RequestMetrics",
+    "RequestStatus",
     "RequestStream",
     "generate",
 ]

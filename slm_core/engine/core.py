@@ -19,6 +19,7 @@ from slm_core.engine.prefixes import LEAST_SHARED, NO_MATCH, Match, longest
 from slm_core.engine.recorder import Recorder
 from slm_core.engine.requests import Request
 from slm_core.engine.sequences import Sequences
+from slm_core.engine.stats import Positions
 from slm_core.engine.store import StoredPrefix
 from slm_core.engine.swap import Swap
 from slm_core.errors import ContextFull, InvalidOption
@@ -150,6 +151,14 @@ class EngineCore(Closing):
     def n_cached_sequences(self) -> int:
         """Sequences that are kept for prompts that begin alike."""
         return self._sequences.n_kept
+
+    def positions(self) -> Positions:
+        """Who holds the positions of the context."""
+        active = [request.seq_id for request in self._active.values() if request.seq_id is not None]
+        own = sum(self.context.n_exclusive(seq_id) for seq_id in active)
+        free = self.context.n_free
+        cached = self._sequences.n_available - free
+        return Positions(own, self.context.n_ctx - free - own - cached, cached, free)
 
     def add(self, request: Request) -> None:
         """Take a request; it is over at once where no token may follow.

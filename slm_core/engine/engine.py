@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import TypedDict, Unpack
+from dataclasses import asdict, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from slm_core.chat.answers import own_constraint
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, encode
+from slm_core.engine.recorder import Recorder
 from slm_core.engine.requests import Request, fresh_id
+from slm_core.engine.stats import EngineStats, RequestStatus, rss_bytes
 from slm_core.engine.streams import CompletionsStream, RequestStream
 from slm_core.errors import EngineClosed
 from slm_core.generation.completions import checked_completions
@@ -25,48 +28,14 @@ from slm_core.generation.stopping import StoppingCriterion
 from slm_core.protocols import Constraint, Context, Formatter, Vocab
 from slm_core.sampling import Sampling
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+    from prometheus_client import CollectorRegistry
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """What an engine does, and has done since it was made.
+    from slm_core.engine.tracing import RequestTracer
 
-    Attributes:
-        n_active: requests that are computed now.
-        n_waiting: requests that wait for a sequence, or for room.
-        n_requests: requests so far.
-        n_finished: of those, answered.
-        n_cancelled: cancelled, or out of time.
-        n_failed: failed.
-        n_preempted: times that a request gave up its sequence to others.
-        n_swapped: of those, times that it was dumped in place of being computed again.
-        n_steps: batches decoded.
-        prompt_tokens: tokens of all prompts.
-        cached_tokens: of those, tokens that did not have to be computed.
-        disk_tokens: of those, tokens that were read from disk.
-        completion_tokens: tokens of all answers.
-        computed_tokens: tokens decoded, those computed again included.
-        n_ctx: positions of the context.
-        n_free: of those, free ones.
-        n_cached_sequences: sequences kept for prompts that begin alike.
-    """
-
-    n_active: int
-    n_waiting: int
-    n_requests: int
-    n_finished: int
-    n_cancelled: int
-    n_failed: int
-    n_preempted: int
-    n_swapped: int
-    n_steps: int
-    prompt_tokens: int
-    cached_tokens: int
-    disk_tokens: int
-    completion_tokens: int
-    computed_tokens: int
-    n_ctx: int
-    n_free: int
-    n_cached_sequences: int
+_POSITIONS_S = 0.1
+"""Seconds between two counts of who holds the positions."""
 
 
 class SharedOptions(TypedDict, total=False):
@@ -92,6 +61,12 @@ def _named(options: SharedOptions, request_id: str) -> SharedOptions:
     return {**options, "request_id": request_id}
 
 
+def _request_tracer(provider: TracerProvider, model_name: str) -> RequestTracer:
+    from slm_core.engine.tracing import RequestTracer
+
+    return RequestTracer(provider, model_name)
+
+
 class Engine(Closing):
     """Answers requests of any number of threads and tasks over one context; what ``LoadedModel.engine`` returns.
 
@@ -100,12 +75,35 @@ class Engine(Closing):
         vocab: the model's vocabulary.
         formatter: gives the model's chat format, or raises why there is none.
         options: how requests share the context.
+        model_name: the model, in metrics and traces.
+        tracer_provider: of OpenTelemetry: each request becomes a span; None for none.
+        clock: the seconds that are measured.
+
+    Attributes:
+        recorder: what measures its requests.
+
+    Raises:
+        MissingExtra: requests shall be traced, and OpenTelemetry is not installed.
+        InvalidOption: ``tracer_provider`` is none.
     """
 
     def __init__(
-        self, context: Context, vocab: Vocab, formatter: Callable[[], Formatter], options: EngineOptions
+        self,
+        context: Context,
+        vocab: Vocab,
+        formatter: Callable[[], Formatter],
+        options: EngineOptions,
+        *,
+        model_name: str = "",
+        tracer_provider: TracerProvider | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._core = EngineCore(context, options)
+        self._model_name = model_name
+        self._tracer = None if tracer_provider is None else _request_tracer(tracer_provider, model_name)
+        self.recorder = Recorder(clock, None if self._tracer is None else self._tracer.trace)
+        self._core = EngineCore(context, options, self.recorder)
+        self._positions = self._core.positions()
+        self._positions_at = self.recorder.clock()
         self._vocab = vocab
         self._formatter = formatter
         self._inbox: deque[Request] = deque()
@@ -234,7 +232,7 @@ class Engine(Closing):
         on_end: Callable[[], None],
         **options: Unpack[SharedOptions],
     ) -> Request:
-        return Request(
+        request = Request(
             self._vocab,
             prompt.tokens,
             prompt.sampling(sampling if sampling is not None else Sampling()),
@@ -249,7 +247,11 @@ class Engine(Closing):
             on_event=on_event,
             on_end=on_end,
             request_id=options.get("request_id"),
+            clock=self.recorder.clock,
         )
+        if self._tracer is not None:
+            request.origin = self._tracer.origin(chat=prompt.formatter is not None)
+        return request
 
     def _send(self, requests: Sequence[Request]) -> None:
         """Hand requests to the thread, all of them or none."""
@@ -258,7 +260,7 @@ class Engine(Closing):
         with self._changed:
             if self._closing:
                 raise EngineClosed("the engine is closed")
-            self._core.recorder.admit(*requests)
+            self.recorder.admit(*requests)
             self._inbox.extend(requests)
             self._changed.notify_all()
 
@@ -271,14 +273,26 @@ class Engine(Closing):
                 yield event
 
     def stats(self) -> EngineStats:
-        """What it does, and has done so far."""
-        core = self._core
+        """What it does, and has done so far. From any thread."""
+        core, recorded, now = self._core, self.recorder.recorded(), self.recorder.clock()
+        latencies = recorded.latencies
         return EngineStats(
             n_active=core.n_active,
             n_waiting=core.n_waiting + len(self._inbox),
             n_ctx=core.context.n_ctx,
             n_free=core.context.n_free,
             n_cached_sequences=core.n_cached_sequences,
+            positions=self._positions,
+            rss_bytes=rss_bytes(),
+            requests_per_s=recorded.rates["requests"],
+            prompt_tokens_per_s=recorded.rates["prompt_tokens"],
+            completion_tokens_per_s=recorded.rates["completion_tokens"],
+            queue_s=latencies["queue_s"],
+            prefill_s=latencies["prefill_s"],
+            first_token_s=latencies["first_token_s"],
+            inter_token_s=latencies["inter_token_s"],
+            total_s=latencies["total_s"],
+            requests=tuple(RequestStatus.of(request, now) for request in self.recorder.living),
             **asdict(core.totals),
         )
 
@@ -289,6 +303,27 @@ class Engine(Closing):
         wait for.
         """
         return self._core.flush(timeout)
+
+    @cached_property
+    def registry(self) -> CollectorRegistry:
+        """A registry of prometheus-client that holds its metrics, and nothing else.
+
+        Raises:
+            MissingExtra: prometheus-client is not installed.
+        """
+        from slm_core.engine.prometheus import registry_of
+
+        return registry_of(self, self._model_name)
+
+    def metrics_text(self) -> bytes:
+        """Its metrics in the text format of Prometheus, UTF-8. From any thread.
+
+        Raises:
+            MissingExtra: prometheus-client is not installed.
+        """
+        from slm_core.engine.prometheus import metrics_text
+
+        return metrics_text(self.registry)
 
     def close(self) -> None:
         """Close the context; requests that are not over fail with ``EngineClosed``. Twice is fine."""
@@ -316,10 +351,17 @@ class Engine(Closing):
                 for request in arrived:
                     self._core.add(request)
                 busy = self._core.step()
+                self._note_positions(busy)
         except BaseException as error:
             self._end(error)
             raise
         self._end(EngineClosed("the engine was closed before the request was answered"))
+
+    def _note_positions(self, busy: bool) -> None:
+        """Count who holds the positions, now and then: for each sequence it takes longer than the rest of a step."""
+        now = self.recorder.clock()
+        if not busy or now - self._positions_at >= _POSITIONS_S:
+            self._positions, self._positions_at = self._core.positions(), now
 
     def _end(self, error: BaseException) -> None:
         with self._changed:

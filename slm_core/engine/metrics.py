@@ -37,7 +37,7 @@ class RequestMetrics:
         prompt_tokens: tokens of the prompt.
         cached_tokens: of those, tokens that did not have to be computed.
         completion_tokens: tokens of the answer.
-        n_preempted: how often it gave up its sequence, to be computed again.
+        n_preempted: how often it gave up its sequence to others.
         queue_s: from the call to its sequence.
         prefill_s: from its sequence to the first token.
         first_token_s: from the call to the first token: ``queue_s`` and ``prefill_s`` together.

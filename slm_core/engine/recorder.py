@@ -173,8 +173,12 @@ class Recorder:
             if len(times.tokens) > 1:
                 self._latencies["token_s"].add(now, ((times.tokens[-1] - times.tokens[0]) / (len(times.tokens) - 1),))
         _log.info("request %s is over: %s", request.request_id, metrics)
-        if self._observer is not None:
+        if self._observer is None:
+            return
+        try:
             self._observer(request, metrics)
+        except Exception:  # what watches requests must not end them
+            _log.exception("request %s could not be traced", request.request_id)
 
     def recorded(self) -> Recorded:
         """What is known at this moment."""

@@ -59,6 +59,7 @@ class Request:
 
     Attributes:
         id: its number: requests are numbered as they come.
+        sampling: how tokens are chosen.
         loop: makes the answer of rows of logits.
         history: the prompt and the answer's tokens.
         waiting_tokens: the history as it was when the request last began to wait, int32 [T].
@@ -71,6 +72,7 @@ class Request:
         times: when things happened to it.
         n_cached: tokens of its prompt that its first sequence held at once.
         metrics: what became of it; None while it is not over.
+        origin: where it came from, for whoever traces it.
 
     Raises:
         InvalidOption: no tokens, a priority that is no number, or an id of another form.
@@ -104,6 +106,7 @@ class Request:
         self.history = History(prompt)
         self.waiting_tokens = np.asarray(prompt, np.int32)
         self.n_prompt = len(prompt)
+        self.sampling = sampling
         sampler = SamplerChain.for_vocab(sampling, vocab, stream=stream)
         sampler.set_history(prompt)
         self.loop = TokenLoop(
@@ -123,6 +126,7 @@ class Request:
         self.times = RequestTimes(self.arrived_s)
         self.n_cached = 0
         self.metrics: RequestMetrics | None = None
+        self.origin: object = None
         self.seq_id: int | None = None
         self.error: BaseException | None = None
         self.n_preempted = 0

@@ -32,7 +32,8 @@ from slm_core.types import Logits
 VOCAB = ByteVocab()
 STEP_S = 0.25
 """Seconds of a step. Multiples of it are exact in binary, so sums and differences are."""
-NO_END = {257: -1e9}
+NO_END = {257: -1e9, ord("!"): -1e9}
+"""Neither an end nor the byte that a decode fails at is ever said."""
 
 
 class Clock:

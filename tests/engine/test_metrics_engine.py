@@ -1,0 +1,635 @@
+"""What an engine tells of itself: ``stats()``, ids and metrics of streams, Prometheus, spans. Nothing holds a text."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client.parser import text_string_to_metric_families
+
+import slm_core as slm
+from scripted import ByteVocab, ScriptedContext, TagFormatter
+from slm_core.constraints import Choice
+from slm_core.engine import Engine, EngineOptions, EngineStats, RequestStream
+from slm_core.errors import DecodeFailed, EngineClosed, InvalidOption
+from slm_core.generation import Event, StoppingAction
+from slm_core.protocols import Batch, Formatter
+from slm_core.sampling import Sampling
+from slm_core.types import Logits, Message, Role
+
+WAIT_S = 60
+STEP_S = 0.25
+"""Seconds of a step on the test's clock: exact in binary."""
+NO_END = {257: -1e9, ord("!"): -1e9}
+"""Neither an end nor the byte that a decode fails at is ever said."""
+VOCAB = ByteVocab()
+SPAN = 'text_completion the "model"'
+
+
+def tokens(n: int | None, **options: object) -> Sampling:
+    return Sampling(temperature=0, max_tokens=n, logit_bias=NO_END, **options)  # type: ignore[arg-type]
+
+
+class Clock:
+    """Time that passes in decodes alone."""
+
+    def __init__(self) -> None:
+        self.now = 512.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class HeldContext(ScriptedContext):
+    """Each decode takes ``STEP_S``, and waits for a permit while ``held``; it fails where a batch holds a "!"."""
+
+    def __init__(self, clock: Clock, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.clock, self.held = clock, False
+        self.permits, self.begun = threading.Semaphore(0), threading.Semaphore(0)
+
+    def _engine_decode(self, batch: Batch) -> Logits:
+        self.begun.release()
+        if self.held:
+            assert self.permits.acquire(timeout=WAIT_S)
+        self.clock.now += STEP_S
+        if ord("!") in batch.tokens.tolist():
+            raise DecodeFailed("as the test wants it")
+        return super()._engine_decode(batch)
+
+
+class Bench:
+    """An engine on the test's clock, its spans, and its series."""
+
+    def __init__(self, *, n_ctx: int = 2000, n_seq_max: int = 16, **options: object) -> None:
+        self.clock = Clock()
+        self.context = HeldContext(self.clock, n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=64)
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+
+        def formatter() -> Formatter:
+            return TagFormatter()  # type: ignore[return-value]
+
+        self.engine = Engine(
+            self.context,
+            VOCAB,
+            formatter,
+            EngineOptions(**options),  # type: ignore[arg-type]
+            model_name='the "model"',
+            tracer_provider=self.provider,
+            clock=self.clock,
+        )
+
+    def until(self, condition: Callable[[EngineStats], bool]) -> EngineStats:
+        deadline = time.monotonic() + WAIT_S
+        while not condition(stats := self.engine.stats()):
+            assert time.monotonic() < deadline, stats
+            time.sleep(0.001)
+        return stats
+
+    def at_rest(self) -> EngineStats:
+        return self.until(lambda s: s.n_active + s.n_waiting + s.positions.own == 0)
+
+    def series(self) -> dict[str, float]:
+        """Each sample of the text, by its name and its labels but the model's."""
+        found = {}
+        for family in text_string_to_metric_families(self.engine.metrics_text().decode()):
+            for sample in family.samples:
+                labels = dict(sample.labels)
+                assert labels.pop("model_name") == 'the "model"'
+                found[sample.name + "".join(f" {key}={value}" for key, value in sorted(labels.items()))] = sample.value
+        return found
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    with made.engine:
+        yield made
+        made.context.held = False
+        made.context.permits.release(1000)
+
+
+# Streams.
+
+
+def test_a_stream_has_its_metrics(bench: Bench) -> None:
+    stream = bench.engine.submit("a prompt", tokens(6), request_id="mine")
+    answer = stream.run()
+    metrics = stream.metrics
+    assert stream.request_id == metrics.request_id == "mine"
+    assert metrics.finish_reason == answer.finish_reason == "length"
+    assert metrics.prompt_tokens == answer.usage.prompt_tokens
+    assert metrics.completion_tokens == answer.usage.completion_tokens
+    assert (metrics.queue_s, metrics.prefill_s, metrics.decode_s, metrics.total_s) == (
+        0,
+        STEP_S,
+        5 * STEP_S,
+        6 * STEP_S,
+    )
+    assert (metrics.inter_token_p50_s, metrics.inter_token_p95_s) == (STEP_S, STEP_S)
+
+
+def test_two_that_live_have_no_id_in_common(bench: Bench) -> None:
+    bench.context.held = True
+    first = bench.engine.submit("first", tokens(2), request_id="mine")
+    with pytest.raises(InvalidOption, match="'mine'"):
+        bench.engine.submit("second", tokens(2), request_id="mine")
+    bench.context.permits.release(2)
+    first.run()
+    bench.context.permits.release(2)
+    assert bench.engine.submit("third", tokens(2), request_id="mine").run().usage.completion_tokens == 2
+    assert bench.engine.stats().n_requests == 2
+
+
+def test_an_id_is_free_where_the_engine_refused_its_request(bench: Bench) -> None:
+    with pytest.raises(slm.SlmError, match="full"):
+        bench.engine.submit("x" * 3000, request_id="mine")
+    bench.engine.submit("x", tokens(1), request_id="mine").run()
+    bench.engine.close()
+    with pytest.raises(EngineClosed):
+        bench.engine.submit("x", request_id="mine")
+    assert not bench.engine.recorder.living
+
+
+def test_an_error_names_its_request(bench: Bench) -> None:
+    with pytest.raises(DecodeFailed) as failed:
+        bench.engine.submit("fails!", tokens(2), request_id="mine").run()
+    assert failed.value.__notes__ == ["request mine"]
+
+
+# Statistics.
+
+
+def test_requests_that_are_not_over() -> None:
+    bench = Bench(n_parallel=2)
+    with bench.engine:
+        bench.context.held = True
+        streams = [bench.engine.submit(text, tokens(4), request_id=text[0]) for text in ("a", "b" * 250, "c")]
+        bench.context.begun.acquire(timeout=WAIT_S)
+        bench.context.permits.release(2)  # the prompt "b" takes four steps
+        bench.context.begun.acquire(timeout=WAIT_S)
+        bench.context.begun.acquire(timeout=WAIT_S)
+        by_id = {status.request_id: status for status in bench.engine.stats().requests}
+        states = {name: (status.state, status.completion_tokens) for name, status in by_id.items()}
+        assert states == {"a": ("decode", 2), "b": ("prefill", 0), "c": ("waiting", 0)}
+        assert by_id["a"].age_s == 2 * STEP_S
+        bench.context.held = False
+        bench.context.permits.release(1)
+        for stream in streams:
+            stream.run()
+        assert bench.at_rest().requests == ()
+
+
+def test_statistics_add_up(bench: Bench) -> None:
+    begun = bench.clock()
+    streams = [bench.engine.submit(f"{'a beginning in common ' * 2}{i}", tokens(5 + i)) for i in range(6)]
+    answers = [stream.run() for stream in streams]
+    stats = bench.at_rest()
+    metrics = [stream.metrics for stream in streams]
+    seconds = bench.clock() - begun
+    assert stats.n_finished == 6
+    assert stats.completion_tokens == sum(answer.usage.completion_tokens for answer in answers)
+    assert stats.requests_per_s.window == 6 / seconds
+    assert stats.prompt_tokens_per_s.window == sum(m.prompt_tokens for m in metrics) / seconds
+    assert stats.completion_tokens_per_s.window == stats.completion_tokens / seconds
+    assert stats.completion_tokens_per_s.ewma > 0
+    for name in ("queue_s", "prefill_s", "first_token_s", "total_s"):
+        latency, exact = getattr(stats, name), sorted(getattr(m, name) for m in metrics)
+        assert latency.n == 6
+        assert latency.mean == pytest.approx(sum(exact) / 6)
+        for rank, value in ((0.5, latency.p50), (0.95, latency.p95), (0.99, latency.p99)):
+            assert value == pytest.approx(exact[math.ceil(6 * rank) - 1], rel=0.0101, abs=2e-7)
+    assert stats.inter_token_s.n == stats.completion_tokens - 6
+    assert stats.inter_token_s.p95 == pytest.approx(STEP_S, rel=0.0101)
+
+
+def test_positions_are_somebodys(bench: Bench) -> None:
+    bench.context.held = True
+    shared = "a beginning that two requests have in common"
+    first = bench.engine.submit(shared + "1", tokens(40))
+    bench.context.permits.release(2)
+    next(first)
+    second = bench.engine.submit(shared + "2", tokens(40))
+    bench.context.permits.release(4)
+    next(second)
+    p = bench.until(lambda s: s.positions.shared > 0).positions
+    assert p.shared == len(shared)
+    assert p.own > 0
+    assert p.own + p.shared + p.cached + p.free == 2000
+    bench.context.held = False
+    bench.context.permits.release(9)
+    first.run()
+    second.run()
+    stats = bench.at_rest()
+    p = stats.positions
+    assert (p.own, p.free) == (0, stats.n_free)
+    assert p.cached > 0
+    assert p.shared + p.cached + p.free == 2000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not say")
+def test_memory_of_the_process(bench: Bench) -> None:
+    before = bench.engine.stats().rss_bytes
+    taken = np.ones(2**23)  # 64 MiB
+    after = bench.engine.stats().rss_bytes
+    assert before is not None
+    assert after is not None
+    assert after - before > taken.nbytes / 2
+
+
+def test_a_repr_is_a_table(bench: Bench) -> None:
+    streams = [bench.engine.submit(f"{i}", tokens(4)) for i in range(3)]
+    for stream in streams:
+        stream.run()
+    bench.at_rest()
+    bench.context.held = True
+    held = [bench.engine.submit("held", tokens(3), request_id=f"held-{i}") for i in range(20)]
+    text = repr(bench.until(lambda s: s.n_active + s.n_waiting == 20))
+    assert re.search(r"\d+ active, \d+ waiting; so far \d+: 3 answered", text)
+    assert re.search(r"inter token +p50 2\d\d ms", text)
+    assert "held-0: " in text
+    assert "and 4 more" in text
+    assert all(len(line) <= 120 for line in text.splitlines())
+    bench.context.held = False
+    bench.context.permits.release(99)
+    for stream in held:
+        stream.run()
+
+
+def test_agrees_with_a_callers_clock() -> None:
+    """A real model, real time. A stopping criterion is asked in the engine's thread just before a token counts.
+
+    So a token counts between the criterion's call for it and the call for the next one; a request arrives within
+    ``submit``, and is over between the last call and the end of ``run``.
+    """
+    asked: list[float] = []
+
+    def note(event: Event, draft: object) -> StoppingAction:
+        asked.append(time.monotonic())
+        return StoppingAction.NEXT
+
+    with slm.load(slm.demo_model_path()) as model, model.engine(n_ctx=512) as engine:
+        eog = dict.fromkeys(model.vocab.eog_ids, -1e9)
+        before = time.monotonic()
+        stream = engine.submit(
+            "Once upon a time", Sampling(temperature=0, max_tokens=30, logit_bias=eog), stopping_criteria=[note]
+        )
+        submitted = time.monotonic()
+        stream.run()
+        over = time.monotonic()
+        metrics, stats = stream.metrics, engine.stats()
+    assert len(asked) == 30
+    assert metrics.first_token_s is not None
+    assert metrics.decode_s is not None
+    assert metrics.total_s is not None
+    assert metrics.inter_token_p95_s is not None
+    assert asked[0] - submitted <= metrics.first_token_s <= asked[1] - before
+    assert asked[-1] - asked[1] <= metrics.decode_s <= over - asked[0]
+    assert asked[-1] - submitted <= metrics.total_s <= over - before
+    assert 0 < metrics.inter_token_p95_s <= max(b - a for a, b in zip(asked, [*asked[2:], over], strict=False))
+    assert (metrics.queue_s or 0) + (metrics.prefill_s or 0) == pytest.approx(metrics.first_token_s, abs=1e-9)
+    assert stats.first_token_s.mean == metrics.first_token_s
+    assert stats.total_s.mean == metrics.total_s
+    assert stats.inter_token_s.mean == pytest.approx(metrics.decode_s / 29)
+
+
+# Prometheus.
+
+
+def test_each_series_moves_as_the_caller_counts() -> None:
+    """One scrape before, one while requests are held, one after; of what happened the test keeps its own count."""
+    bench = Bench(n_ctx=300, n_seq_max=4, n_parallel=2)
+    with bench.engine:
+        before = bench.series()
+        assert all(value == 0 for name, value in before.items() if not re.search("memory|state=free", name))
+        # 1. Answered, failed, cancelled, complete by a constraint, ended by the model; one finds its prefix cached.
+        shared = "a beginning that two prompts have in common: "
+        ways: dict[str, Callable[[], RequestStream]] = {
+            "length": lambda: bench.engine.submit(shared + "1", tokens(7)),
+            "hit": lambda: bench.engine.submit(shared + "2", tokens(3)),
+            "error": lambda: bench.engine.submit("fails!", tokens(2)),
+            "constraint": lambda: bench.engine.submit("c", tokens(9), constraint=Choice(["ab", "cd"])),
+            "stop": lambda: bench.engine.submit("s", Sampling(temperature=0, logit_bias={257: 1e9})),
+        }
+        streams = []
+        for way, submit in ways.items():
+            streams.append(submit())
+            if way == "error":
+                with pytest.raises(DecodeFailed):
+                    streams[-1].run()
+            else:
+                streams[-1].run()
+        # 2. Two are computed, two wait; one of those is cancelled, one of the others is preempted for want of room.
+        bench.at_rest()
+        bench.context.held = True
+        steps = bench.context.permits
+        held = [bench.engine.submit(f"{i}" * 90, tokens(70)) for i in range(4)]
+        steps.release(1)  # of the first step, which may have begun before all of them had come
+        bench.until(lambda s: s.n_active == 2 and s.n_waiting == 2)
+        steps.release(3)
+        bench.until(lambda s: s.positions.own > 0)
+        during = bench.series()
+        held[3].cancel()
+        bench.context.held = False
+        steps.release(9)
+        answers = [stream.run() for stream in held]
+        streams += held
+        assert answers[3].finish_reason == "cancelled"
+        stats = bench.at_rest()
+        after = bench.series()
+    metrics = [stream.metrics for stream in streams]
+    assert {k: during[f"slm:num_requests_{k}"] for k in ("running", "waiting")} == {"running": 2, "waiting": 2}
+    assert during["slm:kv_cache_positions state=own"] > 0
+    assert during["slm:kv_cache_usage_perc"] == pytest.approx(
+        (during["slm:kv_cache_positions state=own"] + during["slm:kv_cache_positions state=shared"]) / 300
+    )
+    assert sum(during[f"slm:kv_cache_positions state={s}"] for s in ("own", "shared", "cached", "free")) == 300
+    assert stats.n_preempted == sum(m.n_preempted for m in metrics) == after["slm:num_preemptions_total"] > 0
+    assert stats.n_swapped == after["slm:num_swaps_total"] > 0  # the first to give way is always dumped
+    assert after["slm:prompt_tokens_total"] == sum(m.prompt_tokens for m in metrics)
+    assert after["slm:generation_tokens_total"] == sum(m.completion_tokens for m in metrics)
+    assert after["slm:prefix_cache_hits_total"] == sum(m.cached_tokens for m in metrics) >= len(shared)
+    started = [m for m in metrics if m.queue_s is not None]
+    assert after["slm:prefix_cache_queries_total"] == sum(m.prompt_tokens for m in started)
+    assert after["slm:steps_total"] == stats.n_steps
+    assert after["slm:computed_tokens_total"] == stats.computed_tokens == after["slm:iteration_tokens_total_sum"]
+    reasons = {"length": 5, "error": 1, "constraint": 1, "stop": 1, "cancelled": 1}
+    assert {r: after[f"slm:request_success_total finished_reason={r}"] for r in reasons} == reasons
+    for name, values in {
+        "e2e_request_latency_seconds": [m.total_s for m in metrics],
+        "time_to_first_token_seconds": [m.first_token_s for m in metrics],
+        "request_queue_time_seconds": [m.queue_s for m in metrics],
+        "request_prefill_time_seconds": [m.prefill_s for m in metrics],
+        "request_decode_time_seconds": [m.decode_s for m in metrics],
+        "request_inference_time_seconds": [(m.prefill_s or 0) + m.decode_s for m in metrics if m.decode_s is not None],
+        "request_prompt_tokens": [m.prompt_tokens for m in metrics],
+        "request_generation_tokens": [m.completion_tokens for m in metrics],
+        "request_time_per_output_token_seconds": [
+            (m.decode_s or 0) / (m.completion_tokens - 1) for m in metrics if m.completion_tokens > 1
+        ],
+    }.items():
+        known = [value for value in values if value is not None]
+        assert after[f"slm:{name}_count"] == len(known), name
+        assert after[f"slm:{name}_sum"] == pytest.approx(sum(known)), name
+        assert after[f"slm:{name}_bucket le=+Inf"] == len(known), name
+        for key in (k for k in after if k.startswith(f"slm:{name}_bucket le=")):
+            assert after[key] == sum(value <= float(key.partition("le=")[2]) for value in known), key
+    gaps = after["slm:inter_token_latency_seconds_count"]
+    assert gaps == sum(max(0, m.completion_tokens - 1) for m in metrics)
+    assert after["slm:inter_token_latency_seconds_sum"] == pytest.approx(sum(m.decode_s or 0 for m in metrics))
+    unmoved = {n for n in after if "_bucket" not in n and before[n] == during[n] == after[n]}
+    assert unmoved <= {"slm:resident_memory_bytes"}  # `test_memory_of_the_process` moves it
+    assert "slm:prefix_cache_sequences" in after
+
+
+def test_series_have_the_buckets_of_vllm(bench: Bench) -> None:
+    """Counted from what vLLM 0.25 exposes: so many boundaries, and +Inf."""
+    bounds = [name for name in bench.series() if "_bucket" in name]
+    n_bounds = {
+        "time_to_first_token_seconds": 22,
+        "inter_token_latency_seconds": 19,
+        "e2e_request_latency_seconds": 21,
+        "request_queue_time_seconds": 21,
+        "request_prefill_time_seconds": 21,
+        "request_decode_time_seconds": 21,
+        "request_inference_time_seconds": 21,
+    }
+    for name, n in n_bounds.items():
+        assert sum(bound.startswith(f"slm:{name}_bucket") for bound in bounds) == n + 1
+
+
+def test_engines_have_registries_of_their_own(bench: Bench) -> None:
+    import prometheus_client
+
+    other = Bench()
+    with other.engine:
+        other.engine.submit("a", tokens(3)).run()
+        assert bench.engine.registry is not other.engine.registry
+        assert bench.engine.registry is bench.engine.registry
+        assert bench.series()["slm:generation_tokens_total"] == 0
+        assert other.series()["slm:generation_tokens_total"] == 3
+    assert b"slm:" not in prometheus_client.generate_latest(prometheus_client.REGISTRY)
+
+
+def test_scrapes_while_requests_run(bench: Bench) -> None:
+    """Counters never fall, and each histogram's buckets rise to its count, whenever somebody looks."""
+    over, failed = threading.Event(), []
+
+    def scrape() -> None:
+        last: dict[str, float] = {}
+        while not over.is_set():
+            now = bench.series()
+            failed.extend(n for n, v in last.items() if re.search("_total|_count|_bucket", n) and now[n] < v)
+            failed.extend(n for n in now if n.endswith("_count") and now[n] != now[f"{n[:-6]}_bucket le=+Inf"])
+            last = now
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    for stream in [bench.engine.submit(f"{i}", tokens(20)) for i in range(20)]:
+        stream.run()
+    over.set()
+    thread.join(WAIT_S)
+    assert failed == []
+
+
+# Spans.
+
+
+def seconds(span: ReadableSpan) -> float:
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return (span.end_time - span.start_time) / 1e9
+
+
+def test_a_span_for_each_request(bench: Bench) -> None:
+    with bench.provider.get_tracer("caller").start_as_current_span("caller") as caller:
+        stream = bench.engine.submit("a prompt", tokens(6, seed=4), request_id="mine")
+    stream.run()
+    bench.at_rest()
+    metrics = stream.metrics
+    (span,) = bench.spans(SPAN)
+    assert span.kind is SpanKind.INTERNAL
+    assert span.parent is not None
+    assert span.parent.span_id == caller.get_span_context().span_id
+    assert span.status.status_code is StatusCode.UNSET
+    assert seconds(span) == metrics.total_s  # the last token ends it
+    parts = {name: bench.spans(name)[0] for name in ("queue", "prefill", "decode")}
+    for name, part in parts.items():
+        assert part.parent is not None
+        assert part.parent.span_id == span.context.span_id
+        assert seconds(part) == getattr(metrics, f"{name}_s")
+    assert parts["queue"].start_time == span.start_time
+    assert parts["queue"].end_time == parts["prefill"].start_time
+    assert parts["prefill"].end_time == parts["decode"].start_time
+    assert parts["decode"].end_time == span.end_time
+    assert span.attributes == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "slm_core",
+        "gen_ai.request.model": 'the "model"',
+        "gen_ai.request.max_tokens": 6,
+        "gen_ai.request.temperature": 0.0,
+        "gen_ai.request.top_k": 40,
+        "gen_ai.request.top_p": 0.95,
+        "gen_ai.request.seed": 4,
+        "gen_ai.response.id": "mine",
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.response.time_to_first_chunk": STEP_S,
+        "gen_ai.usage.input_tokens": 8,
+        "gen_ai.usage.cache_read.input_tokens": 0,
+        "gen_ai.usage.output_tokens": 6,
+        "slm.preemptions": 0,
+        "slm.inter_token.p50": STEP_S,
+        "slm.inter_token.p95": STEP_S,
+    }
+
+
+def test_attributes_are_those_of_the_conventions(bench: Bench) -> None:
+    bench.engine.submit("a prompt", tokens(3)).run()
+    bench.at_rest()
+    known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+    (span,) = bench.spans(SPAN)
+    assert {name for name in span.attributes or () if name.startswith("gen_ai.")} <= known
+
+
+def test_a_chat_is_a_chat(bench: Bench) -> None:
+    bench.engine.submit([Message(Role.USER, "hello")], tokens(3)).run()
+    bench.at_rest()
+    assert len(bench.spans('chat the "model"')) == 1
+
+
+def test_spans_of_requests_that_end_early() -> None:
+    bench = Bench(n_parallel=1)
+    with bench.engine:
+        bench.context.held = True
+        first, second = bench.engine.submit("a", tokens(3)), bench.engine.submit("never begins", tokens(3))
+        bench.context.begun.acquire(timeout=WAIT_S)
+        second.cancel()
+        bench.context.held = False
+        bench.context.permits.release(9)
+        first.run()
+        second.run()
+        with pytest.raises(DecodeFailed):
+            bench.engine.submit("fails!", tokens(2)).run()
+        bench.at_rest()
+    spans = {s.attributes["gen_ai.response.finish_reasons"]: s for s in bench.spans(SPAN) if s.attributes}
+    cancelled, failed = spans["cancelled",], spans["error",]
+    assert seconds(cancelled) == second.metrics.total_s
+    assert cancelled.status.status_code is StatusCode.UNSET
+    all_spans = bench.exporter.get_finished_spans()
+    assert [s.name for s in all_spans if s.parent and s.parent.span_id == cancelled.context.span_id] == ["queue"]
+    assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "DecodeFailed")
+    assert failed.attributes is not None
+    assert failed.attributes["error.type"] == "DecodeFailed"
+
+
+def test_a_provider_that_fails_ends_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    class Refusing(SimpleSpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            raise ZeroDivisionError
+
+    bench = Bench()
+    bench.provider.add_span_processor(Refusing(bench.exporter))
+    with bench.engine:
+        assert bench.engine.submit("a", tokens(3), request_id="mine").run().usage.completion_tokens == 3
+        assert bench.engine.submit("b", tokens(3)).run().usage.completion_tokens == 3
+    assert "request mine could not be traced" in caplog.text
+
+
+def test_what_is_no_provider() -> None:
+    with pytest.raises(InvalidOption, match="tracer_provider"), slm.load(slm.demo_model_path()) as model:
+        model.engine(n_ctx=64, tracer_provider="global")  # type: ignore[arg-type]
+
+
+def test_the_global_provider_traces_nothing_by_default() -> None:
+    provider = trace.get_tracer_provider()
+    with slm.load(slm.demo_model_path()) as model, model.engine(n_ctx=64, tracer_provider=provider) as engine:
+        engine.submit("a", Sampling(temperature=0, max_tokens=2)).run()
+
+
+# Without the extras, and without text.
+
+
+@pytest.mark.parametrize(
+    ("library", "extra", "call"),
+    [
+        ("prometheus_client", "metrics", "engine.metrics_text()"),
+        ("prometheus_client", "metrics", "engine.registry"),
+        ("opentelemetry", "otel", "model.engine(n_ctx=64, tracer_provider=object())"),
+    ],
+)
+def test_an_extra_that_is_missing(library: str, extra: str, call: str) -> None:
+    code = f"""
+import sys
+sys.modules[{library!r}] = None
+import slm_core as slm
+with slm.load(slm.demo_model_path()) as model, model.engine(n_ctx=64) as engine:
+    engine.submit("a", slm.Sampling(max_tokens=1)).run()
+    engine.stats()
+    for _ in range(2):
+        try:
+            {call}
+        except slm.SlmError as error:
+            assert isinstance(error, ImportError)
+            print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [f"slm-core[{extra}]" in line for line in done.stdout.splitlines()] == [True, True]
+
+
+def test_none_of_it_holds_a_text(caplog: pytest.LogCaptureFixture) -> None:
+    """A canary in a prompt, a message, a stop text, a constraint, a key, a salt, an answer and an error."""
+    canary = "CANARY"
+
+    def refuse(event: Event, draft: object) -> StoppingAction:
+        raise ValueError(f"{canary} was said")
+
+    bench = Bench()
+    with bench.engine, caplog.at_level(logging.DEBUG):
+        submit = bench.engine.submit
+        streams = [
+            submit(f"{canary} in a prompt", tokens(4, stop=(canary,)), key=canary, salt=canary),
+            submit([Message(Role.USER, canary)], tokens(4)),
+            submit("to be answered with it", tokens(9), constraint=Choice([canary])),
+            submit(f"{canary} that raises", tokens(4), stopping_criteria=[refuse]),
+            submit(f"{canary}!", tokens(4)),
+        ]
+        bench.context.held = True
+        living = submit(f"{canary} that is not over", tokens(50))
+        shown = [repr(bench.engine.stats()), repr(living.metrics), repr(living), repr(bench.engine)]
+        bench.context.held = False
+        bench.context.permits.release(9)
+        for stream in streams:
+            try:
+                stream.run()
+            except (ValueError, DecodeFailed) as error:
+                shown += error.__notes__
+        living.run()
+        assert streams[2].answer.text == canary
+        bench.at_rest()
+        shown += [repr(bench.engine.stats()), repr(bench.engine.stats().requests), bench.engine.metrics_text().decode()]
+        shown += [repr(stream.metrics) + repr(stream) for stream in [*streams, living]]
+        shown += [span.to_json() for span in bench.exporter.get_finished_spans()]
+        shown += [record.getMessage() + (record.exc_text or "") for record in caplog.records]
+    assert len(bench.exporter.get_finished_spans()) >= 6
+    assert [record.getMessage() for record in caplog.records]
+    for text in shown:
+        assert canary not in text
