@@ -397,8 +397,22 @@ def test_a_value_on_a_bound_is_in_its_bucket() -> None:
     assert meter.histogram.counts == (1, 1, 1)
 
 
-def test_what_the_meters_cost_a_step() -> None:
-    """Values are counted together: a slot never has more than one batch of them pending."""
+def test_a_step_costs_a_reading_of_the_clock_for_each_token() -> None:
+    bench, n_readings = Bench(), 0
+
+    def counted() -> float:
+        nonlocal n_readings
+        n_readings += 1
+        return bench.clock()
+
+    bench.recorder.clock = counted
+    bench.run(*(bench.request(f"{i}", 50) for i in range(8)))
+    totals = bench.core.totals
+    assert n_readings <= totals.completion_tokens + totals.n_steps + 3 * totals.n_requests
+
+
+def test_values_are_counted_together() -> None:
+    """A slot never has more than a batch of them pending, and the values of one step."""
     meter = LatencyMeter(0.0, (1,))
     for i in range(10_000):
         meter.add(i / 1000, [0.1] * 16)
