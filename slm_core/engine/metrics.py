@@ -33,7 +33,8 @@ class RequestMetrics:
 
     Attributes:
         request_id: its id.
-        finish_reason: a ``FinishReason``; "error" where it failed, None while it is not over.
+        finish_reason: a ``FinishReason``; "error" where it failed, None while it is not over. An answer that asks for
+            tools has "stop": the chat format is read later.
         prompt_tokens: tokens of the prompt.
         cached_tokens: of those, tokens that did not have to be computed.
         completion_tokens: tokens of the answer.

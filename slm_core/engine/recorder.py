@@ -162,7 +162,8 @@ class Recorder:
         if self._living.get(request.request_id) is request:
             del self._living[request.request_id]
         with self._lock:
-            self._finished[metrics.finish_reason or FAILED] += 1
+            reason = metrics.finish_reason or FAILED
+            self._finished[reason] = self._finished.get(reason, 0) + 1
             self._rates["requests"].add(now, 1)
             self._histograms["prompt_tokens"].add(metrics.prompt_tokens)
             self._histograms["completion_tokens"].add(metrics.completion_tokens)

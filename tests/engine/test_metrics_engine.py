@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import re
@@ -54,18 +55,18 @@ class Clock:
 
 
 class HeldContext(ScriptedContext):
-    """Each decode takes ``STEP_S``, and waits for a permit while ``held``; it fails where a batch holds a "!"."""
+    """Each decode takes ``step_s``, and waits for a permit while ``held``; it fails where a batch holds a "!"."""
 
     def __init__(self, clock: Clock, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
-        self.clock, self.held = clock, False
+        self.clock, self.held, self.step_s = clock, False, STEP_S
         self.permits, self.begun = threading.Semaphore(0), threading.Semaphore(0)
 
     def _engine_decode(self, batch: Batch) -> Logits:
         self.begun.release()
         if self.held:
             assert self.permits.acquire(timeout=WAIT_S)
-        self.clock.now += STEP_S
+        self.clock.now += self.step_s
         if ord("!") in batch.tokens.tolist():
             raise DecodeFailed("as the test wants it")
         return super()._engine_decode(batch)
@@ -245,8 +246,18 @@ def test_positions_are_somebodys(bench: Bench) -> None:
     assert p.shared + p.cached + p.free == 2000
 
 
+def test_positions_at_rest_are_those_of_the_last_step(bench: Bench) -> None:
+    """However short the steps are."""
+    bench.context.step_s = 0.0
+    n = bench.engine.submit("a prompt whose prefix is kept", tokens(4)).run().usage
+    p = bench.until(lambda s: s.positions.cached > 0).positions
+    # Of the answer, the last token is chosen and never decoded.
+    assert (p.own, p.shared, p.cached) == (0, 0, n.prompt_tokens + n.completion_tokens - 1)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not say")
 def test_memory_of_the_process(bench: Bench) -> None:
+    gc.collect()
     before = bench.engine.stats().rss_bytes
     taken = np.ones(2**23)  # 64 MiB
     after = bench.engine.stats().rss_bytes
@@ -337,26 +348,26 @@ def test_each_series_moves_as_the_caller_counts() -> None:
                     streams[-1].run()
             else:
                 streams[-1].run()
-        # 2. Two are computed, two wait; one of those is cancelled, one of the others is preempted for want of room.
+        # 2. Two are computed, three wait; one of those is cancelled, one of the others is preempted for want of room.
         bench.at_rest()
         bench.context.held = True
         steps = bench.context.permits
-        held = [bench.engine.submit(f"{i}" * 90, tokens(70)) for i in range(4)]
+        held = [bench.engine.submit(f"{i}" * 90, tokens(70)) for i in range(5)]
         steps.release(1)  # of the first step, which may have begun before all of them had come
-        bench.until(lambda s: s.n_active == 2 and s.n_waiting == 2)
+        bench.until(lambda s: s.n_active == 2 and s.n_waiting == 3)
         steps.release(3)
         bench.until(lambda s: s.positions.own > 0)
         during = bench.series()
-        held[3].cancel()
+        held[4].cancel()
         bench.context.held = False
         steps.release(9)
         answers = [stream.run() for stream in held]
         streams += held
-        assert answers[3].finish_reason == "cancelled"
+        assert answers[4].finish_reason == "cancelled"
         stats = bench.at_rest()
         after = bench.series()
     metrics = [stream.metrics for stream in streams]
-    assert {k: during[f"slm:num_requests_{k}"] for k in ("running", "waiting")} == {"running": 2, "waiting": 2}
+    assert {k: during[f"slm:num_requests_{k}"] for k in ("running", "waiting")} == {"running": 2, "waiting": 3}
     assert during["slm:kv_cache_positions state=own"] > 0
     assert during["slm:kv_cache_usage_perc"] == pytest.approx(
         (during["slm:kv_cache_positions state=own"] + during["slm:kv_cache_positions state=shared"]) / 300
@@ -371,7 +382,7 @@ def test_each_series_moves_as_the_caller_counts() -> None:
     assert after["slm:prefix_cache_queries_total"] == sum(m.prompt_tokens for m in started)
     assert after["slm:steps_total"] == stats.n_steps
     assert after["slm:computed_tokens_total"] == stats.computed_tokens == after["slm:iteration_tokens_total_sum"]
-    reasons = {"length": 5, "error": 1, "constraint": 1, "stop": 1, "cancelled": 1}
+    reasons = {"length": 6, "error": 1, "constraint": 1, "stop": 1, "cancelled": 1}
     assert {r: after[f"slm:request_success_total finished_reason={r}"] for r in reasons} == reasons
     for name, values in {
         "e2e_request_latency_seconds": [m.total_s for m in metrics],
@@ -528,14 +539,17 @@ def test_spans_of_requests_that_end_early() -> None:
         first.run()
         second.run()
         with pytest.raises(DecodeFailed):
-            bench.engine.submit("fails!", tokens(2)).run()
+            last = bench.engine.submit("says one and fails", Sampling(temperature=0, logit_bias={ord("!"): 1e9}))
+            last.run()
         bench.at_rest()
+    assert (last.metrics.first_token_s, last.metrics.total_s) == (STEP_S, 2 * STEP_S)
     spans = {s.attributes["gen_ai.response.finish_reasons"]: s for s in bench.spans(SPAN) if s.attributes}
     cancelled, failed = spans["cancelled",], spans["error",]
     assert seconds(cancelled) == second.metrics.total_s
     assert cancelled.status.status_code is StatusCode.UNSET
     all_spans = bench.exporter.get_finished_spans()
     assert [s.name for s in all_spans if s.parent and s.parent.span_id == cancelled.context.span_id] == ["queue"]
+    assert seconds(failed) == last.metrics.total_s  # later than its last token
     assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "DecodeFailed")
     assert failed.attributes is not None
     assert failed.attributes["error.type"] == "DecodeFailed"
