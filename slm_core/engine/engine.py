@@ -17,7 +17,7 @@ from slm_core.constraints import Spec
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, encode
 from slm_core.engine.recorder import Recorder
-from slm_core.engine.requests import Request, fresh_id
+from slm_core.engine.requests import Request, checked_id
 from slm_core.engine.stats import EngineStats, RequestStatus, rss_bytes
 from slm_core.engine.streams import CompletionsStream, RequestStream
 from slm_core.errors import EngineClosed
@@ -204,7 +204,7 @@ class Engine(Closing):
         if sampling.seed is None:  # one seed, and a stream of it for each
             sampling = replace(sampling, seed=secrets.randbits(63))
         stream = CompletionsStream(encoded, n_made, n if best_of is not None else None, self._wake)
-        name = options.get("request_id") or fresh_id()
+        name = checked_id(options.get("request_id"))
         requests = [
             self._request(
                 encoded,

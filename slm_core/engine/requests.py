@@ -102,7 +102,7 @@ class Request:
         if isinstance(priority, bool) or not isinstance(priority, int | float) or priority != priority:
             raise InvalidOption(f"priority={priority!r} (accepted: a number; larger ones come first)")
         self.id = next(_NUMBERS)
-        self.request_id = fresh_id() if request_id is None else _checked_id(request_id)
+        self.request_id = checked_id(request_id)
         self.history = History(prompt)
         self.waiting_tokens = np.asarray(prompt, np.int32)
         self.n_prompt = len(prompt)
@@ -157,13 +157,14 @@ class Request:
         return self.loop.answer
 
 
-def fresh_id() -> str:
-    """An id that no request has had."""
-    return secrets.token_hex(8)
+def checked_id(request_id: str | None) -> str:
+    """An id that fits into a line of a log, a header and a label; a fresh one for None.
 
-
-def _checked_id(request_id: str) -> str:
-    """An id that fits into a line of a log, a header and a label."""
+    Raises:
+        InvalidOption: it does not fit.
+    """
+    if request_id is None:
+        return secrets.token_hex(8)
     if not isinstance(request_id, str) or not 0 < len(request_id) <= _LONGEST_ID or not request_id.isprintable():
         accepted = f"1 to {_LONGEST_ID} printable characters, or None for a fresh one"
         raise InvalidOption(f"request_id={request_id!r:.80} (accepted: {accepted})")

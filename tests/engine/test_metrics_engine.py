@@ -176,6 +176,34 @@ def test_an_error_names_its_request(bench: Bench) -> None:
     assert failed.value.__notes__ == ["request mine"]
 
 
+def test_completions_have_ids_and_metrics_of_their_own(bench: Bench) -> None:
+    stream = bench.engine.completions("a prompt", 3, tokens(4, seed=1), request_id="mine")
+    stream.run()
+    assert [metrics.request_id for metrics in stream.metrics] == ["mine-0", "mine-1", "mine-2"]
+    assert [metrics.completion_tokens for metrics in stream.metrics] == [4, 4, 4]
+    bench.at_rest()
+    assert len(bench.spans(SPAN)) == 3
+    other = bench.engine.completions("a prompt", 2, tokens(2))
+    other.run()
+    assert other.metrics[0].request_id.removesuffix("-0") == other.metrics[1].request_id.removesuffix("-1")
+
+
+def test_completions_come_all_of_them_or_none(bench: Bench) -> None:
+    bench.context.held = True
+    held = bench.engine.submit("held", tokens(2), request_id="mine-1")
+    for bad in ("", 3):
+        with pytest.raises(InvalidOption, match="request_id"):
+            bench.engine.completions("a prompt", 3, tokens(4), request_id=bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="'mine-1'"):
+        bench.engine.completions("a prompt", 3, tokens(4), request_id="mine")
+    assert [request.request_id for request in bench.engine.recorder.living] == ["mine-1"]
+    bench.context.held = False
+    bench.context.permits.release(9)
+    held.run()
+    bench.engine.completions("a prompt", 3, tokens(4), request_id="mine").run()
+    assert bench.engine.stats().n_requests == 4
+
+
 # Statistics.
 
 
