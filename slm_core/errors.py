@@ -19,6 +19,7 @@ One tree, so that ``except SlmError`` catches all of it and nothing else::
     │   ├── InvalidEmbedding      embedding rows of the wrong shape, width or type, or that are not finite
     │   ├── InvalidPosition       not the next position of its sequence, or outside the sequence
     │   ├── InvalidSequence       no such seq_id, or not in the state the call needs
+    │   ├── SequenceChanged       a sequence was changed while it was dumped in parts
     │   ├── BatchFull             more tokens than the batch, or one decode, can carry
     │   ├── ContextFull           the KV cache has no room (carries needed and free)
     │   ├── UnsupportedEdit       above the edit level that the context declares
@@ -117,6 +118,10 @@ class InvalidPosition(ContextError):
 
 class InvalidSequence(ContextError):
     """No such sequence, or it is not in the state the call needs."""
+
+
+class SequenceChanged(ContextError):
+    """A sequence was changed while it was dumped in parts: the parts that are left would not be those of one dump."""
 
 
 class BatchFull(ContextError):

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options
 from slm_core.context.batch import TokenBatch
 from slm_core.context.inputs import Held, add_held, chunks_of
 from slm_core.context.ledger import replay_plan
+from slm_core.context.payload import PIECE_BYTES
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedEdit
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States
@@ -183,10 +185,12 @@ class LlamaCppContext(ContextBase):
     def _engine_drop(self, seq_id: int) -> None:
         self._memory.remove(seq_id, 0)
 
-    def _engine_export(self, seq_id: int) -> bytes:
+    def _engine_export(self, seq_id: int) -> Pieces:
+        """llama.cpp copies a whole sequence at once: the copy is here before the first piece is asked for."""
         self._sync(seq_id)
         self._rotate_keys()
-        return self._memory.dump(seq_id)
+        cells = memoryview(self._memory.dump(seq_id)).cast("B")
+        return Pieces(len(cells), (cells[i : i + PIECE_BYTES] for i in range(0, len(cells), PIECE_BYTES)))
 
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
         check_payload(payload, n_tokens, self._type_k, self._type_v)

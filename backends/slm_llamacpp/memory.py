@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from slm_core.errors import DecodeFailed
 from slm_core.types import Capability, EditLevel
 
+Cells: TypeAlias = "ctypes.Array[ctypes.c_uint8]"
+"""Dumped cells, as llama.cpp lays them out."""
 _NO_FLAGS = 0
 _TO_END = -1
 _STATE_HEADER_BYTES, _CACHE_HEADER_BYTES = 8, 8  # of the dumped state of an empty sequence: its own, each cache's
@@ -118,22 +120,23 @@ class Memory:
         """Lower the positions from ``start`` on; keys are re-rotated at the next decode."""
         self._api.llama_memory_seq_add(self._memory, seq_id, start, _TO_END, -distance)
 
-    def dump(self, seq_id: int) -> bytes:
-        """The cells of a sequence: positions, keys and values.
+    def dump(self, seq_id: int) -> Cells:
+        """The cells of a sequence: positions, keys and values, all copied by one call.
 
         Raises:
             DecodeFailed: llama.cpp refused.
         """
         size = self._api.llama_state_seq_get_size_ext(self._context, seq_id, _NO_FLAGS)
-        data = (ctypes.c_uint8 * size)()
+        data: Cells = (ctypes.c_uint8 * size)()
         written = self._api.llama_state_seq_get_data_ext(self._context, data, size, seq_id, _NO_FLAGS)
         if not size or written != size:
             raise DecodeFailed(f"llama.cpp did not dump sequence {seq_id}")
-        return bytes(data)
+        return data
 
-    def load(self, seq_id: int, data: bytes) -> bool:
+    def load(self, seq_id: int, data: bytes | Cells) -> bool:
         """Fill an empty sequence with dumped cells; False where llama.cpp refuses, and the sequence is empty then."""
-        source = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
+        pointed = ctypes.c_char_p(data) if isinstance(data, bytes) else data
+        source = ctypes.cast(pointed, ctypes.POINTER(ctypes.c_uint8))
         read = self._api.llama_state_seq_set_data_ext(self._context, source, len(data), seq_id, _NO_FLAGS)
         if read == len(data):
             return True

@@ -7,10 +7,12 @@ from functools import partial
 from typing import TypeVar
 
 from slm_core.architectures import KvShape, ModelSpec
+from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options, no_top_logits
 from slm_core.context.batch import TokenBatch
 from slm_core.context.inputs import add_held
 from slm_core.context.mrope import MropePositions
+from slm_core.context.payload import PayloadWriter
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States, TopLogits
@@ -139,15 +141,20 @@ class NativeContext(ContextBase):
         if self._mrope_positions is not None:
             self._mrope_positions.forget(seq_id)
 
-    def _engine_export(self, seq_id: int) -> bytes:
+    def _engine_export(self, seq_id: int) -> Pieces:
         return self._memory.export(seq_id, self._ledger.length(seq_id))
 
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
         self._memory.check(n_tokens, payload)
 
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
-        self._memory.load(seq_id, n_tokens, payload)
-        self._edited(seq_id)
+        writer = self._engine_writer(seq_id, n_tokens, len(payload))
+        assert writer is not None, "an empty sequence leaves room for what the ledger has room for"
+        writer.write(memoryview(payload))
+        writer.put()
+
+    def _engine_writer(self, seq_id: int, n_tokens: int, n_bytes: int) -> PayloadWriter | None:
+        return self._memory.writer(seq_id, n_tokens, n_bytes, lambda: self._edited(seq_id))
 
     def _engine_close(self) -> None:
         # The base lets no call through any more. The last references: pages, states and weights are freed here and now.

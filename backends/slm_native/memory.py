@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec
+from slm_core.container import Pieces
+from slm_core.context.payload import PayloadWriter, Section, SectionWriter
 from slm_core.errors import InvalidSnapshot
 from slm_native.kernels import Device
 from slm_native.kv import (
     PAGE_TOKENS,
+    Array,
     BatchPlan,
     Held,
     HostPageStore,
@@ -25,6 +29,7 @@ from slm_native.kv import (
     in_blocks,
     in_model_order,
 )
+from slm_native.kv.tables import Pages
 from slm_native.states import Checkpoint, State, StateGroup, StatePool
 
 REPLAY_TOKENS = 256
@@ -198,11 +203,12 @@ class ContextMemory:
         if self._states is not None:
             self._states.drop(seq_id)
 
-    def export(self, seq_id: int, length: int) -> bytes:
+    def export(self, seq_id: int, length: int) -> Pieces:
         """The keys and values of a sequence, those in windows, then its state."""
         parts = [self._pages.export(seq_id, length)]
         parts += [cache.export(seq_id, length) for cache in self._windows.values()]
-        return b"".join(parts if self._states is None else [*parts, self._states.export(seq_id)])
+        parts += [] if self._states is None else [self._states.export(seq_id)]
+        return Pieces(SectionWriter(self._sections(length)).n_bytes, chain.from_iterable(parts))
 
     def check(self, length: int, payload: bytes) -> None:
         """Refuse what ``export`` never gave for a sequence of ``length`` tokens.
@@ -210,38 +216,114 @@ class ContextMemory:
         Raises:
             InvalidSnapshot: the wrong size, or numbers that no model computes.
         """
-        parts = self._parts(length, payload)
-        if self._states is not None:
-            self._states.check(parts.pop())
-        self._pages.check(length, parts[0])
-        for cache, part in zip(self._windows.values(), parts[1:], strict=True):
-            cache.check(length, part)
+        checker = SectionWriter(self._sections(length))
+        _check_size(checker, length, len(payload))
+        checker.write(memoryview(payload))
 
-    def load(self, seq_id: int, length: int, payload: bytes) -> None:
-        """Fill an empty sequence with what ``export`` gave."""
-        parts = self._parts(length, payload)
-        try:
+    def writer(self, seq_id: int, length: int, n_bytes: int, edited: Callable[[], None]) -> MemoryWriter | None:
+        """What takes in a payload for a sequence; None where there are no pages besides those that sequences hold.
+
+        Args:
+            seq_id: the sequence.
+            length: its length then.
+            n_bytes: of the payload.
+            edited: called when the sequence holds something else.
+
+        Raises:
+            InvalidSnapshot: no payload of so many tokens has so many bytes.
+        """
+        _check_size(SectionWriter(self._sections(length)), length, n_bytes)
+        pages = self._pages.free(length)
+        windows = {window: cache.free(length) for window, cache in self._windows.items()}
+        held = {window: each for window, each in windows.items() if each is not None}
+        if pages is None or len(held) < len(windows):
+            return None
+        parts: list[Array] = []
+        sections = self._sections(length, pages, held, parts)
+
+        def exchange() -> None:
+            self._pages.put(seq_id, pages, 0)
+            for window, cache in self._windows.items():
+                cache.put(seq_id, held[window])
             if self._states is not None:
-                self._states.load(seq_id, length, parts.pop())
-            self._pages.load(seq_id, length, parts[0])
-            for cache, part in zip(self._windows.values(), parts[1:], strict=True):
-                cache.load(seq_id, length, part)
-        except BaseException:
-            self.drop(seq_id)
-            raise
+                self._states.exchange(seq_id, length, parts)
 
-    def _parts(self, length: int, payload: bytes) -> list[bytes]:
-        """A payload of pages, of each window's pages, and of states where there are some."""
-        sizes = [cache.payload_bytes(length) for cache in self._windows.values()]
-        sizes += [] if self._states is None else [self._states.n_bytes]
-        split = len(payload) - sum(sizes)
-        if split < 0:
-            raise InvalidSnapshot(
-                f"the payload has {len(payload)} bytes, what is the same for all lengths takes {sum(sizes)}"
-            )
-        ends = (split + np.cumsum([0, *sizes])).tolist()
-        return [payload[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        return MemoryWriter(SectionWriter(sections), exchange, self._undo(seq_id), edited)
+
+    def _undo(self, seq_id: int) -> Callable[[], None]:
+        """What makes sequences hold what they hold now."""
+        caches: list[PagedKvCache | WindowCache] = [self._pages, *self._windows.values()]
+        tables = [cache.tables for cache in caches]
+        checkpoints = None if self._states is None else self._states.held(seq_id)
+
+        def undo() -> None:
+            for cache, before in zip(caches, tables, strict=True):
+                cache.set_tables(before)
+            if self._states is not None and checkpoints is not None:
+                self._states.hold(seq_id, checkpoints)
+
+        return undo
+
+    def _sections(
+        self,
+        length: int,
+        pages: Pages | None = None,
+        held: Mapping[int, Held] | None = None,
+        parts: list[Array] | None = None,
+    ) -> list[Section]:
+        """The sections of a payload: of pages, of each window's pages, and of states where there are some.
+
+        Args:
+            length: of the sequence.
+            pages: where keys and values go; without, they are only checked.
+            held: likewise in windows.
+            parts: where the parts of states are appended.
+        """
+        sections = self._pages.sections(pages, length)
+        for window, cache in self._windows.items():
+            sections += cache.sections(None if held is None else held[window].pages, length)
+        return sections if self._states is None else sections + self._states.sections([] if parts is None else parts)
 
     def _first_needed(self, length: int) -> int:
         """The first token that any window shows to the next one, from the beginning of its page."""
         return min((cache.first_exported(length) for cache in self._windows.values()), default=length)
+
+
+class MemoryWriter(PayloadWriter):
+    """Takes in the payload of a sequence on pages that none holds.
+
+    Args:
+        sections: what takes in its bytes.
+        exchange: makes the sequence hold what was taken in.
+        undo: makes it hold what it held before.
+        edited: called when the sequence holds something else.
+    """
+
+    def __init__(
+        self,
+        sections: SectionWriter,
+        exchange: Callable[[], None],
+        undo: Callable[[], None],
+        edited: Callable[[], None],
+    ) -> None:
+        self._sections, self._exchange, self._undo, self._edited = sections, exchange, undo, edited
+
+    def write(self, piece: memoryview) -> None:
+        """Write it, and check its numbers."""
+        self._sections.write(piece)
+
+    def put(self) -> None:
+        """Exchange the tables and the state."""
+        self._sections.check_whole()
+        self._exchange()
+        self._edited()
+
+    def undo(self) -> None:
+        """Exchange them again."""
+        self._undo()
+        self._edited()
+
+
+def _check_size(sections: SectionWriter, length: int, n_bytes: int) -> None:
+    if n_bytes != sections.n_bytes:
+        raise InvalidSnapshot(f"the KV payload has {n_bytes} bytes, {length} tokens take {sections.n_bytes}")

@@ -7,8 +7,9 @@ before a batch is true again if it fails.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import RecurrentSpec
 from slm_core.container import check_numbers
-from slm_core.errors import InvalidSnapshot
+from slm_core.context.payload import Section
 from slm_native.kernels import Device, Ops
 from slm_native.kv import Array, Run
 
@@ -133,35 +134,37 @@ class StatePool:
         """Forget a sequence."""
         self._held[seq_id] = ()
 
-    def export(self, seq_id: int) -> bytes:
-        """The state of a sequence: the parts of each layer, float32."""
+    def export(self, seq_id: int) -> Iterator[bytes]:
+        """The state of a sequence: the parts of each layer, float32, a piece each."""
         state = self._current(seq_id)
-        return b"".join(self._device.to_host(part).tobytes() for parts in state for part in parts)
+        return (self._device.to_host(part).tobytes() for parts in state for part in parts)
 
-    def check(self, payload: bytes) -> None:
-        """Refuse what ``export`` never gave.
+    def sections(self, parts: list[Array]) -> list[Section]:
+        """What takes in what ``export`` gave.
 
-        Raises:
-            InvalidSnapshot: the wrong size, or numbers that no model computes.
+        Args:
+            parts: the parts of each layer are appended to it, in order, for ``exchange``.
         """
-        if len(payload) != self.n_bytes:
-            raise InvalidSnapshot(f"the state has {len(payload)} bytes (accepted: {self.n_bytes})")
-        check_numbers(np.frombuffer(payload, "<f4"), "the state")
 
-    def load(self, seq_id: int, length: int, payload: bytes) -> None:
-        """Fill an empty sequence with what ``export`` gave."""
-        numbers = np.frombuffer(payload, "<f4")
-        flat = iter(np.split(numbers, np.cumsum([math.prod(shape) for shape in chain(*self._shapes)])[:-1]))
-        state = tuple(
-            tuple(self._device.from_host(next(flat).reshape(1, *shape).copy()) for shape in shapes)
-            for shapes in self._shapes
-        )
-        self.put(seq_id, Checkpoint(length, state))
+        def write(shape: tuple[int, ...], _: int, data: bytes) -> None:
+            numbers = np.frombuffer(data, "<f4").reshape(1, *shape)
+            check_numbers(numbers, "the state")
+            parts.append(self._device.from_host(numbers.copy()))
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of a state."""
-        return 4 * sum(math.prod(shape) for shape in chain(*self._shapes))
+        return [Section(1, 4 * math.prod(shape), partial(write, shape)) for shape in chain(*self._shapes)]
+
+    def exchange(self, seq_id: int, length: int, parts: Sequence[Array]) -> None:
+        """A sequence of ``length`` tokens has this state, and no other."""
+        flat = iter(parts)
+        self.hold(seq_id, (Checkpoint(length, tuple(tuple(next(flat) for _ in shapes) for shapes in self._shapes)),))
+
+    def held(self, seq_id: int) -> tuple[Checkpoint, ...]:
+        """The states that a sequence holds, the current one last."""
+        return self._held[seq_id]
+
+    def hold(self, seq_id: int, checkpoints: tuple[Checkpoint, ...]) -> None:
+        """A sequence holds these states."""
+        self._held[seq_id] = checkpoints
 
     def _current(self, seq_id: int) -> State:
         held = self._held[seq_id]

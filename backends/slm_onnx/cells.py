@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,22 @@ class Move:
             rows = slice(start, start + n)
             if self.delta[rows].any():
                 yield Move(self.source[rows], self.to + start, self.delta[rows])
+
+
+class Holding(NamedTuple):
+    """What a table of cells knows of one sequence.
+
+    Attributes:
+        cells: whether it holds each cell [n_cells].
+        first_index: of its position 0.
+        first_angle: of its place 0.
+        n_used: cells of the table that may be held.
+    """
+
+    cells: NDArray[np.bool_]
+    first_index: int
+    first_angle: int
+    n_used: int
 
 
 class CellTable:
@@ -90,6 +107,26 @@ class CellTable:
     def begin(self, seq_id: int, first_angle: int) -> None:
         """Let an empty sequence begin at an angle, and at index 0: a cut may have moved where it began before."""
         self._first_indices[seq_id], self._first_angles[seq_id] = 0, first_angle
+
+    def exchange(self, seq_id: int, first_angle: int, n: int) -> None:
+        """A sequence lets go of its cells, and holds the ``n`` after the used ones, its positions from 0 on."""
+        cells = np.arange(self.n_used, self.n_used + n)
+        self._indices[cells], self._turns[cells] = np.arange(n), 0
+        self._held[seq_id] = False
+        self._held[seq_id, cells] = True
+        self.begin(seq_id, first_angle)
+        self.n_used += n
+
+    def holding(self, seq_id: int) -> Holding:
+        """What a sequence holds, for ``hold`` after an ``exchange`` that failed."""
+        return Holding(
+            self._held[seq_id].copy(), int(self._first_indices[seq_id]), int(self._first_angles[seq_id]), self.n_used
+        )
+
+    def hold(self, seq_id: int, holding: Holding) -> None:
+        """Let a sequence hold what it held; ``exchange`` was called since, perhaps in vain, and nothing else."""
+        self._held[seq_id], self.n_used = holding.cells, holding.n_used
+        self._first_indices[seq_id], self._first_angles[seq_id] = holding.first_index, holding.first_angle
 
     def indices(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
         """The indices of positions [n] in sequences [n]."""

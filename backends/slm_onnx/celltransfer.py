@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.container import check_numbers
+from slm_core.context.payload import Section
 from slm_core.errors import InvalidSnapshot
 from slm_onnx import runtime
 from slm_onnx.cells import Cells
@@ -24,8 +26,11 @@ Planes = Sequence[NDArray[Any]]
 class Transfer(Protocol):
     """Copies cells of one cache."""
 
-    def read(self, cells: Cells) -> Planes:
-        """The keys and values of cells [n].
+    def read(self, cells: Callable[[], Cells]) -> Iterator[bytes]:
+        """The keys and values of cells [n], in pieces: arrays behind one another, little-endian.
+
+        Args:
+            cells: where they lie, which may be elsewhere for each piece.
 
         Raises:
             DecodeFailed: the runtime reported a failure.
@@ -40,6 +45,10 @@ class Transfer(Protocol):
         """
         ...
 
+    def sections(self, first: int, n: int) -> list[Section] | None:
+        """What takes in what ``read`` gave of ``n`` cells, and fills those from ``first`` on; None where none can."""
+        ...
+
 
 class HostTransfer:
     """Copies cells of a cache in the host's memory.
@@ -51,14 +60,21 @@ class HostTransfer:
     def __init__(self, store: KvStore) -> None:
         self._store = store
 
-    def read(self, cells: Cells) -> Planes:
-        """See ``Transfer.read``."""
-        return [tensor.numpy()[0][:, cells] for tensor in self._store.tensors.values()]
+    def read(self, cells: Callable[[], Cells]) -> Iterator[bytes]:
+        """A head at a time."""
+        for tensor in self._store.tensors.values():
+            for head in tensor.numpy()[0]:
+                yield packed([head[cells()]])
 
     def write(self, first: int, planes: Planes) -> None:
         """See ``Transfer.write``."""
         for tensor, plane in zip(self._store.tensors.values(), planes, strict=True):
             tensor.numpy()[0][:, first : first + plane.shape[1]] = plane
+
+    def sections(self, first: int, n: int) -> list[Section]:
+        """One for each head."""
+        heads = (head for tensor in self._store.tensors.values() for head in tensor.numpy()[0])
+        return [Section(n, head[0].nbytes, partial(_fill, head[first : first + n])) for head in heads]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,16 +105,15 @@ class DeviceTransfer:
         self._reader = sessions.reader, store.bind(sessions.reader)
         self._writer = sessions.writer, store.bind(sessions.writer)
 
-    def read(self, cells: Cells) -> Planes:
-        """See ``Transfer.read``."""
-        if not len(cells):
-            return [np.empty((shape[1], 0, shape[3]), np.dtype(part.dtype)) for part, shape in self._described()]
+    def read(self, cells: Callable[[], Cells]) -> Iterator[bytes]:
+        """One run of the graph copies all of them."""
         session, binding = self._reader
-        binding.bind_cpu_input("source", cells.astype(np.int64))
+        binding.bind_cpu_input("source", cells().astype(np.int64))
         for layer, plane, part in self._store.tensors:
             binding.bind_output(rows_of(layer, plane) + part.suffix, "cpu")
         runtime.run(session, binding)
-        return [output.numpy()[0] for output in binding.get_outputs()]
+        outputs = binding.get_outputs()
+        return (packed([output.numpy()[0]]) for output in outputs)
 
     def write(self, first: int, planes: Planes) -> None:
         """See ``Transfer.write``."""
@@ -111,8 +126,20 @@ class DeviceTransfer:
             binding.bind_cpu_input(rows_of(layer, plane) + part.suffix, np.array(rows[None], part.dtype, order="C"))
         runtime.run(session, binding)
 
-    def _described(self) -> list[tuple[Any, Sequence[int]]]:
-        return [(part, tensor.shape()) for (*_, part), tensor in self._store.tensors.items()]
+    def sections(self, first: int, n: int) -> None:
+        """None: a run of the graph writes all of them."""
+
+
+def _fill(head: NDArray[Any], first: int, data: bytes) -> None:
+    """Write rows of a head [n, width] from a dump, from row ``first`` on.
+
+    Raises:
+        InvalidSnapshot: numbers that no model computes.
+    """
+    rows = np.frombuffer(data, head.dtype.newbyteorder("<")).reshape(-1, head.shape[1])
+    if rows.dtype.kind == "f":
+        check_numbers(rows, "the KV payload")
+    head[first : first + len(rows)] = rows
 
 
 def packed(planes: Planes) -> bytes:

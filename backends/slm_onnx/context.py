@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,15 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec, ReadFactors
+from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options
 from slm_core.context.mrope import MropePositions
+from slm_core.context.payload import PayloadWriter, Section, SectionWriter
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedModel
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, KvType, Logits
 from slm_onnx import BACKEND
 from slm_onnx.cells import FARTHEST, CellTable, Move
-from slm_onnx.celltransfer import DeviceTransfer, HostTransfer, Planes, Transfer, TransferSessions, packed, unpacked
+from slm_onnx.celltransfer import DeviceTransfer, HostTransfer, Planes, Transfer, TransferSessions, unpacked
 from slm_onnx.feeding import ExactFeed, Feed, FixedFeed, Sizes, SplitFeed, padded, spare_cells
 from slm_onnx.kvstore import CellMover, KvStore
 from slm_onnx.positions import Positions
@@ -248,9 +250,12 @@ class OnnxContext(ContextBase):
         if self._mrope_positions is not None:
             self._mrope_positions.forget(seq_id)
 
-    def _engine_export(self, seq_id: int) -> bytes:
+    def _engine_export(self, seq_id: int) -> Pieces:
         self._moved(self._cells.due(np.array([seq_id])))
-        return _FIRST_ANGLE.pack(self._cells.first_angle(seq_id)) + packed(self._transfer.read(self._cells.of(seq_id)))
+        header, length = _FIRST_ANGLE.pack(self._cells.first_angle(seq_id)), self._ledger.length(seq_id)
+        # Other sequences may have the cells moved between two pieces.
+        pieces = self._transfer.read(lambda: self._cells.of(seq_id))
+        return Pieces(len(header) + length * self._cell_bytes, itertools.chain([header], pieces))
 
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
         _first_angle(payload)
@@ -263,6 +268,22 @@ class OnnxContext(ContextBase):
         self._cells.begin(seq_id, first_angle)
         self._cells.append(np.full(n_tokens, seq_id, np.int32), np.arange(n_tokens, dtype=np.int32))
         self._edited(seq_id)
+
+    def _engine_writer(self, seq_id: int, n_tokens: int, n_bytes: int) -> PayloadWriter | None:
+        expected = _FIRST_ANGLE.size + n_tokens * self._cell_bytes
+        if n_bytes != expected:
+            raise InvalidSnapshot(f"the KV payload has {n_bytes} bytes, {n_tokens} tokens take {expected}")
+        if n_tokens > self._cells.n_cells - self._cells.n_used + self._cells.n_idle:
+            return None
+        self._make_room(n_tokens)
+        sections = self._transfer.sections(self._cells.n_used, n_tokens)
+        return None if sections is None else CellWriter(self._cells, seq_id, n_tokens, sections, self._edited)
+
+    @property
+    def _cell_bytes(self) -> int:
+        """Bytes of a token in a payload."""
+        parts = ((tensor.shape()[1], part) for (*_, part), tensor in self._store.tensors.items())
+        return sum(n_heads * part.width * np.dtype(part.dtype).itemsize for n_heads, part in parts)
 
     def _planes(self, n_tokens: int, payload: bytes) -> Planes:
         """The keys and values of a dump.
@@ -280,6 +301,50 @@ class OnnxContext(ContextBase):
         # The base lets no call through any more. The last references: the cache is freed here and now.
         del self._feed, self._feed_bidirectional, self._mover, self._transfer, self._store
         del self._positions, self._mrope_positions, self._sessions, self._engine, self._cells
+
+
+class CellWriter(PayloadWriter):
+    """Takes in the payload of a sequence on the cells after the used ones.
+
+    Args:
+        cells: the table of cells, with room for the sequence.
+        seq_id: the sequence.
+        n_tokens: its length then.
+        sections: what takes in keys and values.
+        edited: called with the sequence when it holds something else.
+    """
+
+    def __init__(
+        self,
+        cells: CellTable,
+        seq_id: int,
+        n_tokens: int,
+        sections: Sequence[Section],
+        edited: Callable[[int], None],
+    ) -> None:
+        self._cells, self._seq_id, self._n_tokens, self._edited = cells, seq_id, n_tokens, edited
+        self._first_angle = 0
+        header = Section(1, _FIRST_ANGLE.size, self._read_header)
+        self._sections = SectionWriter([header, *sections])
+        self._before = cells.holding(seq_id)
+
+    def write(self, piece: memoryview) -> None:
+        """Write it, and check its numbers."""
+        self._sections.write(piece)
+
+    def put(self) -> None:
+        """Exchange the cells."""
+        self._sections.check_whole()
+        self._cells.exchange(self._seq_id, self._first_angle, self._n_tokens)
+        self._edited(self._seq_id)
+
+    def undo(self) -> None:
+        """Exchange them again."""
+        self._cells.hold(self._seq_id, self._before)
+        self._edited(self._seq_id)
+
+    def _read_header(self, _: int, data: bytes) -> None:
+        self._first_angle = _first_angle(data)
 
 
 def _transfer(store: KvStore, sessions: Sessions) -> Transfer:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, InvalidOption
 from slm_core.protocols import Batch
@@ -184,8 +185,10 @@ class RowsContext(ContextBase):
     def _engine_drop(self, seq_id: int) -> None:
         self._rows[seq_id] = _Row()
 
-    def _engine_export(self, seq_id: int) -> bytes:
-        return packed(_arrays(self._rows[seq_id]))
+    def _engine_export(self, seq_id: int) -> Pieces:
+        row, (_, n_heads, width) = self._rows[seq_id], self._engine.shape
+        n_bytes = len(row.caches) * n_heads * row.length * width * self._engine.dtype.itemsize
+        return Pieces(n_bytes, (packed([cache.numpy()[0, :, : row.length]]) for cache in row.caches))
 
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
         self._parsed(n_tokens, payload)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from slm_core.closing import Closing
+from slm_core.container import PART_BYTES, Incoming, Pieces, pack_parts
 from slm_core.context.batch import TokenBatch
-from slm_core.context.checks import Checks, Declaration, check_context_options
+from slm_core.context.checks import Checks, Declaration, check_context_options, check_part_bytes
 from slm_core.context.inputs import (
     Held,
     add_held,
@@ -27,13 +29,15 @@ from slm_core.context.inputs import (
     token_ids,
 )
 from slm_core.context.ledger import Ledger, replay_plan
-from slm_core.context.snapshot import SequenceSnapshot
+from slm_core.context.payload import DumpParts, PayloadWriter
+from slm_core.context.snapshot import PayloadHeader, SequenceSnapshot
 from slm_core.errors import (
     ContextBusy,
     ContextClosed,
     InvalidOption,
     InvalidPosition,
     InvalidSequence,
+    SequenceChanged,
     UnsupportedOutput,
 )
 from slm_core.protocols import Batch
@@ -51,6 +55,50 @@ def _runs(batch: Batch, seq_ids: Sequence[int]) -> dict[int, Sequence[Held]]:
     if len(seq_ids) == 1:
         return {seq_ids[0]: inputs}
     return {seq_id: [inputs[i] for i in np.flatnonzero(of == seq_id).tolist()] for seq_id in seq_ids}
+
+
+def _whole(payload: bytes | Pieces) -> bytes:
+    return b"".join(payload.pieces) if isinstance(payload, Pieces) else payload
+
+
+class _Receiver:
+    """Where the payload of a dump goes while the dump is read.
+
+    Args:
+        is_used: whether it is used; otherwise its bytes are passed over.
+        new_writer: makes what takes it in, or gives None where its pieces are to be joined.
+
+    Attributes:
+        fits: whether the payload is of the context's own format.
+        writer: what has taken it in.
+    """
+
+    def __init__(
+        self,
+        fits: Callable[[PayloadHeader], bool],
+        is_used: Callable[[PayloadHeader], bool],
+        new_writer: Callable[[PayloadHeader], PayloadWriter | None],
+    ) -> None:
+        self._fits, self._is_used, self._new_writer = fits, is_used, new_writer
+        self._pieces: list[bytes] = []
+        self.fits = False
+        self.writer: PayloadWriter | None = None
+
+    def begin(self, header: PayloadHeader) -> Callable[[memoryview], None]:
+        """The payload begins; returns what to call with its pieces."""
+        self.fits = header.end > 0 and self._fits(header)
+        if not (self.fits and self._is_used(header)):
+            return lambda piece: None
+        self.writer = self._new_writer(header)
+        return self._join if self.writer is None else self.writer.write
+
+    def payload(self) -> bytes:
+        """The payload, where no writer has it; once."""
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _join(self, piece: memoryview) -> None:
+        self._pieces.append(bytes(piece))
 
 
 class ContextBase(Closing):
@@ -98,6 +146,7 @@ class ContextBase(Closing):
         self._checks = Checks(self._declared, self._ledger)
         self._lock = threading.Lock()
         self._closed = False
+        self._dumps: weakref.WeakSet[DumpParts] = weakref.WeakSet()  # those that may still be made of what is held
 
     # What a backend writes.
 
@@ -137,8 +186,11 @@ class ContextBase(Closing):
         """Forget a sequence."""
 
     @abc.abstractmethod
-    def _engine_export(self, seq_id: int) -> bytes:
-        """The KV payload of a sequence, not empty; called only where ``KV_PAYLOAD`` is declared."""
+    def _engine_export(self, seq_id: int) -> bytes | Pieces:
+        """The KV payload of a sequence, not empty; called only where ``KV_PAYLOAD`` is declared.
+
+        ``Pieces`` are made while other sequences change, never this one. They depend on the sequence alone.
+        """
 
     @abc.abstractmethod
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
@@ -150,6 +202,16 @@ class ContextBase(Closing):
     @abc.abstractmethod
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
         """Fill an empty sequence with a payload that was checked."""
+
+    def _engine_writer(self, seq_id: int, n_tokens: int, n_bytes: int) -> PayloadWriter | None:
+        """What takes in a payload for a sequence that still holds what it is to be replaced for.
+
+        None where the engine has no room for both, or takes whole payloads alone: then the base joins the pieces.
+
+        Raises:
+            InvalidSnapshot: a payload of this format does not have so many bytes.
+        """
+        return None
 
     @abc.abstractmethod
     def _engine_close(self) -> None:
@@ -312,21 +374,37 @@ class ContextBase(Closing):
     def dump(self, seq_id: int) -> bytes:
         """The whole state of a sequence."""
         with self._call():
-            return self._snapshot(self._checks.sequence(seq_id)).to_bytes()
+            return b"".join(self._packed(self._checks.sequence(seq_id)))
+
+    def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
+        """The bytes of ``dump`` in parts; other sequences may change between them."""
+        with self._call():
+            check_part_bytes(part_bytes)
+            parts = self._packed(self._checks.sequence(seq_id), part_bytes)
+            revision = self._ledger.revision(seq_id)
+            dump = DumpParts(parts, lambda: self._unchanged({seq_id: revision}))
+            self._dumps.add(dump)
+        return dump
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Replace a sequence by a dumped one, of this backend or of another."""
-        snapshot = SequenceSnapshot.from_bytes(data)
+        return self.restore_parts(seq_id, (data,))
+
+    def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
+        """As ``restore``, of a dump that comes in parts."""
         with self._call():
-            self._check_snapshot(self._checks.sequence(seq_id), snapshot)
-            before = self._snapshot(seq_id)
-            try:
-                self._drop(seq_id)
-                self._fill(seq_id, snapshot)
-            except BaseException:
-                self._drop(seq_id)
-                self._fill(seq_id, before)
-                raise
+            incoming = Incoming("sequence", parts)
+            with incoming.refusals():
+                received = self._receiver(self._checks.sequence(seq_id))
+                which = range(len(incoming.lengths))
+                snapshot = SequenceSnapshot.read(incoming.meta, incoming, which, received.begin)
+                incoming.finish()
+            self._check_dumped_inputs(snapshot)
+            self._checks.dumped_room(seq_id, snapshot, has_payload=received.fits)
+            if received.writer is not None:
+                self._exchange(seq_id, snapshot, received.writer)
+            else:
+                self._replace(seq_id, snapshot, received.payload())
         return Pos(seq_id, len(snapshot.tokens))
 
     def close(self) -> None:
@@ -336,6 +414,8 @@ class ContextBase(Closing):
         try:
             if not self._closed:
                 self._closed = True
+                for dump in self._dumps:
+                    dump.forget()
                 self._engine_close()
                 self._ledger.clear()
         finally:
@@ -353,6 +433,14 @@ class ContextBase(Closing):
         finally:
             self._lock.release()
 
+    @contextmanager
+    def _unchanged(self, revisions: Mapping[int, int]) -> Iterator[None]:
+        with self._call():
+            for seq_id, revision in revisions.items():
+                if self._ledger.revision(seq_id) != revision:
+                    raise SequenceChanged(f"sequence {seq_id} was changed since its dump began: dump it again")
+            yield
+
     def _check_open(self) -> None:
         if self._closed:
             raise ContextClosed("the context is closed")
@@ -364,12 +452,6 @@ class ContextBase(Closing):
     def _check_dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
         """Refuse a dump whose inputs ``_check_batch`` would refuse. A backend that refuses more does so here."""
         self._checks.dumped_inputs(snapshot)
-
-    def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
-        self._check_dumped_inputs(snapshot)
-        self._checks.dumped_room(seq_id, snapshot)
-        if self._declared.fits_payload(snapshot) and len(snapshot.tokens):
-            self._engine_check_payload(len(snapshot.tokens), snapshot.payload)
 
     # Steps that several calls share.
 
@@ -391,28 +473,69 @@ class ContextBase(Closing):
             self._engine_drop(seq_id)
             self._ledger.drop(seq_id)
 
+    def _receiver(self, seq_id: int) -> _Receiver:
+        declared, n_free = self._declared, self._checks.replaceable(seq_id)
+        return _Receiver(
+            declared.fits_payload,
+            lambda header: header.fingerprint == declared.fingerprint and header.end <= n_free,
+            lambda header: self._engine_writer(seq_id, header.end, header.n_bytes),
+        )
+
+    def _packed(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
+        """A dump in parts, which are made in calls to come."""
+        snapshot = self._snapshot(seq_id)
+        return pack_parts("sequence", snapshot.meta(), snapshot.sections(self._exported(seq_id)), part_bytes)
+
+    def _exported(self, seq_id: int) -> bytes | Pieces:
+        """The payload of a dump, which is empty where none is declared."""
+        has_payload = Capability.KV_PAYLOAD in self._declared.capabilities and self._ledger.length(seq_id) > 0
+        return self._engine_export(seq_id) if has_payload else b""
+
     def _snapshot(self, seq_id: int) -> SequenceSnapshot:
+        """What a dump holds besides the payload."""
         held = self._ledger.inputs(seq_id)
-        with_payload = Capability.KV_PAYLOAD in self._declared.capabilities and len(held) > 0
-        payload = self._engine_export(seq_id) if with_payload else b""
         return SequenceSnapshot(
             self._declared.backend,
             self._declared.payload_format,
             self._declared.fingerprint,
             tokens=np.array(token_ids(held), np.int32),
             edits=self._ledger.edits(seq_id),
-            payload=payload,
+            payload=b"",
             rows=rows_of(held),
             ahead=all_ahead_of(held),
             offsets=offsets_of(held),
         )
 
-    def _fill(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
-        """Fill an empty sequence: by its payload where that fits, else by decoding and cutting again."""
+    def _exchange(self, seq_id: int, snapshot: SequenceSnapshot, writer: PayloadWriter) -> None:
+        """Replace a sequence by what a writer has taken in."""
+        state = self._ledger.state()
+        try:
+            writer.put()
+            self._ledger.exchange(seq_id, snapshot.held(), snapshot.edits)
+        except BaseException:
+            writer.undo()
+            self._ledger.put_back(state)
+            raise
+
+    def _replace(self, seq_id: int, snapshot: SequenceSnapshot, payload: bytes) -> None:
+        """Replace a sequence; what it held comes back in the way of a dump, should that fail."""
+        if payload:
+            self._engine_check_payload(len(snapshot.tokens), payload)
+        before, exported = self._snapshot(seq_id), _whole(self._exported(seq_id))
+        try:
+            self._drop(seq_id)
+            self._fill(seq_id, snapshot, payload)
+        except BaseException:
+            self._drop(seq_id)
+            self._fill(seq_id, before, exported)
+            raise
+
+    def _fill(self, seq_id: int, snapshot: SequenceSnapshot, payload: bytes) -> None:
+        """Fill an empty sequence: by a payload, else by decoding and cutting again."""
         if len(snapshot.tokens) == 0:
             return
-        if self._declared.fits_payload(snapshot):
-            self._engine_import(seq_id, len(snapshot.tokens), snapshot.payload)
+        if payload:
+            self._engine_import(seq_id, len(snapshot.tokens), payload)
             self._ledger.append(seq_id, snapshot.held())
             self._ledger.set_edits(seq_id, snapshot.edits)
             return

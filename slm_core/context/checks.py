@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.container import PART_BYTES
 from slm_core.context.inputs import (
     Held,
     ahead_of,
@@ -20,7 +21,7 @@ from slm_core.context.inputs import (
     token_of,
 )
 from slm_core.context.ledger import Ledger, replay_plan
-from slm_core.context.snapshot import SequenceSnapshot
+from slm_core.context.snapshot import PayloadHeader, SequenceSnapshot
 from slm_core.errors import (
     BatchFull,
     ContextFull,
@@ -49,6 +50,12 @@ def check_context_options(options: ContextOptions) -> None:
             raise InvalidOption(f"{name}={value!r} (accepted: an integer from 1 on)")
 
 
+def check_part_bytes(part_bytes: int) -> None:
+    """Refuse parts of a dump that are of no size, or larger than 8 MiB: ``InvalidOption``."""
+    if not isinstance(part_bytes, int) or isinstance(part_bytes, bool) or not 1 <= part_bytes <= PART_BYTES:
+        raise InvalidOption(f"part_bytes={part_bytes!r} (accepted: 1 to {PART_BYTES})")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
     """What a backend declares about a context; see ``ContextBase``, whose arguments these are."""
@@ -62,10 +69,10 @@ class Declaration:
     payload_format: str
     n_embd: int
 
-    def fits_payload(self, snapshot: SequenceSnapshot) -> bool:
+    def fits_payload(self, header: PayloadHeader) -> bool:
         """Whether the context can load the dump's KV payload without decoding again."""
-        same_engine = (snapshot.backend, snapshot.payload_format) == (self.backend, self.payload_format)
-        return same_engine and Capability.KV_PAYLOAD in self.capabilities and len(snapshot.payload) > 0
+        same_engine = (header.backend, header.payload_format) == (self.backend, self.payload_format)
+        return same_engine and Capability.KV_PAYLOAD in self.capabilities and header.n_bytes > 0
 
 
 class Checks:
@@ -210,23 +217,32 @@ class Checks:
             raise InvalidSnapshot("the dump holds tokens, and an encoder keeps none")
         self._dumped_blocks(replay_plan(snapshot.held(), snapshot.edits)[0])
 
-    def dumped_room(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
+    def dumped_room(self, seq_id: int, snapshot: SequenceSnapshot, *, has_payload: bool) -> None:
         """Refuse a dump that does not fit, or whose edits this context cannot make again.
+
+        Args:
+            seq_id: the sequence that it is restored to.
+            snapshot: the dump.
+            has_payload: whether its payload is used, so that nothing is decoded again.
 
         Raises:
             UnsupportedEdit: the edit history has cuts, and the context cannot cut.
             ContextFull: no room.
         """
         needed = len(snapshot.tokens)
-        if not self._declared.fits_payload(snapshot):
+        if not has_payload:
             if snapshot.edits:
                 self.level(EditLevel.CUT)
             _, needed = replay_plan(snapshot.held(), snapshot.edits)
         # Should the new state fail to load, the old one comes back without shared storage: it needs room, too.
         needed = max(needed, self._ledger.length(seq_id))
-        free = self._ledger.n_free + self._ledger.n_exclusive(seq_id)
+        free = self.replaceable(seq_id)
         if needed > free:
             raise ContextFull(needed, free)
+
+    def replaceable(self, seq_id: int) -> int:
+        """Positions that what replaces a sequence may take."""
+        return self._ledger.n_free + self._ledger.n_exclusive(seq_id)
 
     def _dumped_rows(self, rows: NDArray[np.float32]) -> None:
         if Capability.EMBEDDING_INPUT not in self._declared.capabilities:

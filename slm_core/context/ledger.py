@@ -9,6 +9,7 @@ until one side changes them. A backend may use the cell numbers as rows of its o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,17 @@ class SequenceRecord:
         self.edits = list(edits)
 
 
+class LedgerState(NamedTuple):
+    """All that a ledger knows; the records in it must not be changed any more."""
+
+    sequences: list[SequenceRecord]
+    references: NDArray[np.int32]
+    n_untouched: int
+    n_touched: int
+    released: list[int]
+    revisions: list[int]
+
+
 class Ledger:
     """Bookkeeping of a context. Callers check arguments and room first; nothing here raises on purpose.
 
@@ -45,6 +57,7 @@ class Ledger:
         self._n_touched = 0
         self._released: list[int] = []
         self._share_forks = share_forks
+        self._revisions = [0] * n_seq_max
 
     def clear(self) -> None:
         """All sequences were forgotten; the bookkeeping takes as little memory as at first."""
@@ -74,6 +87,27 @@ class Ledger:
         """The cuts that led to what a sequence holds, oldest first."""
         return tuple(self._sequences[seq_id].edits)
 
+    def revision(self, seq_id: int) -> int:
+        """A number that is another after each change of the sequence."""
+        return self._revisions[seq_id]
+
+    def state(self) -> LedgerState:
+        """What is known now, for ``put_back`` after an exchange of a sequence that failed."""
+        return LedgerState(
+            list(self._sequences),
+            self._references.copy(),
+            self._n_untouched,
+            self._n_touched,
+            list(self._released),
+            list(self._revisions),
+        )
+
+    def put_back(self, state: LedgerState) -> None:
+        """``exchange`` was called since ``state`` was, perhaps in vain, and nothing else."""
+        self._sequences, self._references = list(state.sequences), state.references
+        self._n_untouched, self._n_touched = state.n_untouched, state.n_touched
+        self._released, self._revisions = list(state.released), list(state.revisions)
+
     def n_exclusive(self, seq_id: int) -> int:
         """Cells that dropping the sequence would free."""
         return int(np.count_nonzero(self._references[self._sequences[seq_id].cells] == 1))
@@ -91,6 +125,7 @@ class Ledger:
 
     def append(self, seq_id: int, inputs: Iterable[Held]) -> None:
         """Tokens were decoded."""
+        self._revisions[seq_id] += 1
         record = self._sequences[seq_id]
         known = len(record.inputs)
         record.inputs.extend(inputs)
@@ -98,6 +133,7 @@ class Ledger:
 
     def fork(self, src: int, dst: int, end: int, n_copied: int = 0) -> None:
         """``dst``, which is empty, became a copy of ``src[:end]``; the last ``n_copied`` cells are not shared."""
+        self._revisions[dst] += 1
         source = self._sequences[src]
         shared = source.cells[: end - n_copied if self._share_forks else 0]
         np.add.at(self._references, shared, 1)
@@ -107,6 +143,7 @@ class Ledger:
 
     def truncate(self, seq_id: int, length: int) -> None:
         """The tail from ``length`` on was forgotten."""
+        self._revisions[seq_id] += 1
         record = self._sequences[seq_id]
         self._release(record.cells[length:])
         del record.inputs[length:], record.cells[length:]
@@ -114,6 +151,7 @@ class Ledger:
 
     def cut(self, seq_id: int, start: int, end: int) -> None:
         """[start, end) was forgotten and later tokens moved down."""
+        self._revisions[seq_id] += 1
         record = self._sequences[seq_id]
         record.edits.append(Edit(start, tuple(record.inputs[start:end]), len(record.inputs)))
         moved = record.cells[end:]
@@ -127,9 +165,16 @@ class Ledger:
 
     def drop(self, seq_id: int) -> None:
         """The sequence was forgotten."""
+        self._revisions[seq_id] += 1
         empty = SequenceRecord()  # first: an interrupt between the next two lines would free the cells twice
         self._release(self._sequences[seq_id].cells)
         self._sequences[seq_id] = empty
+
+    def exchange(self, seq_id: int, inputs: Iterable[Held], edits: Iterable[Edit]) -> None:
+        """The sequence holds something else, of which nothing is shared."""
+        held = list(inputs)
+        self.drop(seq_id)
+        self._sequences[seq_id] = SequenceRecord(held, self._take(len(held)), edits)
 
     def set_edits(self, seq_id: int, edits: Iterable[Edit]) -> None:
         """The sequence was restored from a dump with this history."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.container import check_numbers, is_count, pack, unpack
+from slm_core.container import Incoming, Pieces, check_numbers, is_count, pack, unpack
 from slm_core.context.inputs import (
     MAX_OFFSET,
     NO_AHEAD,
@@ -47,6 +47,26 @@ class Edit:
         return self.start + len(self.removed)
 
 
+class PayloadHeader(NamedTuple):
+    """What is known of a dumped sequence where its KV payload begins.
+
+    Attributes:
+        backend: who made it.
+        payload_format: how it is laid out.
+        fingerprint: the model's.
+        start: the first position that the payload holds; those before it come from another sequence.
+        end: the position after the last, which is the length of the sequence.
+        n_bytes: bytes of the payload.
+    """
+
+    backend: str
+    payload_format: str
+    fingerprint: str
+    start: int
+    end: int
+    n_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceSnapshot:
     """The whole state of one sequence.
@@ -82,13 +102,20 @@ class SequenceSnapshot:
         return [*self.held(), *(one for edit in self.edits for one in edit.removed)]
 
     def to_bytes(self) -> bytes:
-        """The container, kind "sequence". Trailing sections (rows, blocks, offsets) that are empty are left out."""
-        meta = {
+        """The container, kind "sequence"."""
+        return pack("sequence", self.meta(), self.sections(self.payload))
+
+    def meta(self) -> dict[str, object]:
+        """What describes the sections, as JSON values."""
+        return {
             "backend": self.backend,
             "payload_format": self.payload_format,
             "fingerprint": self.fingerprint,
             "edits": [[e.start, len(e.removed), e.length_before] for e in self.edits],
         }
+
+    def sections(self, payload: bytes | Pieces) -> list[bytes | Pieces]:
+        """Tokens, tokens that cuts removed, the payload, rows, blocks, offsets; empty ones at the end are left out."""
         removed = [one for e in self.edits for one in e.removed]
         ids = self.tokens.astype("<i4").tobytes(), np.array(token_ids(removed), "<i4").tobytes()
         more = [
@@ -101,7 +128,7 @@ class SequenceSnapshot:
         ]
         while more and not more[-1]:
             more.pop()
-        return pack("sequence", meta, (*ids, self.payload, *more))
+        return [*ids, payload, *more]
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -111,10 +138,42 @@ class SequenceSnapshot:
             InvalidSnapshot, SnapshotMismatch: see ``unpack``.
         """
         meta, sections = unpack("sequence", data)
-        names = ("backend", "payload_format", "fingerprint")
-        known = set(meta) == {*names, "edits"} and all(isinstance(meta[n], str) for n in names)
-        if not known or len(sections) not in (3, 4, 5, 6):
-            raise InvalidSnapshot("the dump of a sequence lacks a part")
+        _check_shape(meta, len(sections))
+        return cls._of(meta, sections)
+
+    @classmethod
+    def read(
+        cls,
+        meta: Mapping[str, object],
+        incoming: Incoming,
+        which: range,
+        receive: Callable[[PayloadHeader], Callable[[memoryview], None]],
+        start: int = 0,
+    ) -> Self:
+        """Read a sequence from a container that comes in parts; every value is checked, and ``payload`` stays empty.
+
+        Args:
+            meta: what describes its sections.
+            incoming: the container.
+            which: its sections, which come next.
+            receive: called where the payload begins, for what takes in its pieces.
+            start: positions that come from another sequence; the sections hold those after them.
+
+        Raises:
+            InvalidSnapshot: a value that no dump has, or the container ends early.
+        """
+        _check_shape(meta, len(which))
+        tokens, removed = (b"".join(incoming.section(i)) for i in which[:2])
+        end, n_bytes = start + len(_tokens(tokens)), incoming.lengths[which[2]]
+        backend, payload_format, fingerprint = (str(meta[name]) for name in _NAMES)
+        write = receive(PayloadHeader(backend, payload_format, fingerprint, start, end, n_bytes))
+        for piece in incoming.section(which[2]):
+            write(piece)
+        more = [b"".join(incoming.section(i)) for i in which[3:]]
+        return cls._of(meta, [tokens, removed, b"", *more], start)
+
+    @classmethod
+    def _of(cls, meta: Mapping[str, object], sections: Sequence[bytes], start: int = 0) -> Self:
         tokens, removed = _tokens(sections[0]), _tokens(sections[1])
         n_own, n_removed = (int(np.count_nonzero(ids == EMBEDDED)) for ids in (tokens, removed))
         rows = _rows(sections[3] if len(sections) > 3 else b"", n_own + n_removed)
@@ -122,14 +181,23 @@ class SequenceSnapshot:
         offsets = _offsets(sections[5] if len(sections) > 5 else b"", n_own + n_removed)
         cut_inputs = held_inputs(removed, rows=rows[n_own:], ahead=ahead[len(tokens) :], offsets=offsets[n_own:])
         return cls(
-            **{name: str(meta[name]) for name in names},
+            **{name: str(meta[name]) for name in _NAMES},
             tokens=tokens,
-            edits=_read_edits(meta["edits"], cut_inputs, len(tokens)),
+            edits=_read_edits(meta["edits"], cut_inputs, start + len(tokens)),
             payload=sections[2],
             rows=rows[:n_own],
             ahead=ahead[: len(tokens)],
             offsets=offsets[:n_own],
         )
+
+
+_NAMES = ("backend", "payload_format", "fingerprint")
+
+
+def _check_shape(meta: Mapping[str, object], n_sections: int) -> None:
+    known = set(meta) == {*_NAMES, "edits"} and all(isinstance(meta[n], str) for n in _NAMES)
+    if not known or n_sections not in (3, 4, 5, 6):
+        raise InvalidSnapshot("the dump of a sequence lacks a part")
 
 
 def _integers(kept: NDArray[np.int32] | Sequence[object], removed: Iterable[object]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -155,6 +156,20 @@ class Context(Protocol):
         """The whole state of a sequence: tokens and rows, edit history, KV payload where declared, checksum."""
         ...
 
+    def dump_parts(self, seq_id: int, part_bytes: int = 8 << 20) -> Iterator[bytes]:
+        """The bytes of ``dump`` in parts of ``part_bytes`` (the last is shorter), each made when it is asked for.
+
+        Other calls may be made between two parts, on other sequences. A part that raises ``ContextBusy`` can be asked
+        for again. An iterator that is given up holds nothing.
+
+        Raises:
+            InvalidSequence: there is no such sequence.
+            InvalidOption: ``part_bytes`` is not 1 to 8 MiB.
+            SequenceChanged: of a part: the sequence was changed since ``dump_parts`` was called.
+            ContextClosed: of a part: the context was closed.
+        """
+        ...
+
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Replace a sequence by a dumped one, of this backend or of another; returns where the next token goes.
 
@@ -163,6 +178,17 @@ class Context(Protocol):
             SnapshotMismatch: a dump of another model; rows, bidirectional blocks or offsets that ``decode`` would
                 refuse; a block that is longer than ``n_batch``.
             ContextFull: no room.
+        """
+        ...
+
+    def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
+        """As ``restore``, of a dump that comes in parts of any size.
+
+        The parts are asked for inside the call: they must not call the context. What they raise is raised, and nothing
+        has changed.
+
+        Raises:
+            InvalidSnapshot, SnapshotMismatch, ContextFull: as ``restore``.
         """
         ...
 

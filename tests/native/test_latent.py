@@ -19,7 +19,7 @@ def test_a_token_takes_one_latent_a_layer(tmp_path, tier, load, feed, random_tok
     with model.new_context(ContextOptions(n_ctx=128, kv_type_k=kv_type, kv_type_v=kv_type)) as context:
         for tokens in (random_tokens(10), random_tokens(20)):
             feed(context, tokens)
-            sizes.append(len(context._memory.export(0, context.length(0))))
+            sizes.append(context._memory.export(0, context.length(0)).n_bytes)
     assert sizes == [n * N_LAYERS * bytes_of_80 for n in (10, 30)]
     default = 2 if tier == "cpu" else 4  # bytes of a number
     assert model.info.state_bytes_per_token == N_LAYERS * WIDTHS * default

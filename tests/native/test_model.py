@@ -267,7 +267,7 @@ def test_the_state_of_a_token_is_what_a_dump_grows_by(backend, path):
             batch = context.new_batch()
             batch.extend(np.full(8, 5), Pos(0, length - 8))
             context.decode(batch)
-            sizes.append(len(context._memory.export(0, length)))
+            sizes.append(context._memory.export(0, length).n_bytes)
         assert sizes[1] - sizes[0] == 8 * model.info.state_bytes_per_token
         assert sizes[0] == 8 * model.info.state_bytes_per_token + model.info.state_bytes_per_sequence
 

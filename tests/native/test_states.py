@@ -92,9 +92,9 @@ def test_a_fork_of_a_part_shares_pages_and_changes_none(open_context, feed, rand
     context, fresh = open_context(), open_context()
     feed(context, tokens)
     pages = context._memory._pages
-    before = pages.export(0, N)
+    before = list(pages.export(0, N))
     context.fork(0, 1, 77)
-    assert pages.export(0, N) == before, "computing a state again wrote on pages that a sequence holds"
+    assert list(pages.export(0, N)) == before, "computing a state again wrote on pages that a sequence holds"
     assert pages.tables[1] == pages.tables[0][:2]
     feed(fresh, tokens[:77])
     assert_close(feed(context, more, seq_id=1), feed(fresh, more), BOUND)

@@ -15,6 +15,7 @@ from native.exact import exact
 from slm_conformance.oracle.factories import tiny_model
 from slm_conformance.oracle.families import family_model
 from slm_core.architectures import ModelSpec, read_spec
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import DecodeFailed, InvalidOption, UnsupportedEdit
 from slm_core.types import ContextOptions, EditLevel, ModelOptions, Pos
 from slm_native import model as native_model
@@ -38,6 +39,11 @@ def models(request, tmp_path_factory):
     yield found
     for model in found:
         model.close()
+
+
+def payload(context, seq_id: int) -> bytes:
+    """What a dump holds of keys and values."""
+    return SequenceSnapshot.from_bytes(context.dump(seq_id)).payload
 
 
 def windows(context) -> list:
@@ -65,7 +71,7 @@ def test_what_layers_with_a_window_hold_does_not_grow(models, feed):
             feed(context, TOKENS[:200])
             pages.append([cache.n_held(0) for cache in windows(context)])
         length = context.length(0)
-        info, exported = models[0].info, len(context._engine_export(0))
+        info, exported = models[0].info, len(payload(context, 0))
     assert pages[0] == pages[-1] == [3], "a window of 48, 64 tokens to take back, in whole pages"
     fixed = exported - length * info.state_bytes_per_token
     assert info.state_bytes_per_sequence <= fixed < 3 * info.state_bytes_per_sequence, "a dump has whole pages"
@@ -111,10 +117,10 @@ def test_a_few_tokens_are_taken_back_without_computing(models, feed, monkeypatch
 def test_a_fork_of_a_part_changes_nothing_of_the_whole(models, feed, assert_close):
     with models[0].new_context(OPTIONS) as context, models[1].new_context(OPTIONS) as fresh:
         feed(context, TOKENS[:300])
-        before = context._engine_export(0)
+        before = payload(context, 0)
         context.fork(0, 1, 100)
         context.fork(0, 2)
-        assert context._engine_export(0) == before
+        assert payload(context, 0) == before
         assert context._memory._windows[WINDOW]._cache.tables[2] == context._memory._windows[WINDOW]._cache.tables[0]
         feed(fresh, TOKENS[:300])
         fresh.fork(0, 1, 100)
@@ -127,10 +133,10 @@ def test_a_fork_of_a_part_changes_nothing_of_the_whole(models, feed, assert_clos
 def test_a_dump_goes_on_as_the_sequence_would(models, feed, assert_close):
     with models[0].new_context(OPTIONS) as context, models[1].new_context(OPTIONS) as other:
         feed(context, TOKENS[:333])
-        dump, exported = context.dump(0), context._engine_export(0)
+        dump, exported = context.dump(0), payload(context, 0)
         after = feed(context, TOKENS[:50])
         context.restore(1, dump)
-        assert context._engine_export(1) == exported
+        assert payload(context, 1) == exported
         assert_close(feed(context, TOKENS[:50], seq_id=1), after, BOUND)
         other.restore(0, dump)  # of another format: by replay
         assert_close(feed(other, TOKENS[:50]), after, BOUND)
@@ -150,7 +156,7 @@ def test_what_is_declared(models):
 def test_a_failure_while_computing_again_changes_nothing(models, feed, monkeypatch, assert_close):
     with models[0].new_context(OPTIONS) as context, models[1].new_context(OPTIONS) as fresh:
         feed(context, TOKENS[:300])
-        before, forward = context._engine_export(0), context._transformer.forward
+        before, forward = payload(context, 0), context._transformer.forward
 
         def fail(*inputs, **named):
             forward(*inputs, **named)
@@ -162,7 +168,7 @@ def test_a_failure_while_computing_again_changes_nothing(models, feed, monkeypat
             context.truncate(Pos(0, 100))
         monkeypatch.undo()
         assert context.length(0) == 300
-        assert context._engine_export(0) == before
+        assert payload(context, 0) == before
         feed(fresh, TOKENS[:300])
         assert_close(feed(context, TOKENS[:50]), feed(fresh, TOKENS[:50]), BOUND)
 

@@ -6,11 +6,12 @@ page behind the last token is never read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context.payload import Section
 from slm_native.kv.plan import BatchPlan, Run, count, n_pages_of, rows_by_sequence
 from slm_native.kv.store import PAGE_TOKENS, HostPageStore, KvLayer, PageLayout
 from slm_native.kv.stores import NewStore, Rotate, StoreGroup, in_model_order
@@ -144,41 +145,30 @@ class PagedKvCache:
         """Forget a sequence."""
         self._tables = self._tables.replaced({seq_id: ()})
 
-    def export(self, seq_id: int, length: int) -> bytes:
-        """The keys and values of a sequence: each plane [length, L, K, W], those of the keys first."""
+    def export(self, seq_id: int, length: int) -> Iterator[bytes]:
+        """The keys and values of a sequence, in pieces: each plane [length, L, K, W], those of the keys first."""
         return self._stores.export(self._tables[seq_id], np.arange(length))
 
-    def check(self, length: int, payload: bytes) -> None:
-        """Refuse what ``export`` never gave for so many tokens.
+    def free(self, length: int) -> Pages | None:
+        """Pages for so many tokens, which no sequence holds; None where there are not so many."""
+        n = n_pages_of(length)
+        return tuple(self._tables.free(n)) if n <= self._tables.n_free else None
 
-        Raises:
-            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
-        """
-        self._stores.read_payload(payload, length)
+    def sections(self, pages: Pages | None, length: int) -> list[Section]:
+        """What takes in what ``export`` gave, on pages that no sequence holds; without pages it is only checked."""
+        return self._stores.sections(pages, np.arange(length))
 
-    def load(self, seq_id: int, length: int, payload: bytes) -> None:
-        """Fill an empty sequence with what ``export`` gave.
-
-        Raises:
-            InvalidSnapshot: the wrong size, or numbers that no model computes.
-        """
-        planes = self._stores.read_payload(payload, length)
-        pages = self._tables.free(n_pages_of(length))
-        self._stores.fill(pages, planes)
-        self._tables = self._tables.replaced({seq_id: tuple(pages)})
+    def set_tables(self, tables: PageTables) -> None:
+        """Every sequence holds what it held when ``tables`` were those of this cache."""
+        self._tables = tables
 
     def put(self, seq_id: int, pages: Pages, gone: int) -> None:
         """Let a sequence hold these pages, and ``gone`` before them no more."""
         self._tables = self._tables.replaced({seq_id: pages}, {seq_id: gone})
 
-    def export_at(self, seq_id: int, positions: NDArray[np.intp]) -> bytes:
+    def export_at(self, seq_id: int, positions: NDArray[np.intp]) -> Iterator[bytes]:
         """What ``export`` gives, of the tokens at some positions on a sequence's pages."""
         return self._stores.export(self._tables[seq_id], positions)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of a token."""
-        return self._stores.token_bytes
 
     @property
     def n_bytes(self) -> int:

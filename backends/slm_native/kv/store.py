@@ -112,6 +112,14 @@ class PageStore(ABC):
         """Copy tokens of a sequence that holds ``pages``: a plane each, [n_tokens, L, K, W]."""
 
     @abstractmethod
+    def read_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp]) -> Array:
+        """Plane ``i`` of what ``read`` gives, [n_tokens, L, K, W]."""
+
+    @abstractmethod
+    def write_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp], plane: Array) -> None:
+        """Write what ``read_plane`` gives."""
+
+    @abstractmethod
     def packed(self, n_pages: int, tokens: Planes) -> Any:
         """Tokens, a plane each, [n_tokens, L, K, W], as so many pages that are not in the cache yet.
 
@@ -196,8 +204,15 @@ class HostPageStore(PageStore):
 
     def read(self, pages: Sequence[int], positions: NDArray[np.intp]) -> list[Array]:
         """One gather for each plane."""
-        page_of, slots = np.array(pages, np.intp)[positions // PAGE_TOKENS], positions % PAGE_TOKENS
-        return [view[page_of, :, :, slots] for view in self._views]
+        return [self.read_plane(i, pages, positions) for i in range(len(self._views))]
+
+    def read_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp]) -> Array:
+        """One gather."""
+        return self._views[i][np.array(pages, np.intp)[positions // PAGE_TOKENS], :, :, positions % PAGE_TOKENS]
+
+    def write_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp], plane: Array) -> None:
+        """One scatter."""
+        self._views[i][np.array(pages, np.intp)[positions // PAGE_TOKENS], :, :, positions % PAGE_TOKENS] = plane
 
     def packed(self, n_pages: int, tokens: Planes) -> Any:
         """Bytes as those of the cache."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context.payload import PIECE_BYTES, Section
 from slm_core.errors import InvalidSnapshot
 from slm_native.kv.codecs import Array, Planes
 from slm_native.kv.plan import n_pages_of
@@ -62,30 +63,30 @@ class StoreGroup:
         for store in self._stores if sources else ():
             store.copy(sources, targets)
 
-    def export(self, pages: Pages, positions: NDArray[np.intp]) -> bytes:
-        """The tokens at ``positions`` on ``pages``: planes [n, L, K, W], store by store, those of the keys first."""
-        planes = [store.to_host(plane).tobytes() for store in self._stores for plane in store.read(pages, positions)]
-        return b"".join(planes)
+    def export(self, pages: Pages, positions: NDArray[np.intp]) -> Iterator[bytes]:
+        """The tokens at ``positions`` on ``pages``: planes [n, L, K, W], store by store, those of the keys first.
 
-    def read_payload(self, payload: bytes, n_tokens: int) -> list[list[NDArray[Any]]]:
-        """What ``export`` gave, taken apart: the planes of each store.
-
-        Raises:
-            InvalidSnapshot: the wrong size, or numbers that no model computes.
+        They come in pieces of one plane. The pages must keep what they hold until the last piece has come.
         """
-        n_bytes = n_tokens * self.token_bytes
-        if len(payload) != n_bytes:
-            raise InvalidSnapshot(f"the KV payload has {len(payload)} bytes, {n_tokens} tokens take {n_bytes}")
-        planes, offset = [], 0
-        for store in self._stores:
-            planes.append(_planes_in(payload, offset, n_tokens, store.layout))
-            offset += sum(plane.nbytes for plane in planes[-1])
-        return planes
+        for plane in self._planes():
+            n_at_once = max(1, PIECE_BYTES // max(1, plane.unit_bytes))
+            for first in range(0, len(positions), n_at_once):
+                yield plane.read(pages, positions[first : first + n_at_once])
 
-    def fill(self, pages: Sequence[int], planes: Sequence[Sequence[NDArray[Any]]]) -> None:
-        """Fill pages, which nobody holds, with what ``read_payload`` gave."""
-        for store, tokens in zip(self._stores, planes, strict=True):
-            store.put(pages, store.packed(len(pages), [store.from_host(plane) for plane in tokens]))
+    def sections(self, pages: Pages | None, positions: NDArray[np.intp]) -> list[Section]:
+        """What takes in what ``export`` gave.
+
+        Args:
+            pages: where it is written; None where it is only checked.
+            positions: the places of the tokens on these pages.
+        """
+        return [
+            Section(len(positions), plane.unit_bytes, partial(plane.write, pages, positions))
+            for plane in self._planes()
+        ]
+
+    def _planes(self) -> list[_Plane]:
+        return [_Plane(store, i) for store in self._stores for i in range(len(store.layout.plane_types()))]
 
     def without(self, pages: Pages, positions: NDArray[np.intp], n_kept: int, delta: int, rotate: Rotate) -> list[Any]:
         """For ``put``: the tokens at ``positions`` on ``pages``, those from the ``n_kept``-th on rotated."""
@@ -118,18 +119,36 @@ def _rotate(store: PageStore, planes: Planes, delta: int, rotate: Rotate) -> Non
             plane[...] = part
 
 
-def _planes_in(payload: bytes, offset: int, length: int, layout: PageLayout) -> list[NDArray[Any]]:
-    """A store's planes [length, L, K, W] in a payload, from ``offset`` on.
+class _Plane:
+    """One plane of a store on its way to a payload, or from one.
 
-    Raises:
-        InvalidSnapshot: numbers that no model computes.
+    Args:
+        store: the store.
+        i: which of its planes.
     """
-    planes: list[NDArray[Any]] = []
-    for dtype, width in layout.plane_types():
-        shape = (length, layout.n_layers, layout.n_kv_heads, width)
-        planes.append(np.frombuffer(payload, dtype, math.prod(shape), offset).reshape(shape))
-        offset += planes[-1].nbytes
-    n_keys = len(layout.keys.planes)
-    if not (layout.keys.is_bounded(planes[:n_keys]) and layout.values.is_bounded(planes[n_keys:] or planes)):
-        raise InvalidSnapshot("the KV payload holds a number that no model computes (accepted: magnitudes up to 1e12)")
-    return planes
+
+    def __init__(self, store: PageStore, i: int) -> None:
+        layout, self._store, self._i = store.layout, store, i
+        self._dtype, width = layout.plane_types()[i]
+        self._shape = layout.n_layers, layout.n_kv_heads, width
+        self._codec = layout.keys if i < len(layout.keys.planes) else layout.values
+        self.unit_bytes = layout.token_bytes(self._dtype, width)
+
+    def read(self, pages: Pages, positions: NDArray[np.intp]) -> bytes:
+        """Tokens of the plane, [n, L, K, W]."""
+        return self._store.to_host(self._store.read_plane(self._i, pages, positions)).tobytes()
+
+    def write(self, pages: Pages | None, positions: NDArray[np.intp], first: int, data: bytes) -> None:
+        """Check tokens, and write them where there are pages: those at ``positions`` from the ``first``-th on.
+
+        Raises:
+            InvalidSnapshot: numbers that no model computes.
+        """
+        plane = np.frombuffer(data, self._dtype).reshape(-1, *self._shape)
+        if not self._codec.is_bounded([plane]):
+            raise InvalidSnapshot(
+                "the KV payload holds a number that no model computes (accepted: magnitudes up to 1e12)"
+            )
+        if pages is not None:
+            where = positions[first : first + len(plane)]
+            self._store.write_plane(self._i, pages, where, self._store.from_host(plane))

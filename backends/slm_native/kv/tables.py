@@ -55,6 +55,11 @@ class PageTables:
         """Whether more than one sequence holds a page."""
         return bool(self.references[page] > 1)
 
+    @property
+    def n_free(self) -> int:
+        """Pages that no sequence holds."""
+        return int(np.count_nonzero(self.references == 0))
+
     def free(self, n: int, besides: Pages = ()) -> list[int]:
         """``n`` pages that no sequence holds: the first, so that a sequence's pages tend to lie side by side.
 

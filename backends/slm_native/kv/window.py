@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context.payload import Section
 from slm_native.kv.cache import PagedKvCache
 from slm_native.kv.plan import BatchPlan, Run, n_pages_of
 from slm_native.kv.store import PAGE_TOKENS, HostPageStore, KvLayer, PageLayout
 from slm_native.kv.stores import NewStore
-from slm_native.kv.tables import Pages, page_index
+from slm_native.kv.tables import Pages, PageTables, page_index
 
 _SLACK = 64  # tokens that can be taken back without computing any again; more than speculation takes back
 
@@ -138,33 +139,30 @@ class WindowCache:
         """Forget a sequence."""
         self.put(seq_id, Held(0, ()))
 
-    def export(self, seq_id: int, length: int) -> bytes:
+    def export(self, seq_id: int, length: int) -> Iterator[bytes]:
         """The keys and values that the next token sees, from the beginning of a page on; see ``StoreGroup.export``."""
         gone = self._cache.tables.gone(seq_id)
         positions = np.arange(self.first_exported(length), length) - gone * PAGE_TOKENS
         return self._cache.export_at(seq_id, positions)
 
-    def check(self, length: int, payload: bytes) -> None:
-        """Refuse what ``export`` never gave for a sequence of ``length`` tokens.
-
-        Raises:
-            InvalidSnapshot: the wrong size, or numbers that are infinite or none.
-        """
-        self._cache.check(length - self.first_exported(length), payload)
-
-    def load(self, seq_id: int, length: int, payload: bytes) -> None:
-        """Fill an empty sequence with what ``export`` gave.
-
-        Raises:
-            InvalidSnapshot: the wrong size, or numbers that no model computes.
-        """
+    def free(self, length: int) -> Held | None:
+        """Pages for what ``export`` gives of a sequence of ``length`` tokens, which no sequence holds; None without."""
         first = self.first_exported(length)
-        self._cache.load(seq_id, length - first, payload)
-        self.put(seq_id, Held(first // PAGE_TOKENS, self._cache.tables[seq_id]))
+        pages = self._cache.free(length - first)
+        return None if pages is None else Held(first // PAGE_TOKENS, pages)
 
-    def payload_bytes(self, length: int) -> int:
-        """Bytes that ``export`` gives for a sequence of ``length`` tokens."""
-        return (length - self.first_exported(length)) * self._cache.token_bytes
+    def sections(self, pages: Pages | None, length: int) -> list[Section]:
+        """What takes in what ``export`` gave; see ``PagedKvCache.sections``."""
+        return self._cache.sections(pages, length - self.first_exported(length))
+
+    @property
+    def tables(self) -> PageTables:
+        """Which pages each sequence holds."""
+        return self._cache.tables
+
+    def set_tables(self, tables: PageTables) -> None:
+        """Every sequence holds what it held when ``tables`` were those of this cache."""
+        self._cache.set_tables(tables)
 
     def first_exported(self, length: int) -> int:
         """The first token of the page that holds the first one that the next token sees."""

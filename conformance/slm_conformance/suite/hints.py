@@ -37,6 +37,8 @@ HINTS = MappingProxyType(
         "TestDrop": "what is freed with a sequence: cells that another sequence still shares must stay",
         "TestDumpRestore": "export and import of keys and values: layout, token order, positions after edits; and the"
         " payload format's name, which must change with the layout",
+        "TestDumpParts": "the dump scenarios first: the parts are the bytes of a dump. Then what each part is made of:"
+        " the storage of a sequence may be moved, and never changed, while other sequences go on",
         "TestEmbeddingInput": "the decode scenarios first: a row enters where the table's row of a token would; then"
         " the places of rows among tokens in a batch, and what is held of them when they are decoded again",
         "TestEmbeddings": "the decode scenarios first: `embed` is the same but for its rows. If those hold, the place"
@@ -60,6 +62,8 @@ HINTS = MappingProxyType(
         "TestNumbers": "`precision` in the fixtures class: is it what the engine computes in? Then norms, biases, rope"
         " base and factors, tied output, and the KV type that was asked for",
         "TestOracle": "the truncate, fork and drop scenarios first: an oracle's rollback is made of them",
+        "TestRestoreParts": "the scenarios of bad dumps first; then the order of a restore: what comes is checked and"
+        " put aside, and the sequence is replaced when the checksum has been compared",
         "TestSampling": "the rows that `decode` returns: values that are not finite, and rows that a later call writes"
         " into; then `dump` and `restore`, which carry the sampler's state",
         "TestSession": "the truncate, cut and dump scenarios first; then `tokens` and `length`, which a session trusts",

@@ -6,7 +6,7 @@ A fork is a copy of a list, and a call that raises has changed nothing because l
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -14,7 +14,9 @@ from typing import Self
 import numpy as np
 
 from slm_conformance.toy.engine import Array, Cell, Step, ToyEngine
+from slm_core.container import PART_BYTES
 from slm_core.context.batch import TokenBatch
+from slm_core.context.checks import check_part_bytes
 from slm_core.context.inputs import (
     Held,
     ahead_of,
@@ -30,6 +32,7 @@ from slm_core.context.inputs import (
     token_of,
 )
 from slm_core.context.ledger import replay_plan, truncated_edits
+from slm_core.context.payload import DumpParts
 from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.errors import (
     BatchFull,
@@ -41,6 +44,7 @@ from slm_core.errors import (
     InvalidSequence,
     InvalidSnapshot,
     InvalidToken,
+    SequenceChanged,
     SnapshotMismatch,
     UnsupportedEdit,
     UnsupportedInput,
@@ -239,6 +243,20 @@ class ToyContext:
                 offsets=offsets_of(held),
             ).to_bytes()
 
+    def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
+        """The dump, cut into parts."""
+        check_part_bytes(part_bytes)
+        data, cells = self.dump(seq_id), self.cells[seq_id]
+        parts = (data[first : first + part_bytes] for first in range(0, len(data), part_bytes))
+        return DumpParts(parts, lambda: self._unchanged(seq_id, cells))
+
+    @contextmanager
+    def _unchanged(self, seq_id: int, cells: list[Cell]) -> Iterator[None]:
+        with self._call():
+            if self.cells[seq_id] is not cells:
+                raise SequenceChanged(f"sequence {seq_id} was changed since its dump began")
+            yield
+
     def packed(self, cells: list[Cell]) -> bytes:
         """The payload of a dump."""
         return b"".join(cell.keys.tobytes() + cell.values.tobytes() for cell in cells)
@@ -251,6 +269,15 @@ class ToyContext:
             parts = self.unpacked(snapshot) if self._is_ours(snapshot) else self._replayed(snapshot)
             self.replace(seq_id, *parts)
             return Pos(seq_id, len(snapshot.tokens))
+
+    def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
+        """Restore the parts, joined."""
+        joined = b""
+        for part in parts:
+            if not isinstance(part, bytes | bytearray | memoryview):
+                raise InvalidSnapshot(f"a part of a dump is {type(part).__name__} (accepted: bytes)")
+            joined += part
+        return self.restore(seq_id, joined)
 
     def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
         """Cells from a payload of this format."""

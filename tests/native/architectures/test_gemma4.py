@@ -11,11 +11,17 @@ from native.exact import exact
 from slm_conformance.oracle.families import family_model
 from slm_conformance.oracle.family_table import FAMILIES
 from slm_core.architectures import read_spec
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidModelFile
 from slm_core.gguf import GgufFile
 from slm_core.types import ContextOptions, EditLevel, Pos
 
 BOUND = 1e-4  # clause 9 of the contract: float32, relative
+
+
+def payload(context, seq_id: int) -> bytes:
+    """What a dump holds of keys and values."""
+    return SequenceSnapshot.from_bytes(context.dump(seq_id)).payload
 
 
 def spec_of(folder, family: str):
@@ -44,7 +50,7 @@ def test_layers_keep_what_their_heads_take_and_those_that_share_keys_nothing(tmp
             batch = context.new_batch()
             batch.extend(range(n), Pos(0, 0))
             context.decode(batch)
-            sizes.append(len(context._engine_export(0)))
+            sizes.append(len(payload(context, 0)))
     assert sizes == [8 * model.info.state_bytes_per_token, 16 * model.info.state_bytes_per_token]
 
 
@@ -74,7 +80,7 @@ def test_a_cut_at_the_head_leaves_what_the_rest_alone_would_not_see(tmp_path, lo
         context.cut(Pos(0, 0), Pos(0, 33))
         feed(context, range(33, 80), seq_id=1)
         layouts = [store.layout for store in context._memory._pages._stores._stores]
-        exported = [context._engine_export(seq_id) for seq_id in (0, 1)]
+        exported = [payload(context, seq_id) for seq_id in (0, 1)]
     first = next(layout for layout in layouts if 0 in layout.blocks)
     assert layouts[0] is first, "block 0 is in the first group"
     n = 47 * first.n_layers * first.n_kv_heads * first.head_dim

@@ -91,9 +91,18 @@ class TorchPageStore(PageStore):
 
     def read(self, pages: Sequence[int], positions: NDArray[np.intp]) -> list[Tensor]:
         """One gather for each plane."""
-        page_of = self._index(np.array(pages, np.intp)[positions // PAGE_TOKENS])
-        slots = self._index(positions % PAGE_TOKENS)
+        page_of, slots = self._places(pages, positions)
         return [view[page_of, :, :, slots] for view in self._views]
+
+    def read_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp]) -> Tensor:
+        """One gather."""
+        page_of, slots = self._places(pages, positions)
+        return self._views[i][page_of, :, :, slots]
+
+    def write_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp], plane: Tensor) -> None:
+        """One scatter."""
+        page_of, slots = self._places(pages, positions)
+        self._views[i][page_of, :, :, slots] = plane
 
     def packed(self, n_pages: int, tokens: Planes) -> Tensor:
         """Bytes as those of the cache, on the device."""
@@ -127,6 +136,10 @@ class TorchPageStore(PageStore):
             planes.append(plane.view(len(pages), layout.n_layers, layout.n_kv_heads, PAGE_TOKENS, width))
             start = end
         return planes
+
+    def _places(self, pages: Sequence[int], positions: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
+        """The page and the slot of each position."""
+        return self._index(np.array(pages, np.intp)[positions // PAGE_TOKENS]), self._index(positions % PAGE_TOKENS)
 
     def _index(self, ids: Sequence[int] | NDArray[np.intp]) -> Tensor:
         return torch.as_tensor(np.asarray(ids, np.int64)).to(self.device)

@@ -229,6 +229,16 @@ class SplitPageStore(PageStore):
             torch.cat([to_device(plane, self._home) for plane in planes], dim=1) for planes in zip(*parts, strict=True)
         ]
 
+    def read_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp]) -> Tensor:
+        """Gathered on the first device."""
+        parts = [store.read_plane(i, pages, positions) for store in self._stores]
+        return torch.cat([to_device(part, self._home) for part in parts], dim=1)
+
+    def write_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp], plane: Tensor) -> None:
+        """Each device's layers, there."""
+        for store, (start, stop) in zip(self._stores, pairwise(self._bounds), strict=True):
+            store.write_plane(i, pages, positions, to_device(plane[:, start:stop], store.device))
+
     def packed(self, n_pages: int, tokens: Planes) -> list[Tensor]:
         """Each device's layers, there."""
         return [

@@ -9,6 +9,7 @@ from slm_conformance.suite.scenarios.constraints import TestConstraints
 from slm_conformance.suite.scenarios.cut import TestCut
 from slm_conformance.suite.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
 from slm_conformance.suite.scenarios.device_sampling import TestDeviceSampling
+from slm_conformance.suite.scenarios.dump_parts import TestDumpParts, TestRestoreParts
 from slm_conformance.suite.scenarios.edit_levels import TestDeclarations
 from slm_conformance.suite.scenarios.embedding_input import TestEmbeddingInput
 from slm_conformance.suite.scenarios.embeddings import TestEmbeddings
@@ -47,6 +48,7 @@ __all__ = [
     "TestDecodeRefusals",
     "TestDeviceSampling",
     "TestDrop",
+    "TestDumpParts",
     "TestDumpRestore",
     "TestEmbeddingInput",
     "TestEmbeddings",
@@ -60,6 +62,7 @@ __all__ = [
     "TestMropePositions",
     "TestNumbers",
     "TestOracle",
+    "TestRestoreParts",
     "TestSampling",
     "TestSession",
     "TestSessionPrograms",

@@ -59,7 +59,9 @@ class TestClose(Scenarios):
             "drop": lambda: context.drop(0),
             "clear": lambda: context.clear(),
             "dump": lambda: context.dump(0),
+            "dump_parts": lambda: context.dump_parts(0),
             "restore": lambda: context.restore(0, data),
+            "restore_parts": lambda: context.restore_parts(0, [data]),
         }
         if bench.edit_level >= EditLevel.TRUNCATE:
             calls["truncate"] = lambda: context.truncate(Pos(0, 3))

@@ -1,0 +1,293 @@
+"""Dumps in parts: others go on between two parts, and what arrives in parts is restored whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from slm_conformance.suite.bench import Bench, held
+from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.scenarios.snapshots import foreign
+from slm_core.context.snapshot import SequenceSnapshot
+from slm_core.errors import (
+    ContextClosed,
+    ContextFull,
+    InvalidOption,
+    InvalidSequence,
+    InvalidSnapshot,
+    SequenceChanged,
+    SlmError,
+    SnapshotMismatch,
+)
+from slm_core.protocols import Context
+from slm_core.types import EditLevel, Pos
+
+_N_PARTS = 24
+_MOST = 8 << 20
+
+
+class TestDumpParts(Scenarios):
+    """Clause 17: the parts of a dump are the dump, whatever other sequences do between two of them."""
+
+    def test_are_the_dump(self, bench: Bench) -> None:
+        """Clause 17: parts have the size that was asked for, but for the last; together they are the dump."""
+        context = bench.context()
+        bench.feed(context, bench.tokens(20))
+        for seq_id in (0, 1):
+            data = context.dump(seq_id)
+            for part_bytes in (_size(data), len(data) // 2, len(data) - 1, len(data), len(data) + 1, None):
+                sized = context.dump_parts(seq_id) if part_bytes is None else context.dump_parts(seq_id, part_bytes)
+                parts, size = list(sized), part_bytes or _MOST
+                assert b"".join(parts) == data, f"parts of {size} bytes are not the dump of sequence {seq_id}"
+                sizes = {len(part) for part in parts[:-1]}
+                assert sizes <= {size}, f"parts of {size} bytes were asked for, and there are some of {sizes}"
+                assert 0 < len(parts[-1]) <= size, f"the last part of {size} bytes has {len(parts[-1])}"
+
+    def test_sizes_and_sequences_that_do_not_exist(self, bench: Bench) -> None:
+        """Clauses 1 and 17: what cannot be dumped is refused by the call, not by the first part."""
+        context = bench.context(n_seq_max=2)
+        bench.feed(context, bench.tokens(5))
+        for part_bytes in (0, -1, _MOST + 1):
+            with bench.refused(f"parts of {part_bytes} bytes", InvalidOption, context=context):
+                context.dump_parts(0, part_bytes)
+        for seq_id in (2, -1):
+            with bench.refused(f"dump_parts of sequence {seq_id} of 2", InvalidSequence, context=context):
+                context.dump_parts(seq_id)
+
+    def test_others_go_on_between_parts(self, bench: Bench) -> None:
+        """Clause 17: between two parts other sequences are decoded, forked, cut and dropped; no part knows of it."""
+        context, tokens = bench.context(n_ctx=512), bench.tokens(30)
+        bench.feed(context, tokens[:20])
+        context.fork(0, 1)
+        bench.feed(context, bench.tokens(9, seed=3), seq_id=2)
+        data, got = context.dump(0), []
+        for i, part in enumerate(context.dump_parts(0, _size(data))):
+            got.append(part)
+            if i < 6:
+                _go_on(bench, context, i)
+        assert len(got) > 6, f"a dump of {len(data)} bytes in parts of {_size(data)} has {len(got)} parts"
+        assert b"".join(got) == data, "the parts of a dump are another dump, as other sequences went on between them"
+        other = bench.context()
+        other.restore(0, b"".join(got))
+        bench.agree(bench.feed(other, tokens[20:]), bench.oracle().decode(tokens)[20:], "a dump whose parts took turns")
+        bench.agree(bench.feed(context, tokens[20:]), bench.oracle().decode(tokens)[20:], "a sequence dumped in parts")
+
+    def test_two_at_once(self, bench: Bench) -> None:
+        """Clause 17: two dumps take turns, of one sequence or of two, a part each."""
+        context = bench.context()
+        for seq_id in (0, 1):
+            bench.feed(context, bench.tokens(20, seed=seq_id), seq_id)
+        data = [context.dump(seq_id) for seq_id in (0, 1, 0)]
+        open_dumps, got = [context.dump_parts(i, _size(data[0])) for i in (0, 1, 0)], [b"", b"", b""]
+        for i in range(3 * 2 * _N_PARTS):
+            got[i % 3] += next(open_dumps[i % 3], b"")
+        assert got == data, "the parts of dumps that took turns are not the dumps"
+
+    def test_of_a_sequence_that_changes(self, bench: Bench) -> None:
+        """Clause 17: once the sequence was changed, the next part raises ``SequenceChanged``; the context goes on."""
+        tokens = bench.tokens(30)
+        changes: dict[str, Callable[[Context], object]] = {
+            "decoded": lambda context: bench.feed(context, tokens[20:22]),
+            "dropped": lambda context: context.drop(0),
+            "restored": lambda context: context.restore(0, context.dump(0)),
+        }
+        if bench.edit_level >= EditLevel.TRUNCATE:
+            changes["truncated"] = lambda context: context.truncate(Pos(0, 12))
+        if bench.edit_level >= EditLevel.CUT:
+            changes["cut"] = lambda context: context.cut(Pos(0, 3), Pos(0, 7))
+        for what, change in changes.items():
+            for n_parts in (0, 2):
+                context = bench.context()
+                bench.feed(context, tokens[:20])
+                parts = context.dump_parts(0, _size(context.dump(0)))
+                for _ in range(n_parts):
+                    next(parts)
+                change(context)
+                why = f"the part after {n_parts} of a dump of a sequence that was {what}"
+                with bench.refused(why, SequenceChanged, context=context):
+                    next(parts)
+                context.drop(0)
+                bench.agree(bench.feed(context, tokens), bench.oracle().decode(tokens), f"what follows {why}")
+
+    def test_of_a_context_that_is_closed(self, bench: Bench) -> None:
+        """Clauses 10 and 17: once the context is closed, the next part raises ``ContextClosed``."""
+        context = bench.context()
+        bench.feed(context, bench.tokens(20))
+        parts = context.dump_parts(0, _size(context.dump(0)))
+        next(parts)
+        context.close()
+        for _ in range(2):
+            with bench.refused("a part of a dump after the context was closed", ContextClosed):
+                next(parts)
+
+    def test_given_up(self, bench: Bench) -> None:
+        """Clause 17: an iterator that is given up half-way holds nothing, whether or not it is still referred to."""
+        context, tokens = bench.context(n_ctx=40), bench.tokens(40)
+        bench.feed(context, tokens[:20])
+        kept = [context.dump_parts(0, _size(context.dump(0))) for _ in range(9)]
+        for parts in kept:
+            next(parts)
+        assert context.n_free == 20, f"dumps that are not finished take positions: {context.n_free} of 20 are free"
+        context.drop(0)
+        assert context.n_free == 40, f"dumps that were given up hold positions: {context.n_free} of 40 are free"
+        bench.agree(bench.feed(context, tokens), bench.oracle().decode(tokens), "40 tokens, after dumps were given up")
+        del kept  # until here, all of them are referred to
+
+
+class TestRestoreParts(Scenarios):
+    """Clause 17: a dump that comes in parts is restored as the dump is, or refused as it is."""
+
+    def test_of_any_size(self, bench: Bench) -> None:
+        """Clauses 6 and 17: parts of any size, equal or not, empty ones among them, restore what the dump restores."""
+        data, tokens = _dump(bench)
+        for own, dump in ((True, data), (False, _foreign(data))):
+            for sizes in ((_size(dump),), (7, 0, _size(dump)), (len(dump),), (10, len(dump)), (0, len(dump) // 2)):
+                context = bench.context()
+                bench.feed(context, bench.tokens(9, seed=5))
+                what = f"{'a' if own else 'another backend'}'s dump in parts of {sizes} bytes"
+                assert context.restore_parts(0, _in_parts(dump, sizes)) == Pos(0, 20), f"{what}: 20 tokens were dumped"
+                assert context.tokens(0) == tuple(tokens[:20]), f"{what}: other tokens than were dumped"
+                assert context.n_free == context.n_ctx - 20, f"{what}: the tokens take {context.n_free} positions"
+                expected = bench.oracle().decode(tokens)[20:]
+                bench.agree(bench.feed(context, tokens[20:]), expected, what)
+
+    def test_from_a_context(self, bench: Bench) -> None:
+        """Clause 17: the parts that one context gives are restored by another as they come, edits and all."""
+        context, other, tokens = bench.context(), bench.context(), bench.tokens(30)
+        bench.feed(context, tokens[:20])
+        reference = bench.oracle()
+        reference.decode(tokens[:20])
+        if bench.edit_level >= EditLevel.CUT:
+            context.cut(Pos(0, 3), Pos(0, 7))
+            reference.cut(3, 7)
+        data = context.dump(0)
+        other.restore_parts(2, context.dump_parts(0, _size(data)))
+        assert other.tokens(2) == context.tokens(0), "what was restored in parts holds other tokens"
+        edits = [SequenceSnapshot.from_bytes(dump).edits for dump in (data, other.dump(2))]
+        assert edits[0] == edits[1], f"the dump has the edits {edits[0]}, what was restored in parts has {edits[1]}"
+        bench.agree(bench.feed(other, tokens[20:], seq_id=2), reference.decode(tokens[20:]), "a dump restored in parts")
+
+    def test_over_what_a_sequence_holds(self, bench: Bench) -> None:
+        """Clause 17: it replaces what the sequence held and nothing else, also where there is no room for both."""
+        data, tokens = _dump(bench)
+        for n_ctx in (100, 50):
+            context, theirs = bench.context(n_ctx=n_ctx), bench.tokens(30, seed=2)
+            bench.feed(context, bench.tokens(28, seed=1), seq_id=0)
+            bench.feed(context, theirs[:20], seq_id=1)
+            context.restore_parts(0, _in_parts(data, (_size(data),)))
+            assert context.n_free == n_ctx - 40, f"of {n_ctx} positions, {context.n_free} are free, not {n_ctx - 40}"
+            what = f"in a context of {n_ctx}"
+            more = min(10, context.n_free // 2)
+            expected = bench.oracle().decode(theirs)[20 : 20 + more]
+            bench.agree(bench.feed(context, theirs[20 : 20 + more], seq_id=1), expected, f"its neighbour {what}")
+            expected = bench.oracle().decode(tokens)[20 : 20 + more]
+            bench.agree(bench.feed(context, tokens[20 : 20 + more]), expected, f"a sequence restored in parts {what}")
+
+    def test_that_are_not_a_dump(self, bench: Bench) -> None:
+        """Clauses 6 and 17: parts that are missing, changed, in another order or too many raise and change nothing."""
+        data, _ = _dump(bench)
+        parts = list(_in_parts(data, (_size(data),)))
+        places = (0, len(parts) // 2, len(parts) - 1)
+        bad: dict[str, Sequence[bytes]] = {f"without part {i}": [*parts[:i], *parts[i + 1 :]] for i in places}
+        bad |= {f"with part {i} changed": [*parts[:i], _changed(parts[i]), *parts[i + 1 :]] for i in places}
+        bad |= {"with a part twice": [*parts[:2], *parts[1:]], "in another order": [parts[0], *parts[:0:-1]]}
+        bad |= {"with a byte more": [*parts, b"\0"], "that are a dump twice": [*parts, *parts], "that are none": []}
+        bad |= {"one of which is empty, and no other": [b""], "cut off": [*parts[:-1], parts[-1][:-1]]}
+        bad |= {"one of which is a text": [*parts[:-1], "text"]}  # type: ignore[list-item]
+        self._refused(bench, bad, InvalidSnapshot, SnapshotMismatch)
+
+    def test_without_room(self, bench: Bench) -> None:
+        """Clauses 1 and 17: a dump in parts that does not fit raises ``ContextFull`` and changes nothing."""
+        data, _ = _dump(bench)
+        context, tokens = bench.context(n_ctx=32), bench.tokens(12, seed=7)
+        bench.feed(context, tokens[:8])
+        bench.feed(context, bench.tokens(20, seed=8), seq_id=1)
+        for what, dump in (("a dump", data), ("a dump of another backend", _foreign(data))):
+            with bench.refused(f"{what} of 20 tokens, in parts, where 12 fit", ContextFull, context=context):
+                context.restore_parts(0, _in_parts(dump, (_size(dump),)))
+        context.drop(1)
+        bench.agree(
+            bench.feed(context, tokens[8:]), bench.oracle().decode(tokens)[8:], "what follows parts without room"
+        )
+
+    def test_that_cannot_be_read(self, bench: Bench) -> None:
+        """Clauses 1 and 17: what the parts raise is raised, wherever it comes, and nothing has changed."""
+        data, _ = _dump(bench)
+        n_parts = -(-len(data) // _size(data))
+        context, tokens = bench.context(), bench.tokens(24, seed=7)
+        bench.feed(context, tokens[:12])
+        before = held(context)
+        for error in (OSError("the connection was lost"), KeyboardInterrupt()):
+            for n in sorted({0, 1, n_parts // 2, n_parts}):
+                with pytest.raises(type(error)):
+                    context.restore_parts(0, _broken(data, n, error))
+                assert held(context) == before, f"part {n} of a dump could not be read, and the context has changed"
+        expected = bench.oracle().decode(tokens)[12:]
+        bench.agree(bench.feed(context, tokens[12:]), expected, "what follows parts that could not be read")
+
+    @staticmethod
+    def _refused(bench: Bench, dumps: dict[str, Sequence[bytes]], *errors: type[SlmError]) -> None:
+        context, tokens = bench.context(), bench.tokens(16, seed=7)
+        bench.feed(context, tokens[:12])
+        for what, parts in dumps.items():
+            with bench.refused(f"parts {what}", *errors, context=context):
+                context.restore_parts(0, iter(parts))
+        expected = bench.oracle().decode(tokens)[12:]
+        bench.agree(bench.feed(context, tokens[12:]), expected, "what follows parts that were refused")
+
+
+def _dump(bench: Bench) -> tuple[bytes, list[int]]:
+    """A dump of 20 tokens, and 30 that begin with them."""
+    context, tokens = bench.context(), bench.tokens(30)
+    bench.feed(context, tokens[:20])
+    return context.dump(0), tokens
+
+
+def _size(data: bytes) -> int:
+    """Bytes of a part, for some parts more than ``_N_PARTS``."""
+    return len(data) // _N_PARTS
+
+
+def _foreign(data: bytes) -> bytes:
+    return foreign(SequenceSnapshot.from_bytes(data)).to_bytes()
+
+
+def _in_parts(data: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
+    """A dump in parts of these sizes, again and again."""
+    first = i = 0
+    while first < len(data):
+        size = sizes[i % len(sizes)]
+        yield data[first : first + size]
+        first, i = first + size, i + 1
+
+
+def _changed(part: bytes) -> bytes:
+    middle = len(part) // 2
+    return part[:middle] + bytes([part[middle] ^ 1]) + part[middle + 1 :]
+
+
+def _broken(data: bytes, n: int, error: BaseException) -> Iterator[bytes]:
+    """The first parts of a dump, and then an error."""
+    for i, part in enumerate(_in_parts(data, (_size(data),))):
+        if i == n:
+            break
+        yield part
+    raise error
+
+
+def _go_on(bench: Bench, context: Context, i: int) -> None:
+    """Change the sequences besides 0, of which 1 is a fork of it."""
+    match i:
+        case 0 | 3:
+            bench.feed(context, bench.tokens(11, seed=i), seq_id=1)
+        case 1 if bench.edit_level >= EditLevel.CUT:
+            context.cut(Pos(1, 2), Pos(1, 8))
+        case 2:
+            context.drop(2)
+        case 4:
+            context.fork(0, 3)
+            bench.feed(context, bench.tokens(70, seed=4), seq_id=3)
+        case 5:
+            context.drop(1)
+            context.drop(3)

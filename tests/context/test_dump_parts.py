@@ -1,0 +1,141 @@
+"""Dumps in parts, against the dumps that they are; writers that fail; parts that call the context."""
+
+from __future__ import annotations
+
+import pytest
+
+from context.test_base import Engine, feed, refused, state
+from slm_core.container import PART_BYTES, Incoming, Pieces, pack, pack_parts, unpack
+from slm_core.context.payload import PayloadWriter, Section, SectionWriter
+from slm_core.errors import ContextBusy, DecodeFailed, InvalidSnapshot, SequenceChanged
+
+
+class Staging(Engine):
+    """An engine that takes in payloads aside; it can be told to fail when it puts them."""
+
+    fails_at = ""
+
+    def _engine_writer(self, seq_id, n_tokens, n_bytes):
+        return Writer(self, seq_id, n_tokens)
+
+
+class Writer(PayloadWriter):
+    def __init__(self, context, seq_id, n_tokens):
+        self.context, self.seq_id, self.n_tokens = context, seq_id, n_tokens
+        self.before, self.payload = context.cells[seq_id], b""
+
+    def write(self, piece):
+        self.payload += piece
+        if self.context.fails_at == "write":
+            raise InvalidSnapshot("hostile")
+
+    def put(self):
+        if self.context.fails_at == "put":
+            raise DecodeFailed("put failed")
+        self.context.cells[self.seq_id] = []
+        self.context._engine_import(self.seq_id, self.n_tokens, self.payload)
+        if self.context.fails_at == "interrupt":
+            raise KeyboardInterrupt
+
+    def undo(self):
+        self.context.cells[self.seq_id] = self.before
+
+
+def test_a_staged_payload_replaces_what_was_held():
+    source, context = Engine(), Staging()
+    feed(source, range(9))
+    feed(context, range(20, 35))
+    context.fork(0, 1)
+    context.restore_parts(0, source.dump_parts(0, 10))
+    assert context.cells[0] == source.cells[0] and context.tokens(0) == tuple(range(9))
+    assert context.n_free == 64 - 15 - 9
+    assert "drop" not in context.calls
+
+
+@pytest.mark.parametrize(
+    ("place", "error"), [("write", InvalidSnapshot), ("put", DecodeFailed), ("interrupt", KeyboardInterrupt)]
+)
+def test_a_staged_payload_that_fails_changes_nothing(place, error):
+    source, context = Engine(), Staging()
+    feed(source, range(9))
+    feed(context, range(20, 35))
+    context.fork(0, 1)
+    parts = context.dump_parts(0, 10)
+    context.fails_at = place
+    with refused(context, error):
+        context.restore(0, source.dump(0))
+    with refused(context, error):
+        context.restore(2, source.dump(0))
+    assert context.n_exclusive(0) == 0, "what is put back is shared as it was"
+    assert b"".join(parts) == context.dump(0), "a dump that was open before goes on"
+    context.drop(1)
+    context.drop(0)
+    assert context.n_free == 64
+
+
+def test_parts_that_call_the_context_are_refused_and_can_be_asked_for_again():
+    context = Engine()
+    feed(context, range(9))
+    parts = context.dump_parts(0, 40)
+    with refused(context, ContextBusy):
+        context.restore_parts(1, parts)
+    assert b"".join(parts) == context.dump(0)
+
+
+def test_the_parts_after_one_that_failed_fail_too():
+    class Failing(Engine):
+        def _engine_export(self, seq_id):
+            def pieces():
+                yield b"{}"
+                raise DecodeFailed("the device is gone")
+
+            return Pieces(100, pieces())
+
+    context = Failing()
+    feed(context, range(9))
+    parts = context.dump_parts(0, 20)
+    for _ in range(2):
+        with pytest.raises(DecodeFailed, match="the device is gone"):
+            list(parts)
+
+
+def test_a_change_is_told_again_and_again():
+    context = Engine()
+    feed(context, range(9))
+    parts = context.dump_parts(0, 40)
+    before = state(context)
+    next(parts)
+    assert state(context) == before
+    context.drop(0)
+    for _ in range(2):
+        with pytest.raises(SequenceChanged, match="sequence 0 was changed"):
+            next(parts)
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 100, PART_BYTES])
+def test_a_container_is_the_same_whole_and_in_parts(size):
+    sections = [b"abc", b"", bytes(range(256)) * 3]
+    data = pack("kind", {"a": [1]}, sections)
+    lazy = Pieces(768, iter([sections[2][:5], memoryview(sections[2][5:])]))
+    assert b"".join(pack_parts("kind", {"a": [1]}, [*sections[:2], lazy], size)) == data
+    incoming = Incoming("kind", (data[i : i + size] for i in range(0, len(data), size)))
+    assert [b"".join(incoming.section(i)) for i in range(3)] == sections
+    incoming.finish()
+    assert unpack("kind", data) == ({"a": [1]}, sections)
+
+
+def test_sections_take_units_however_the_bytes_come():
+    got = []
+    sections = [Section(3, 5, lambda i, data: got.append((0, i, data))), Section(0, 4, None), Section(2, 1, got.append)]
+    sections[2] = sections[2]._replace(write=lambda i, data: got.append((2, i, data)))
+    writer, data = SectionWriter(sections), bytes(range(17))
+    assert writer.n_bytes == 17
+    with pytest.raises(InvalidSnapshot, match="ends early"):
+        writer.check_whole()
+    for first in range(0, 17, 7):
+        writer.write(memoryview(data[first : first + 7]))
+    writer.check_whole()
+    assert b"".join(units for *_, units in got) == data
+    assert [(which, first) for which, first, _ in got] == [(0, 0), (0, 1), (0, 2), (2, 0)][: len(got)]
+    with pytest.raises(InvalidSnapshot, match="1 bytes too many"):
+        writer.write(memoryview(b"x"))
