@@ -101,7 +101,23 @@ class InvalidOption(OptionError):
 
 
 class ContextError(SlmError):
-    """A call that a context refused; the context is as it was before the call."""
+    """A call that a context refused; the context is as it was before the call.
+
+    Attributes:
+        seq_id: the sequence at fault; None where no sequence is, or not one alone. The message names it, too. Of a
+            batch it is that of the first token that is refused, or has no room; of a ``fork`` without room the
+            destination.
+    """
+
+    def __init__(self, message: str = "", *, seq_id: int | None = None) -> None:
+        super().__init__(message)
+        self.seq_id = seq_id
+
+    def attribute_to(self, seq_id: int) -> None:
+        """Name the sequence at fault, unless one is named."""
+        if self.seq_id is None:
+            self.seq_id = seq_id
+            self.args = (f"sequence {seq_id}: {self}",)
 
 
 class InvalidToken(ContextError):
@@ -134,12 +150,15 @@ class ContextFull(ContextError):
     Attributes:
         needed: positions the call needs.
         free: positions that are free.
+        seq_id: the sequence that has no room, or None.
     """
 
-    def __init__(self, needed: int, free: int) -> None:
+    def __init__(self, needed: int, free: int, *, seq_id: int | None = None) -> None:
+        whose = "" if seq_id is None else f" for sequence {seq_id}"
         super().__init__(
-            f"the context is full: {needed} positions needed, {free} free"
-            " (truncate or drop a sequence, or create the context with a larger n_ctx)"
+            f"the context is full{whose}: {needed} positions needed, {free} free"
+            " (truncate or drop a sequence, or create the context with a larger n_ctx)",
+            seq_id=seq_id,
         )
         self.needed = needed
         self.free = free

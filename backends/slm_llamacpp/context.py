@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.container import Pieces
-from slm_core.context import ContextBase, check_context_options
+from slm_core.context import ContextBase, check_context_options, check_learned_positions
 from slm_core.context.batch import TokenBatch
 from slm_core.context.inputs import Held, add_held, chunks_of
 from slm_core.context.ledger import replay_plan
 from slm_core.context.payload import PIECE_BYTES
-from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedEdit
+from slm_core.errors import DecodeFailed, InvalidOption, InvalidSnapshot, UnsupportedEdit
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States
 from slm_llamacpp import BACKEND, library, logs
@@ -148,7 +148,7 @@ class LlamaCppContext(ContextBase):
             self._api.llama_set_embeddings(self._pointer, False)
 
     def _ran(self, batch: Batch, output_mask: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:
-        check_positions(batch, self._model.n_positions)
+        check_learned_positions(batch, self._model.n_positions)
         sequences = np.unique(batch.seq_ids).tolist()
         for seq_id in sequences:
             self._sync(seq_id)
@@ -209,8 +209,9 @@ class LlamaCppContext(ContextBase):
     def _check_fork(self, src: int, end: int) -> None:
         if self.edit_level < EditLevel.TRUNCATE and end < self._ledger.length(src):
             raise UnsupportedEdit(
-                f"this context cannot fork a part of a sequence (its edit level is {self.edit_level.name}):"
-                " fork all of it, or decode the tokens of the part"
+                f"this context cannot fork a part of sequence {src} (its edit level is {self.edit_level.name}):"
+                " fork all of it, or decode the tokens of the part",
+                seq_id=src,
             )
 
     def _run_part(self, part: Part) -> None:
@@ -316,17 +317,6 @@ class LlamaCppContext(ContextBase):
         if failure not in (0, _NO_ROOM):
             raise DecodeFailed(f"llama.cpp could not re-rotate keys (code {failure})")
         self._keys_lag = False
-
-
-def check_positions(batch: Batch, n_positions: int | None) -> None:
-    """Refuse positions that a model has not learned: llama.cpp would end the process.
-
-    Raises:
-        InvalidPosition: there is one; the message has the number.
-    """
-    last = int(batch.positions.max(initial=0))
-    if n_positions is not None and last >= n_positions:
-        raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
 
 
 def created(api: Any, model_pointer: int, params: Any, options: ContextOptions) -> int:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slm_core.context import ContextBase, check_context_options
+from slm_core.context import ContextBase, check_context_options, check_learned_positions
 from slm_core.errors import DecodeFailed, UnsupportedOutput
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, States
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.batchbuffers import BatchBuffers
-from slm_llamacpp.context import check_positions, copied, created, kv_type
+from slm_llamacpp.context import copied, created, kv_type
 from slm_llamacpp.options import Settings
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class LlamaCppEncoder(ContextBase):
         )
 
     def _engine_embed(self, batch: Batch) -> States:
-        check_positions(batch, self._model.n_positions)
+        check_learned_positions(batch, self._model.n_positions)
         every = np.ones(len(batch), np.bool_)
         filled = self._buffers.fill(batch.tokens, batch.seq_ids, batch.positions, every)
         with logs.collected() as complaints:

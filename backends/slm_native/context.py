@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from slm_core.architectures import KvShape, ModelSpec
 from slm_core.container import Pieces
-from slm_core.context import ContextBase, check_context_options, no_top_logits
+from slm_core.context import ContextBase, check_context_options, check_learned_positions, no_top_logits
 from slm_core.context.batch import TokenBatch
 from slm_core.context.inputs import add_held
 from slm_core.context.mrope import MropePositions
 from slm_core.context.payload import PayloadWriter
-from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition
+from slm_core.errors import DecodeFailed, InvalidOption
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States, TopLogits
 from slm_native.host_batch import HostBatch
@@ -84,9 +84,7 @@ class NativeContext(ContextBase):
         return self._run(batch, partial(self._transformer.forward, hidden=True))
 
     def _run(self, batch: Batch, forward: Callable[[HostBatch], R]) -> R:
-        n_positions = self._transformer.spec.n_positions
-        if n_positions is not None and (last := int(batch.positions.max(initial=0))) >= n_positions:
-            raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
+        check_learned_positions(batch, self._transformer.spec.n_positions)
         plan = self._memory.plan(batch.seq_ids, batch.positions, batch.ahead)
         rows = self._guarded(forward, batch, plan)
         if self._transformer.spec.causal:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec, ReadFactors
 from slm_core.container import Pieces
-from slm_core.context import ContextBase, check_context_options
+from slm_core.context import ContextBase, check_context_options, check_learned_positions
 from slm_core.context.mrope import MropePositions
 from slm_core.context.payload import PayloadWriter, Section, SectionWriter
-from slm_core.errors import DecodeFailed, InvalidOption, InvalidPosition, InvalidSnapshot, UnsupportedModel
+from slm_core.errors import DecodeFailed, InvalidOption, InvalidSnapshot, UnsupportedModel
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, KvType, Logits
@@ -134,9 +134,7 @@ class OnnxContext(ContextBase):
         )
 
     def _engine_decode(self, batch: Batch) -> Logits:
-        n_positions = self._engine.spec.n_positions
-        if n_positions is not None and (last := int(batch.positions.max())) >= n_positions:
-            raise InvalidPosition(f"position {last}: this model has learned positions 0 to {n_positions - 1}")
+        check_learned_positions(batch, self._engine.spec.n_positions)
         feed = self._feed_for_blocks() if batch.ahead.any() else self._feed
         self._make_room(len(batch.tokens))
         self._moved(self._cells.due(batch.seq_ids))

@@ -30,7 +30,7 @@ def claim(context: Context, seq_id: int | None, owner: object) -> int:
         )
     chosen = free[0] if seq_id is None else seq_id
     if chosen not in free:
-        raise InvalidSequence(f"sequence {chosen} is taken or does not exist (free: {free or 'none'})")
+        raise InvalidSequence(f"sequence {chosen} is taken or does not exist (free: {free or 'none'})", seq_id=chosen)
     _owners[context][chosen] = weakref.ref(owner)
     return chosen
 

@@ -120,7 +120,7 @@ class Session(Closing):
         self._check_settled()
         needed = self.n_pending + len(tokens)
         if needed > self.context.n_free:
-            raise ContextFull(needed, self.context.n_free)
+            raise ContextFull(needed, self.context.n_free, seq_id=self.seq_id)
         if tokens:
             self._edited([*self._source.tokens, *tokens])
 
@@ -317,7 +317,7 @@ class Session(Closing):
         kept = min(common, self._source.decoded.n_held)
         needed, free = len(tokens) - kept, self.context.n_free + self._source.decoded.n_held - kept
         if needed > free:
-            raise ContextFull(needed, free)
+            raise ContextFull(needed, free, seq_id=self.seq_id)
         if common < len(self._source.tokens):
             self.truncate(common)
         if common < len(tokens):

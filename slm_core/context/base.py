@@ -34,6 +34,7 @@ from slm_core.context.snapshot import PayloadHeader, SequenceSnapshot
 from slm_core.errors import (
     ContextBusy,
     ContextClosed,
+    DecodeFailed,
     InvalidOption,
     InvalidPosition,
     InvalidSequence,
@@ -55,6 +56,17 @@ def _runs(batch: Batch, seq_ids: Sequence[int]) -> dict[int, Sequence[Held]]:
     if len(seq_ids) == 1:
         return {seq_ids[0]: inputs}
     return {seq_id: [inputs[i] for i in np.flatnonzero(of == seq_id).tolist()] for seq_id in seq_ids}
+
+
+@contextmanager
+def _failures_of(seq_ids: Sequence[int]) -> Iterator[None]:
+    """A failure of the engine inside is that of the sequence, where there is one alone."""
+    try:
+        yield
+    except DecodeFailed as error:
+        if len(seq_ids) == 1:
+            error.attribute_to(seq_ids[0])
+        raise
 
 
 def _whole(payload: bytes | Pieces) -> bytes:
@@ -282,7 +294,8 @@ class ContextBase(Closing):
             if not seq_ids:
                 return np.empty((0, self._n_vocab), np.float32)
             runs = _runs(batch, seq_ids)
-            rows = self._engine_decode(batch)
+            with _failures_of(seq_ids):
+                rows = self._engine_decode(batch)
             self._append(runs)
         return rows
 
@@ -299,7 +312,8 @@ class ContextBase(Closing):
             if not seq_ids:
                 return no_top_logits(k)
             runs = _runs(batch, seq_ids)
-            top = self._engine_decode_top(batch, k)
+            with _failures_of(seq_ids):
+                top = self._engine_decode_top(batch, k)
             self._append(runs)
         return top
 
@@ -312,7 +326,8 @@ class ContextBase(Closing):
             if not seq_ids:
                 return np.empty((0, self._n_embd), np.float32)
             runs = _runs(batch, seq_ids)
-            rows = self._engine_embed(batch)
+            with _failures_of(seq_ids):
+                rows = self._engine_embed(batch)
             if Capability.ENCODER not in self._declared.capabilities:
                 self._append(runs)
         return rows
@@ -323,13 +338,16 @@ class ContextBase(Closing):
             self._checks.sequence(src)
             self._checks.sequence(dst)
             if src == dst or self._ledger.length(dst):
-                raise InvalidSequence(f"cannot fork {src} into {dst}: the destination must be another, empty sequence")
+                raise InvalidSequence(
+                    f"cannot fork {src} into {dst}: the destination must be another, empty sequence", seq_id=dst
+                )
             length = self._checks.index(src, self._ledger.length(src) if end is None else end)
             self._checks.whole_blocks(src, length)
             n_copied = self._n_copied_by_fork(src, length)
-            self._checks.room(self._ledger.fork_cost(length, n_copied))
+            self._checks.room(self._ledger.fork_cost(length, n_copied), dst)
             if length:
-                self._engine_fork(src, dst, length)
+                with _failures_of((dst,)):
+                    self._engine_fork(src, dst, length)
                 self._ledger.fork(src, dst, length, n_copied)
         return Pos(dst, length)
 
@@ -340,7 +358,8 @@ class ContextBase(Closing):
             index = self._checks.index(self._checks.sequence(pos.seq_id), pos.index)
             self._checks.whole_blocks(pos.seq_id, index)
             if index < self._ledger.length(pos.seq_id):
-                self._engine_truncate(pos.seq_id, index)
+                with _failures_of((pos.seq_id,)):
+                    self._engine_truncate(pos.seq_id, index)
                 self._ledger.truncate(pos.seq_id, index)
         return pos
 
@@ -353,7 +372,9 @@ class ContextBase(Closing):
             seq_id = self._checks.sequence(start.seq_id)
             first, last = self._checks.index(seq_id, start.index), self._checks.index(seq_id, end.index)
             if last < first:
-                raise InvalidPosition(f"a cut cannot end ({last}) before it starts ({first})")
+                raise InvalidPosition(
+                    f"a cut of sequence {seq_id} ends at {last}, before its start {first}", seq_id=seq_id
+                )
             if first < last:
                 if last == self._ledger.length(seq_id):
                     self._checks.whole_blocks(seq_id, first)
@@ -373,14 +394,15 @@ class ContextBase(Closing):
 
     def dump(self, seq_id: int) -> bytes:
         """The whole state of a sequence."""
-        with self._call():
-            return b"".join(self._packed(self._checks.sequence(seq_id)))
+        with self._call(), _failures_of((self._checks.sequence(seq_id),)):
+            return b"".join(self._packed(seq_id))
 
     def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
         """The bytes of ``dump`` in parts; other sequences may change between them."""
         with self._call():
             check_part_bytes(part_bytes)
-            parts = self._packed(self._checks.sequence(seq_id), part_bytes)
+            with _failures_of((self._checks.sequence(seq_id),)):
+                parts = self._packed(seq_id, part_bytes)
             revision = self._ledger.revision(seq_id)
             dump = DumpParts(parts, lambda: self._unchanged({seq_id: revision}))
             self._dumps.add(dump)
@@ -392,10 +414,10 @@ class ContextBase(Closing):
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
         """As ``restore``, of a dump that comes in parts."""
-        with self._call():
+        with self._call(), _failures_of((self._checks.sequence(seq_id),)):
             incoming = Incoming("sequence", parts)
             with incoming.refusals():
-                received = self._receiver(self._checks.sequence(seq_id))
+                received = self._receiver(seq_id)
                 which = range(len(incoming.lengths))
                 snapshot = SequenceSnapshot.read(incoming.meta, incoming, which, received.begin)
                 incoming.finish()
@@ -438,8 +460,11 @@ class ContextBase(Closing):
         with self._call():
             for seq_id, revision in revisions.items():
                 if self._ledger.revision(seq_id) != revision:
-                    raise SequenceChanged(f"sequence {seq_id} was changed since its dump began: dump it again")
-            yield
+                    raise SequenceChanged(
+                        f"sequence {seq_id} was changed since its dump began: dump it again", seq_id=seq_id
+                    )
+            with _failures_of(tuple(revisions)):
+                yield
 
     def _check_open(self) -> None:
         if self._closed:
@@ -460,12 +485,14 @@ class ContextBase(Closing):
             self._ledger.append(seq_id, run)
 
     def _cut(self, seq_id: int, start: int, end: int) -> None:
-        self._checks.room(self._ledger.cut_cost(seq_id, start, end))
+        self._checks.room(self._ledger.cut_cost(seq_id, start, end), seq_id)
         if end == self._ledger.length(seq_id):
-            self._engine_truncate(seq_id, start)
+            with _failures_of((seq_id,)):
+                self._engine_truncate(seq_id, start)
             self._ledger.truncate(seq_id, start)
         else:
-            self._engine_cut(seq_id, start, end)
+            with _failures_of((seq_id,)):
+                self._engine_cut(seq_id, start, end)
             self._ledger.cut(seq_id, start, end)
 
     def _drop(self, seq_id: int) -> None:

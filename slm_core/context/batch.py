@@ -152,9 +152,12 @@ class TokenBatch:
     @staticmethod
     def _check_start(start: Pos, n: int) -> None:
         if not 0 <= start.seq_id <= _INT32_MAX:
-            raise InvalidSequence(f"seq_id {start.seq_id} is not a sequence (accepted: 0 or more)")
+            raise InvalidSequence(f"seq_id {start.seq_id} is not a sequence (accepted: 0 or more)", seq_id=start.seq_id)
         if not 0 <= start.index <= _INT32_MAX - n:
-            raise InvalidPosition(f"position {start.index} is out of range (accepted: 0 or more)")
+            raise InvalidPosition(
+                f"position {start.index} of sequence {start.seq_id} is out of range (accepted: 0 or more)",
+                seq_id=start.seq_id,
+            )
 
 
 def _token_array(tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.integer]:

@@ -50,6 +50,27 @@ def check_context_options(options: ContextOptions) -> None:
             raise InvalidOption(f"{name}={value!r} (accepted: an integer from 1 on)")
 
 
+def check_learned_positions(batch: Batch, n_positions: int | None) -> None:
+    """Refuse positions that a model has not learned.
+
+    Args:
+        batch: what shall be run.
+        n_positions: positions that the model has learned; None where its positions are computed.
+
+    Raises:
+        InvalidPosition: there is one; the message has the number.
+    """
+    if n_positions is None or not len(batch):
+        return
+    i = int(np.argmax(batch.positions))
+    if (last := int(batch.positions[i])) >= n_positions:
+        seq_id = int(batch.seq_ids[i])
+        raise InvalidPosition(
+            f"position {last} of sequence {seq_id}: this model has learned positions 0 to {n_positions - 1}",
+            seq_id=seq_id,
+        )
+
+
 def check_part_bytes(part_bytes: int) -> None:
     """Refuse parts of a dump that are of no size, or larger than 8 MiB: ``InvalidOption``."""
     if not isinstance(part_bytes, int) or isinstance(part_bytes, bool) or not 1 <= part_bytes <= PART_BYTES:
@@ -101,14 +122,16 @@ class Checks:
         """The sequence, if the context has it; else ``InvalidSequence``."""
         n_seq_max = self._declared.options.n_seq_max
         if not 0 <= seq_id < n_seq_max:
-            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {n_seq_max - 1})")
+            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {n_seq_max - 1})", seq_id=seq_id)
         return seq_id
 
     def index(self, seq_id: int, index: int) -> int:
         """The position, if it is in the sequence or its end; else ``InvalidPosition``."""
         length = self._ledger.length(seq_id)
         if not 0 <= index <= length:
-            raise InvalidPosition(f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})")
+            raise InvalidPosition(
+                f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})", seq_id=seq_id
+            )
         return index
 
     def whole_blocks(self, seq_id: int, length: int) -> None:
@@ -119,13 +142,14 @@ class Checks:
         begin = next(i for i in range(length - 1, -1, -1) if i == 0 or not ahead_of(held[i - 1]))
         raise InvalidPosition(
             f"position {length} of sequence {seq_id} lies in a bidirectional block (accepted: {begin}, where the block"
-            " begins, or a position after the block)"
+            " begins, or a position after the block)",
+            seq_id=seq_id,
         )
 
-    def room(self, needed: int) -> None:
-        """Refuse what needs more positions than are free: ``ContextFull``."""
+    def room(self, needed: int, seq_id: int) -> None:
+        """Refuse what a sequence needs more positions for than are free: ``ContextFull``."""
         if needed > self._ledger.n_free:
-            raise ContextFull(needed, self._ledger.n_free)
+            raise ContextFull(needed, self._ledger.n_free, seq_id=seq_id)
 
     # A batch.
 
@@ -139,12 +163,13 @@ class Checks:
             return []
         n_rows = self._batch_extras(batch)
         if tokens.min() < 0 or tokens.max() >= self._declared.n_vocab or n_rows:
-            self._batch_ids(tokens, n_rows)
+            self._batch_ids(tokens, seq_ids, n_rows)
         sequences = [int(seq_ids[0])] if (seq_ids == seq_ids[0]).all() else np.unique(seq_ids).tolist()
         for seq_id in sequences:
             own_positions = positions if len(sequences) == 1 else positions[seq_ids == seq_id]
             self._batch_positions(self.sequence(seq_id), own_positions)
-        self.room(n)
+        if n > (n_free := self._ledger.n_free):
+            raise ContextFull(n, n_free, seq_id=int(seq_ids[n_free]))
         return sequences
 
     def _batch_extras(self, batch: Batch) -> int:
@@ -170,13 +195,15 @@ class Checks:
                 f"the backend {self._declared.backend} takes no {what} for this model: it does not declare {capability}"
             )
 
-    def _batch_ids(self, tokens: NDArray[np.int32], n_rows: int) -> None:
+    def _batch_ids(self, tokens: NDArray[np.int32], seq_ids: NDArray[np.int32], n_rows: int) -> None:
         outside = (tokens < 0) | (tokens >= self._declared.n_vocab)
         if np.count_nonzero(tokens == EMBEDDED) == n_rows:
             outside &= tokens != EMBEDDED
         if outside.any():
-            bad, last = tokens[outside][0], self._declared.n_vocab - 1
-            raise InvalidToken(f"token {bad} is outside the vocabulary (accepted: 0 to {last})")
+            bad, seq_id, last = tokens[outside][0], int(seq_ids[outside][0]), self._declared.n_vocab - 1
+            raise InvalidToken(
+                f"token {bad} of sequence {seq_id} is outside the vocabulary (accepted: 0 to {last})", seq_id=seq_id
+            )
 
     def _batch_positions(self, seq_id: int, positions: NDArray[np.int32]) -> None:
         length = self._ledger.length(seq_id)
@@ -186,7 +213,8 @@ class Checks:
             i = int(np.flatnonzero(others)[0])
             raise InvalidPosition(
                 f"position {positions[i]} is not the next of sequence {seq_id} (accepted: {expected[i]},"
-                f" as the sequence holds {length} tokens and the batch brings {i} before it)"
+                f" as the sequence holds {length} tokens and the batch brings {i} before it)",
+                seq_id=seq_id,
             )
 
     # A dump.
@@ -238,7 +266,7 @@ class Checks:
         needed = max(needed, self._ledger.length(seq_id))
         free = self.replaceable(seq_id)
         if needed > free:
-            raise ContextFull(needed, free)
+            raise ContextFull(needed, free, seq_id=seq_id)
 
     def replaceable(self, seq_id: int) -> int:
         """Positions that what replaces a sequence may take."""

@@ -458,7 +458,7 @@ def test_an_id_for_a_row_without_one_is_refused():
     context, batch = Engine(able=ALL | {Capability.EMBEDDING_INPUT}), TokenBatch(4)
     batch.extend([3, 4], Pos(0, 0))
     batch._tokens[1] = EMBEDDED
-    with refused(context, InvalidToken, match="token -1 is outside"):
+    with refused(context, InvalidToken, match="token -1 of sequence 0 is outside"):
         context.decode(batch)
 
 
@@ -504,3 +504,24 @@ def test_what_lies_in_a_span_is_kept_whole(end):
     if not inside:
         assert context.truncate(Pos(0, end)) == Pos(0, end)
         assert context.tokens(0) == (1, 5, 6, 7, 5, 6, 7, 8)[:end]
+
+
+def test_a_failure_names_its_sequence():
+    context = Engine()
+    feed(context, range(9))
+    feed(context, range(4), seq_id=1)
+    context.fails = True
+    both = context.new_batch()
+    both.extend([1], Pos(0, 9))
+    both.extend([1], Pos(1, 4))
+    for seq_id, call in (
+        (0, lambda: feed(context, [1])),
+        (2, lambda: context.fork(0, 2)),
+        (1, lambda: context.truncate(Pos(1, 2))),
+        (1, lambda: context.cut(Pos(1, 1), Pos(1, 2))),
+        (None, lambda: context.decode(both)),
+    ):
+        with pytest.raises(DecodeFailed) as caught:
+            call()
+        assert caught.value.seq_id == seq_id
+        assert str(caught.value).startswith("" if seq_id is None else f"sequence {seq_id}: ")

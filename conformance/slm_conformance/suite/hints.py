@@ -43,6 +43,8 @@ HINTS = MappingProxyType(
         " the places of rows among tokens in a batch, and what is held of them when they are decoded again",
         "TestEmbeddings": "the decode scenarios first: `embed` is the same but for its rows. If those hold, the place"
         " that states are taken from: behind the last norm, before the output matrix",
+        "TestErrors": "the checks of the call: what raises knows the sequence, and passes it as `seq_id`. `ContextBase`"
+        " does so for all that it checks",
         "TestFailures": "the order of compute and exchange: lengths, tokens and cells change last, in one step, and"
         " what is read from the batch is read before",
         "TestFork": "storage that two sequences share: who copies it, and when, once either side writes; and the bound"

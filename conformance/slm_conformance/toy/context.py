@@ -164,7 +164,9 @@ class ToyContext:
         with self._call():
             self._checked(src), self._checked(dst)
             if src == dst or self.cells[dst]:
-                raise InvalidSequence(f"cannot fork {src} into {dst}: the destination must be another, empty sequence")
+                raise InvalidSequence(
+                    f"cannot fork {src} into {dst}: the destination must be another, empty sequence", seq_id=dst
+                )
             end = self._checked_index(src, len(self.cells[src]) if end is None else end)
             self._check_whole_spans(src, end)
             self.replace(dst, self.forked(self.cells[src][:end]), truncated_edits(self.edits[src], end))
@@ -192,7 +194,7 @@ class ToyContext:
             seq_id = self._checked(start.seq_id)
             first, last = self._checked_index(seq_id, start.index), self._checked_index(seq_id, end.index)
             if last < first:
-                raise InvalidPosition(f"a cut cannot end ({last}) before it starts ({first})")
+                raise InvalidPosition(f"a cut of sequence {seq_id} ends at {last}, before {first}", seq_id=seq_id)
             if first < last == len(self.cells[seq_id]):
                 self._check_whole_spans(seq_id, first)
             cells, edits = self.without(self.cells[seq_id], self.edits[seq_id], first, last)
@@ -254,7 +256,7 @@ class ToyContext:
     def _unchanged(self, seq_id: int, cells: list[Cell]) -> Iterator[None]:
         with self._call():
             if self.cells[seq_id] is not cells:
-                raise SequenceChanged(f"sequence {seq_id} was changed since its dump began")
+                raise SequenceChanged(f"sequence {seq_id} was changed since its dump began", seq_id=seq_id)
             yield
 
     def packed(self, cells: list[Cell]) -> bytes:
@@ -325,7 +327,7 @@ class ToyContext:
         others = {id(cell) for i, other in enumerate(self.cells) if i != seq_id for cell in other}
         needed, free = len({id(cell) for cell in cells} - others), self.n_ctx - len(others)
         if needed > free:
-            raise ContextFull(needed, free)
+            raise ContextFull(needed, free, seq_id=seq_id)
         self.cells[seq_id], self.edits[seq_id] = list(cells), list(edits)
 
     @contextmanager
@@ -349,13 +351,15 @@ class ToyContext:
 
     def _checked(self, seq_id: int) -> int:
         if not 0 <= seq_id < self.n_seq_max:
-            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {self.n_seq_max - 1})")
+            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {self.n_seq_max - 1})", seq_id=seq_id)
         return seq_id
 
     def _checked_index(self, seq_id: int, index: int) -> int:
         length = len(self.cells[seq_id])
         if not 0 <= index <= length:
-            raise InvalidPosition(f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})")
+            raise InvalidPosition(
+                f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})", seq_id=seq_id
+            )
         return index
 
     def _check_batch(self, batch: Batch) -> None:
@@ -368,13 +372,15 @@ class ToyContext:
         inputs = batch_inputs(batch)
         for token, seq_id, position in zip(inputs, batch.seq_ids.tolist(), batch.positions, strict=True):
             if not (row_of(token) is not None or 0 <= token_of(token) < self.engine.n_vocab):
-                raise InvalidToken(f"token {token} (accepted: 0 to {self.engine.n_vocab - 1})")
+                raise InvalidToken(
+                    f"token {token} of sequence {seq_id} (accepted: 0 to {self.engine.n_vocab - 1})", seq_id=seq_id
+                )
             length = lengths.setdefault(seq_id, len(self.cells[self._checked(seq_id)]))
             if position != length:
-                raise InvalidPosition(f"position {position} in sequence {seq_id} (accepted: {length})")
+                raise InvalidPosition(f"position {position} in sequence {seq_id} (accepted: {length})", seq_id=seq_id)
             lengths[seq_id] += 1
-        if len(batch) > self.n_free:
-            raise ContextFull(len(batch), self.n_free)
+        if len(batch) > (n_free := self.n_free):
+            raise ContextFull(len(batch), n_free, seq_id=int(batch.seq_ids[n_free]))
 
     def _check_rows(self, rows: Array) -> None:
         if len(rows) and Capability.EMBEDDING_INPUT not in self.capabilities:
@@ -394,7 +400,10 @@ class ToyContext:
     def _check_whole_spans(self, seq_id: int, length: int) -> None:
         cells = self.cells[seq_id]
         if 0 < length < len(cells) and ahead_of(cells[length - 1].token):
-            raise InvalidPosition(f"position {length} lies in a span (accepted: where it begins, or past it)")
+            raise InvalidPosition(
+                f"position {length} of sequence {seq_id} lies in a span (accepted: where it begins, or past it)",
+                seq_id=seq_id,
+            )
 
     def _check_dumped_offsets(self, every: Sequence[Held]) -> None:
         if len(offsets_of(every)) and Capability.MROPE_POSITIONS not in self.capabilities:
@@ -427,7 +436,7 @@ class ToyContext:
         )
         others = {id(cell) for i, other in enumerate(self.cells) if i != seq_id for cell in other}
         if needed > self.n_ctx - len(others):
-            raise ContextFull(needed, self.n_ctx - len(others))
+            raise ContextFull(needed, self.n_ctx - len(others), seq_id=seq_id)
 
     def _is_ours(self, snapshot: SequenceSnapshot) -> bool:
         ours = (snapshot.backend, snapshot.payload_format) == ("toy", self.payload_format)

@@ -13,6 +13,7 @@ from slm_conformance.suite.scenarios.dump_parts import TestDumpParts, TestRestor
 from slm_conformance.suite.scenarios.edit_levels import TestDeclarations
 from slm_conformance.suite.scenarios.embedding_input import TestEmbeddingInput
 from slm_conformance.suite.scenarios.embeddings import TestEmbeddings
+from slm_conformance.suite.scenarios.errors import TestErrors
 from slm_conformance.suite.scenarios.failures import TestFailures
 from slm_conformance.suite.scenarios.fork import TestDrop, TestFork
 from slm_conformance.suite.scenarios.generation import TestGeneration
@@ -52,6 +53,7 @@ __all__ = [
     "TestDumpRestore",
     "TestEmbeddingInput",
     "TestEmbeddings",
+    "TestErrors",
     "TestFailures",
     "TestFork",
     "TestGeneration",
