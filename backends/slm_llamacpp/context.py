@@ -163,6 +163,10 @@ class LlamaCppContext(ContextBase):
                 self._sync(seq_id)
             raise
 
+    def _engine_fork_cost(self, src: int, end: int) -> int:
+        self._check_fork(src, end)
+        return super()._engine_fork_cost(src, end)
+
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         self._sync(src)
         self._check_fork(src, end)

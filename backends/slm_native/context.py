@@ -115,6 +115,9 @@ class NativeContext(ContextBase):
             past = self._memory.replayed(plan, stop)
         return past
 
+    def _engine_fork_cost(self, src: int, end: int) -> int:
+        return end - self._memory.nearest(src, end).position
+
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         self._memory.fork(src, dst, self._past(src, end))
         self._edited(dst)

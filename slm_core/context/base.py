@@ -181,6 +181,10 @@ class ContextBase(Closing):
         """Tokens at the end of ``src[:end]`` whose cells a fork cannot share, where it shares others."""
         return 0
 
+    def _engine_fork_cost(self, src: int, end: int) -> int:
+        """Tokens that ``_engine_fork`` decodes again, end > 0: what it copies, unless the engine says otherwise."""
+        return self._n_copied_by_fork(src, end)
+
     @abc.abstractmethod
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         """Make the empty ``dst`` a copy of ``src[:end]``, end > 0."""
@@ -341,8 +345,7 @@ class ContextBase(Closing):
                 raise InvalidSequence(
                     f"cannot fork {src} into {dst}: the destination must be another, empty sequence", seq_id=dst
                 )
-            length = self._checks.index(src, self._ledger.length(src) if end is None else end)
-            self._checks.whole_blocks(src, length)
+            length = self._forked_length(src, end)
             n_copied = self._n_copied_by_fork(src, length)
             self._checks.room(self._ledger.fork_cost(length, n_copied), dst)
             if length:
@@ -350,6 +353,12 @@ class ContextBase(Closing):
                     self._engine_fork(src, dst, length)
                 self._ledger.fork(src, dst, length, n_copied)
         return Pos(dst, length)
+
+    def fork_cost(self, src: int, end: int | None = None) -> int:
+        """Tokens that ``fork(src, dst, end)`` would decode again."""
+        with self._call():
+            length = self._forked_length(self._checks.sequence(src), end)
+            return self._engine_fork_cost(src, length) if length else 0
 
     def truncate(self, pos: Pos) -> Pos:
         """Forget ``pos.index`` and all after it in that sequence."""
@@ -483,6 +492,12 @@ class ContextBase(Closing):
     def _append(self, runs: Mapping[int, Sequence[Held]]) -> None:
         for seq_id, run in runs.items():
             self._ledger.append(seq_id, run)
+
+    def _forked_length(self, src: int, end: int | None) -> int:
+        """Tokens of a fork that may be made."""
+        length = self._checks.index(src, self._ledger.length(src) if end is None else end)
+        self._checks.whole_blocks(src, length)
+        return length
 
     def _cut(self, seq_id: int, start: int, end: int) -> None:
         self._checks.room(self._ledger.cut_cost(seq_id, start, end), seq_id)

@@ -124,6 +124,19 @@ class Context(Protocol):
         """
         ...
 
+    def fork_cost(self, src: int, end: int | None = None) -> int:
+        """Tokens of ``src`` that ``fork(src, dst, end)`` would decode again; nothing changes.
+
+        Attention over all positions needs none. A recurrent state, or keys and values of a window that has passed, are
+        computed again from the last position for which they are kept.
+
+        Raises:
+            InvalidSequence: there is no such sequence.
+            InvalidPosition: ``end`` is outside src, or inside a bidirectional block.
+            UnsupportedEdit: the context cannot fork a part of a sequence.
+        """
+        ...
+
     def truncate(self, pos: Pos) -> Pos:
         """Forget ``pos.index`` and all after it in that sequence; at the length a no-op.
 

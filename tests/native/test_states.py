@@ -292,3 +292,11 @@ def test_the_delta_rule_equals_its_formula_on_every_tier(tier):
     y, held = kernels.delta_scan(*arguments)
     np.testing.assert_allclose(kernels.to_host(y), wanted, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(kernels.to_host(held), after, rtol=1e-4, atol=1e-4)
+
+
+def test_fork_cost_counts_from_the_last_state_that_is_kept(open_context, feed, random_tokens):
+    context, tokens = open_context(), random_tokens(N)
+    for start in (0, 30, 60):
+        feed(context, tokens[start : start + 30])
+    assert [context.fork_cost(0, end) for end in (90, 89, 61, 60, 45, 30, 7)] == [0, 29, 1, 0, 15, 0, 7]
+    assert context.tokens(0) == tuple(tokens[:90])

@@ -224,3 +224,21 @@ def test_pages_always_suffice_and_numbers_stay_right(models, operations):
         context.close()
     errors = abs(rows[0] - rows[1]).max() / abs(rows[1]).max()
     assert errors <= 10 * BOUND
+
+
+@pytest.mark.parametrize("end", [300, 299, 230, 120, 40])
+def test_fork_cost_is_what_a_fork_decodes_again(models, feed, end, monkeypatch):
+    with models[0].new_context(OPTIONS) as context:
+        feed(context, TOKENS[:300])
+        again, forward = [], context._transformer.forward
+
+        def counted(batch):
+            again.append(len(batch.tokens))
+            return forward(batch)
+
+        monkeypatch.setattr(context._transformer, "forward", counted)
+        cost = context.fork_cost(0, end)
+        assert not again, "fork_cost has decoded something"
+        context.fork(0, 1, end)
+        assert sum(again) == cost
+        assert (cost == 0) == (end >= 230), "the pages of the window, and of 64 tokens before it, are kept"

@@ -288,3 +288,13 @@ class CapabilitiesAreStrings(ToyContext):
     """Capabilities are plain strings."""
 
     capabilities = cast("frozenset[Capability]", frozenset({"shared_fork", "kv_payload"}))
+
+
+@mutant("TestFork::test_what_it_decodes_again")
+class ForkCostIsItsLength(ToyContext):
+    """``fork_cost`` of a part is its length, though nothing is decoded again."""
+
+    def fork_cost(self, src: int, end: int | None = None) -> int:
+        """Count the tokens."""
+        super().fork_cost(src, end)
+        return 0 if end in (None, self.length(src)) else int(end or 0)

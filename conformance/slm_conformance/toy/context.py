@@ -172,6 +172,13 @@ class ToyContext:
             self.replace(dst, self.forked(self.cells[src][:end]), truncated_edits(self.edits[src], end))
             return Pos(dst, end)
 
+    def fork_cost(self, src: int, end: int | None = None) -> int:
+        """None: the cells are there."""
+        with self._call():
+            end = self._checked_index(self._checked(src), len(self.cells[src]) if end is None else end)
+            self._check_whole_spans(src, end)
+            return 0
+
     def forked(self, cells: list[Cell]) -> list[Cell]:
         """The cells of a copy: the same ones."""
         return cells

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slm_conformance.suite.bench import Bench
+from slm_conformance.oracle.factories import SHAPES, SMALL_SHAPES
+from slm_conformance.suite.bench import Bench, held
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.lifecycle import resident_bytes
 from slm_core.errors import ContextFull, InvalidPosition, InvalidSequence
@@ -127,6 +128,24 @@ class TestFork(Scenarios):
         assert context.n_exclusive(1) == 17, "the other side is dropped, and its positions still count as shared"
         with bench.refused("n_exclusive of a sequence that is not there", InvalidSequence, context=context):
             context.n_exclusive(4)
+
+    def test_what_it_decodes_again(self, bench: Bench) -> None:
+        """Clause 5: ``fork_cost`` says what a fork decodes again: nothing of the whole, or of plain attention."""
+        context, tokens = bench.context(), bench.tokens(30)
+        bench.feed(context, tokens)
+        before, is_plain = held(context), bench.name.partition("-")[0] in SHAPES | SMALL_SHAPES
+        assert context.fork_cost(0) == context.fork_cost(0, 30) == 0, "a fork of a whole sequence decodes nothing again"
+        assert context.fork_cost(0, 0) == context.fork_cost(1) == 0, "a fork of nothing decodes nothing again"
+        for end in (29, 17, 1) if bench.edit_level >= EditLevel.TRUNCATE else ():
+            cost, most = context.fork_cost(0, end), 0 if is_plain else end
+            assert 0 <= cost <= most, f"fork_cost(0, {end}) is {cost} (accepted: 0 to {most})"
+            assert context.fork_cost(0, end) == cost, f"fork_cost(0, {end}) is {cost}, and then another number"
+        assert held(context) == before, "fork_cost has changed the context"
+        with bench.refused("fork_cost of a sequence that is not there", InvalidSequence, context=context):
+            context.fork_cost(4)
+        for end in (31, -1):
+            with bench.refused(f"fork_cost of 30 tokens with end={end}", InvalidPosition, context=context):
+                context.fork_cost(0, end)
 
     def test_shared_storage_takes_no_memory(self, bench: Bench) -> None:
         """Clause 5: where forks share storage, 32 of them take no memory for keys and values."""

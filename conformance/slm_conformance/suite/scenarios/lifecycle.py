@@ -56,6 +56,7 @@ class TestClose(Scenarios):
             "length": lambda: context.length(0),
             "tokens": lambda: context.tokens(0),
             "fork": lambda: context.fork(0, 1),
+            "fork_cost": lambda: context.fork_cost(0),
             "drop": lambda: context.drop(0),
             "clear": lambda: context.clear(),
             "dump": lambda: context.dump(0),
