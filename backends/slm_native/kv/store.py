@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,6 +62,23 @@ class PageLayout:
     def pages(self, n_pages: int) -> NDArray[np.uint8]:
         """Zeroed pages [n_pages, page_bytes]; the system provides their memory when they are first written."""
         return np.zeros((n_pages, self.page_bytes), np.uint8)
+
+    def reserved(self, n_pages: int) -> NDArray[np.uint8]:
+        """The same, of which nothing is ever written to clear it: NumPy clears memory that the process has used before.
+
+        Raises:
+            MemoryError: the system refuses so much.
+        """
+        try:
+            memory = mmap.mmap(-1, n_pages * self.page_bytes, access=mmap.ACCESS_COPY)
+        except (OSError, OverflowError, ValueError) as error:
+            if n_pages * self.page_bytes == 0:
+                return self.pages(n_pages)
+            raise MemoryError(str(error)) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a system without large pages
+                memory.madvise(mmap.MADV_HUGEPAGE)  # as NumPy does
+        return np.frombuffer(memory, np.uint8).reshape(n_pages, -1)
 
     def views(self, pages: NDArray[np.uint8]) -> list[NDArray[Any]]:
         """The planes [n_pages, L, K, 64, W] of pages, as views."""
@@ -185,8 +204,8 @@ class HostPageStore(PageStore):
         self.layout = layout
         self.keys = layout.keys
         try:
-            self._pages = layout.pages(n_pages)
-        except (MemoryError, ValueError) as error:  # ValueError: more than an address can count
+            self._pages = layout.reserved(n_pages)
+        except MemoryError as error:
             raise InvalidOption(
                 f"a KV cache of {n_pages * layout.page_bytes} bytes is more than this machine can reserve: use a"
                 " smaller n_ctx, or KV types that take less (f16, q8_0)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import dataclasses
 import hashlib
 import itertools
@@ -464,3 +465,32 @@ class LastBitsVary(ToyContext):
     def decode(self, batch: Batch) -> Logits:
         """Change them."""
         return super().decode(batch) * self.scale
+
+
+@mutant("TestThreads::test_others_run_while_a_call_computes")
+class LockHeld(ToyContext):
+    """A decode of many tokens holds Python's global lock for most of its time."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Wait in C without letting go of it."""
+        start = time.perf_counter()
+        rows = super().decode(batch)
+        if len(batch) > 256:
+            ctypes.PyDLL(None).usleep(int(4e6 * (time.perf_counter() - start)))
+        return rows
+
+
+@mutant("TestSizes::test_many_sequences_take_no_memory")
+class RoomForEachSequence(ToyContext):
+    """Each sequence gets room for a page of tokens when the context is made."""
+
+    def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
+        super().__init__(engine, fingerprint, options, edit_level)
+        shape = engine.shape
+        sizes = options.n_seq_max, 64, 2, shape.n_layers, shape.n_kv_heads, shape.head_dim
+        self.room = np.ones(sizes, np.float32) if options.n_seq_max > 32 else None
+
+    def close(self) -> None:
+        """Let go of it."""
+        super().close()
+        self.room = None

@@ -244,8 +244,8 @@ def _reserve(layout: PageLayout, n_pages: int, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros((n_pages, layout.page_bytes), dtype=torch.uint8, device=device)
     try:
-        return torch.from_numpy(layout.pages(n_pages))  # the system provides the memory when it is first written
-    except (MemoryError, ValueError) as error:
+        return torch.from_numpy(layout.reserved(n_pages))  # the system provides the memory when it is first written
+    except MemoryError as error:
         raise InvalidOption(
             f"a KV cache of {n_bytes} bytes is more than this machine can reserve: use a smaller n_ctx, or KV types"
             " that take less (f16, q8_0)"

@@ -7,11 +7,14 @@ import ctypes
 import gc
 import mmap
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import pairwise
 from pathlib import Path
-from threading import Barrier
-from typing import TypeVar
+from threading import Barrier, Event, Thread
+from types import TracebackType
+from typing import Self, TypeVar
 
 import numpy as np
 import pytest
@@ -32,6 +35,9 @@ _N_WARM, _N_LOADS = 20, 80
 _FILLED, _FILLED_BYTES = 512, 2**18
 """Tokens of a context that is filled and closed, or more, until keys and values take so many bytes: a process grows by
 up to 25 kB a context where the device is a GPU computed in software."""
+_TRIES = 5
+_TICK_S = 1e-4
+_N_MANY = 256
 _STATM = Path("/proc/self/statm")
 
 
@@ -163,12 +169,48 @@ class TestClose(Scenarios):
 class TestSizes(Scenarios):
     """What a context is made with."""
 
+    on_one_model = ("test_many_sequences_take_no_memory",)
+
     def test_are_as_asked(self, bench: Bench) -> None:
         """Context: a new one is empty, has the sizes it was asked for, and all of it is free."""
         context = bench.context(n_ctx=100, n_seq_max=3, n_batch=20)
         sizes = (context.n_ctx, context.n_seq_max, context.n_batch, context.n_free)
         assert sizes == (100, 3, 20, 100), f"asked for (100, 3, 20), n_ctx, n_seq_max, n_batch and n_free are {sizes}"
         assert [context.length(seq_id) for seq_id in range(3)] == [0, 0, 0], "a new context holds tokens"
+
+    def test_many_sequences_take_no_memory(self, bench: Bench) -> None:
+        """Context: 256 sequences cost nothing until they are used: less than 16 tokens of each would take."""
+        weights, n_contexts = bench.weights(), 4
+        grown = []
+        for n_seq_max in (1, self._most_sequences(bench)):
+            bench.context(n_ctx=1024, n_seq_max=n_seq_max).close()  # what the first one leaves behind
+            before = resident_bytes(of_files=False)
+            contexts = [bench.context(n_ctx=1024, n_seq_max=n_seq_max) for _ in range(n_contexts)]
+            for context in contexts:
+                bench.feed(context, bench.tokens(8), seq_id=n_seq_max - 1)
+            grown.append(resident_bytes(of_files=False) - before)
+            for context in contexts:
+                context.close()
+        allowed = n_contexts * n_seq_max * weights.kept_bytes(16, 2)
+        assert grown[1] - grown[0] <= allowed, (
+            f"{n_contexts} contexts of {n_seq_max} sequences take {(grown[1] - grown[0]) / 2**20:.1f} MiB more than"
+            f" contexts of one (allowed: {allowed / 2**20:.1f} MiB)"
+        )
+
+    @staticmethod
+    def _most_sequences(bench: Bench) -> int:
+        """256, or half as many as long as a context refuses that."""
+        n = _N_MANY
+        while True:
+            try:
+                bench.context(n_ctx=1024, n_seq_max=n).close()
+            except InvalidOption:
+                n //= 2
+            else:
+                break
+        if n < _N_MANY:
+            bench.note(f"a context has at most {n} to {2 * n - 1} sequences")
+        return n
 
     def test_below_one(self, bench: Bench) -> None:
         """Context: a size below 1 is refused with ``InvalidOption``."""
@@ -208,6 +250,8 @@ class TestSizes(Scenarios):
 class TestThreads(Scenarios):
     """A context is for one thread at a time, a model for any."""
 
+    on_one_model = ("test_others_run_while_a_call_computes",)
+
     def test_a_busy_context_refuses(self, bench: Bench) -> None:
         """Context: a second thread inside a call gets ``ContextBusy`` at once; the first call goes on undisturbed."""
         context, tokens = bench.context(), bench.tokens(20)
@@ -228,6 +272,28 @@ class TestThreads(Scenarios):
         """Context: threads that try again after ``ContextBusy`` get what each gets alone: never corruption."""
         _race(bench, until_refused=False)
 
+    def test_others_run_while_a_call_computes(self, bench: Bench) -> None:
+        """Context: a call that computes lets other Python threads run: half of its time never passes without them."""
+        n_tokens, shares = 512, []
+        context = bench.context(n_ctx=n_tokens, n_seq_max=1, n_batch=n_tokens)
+        batch = context.new_batch()
+        batch.extend(bench.tokens(n_tokens), Pos(0, 0), logits="last")
+        for _ in range(_TRIES):  # a busy machine may keep the other thread waiting now and then
+            context.clear()
+            with _Ticks() as ticks:
+                start = time.perf_counter()
+                context.decode(batch)
+                end = time.perf_counter()
+            shares.append(ticks.longest_pause(start, end) / (end - start))
+            if shares[-1] <= 0.5:
+                return
+        waited = ", ".join(f"{share:.0%}" for share in shares)
+        pytest.fail(
+            f"another Python thread had to wait for {waited} of {_TRIES} decodes of {n_tokens} tokens: the engine holds"
+            " Python's global lock while it computes",
+            pytrace=False,
+        )
+
     def test_contexts_in_parallel(self, bench: Bench) -> None:
         """Model: three threads, each with a context of its own over one model, give what each gives alone."""
         runs = [bench.tokens(30, seed=seed) for seed in range(3)]
@@ -236,6 +302,34 @@ class TestThreads(Scenarios):
             jobs = [threads.submit(bench.feed, c, run, 0, 8) for c, run in zip(contexts, runs, strict=True)]
         for job, run in zip(jobs, runs, strict=True):
             bench.agree(job.result(), bench.oracle().decode(run), "one of three contexts in parallel threads")
+
+
+class _Ticks:
+    """Times at which another Python thread was running."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._is_over = Event()
+        self._thread = Thread(target=self._tick)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def longest_pause(self, start: float, end: float) -> float:
+        """The longest time between ``start`` and ``end`` in which the thread did not run, in seconds."""
+        times = [start, *(at for at in self._times if start < at < end), end]
+        return max(after - before for before, after in pairwise(times))
+
+    def _tick(self) -> None:
+        while not self._is_over.wait(_TICK_S):
+            self._times.append(time.perf_counter())
 
 
 def _filled_and_closed(bench: Bench, data: bytes, n_tokens: int) -> Context:
