@@ -17,13 +17,13 @@ from slm_core.context import ContextBase, check_context_options, check_learned_p
 from slm_core.context.batch import TokenBatch
 from slm_core.context.inputs import Held, add_held, chunks_of
 from slm_core.context.ledger import replay_plan
-from slm_core.context.payload import PIECE_BYTES
+from slm_core.context.payload import PIECE_BYTES, PayloadWriter
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidSnapshot, UnsupportedEdit
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.batchbuffers import BatchBuffers, Part, parts_of_a_kind
-from slm_llamacpp.memory import Memory, n_llama_sequences
+from slm_llamacpp.memory import Cells, Memory, n_llama_sequences
 from slm_llamacpp.options import Settings
 from slm_llamacpp.payload import BYTES_PER_NUMBER, GGML_TYPES, check_payload
 from slm_llamacpp.preflight import TOKENS_ALONE
@@ -193,8 +193,42 @@ class LlamaCppContext(ContextBase):
         """llama.cpp copies a whole sequence at once: the copy is here before the first piece is asked for."""
         self._sync(seq_id)
         self._rotate_keys()
-        cells = memoryview(self._memory.dump(seq_id)).cast("B")
-        return Pieces(len(cells), (cells[i : i + PIECE_BYTES] for i in range(0, len(cells), PIECE_BYTES)))
+        return _pieces(self._memory.dump(seq_id))
+
+    def _engine_export_tail(self, seq_id: int, start: int) -> Pieces:
+        self._sync(seq_id)
+        self._rotate_keys()
+        return _pieces(self._dumped_part(seq_id, start, self._ledger.length(seq_id)))
+
+    def _engine_tail_writer(self, seq_id: int, src: int, start: int, end: int, n_bytes: int) -> PayloadWriter:
+        def put(payload: bytes) -> None:
+            check_payload(payload, end - start, self._type_k, self._type_v, start)
+            self._sync(src)
+            self._memory.share(src, seq_id, start)
+            self._take_over(seq_id, payload, end)
+
+        return _JoinedWriter(put, lambda: self._memory.remove(seq_id, 0))
+
+    def _dumped_part(self, seq_id: int, start: int, end: int) -> Cells:
+        """The cells [start, end) of a sequence."""
+        memory, scratch = self._memory, self._memory.scratch
+        memory.share(seq_id, scratch, end, start=start)
+        try:
+            return memory.dump(scratch)
+        finally:
+            memory.remove(scratch, 0)
+
+    def _take_over(self, seq_id: int, cells: bytes | Cells, end: int) -> None:
+        """Let a sequence have cells that were dumped, as cells of its own, besides those that it holds.
+
+        Raises:
+            DecodeFailed: llama.cpp refuses them.
+        """
+        memory, scratch = self._memory, self._memory.scratch
+        if not memory.load(scratch, cells):
+            raise DecodeFailed("llama.cpp could not take in cells that were dumped")
+        memory.share(scratch, seq_id, end)
+        memory.remove(scratch, 0)
 
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
         check_payload(payload, n_tokens, self._type_k, self._type_v)
@@ -293,11 +327,7 @@ class LlamaCppContext(ContextBase):
         """
         memory, scratch = self._memory, self._memory.scratch
         self._rotate_keys()
-        memory.share(seq_id, scratch, shared_end, start=end)
-        try:
-            cells = memory.dump(scratch)
-        finally:
-            memory.remove(scratch, 0)
+        cells = self._dumped_part(seq_id, end, shared_end)
         if not memory.load(scratch, cells):
             raise DecodeFailed("llama.cpp could not copy the cells that another sequence shares")
         memory.remove(seq_id, start, shared_end)
@@ -321,6 +351,36 @@ class LlamaCppContext(ContextBase):
         if failure not in (0, _NO_ROOM):
             raise DecodeFailed(f"llama.cpp could not re-rotate keys (code {failure})")
         self._keys_lag = False
+
+
+def _pieces(cells: Cells) -> Pieces:
+    data = memoryview(cells).cast("B")
+    return Pieces(len(data), (data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)))
+
+
+class _JoinedWriter(PayloadWriter):
+    """Joins a payload, which llama.cpp takes as a whole.
+
+    Args:
+        put: takes it.
+        undo: takes it back.
+    """
+
+    def __init__(self, put: Callable[[bytes], None], undo: Callable[[], None]) -> None:
+        self._put, self._undo = put, undo
+        self._pieces: list[bytes] = []
+
+    def write(self, piece: memoryview) -> None:
+        """Keep it."""
+        self._pieces.append(bytes(piece))
+
+    def put(self) -> None:
+        """Check all of it, and hand it over."""
+        self._put(b"".join(self._pieces))
+
+    def undo(self) -> None:
+        """Forget the sequence."""
+        self._undo()
 
 
 def created(api: Any, model_pointer: int, params: Any, options: ContextOptions) -> int:

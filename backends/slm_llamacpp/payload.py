@@ -35,8 +35,8 @@ _MAX_LAYERS = 4096
 _BLOCK_BYTES = {KvType.Q8_0: 34, KvType.Q5_0: 22, KvType.Q4_0: 18}  # each begins with its float16 scale
 
 
-def check_payload(payload: bytes, n_tokens: int, type_k: KvType, type_v: KvType) -> None:
-    """Refuse a payload that is not the dump of one sequence of ``n_tokens`` cells.
+def check_payload(payload: bytes, n_tokens: int, type_k: KvType, type_v: KvType, start: int = 0) -> None:
+    """Refuse a payload that is not the dump of ``n_tokens`` cells of one sequence, from position ``start`` on.
 
     Raises:
         InvalidSnapshot: it is not; the message says where.
@@ -48,8 +48,11 @@ def check_payload(payload: bytes, n_tokens: int, type_k: KvType, type_v: KvType)
             f"the dump's KV payload holds {n_cells} cells in {n_streams} streams for {n_tokens} tokens"
         )
     cells = np.frombuffer(reader.take(n_cells * _CELL.itemsize), _CELL)
-    if not np.array_equal(np.sort(cells["position"]), np.arange(n_tokens)) or (cells["n_seq_ids"] != 1).any():
-        raise InvalidSnapshot("the positions of the dump's KV payload are not 0 to its length")
+    if (
+        not np.array_equal(np.sort(cells["position"]), np.arange(start, start + n_tokens))
+        or (cells["n_seq_ids"] != 1).any()
+    ):
+        raise InvalidSnapshot(f"the positions of the dump's KV payload are not {start} to {start + n_tokens - 1}")
     transposed, n_layers = reader.unpack(_LAYERS)
     if transposed > 1 or not 1 <= n_layers <= _MAX_LAYERS:
         raise InvalidSnapshot(f"the dump's KV payload has {n_layers} layers")

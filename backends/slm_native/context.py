@@ -145,6 +145,14 @@ class NativeContext(ContextBase):
     def _engine_export(self, seq_id: int) -> Pieces:
         return self._memory.export(seq_id, self._ledger.length(seq_id))
 
+    def _engine_export_tail(self, seq_id: int, start: int) -> Pieces:
+        return self._memory.export(seq_id, self._ledger.length(seq_id), start)
+
+    def _engine_tail_writer(self, seq_id: int, src: int, start: int, end: int, n_bytes: int) -> PayloadWriter:
+        writer = self._memory.writer(seq_id, end, n_bytes, lambda: self._edited(seq_id), (src, start))
+        assert writer is not None, "each window has room for every sequence"
+        return writer
+
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
         self._memory.check(n_tokens, payload)
 

@@ -203,12 +203,12 @@ class ContextMemory:
         if self._states is not None:
             self._states.drop(seq_id)
 
-    def export(self, seq_id: int, length: int) -> Pieces:
-        """The keys and values of a sequence, those in windows, then its state."""
-        parts = [self._pages.export(seq_id, length)]
+    def export(self, seq_id: int, length: int, start: int = 0) -> Pieces:
+        """The keys and values of a sequence from ``start`` on, all of those in windows, then its state."""
+        parts = [self._pages.export(seq_id, length, start)]
         parts += [cache.export(seq_id, length) for cache in self._windows.values()]
         parts += [] if self._states is None else [self._states.export(seq_id)]
-        return Pieces(SectionWriter(self._sections(length)).n_bytes, chain.from_iterable(parts))
+        return Pieces(SectionWriter(self._sections(length, start=start)).n_bytes, chain.from_iterable(parts))
 
     def check(self, length: int, payload: bytes) -> None:
         """Refuse what ``export`` never gave for a sequence of ``length`` tokens.
@@ -220,7 +220,9 @@ class ContextMemory:
         _check_size(checker, length, len(payload))
         checker.write(memoryview(payload))
 
-    def writer(self, seq_id: int, length: int, n_bytes: int, edited: Callable[[], None]) -> MemoryWriter | None:
+    def writer(
+        self, seq_id: int, length: int, n_bytes: int, edited: Callable[[], None], shared: tuple[int, int] | None = None
+    ) -> MemoryWriter | None:
         """What takes in a payload for a sequence; None where there are no pages besides those that sequences hold.
 
         Args:
@@ -228,18 +230,20 @@ class ContextMemory:
             length: its length then.
             n_bytes: of the payload.
             edited: called when the sequence holds something else.
+            shared: a sequence whose first tokens it shares, and how many; the payload has those after them.
 
         Raises:
             InvalidSnapshot: no payload of so many tokens has so many bytes.
         """
-        _check_size(SectionWriter(self._sections(length)), length, n_bytes)
-        pages = self._pages.free(length)
+        start = 0 if shared is None else shared[1]
+        _check_size(SectionWriter(self._sections(length, start=start)), length, n_bytes)
+        pages = self._pages.free(length) if shared is None else self._pages.continued(*shared, length)
         windows = {window: cache.free(length) for window, cache in self._windows.items()}
         held = {window: each for window, each in windows.items() if each is not None}
         if pages is None or len(held) < len(windows):
             return None
         parts: list[Array] = []
-        sections = self._sections(length, pages, held, parts)
+        sections = self._sections(length, pages, held, parts, start=start)
 
         def exchange() -> None:
             self._pages.put(seq_id, pages, 0)
@@ -270,6 +274,8 @@ class ContextMemory:
         pages: Pages | None = None,
         held: Mapping[int, Held] | None = None,
         parts: list[Array] | None = None,
+        *,
+        start: int = 0,
     ) -> list[Section]:
         """The sections of a payload: of pages, of each window's pages, and of states where there are some.
 
@@ -278,8 +284,9 @@ class ContextMemory:
             pages: where keys and values go; without, they are only checked.
             held: likewise in windows.
             parts: where the parts of states are appended.
+            start: the first token whose keys and values on pages it has.
         """
-        sections = self._pages.sections(pages, length)
+        sections = self._pages.sections(pages, length, start)
         for window, cache in self._windows.items():
             sections += cache.sections(None if held is None else held[window].pages, length)
         return sections if self._states is None else sections + self._states.sections([] if parts is None else parts)

@@ -108,13 +108,25 @@ class CellTable:
         """Let an empty sequence begin at an angle, and at index 0: a cut may have moved where it began before."""
         self._first_indices[seq_id], self._first_angles[seq_id] = 0, first_angle
 
-    def exchange(self, seq_id: int, first_angle: int, n: int) -> None:
-        """A sequence lets go of its cells, and holds the ``n`` after the used ones, its positions from 0 on."""
-        cells = np.arange(self.n_used, self.n_used + n)
-        self._indices[cells], self._turns[cells] = np.arange(n), 0
-        self._held[seq_id] = False
+    def exchange(self, seq_id: int, first_angle: int, n: int, shared: tuple[int, int] | None = None) -> None:
+        """A sequence lets go of its cells, and holds the ``n`` after the used ones.
+
+        Args:
+            seq_id: the sequence.
+            first_angle: of its place 0, where it shares nothing.
+            n: cells.
+            shared: a sequence whose first cells it holds, too, and how many, before the others.
+        """
+        cells, start = np.arange(self.n_used, self.n_used + n), 0
+        if shared is None:
+            self._held[seq_id] = False
+            self.begin(seq_id, first_angle)
+        else:
+            src, start = shared
+            self.fork(src, seq_id, start)
+        self._indices[cells] = self._first_indices[seq_id] + np.arange(start, start + n)
+        self._turns[cells] = 0
         self._held[seq_id, cells] = True
-        self.begin(seq_id, first_angle)
         self.n_used += n
 
     def holding(self, seq_id: int) -> Holding:

@@ -249,11 +249,14 @@ class OnnxContext(ContextBase):
             self._mrope_positions.forget(seq_id)
 
     def _engine_export(self, seq_id: int) -> Pieces:
+        return self._engine_export_tail(seq_id, 0)
+
+    def _engine_export_tail(self, seq_id: int, start: int) -> Pieces:
         self._moved(self._cells.due(np.array([seq_id])))
-        header, length = _FIRST_ANGLE.pack(self._cells.first_angle(seq_id)), self._ledger.length(seq_id)
+        header, n = _FIRST_ANGLE.pack(self._cells.first_angle(seq_id)), self._ledger.length(seq_id) - start
         # Other sequences may have the cells moved between two pieces.
-        pieces = self._transfer.read(lambda: self._cells.of(seq_id))
-        return Pieces(len(header) + length * self._cell_bytes, itertools.chain([header], pieces))
+        pieces = self._transfer.read(lambda: self._cells.of(seq_id)[start:])
+        return Pieces(len(header) + n * self._cell_bytes, itertools.chain([header], pieces))
 
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
         _first_angle(payload)
@@ -268,14 +271,32 @@ class OnnxContext(ContextBase):
         self._edited(seq_id)
 
     def _engine_writer(self, seq_id: int, n_tokens: int, n_bytes: int) -> PayloadWriter | None:
-        expected = _FIRST_ANGLE.size + n_tokens * self._cell_bytes
-        if n_bytes != expected:
-            raise InvalidSnapshot(f"the KV payload has {n_bytes} bytes, {n_tokens} tokens take {expected}")
+        self._check_size(n_tokens, n_bytes)
         if n_tokens > self._cells.n_cells - self._cells.n_used + self._cells.n_idle:
             return None
         self._make_room(n_tokens)
         sections = self._transfer.sections(self._cells.n_used, n_tokens)
         return None if sections is None else CellWriter(self._cells, seq_id, n_tokens, sections, self._edited)
+
+    def _engine_tail_writer(self, seq_id: int, src: int, start: int, end: int, n_bytes: int) -> PayloadWriter:
+        n = end - start
+        self._check_size(n, n_bytes)
+        self._make_room(n)
+        first = self._cells.n_used
+        sections, write = self._transfer.sections(first, n), None
+        if sections is None:
+            payload = bytearray()
+            sections = [Section(n * self._cell_bytes, 1, lambda _, data: payload.extend(data))]
+
+            def write() -> None:
+                self._transfer.write(first, self._planes(n, _FIRST_ANGLE.pack(0) + payload))
+
+        return CellWriter(self._cells, seq_id, n, sections, self._edited, (src, start), write)
+
+    def _check_size(self, n_tokens: int, n_bytes: int) -> None:
+        expected = _FIRST_ANGLE.size + n_tokens * self._cell_bytes
+        if n_bytes != expected:
+            raise InvalidSnapshot(f"the KV payload has {n_bytes} bytes, {n_tokens} tokens take {expected}")
 
     @property
     def _cell_bytes(self) -> int:
@@ -310,6 +331,8 @@ class CellWriter(PayloadWriter):
         n_tokens: its length then.
         sections: what takes in keys and values.
         edited: called with the sequence when it holds something else.
+        shared: a sequence whose first positions it shares, and how many; the payload has ``n_tokens`` after those.
+        write: called when all has come, where ``sections`` only keep it.
     """
 
     def __init__(
@@ -319,8 +342,11 @@ class CellWriter(PayloadWriter):
         n_tokens: int,
         sections: Sequence[Section],
         edited: Callable[[int], None],
+        shared: tuple[int, int] | None = None,
+        write: Callable[[], None] | None = None,
     ) -> None:
         self._cells, self._seq_id, self._n_tokens, self._edited = cells, seq_id, n_tokens, edited
+        self._shared, self._write = shared, write
         self._first_angle = 0
         header = Section(1, _FIRST_ANGLE.size, self._read_header)
         self._sections = SectionWriter([header, *sections])
@@ -333,7 +359,11 @@ class CellWriter(PayloadWriter):
     def put(self) -> None:
         """Exchange the cells."""
         self._sections.check_whole()
-        self._cells.exchange(self._seq_id, self._first_angle, self._n_tokens)
+        if self._shared is not None and self._first_angle != self._cells.first_angle(self._shared[0]):
+            raise InvalidSnapshot("sequences of the dump that share keys have them at different angles")
+        if self._write is not None:
+            self._write()
+        self._cells.exchange(self._seq_id, self._first_angle, self._n_tokens, self._shared)
         self._edited(self._seq_id)
 
     def undo(self) -> None:

@@ -21,6 +21,7 @@ from slm_core.context.checks import Checks, Declaration, check_context_options, 
 from slm_core.context.inputs import (
     Held,
     add_held,
+    ahead_of,
     all_ahead_of,
     batch_inputs,
     chunks_of,
@@ -28,9 +29,9 @@ from slm_core.context.inputs import (
     rows_of,
     token_ids,
 )
-from slm_core.context.ledger import Ledger, replay_plan
+from slm_core.context.ledger import Ledger, replay_plan, tail_edits
 from slm_core.context.payload import DumpParts, PayloadWriter
-from slm_core.context.snapshot import PayloadHeader, SequenceSnapshot
+from slm_core.context.snapshot import Edit, PayloadHeader, SequenceSnapshot, Share, read_shares
 from slm_core.errors import (
     ContextBusy,
     ContextClosed,
@@ -38,6 +39,7 @@ from slm_core.errors import (
     InvalidOption,
     InvalidPosition,
     InvalidSequence,
+    InvalidSnapshot,
     SequenceChanged,
     UnsupportedOutput,
 )
@@ -200,6 +202,21 @@ class ContextBase(Closing):
     @abc.abstractmethod
     def _engine_drop(self, seq_id: int) -> None:
         """Forget a sequence."""
+
+    def _engine_export_tail(self, seq_id: int, start: int) -> Pieces | None:
+        """The KV payload of a sequence from position ``start`` on, 0 < start < its length, for ``_engine_tail_writer``.
+
+        None where the engine gives whole sequences alone.
+        """
+        return None
+
+    def _engine_tail_writer(self, seq_id: int, src: int, start: int, end: int, n_bytes: int) -> PayloadWriter:
+        """What takes in such a payload for an empty sequence, which shares ``start`` positions with ``src`` then.
+
+        Raises:
+            InvalidSnapshot: a payload of this format does not have so many bytes.
+        """
+        raise InvalidSnapshot(f"the backend {self._declared.backend} gives no payloads of parts of sequences")
 
     @abc.abstractmethod
     def _engine_export(self, seq_id: int) -> bytes | Pieces:
@@ -438,6 +455,36 @@ class ContextBase(Closing):
                 self._replace(seq_id, snapshot, received.payload())
         return Pos(seq_id, len(snapshot.tokens))
 
+    def dump_context(self, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
+        """All sequences in one dump, in parts; what sequences share is in it once."""
+        with self._call():
+            check_part_bytes(part_bytes)
+            seq_ids = [seq_id for seq_id in range(self.n_seq_max) if self._ledger.length(seq_id)]
+            parts = pack_parts("context", *self._context_sections(seq_ids), part_bytes)
+            revisions = {seq_id: self._ledger.revision(seq_id) for seq_id in seq_ids}
+            dump = DumpParts(parts, lambda: self._unchanged(revisions))
+            self._dumps.add(dump)
+        return dump
+
+    def restore_context(self, parts: Iterable[bytes]) -> None:
+        """Fill the empty context with all sequences of another."""
+        with self._call():
+            for seq_id in range(self.n_seq_max):
+                if self._ledger.length(seq_id):
+                    raise InvalidSequence(
+                        f"sequence {seq_id} holds tokens (accepted: a context that holds none)", seq_id=seq_id
+                    )
+            try:
+                incoming = Incoming("context", parts)
+                with incoming.refusals():
+                    for share in read_shares(incoming):
+                        self._restore_share(share, incoming)
+                    incoming.finish()
+            except BaseException:
+                for seq_id in range(self.n_seq_max):
+                    self._drop(seq_id)
+                raise
+
     def close(self) -> None:
         """Free the memory now. Twice is fine."""
         if not self._lock.acquire(blocking=False):
@@ -523,6 +570,95 @@ class ContextBase(Closing):
             lambda header: self._engine_writer(seq_id, header.end, header.n_bytes),
         )
 
+    def _context_sections(self, seq_ids: Sequence[int]) -> tuple[dict[str, object], list[bytes | Pieces]]:
+        """Of all sequences: what describes them, and their sections; each has what none before it has."""
+        shares: list[object] = []
+        sections: list[bytes | Pieces] = []
+        for i, seq_id in enumerate(seq_ids):
+            start, src = max(((self._ledger.n_shared(seq_id, src), src) for src in seq_ids[:i]), default=(0, 0))
+            start, payload = self._tail_payload(seq_id, start)
+            snapshot = self._snapshot(seq_id, start)
+            of = snapshot.sections(payload)
+            shares.append([seq_id, src if start else seq_id, start, len(of), snapshot.meta()])
+            sections += of
+        return {"sequences": shares}, sections
+
+    def _tail_payload(self, seq_id: int, start: int) -> tuple[int, bytes | Pieces]:
+        """How much of what a sequence shares stays out of a dump, and the payload of the rest."""
+        held, edits = self._ledger.inputs(seq_id), self._ledger.edits(seq_id)
+        if start == len(held):
+            return start, b""
+        if Capability.KV_PAYLOAD in self._declared.capabilities and start:
+            tail = self._engine_export_tail(seq_id, start)
+            if tail is not None:
+                return start, tail
+        if start and tail_edits(edits, start) is not None and not ahead_of(held[start - 1]):
+            return start, b""
+        return 0, self._exported(seq_id)
+
+    def _restore_share(self, share: Share, incoming: Incoming) -> None:
+        """Fill an empty sequence with what comes next in a dump of a context, and what it shares."""
+        seq_id, src, start = self._checks.sequence(share.seq_id), share.src, share.start
+        if self._ledger.length(seq_id) or start > (self._ledger.length(src) if start else 0):
+            raise InvalidSnapshot("the dump's sequences share what is not there")
+        n_free = self._ledger.n_free
+        received = _Receiver(
+            self._declared.fits_payload,
+            lambda header: header.fingerprint == self._declared.fingerprint and header.end - start <= n_free,
+            lambda header: self._share_writer(share, header),
+        )
+        tail = SequenceSnapshot.read(share.meta, incoming, share.sections, received.begin, start)
+        before = self._ledger.inputs(src)[:start] if start else []
+        snapshot = tail.after(before)
+        self._check_dumped_inputs(snapshot)
+        self._checks.room(len(tail.tokens), seq_id)
+        if received.writer is not None:
+            try:
+                received.writer.put()
+                if start:
+                    self._ledger.fork(src, seq_id, start)
+                self._ledger.append(seq_id, tail.held())
+                self._ledger.set_edits(seq_id, snapshot.edits)
+            except BaseException:
+                received.writer.undo()
+                self._ledger.drop(seq_id)
+                raise
+        elif start == 0:
+            payload = received.payload()
+            if payload:
+                self._engine_check_payload(len(snapshot.tokens), payload)
+            else:
+                self._check_replay(seq_id, snapshot.held(), snapshot.edits)
+            self._fill(seq_id, snapshot, payload)
+        else:
+            self._replay_share(share, snapshot)
+
+    def _share_writer(self, share: Share, header: PayloadHeader) -> PayloadWriter | None:
+        if share.start == 0:
+            return self._engine_writer(share.seq_id, header.end, header.n_bytes)
+        return self._engine_tail_writer(share.seq_id, share.src, share.start, header.end, header.n_bytes)
+
+    def _replay_share(self, share: Share, snapshot: SequenceSnapshot) -> None:
+        """Fork what is shared, and decode the rest again; decode all of it where the rest cannot go by itself."""
+        seq_id, start, held = share.seq_id, share.start, snapshot.held()
+        edits = tail_edits(snapshot.edits, start)
+        cannot_fork = self.edit_level < EditLevel.TRUNCATE and start < self._ledger.length(share.src)
+        if edits is None or cannot_fork or ahead_of(held[start - 1]):
+            self._check_replay(seq_id, held, snapshot.edits)
+            self._fill(seq_id, snapshot, b"")
+            return
+        n_copied = self._n_copied_by_fork(share.src, start)
+        self._checks.room(self._ledger.fork_cost(start, n_copied), seq_id)
+        self._engine_fork(share.src, seq_id, start)
+        self._ledger.fork(share.src, seq_id, start, n_copied)
+        self._check_replay(seq_id, held[start:], edits)
+        self._replay_after(seq_id, held[start:], edits)
+
+    def _check_replay(self, seq_id: int, inputs: Sequence[Held], edits: Sequence[Edit]) -> None:
+        if edits:
+            self._checks.level(EditLevel.CUT)
+        self._checks.room(replay_plan(inputs, edits)[1], seq_id)
+
     def _packed(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
         """A dump in parts, which are made in calls to come."""
         snapshot = self._snapshot(seq_id)
@@ -533,9 +669,9 @@ class ContextBase(Closing):
         has_payload = Capability.KV_PAYLOAD in self._declared.capabilities and self._ledger.length(seq_id) > 0
         return self._engine_export(seq_id) if has_payload else b""
 
-    def _snapshot(self, seq_id: int) -> SequenceSnapshot:
-        """What a dump holds besides the payload."""
-        held = self._ledger.inputs(seq_id)
+    def _snapshot(self, seq_id: int, start: int = 0) -> SequenceSnapshot:
+        """What a dump holds besides the payload, of the inputs from ``start`` on."""
+        held = self._ledger.inputs(seq_id)[start:]
         return SequenceSnapshot(
             self._declared.backend,
             self._declared.payload_format,
@@ -581,11 +717,16 @@ class ContextBase(Closing):
             self._ledger.append(seq_id, snapshot.held())
             self._ledger.set_edits(seq_id, snapshot.edits)
             return
-        runs, _ = replay_plan(snapshot.held(), snapshot.edits)
-        for run, edit in zip(runs, (*snapshot.edits, None), strict=True):
+        self._replay_after(seq_id, snapshot.held(), snapshot.edits)
+
+    def _replay_after(self, seq_id: int, inputs: Sequence[Held], edits: Sequence[Edit]) -> None:
+        """Decode inputs after what a sequence holds, and make the edits, whose positions count from there."""
+        first = self._ledger.length(seq_id)
+        runs, _ = replay_plan(inputs, edits)
+        for run, edit in zip(runs, (*edits, None), strict=True):
             self._decode_run(seq_id, run)
             if edit is not None:
-                self._cut(seq_id, edit.start, edit.end)
+                self._cut(seq_id, first + edit.start, first + edit.end)
 
     def _decode_run(self, seq_id: int, inputs: Sequence[Held]) -> None:
         batch = TokenBatch(self.n_batch)

@@ -108,6 +108,15 @@ class Ledger:
         self._n_untouched, self._n_touched = state.n_untouched, state.n_touched
         self._released, self._revisions = list(state.released), list(state.revisions)
 
+    def n_shared(self, seq_id: int, other: int) -> int:
+        """First cells that two sequences have in common."""
+        cells, others = self._sequences[seq_id].cells, self._sequences[other].cells
+        n = min(len(cells), len(others))
+        if n == 0 or cells[0] != others[0]:
+            return 0
+        differ = np.flatnonzero(np.array(cells[:n]) != np.array(others[:n]))
+        return int(differ[0]) if len(differ) else n
+
     def n_exclusive(self, seq_id: int) -> int:
         """Cells that dropping the sequence would free."""
         return int(np.count_nonzero(self._references[self._sequences[seq_id].cells] == 1))
@@ -218,6 +227,20 @@ def truncated_edits(edits: Sequence[Edit], length: int) -> list[Edit]:
         length += len(edit.removed)
         kept.append(Edit(edit.start, edit.removed, min(edit.length_before, length)))
     return kept[::-1]
+
+
+def tail_edits(edits: Sequence[Edit], start: int) -> list[Edit] | None:
+    """The edits that were made at or after ``start``, counted from there.
+
+    None where positions from ``start`` on were decoded before an edit in front of them: what they hold depends on what
+    was removed, so they cannot be decoded by themselves.
+    """
+    before = truncated_edits(edits, start)
+    later = edits[len(before) :]
+    made_before = [(edit.start, edit.length_before) for edit in edits[: len(before)]]
+    if made_before != [(edit.start, edit.length_before) for edit in before] or any(e.start < start for e in later):
+        return None
+    return [Edit(edit.start - start, edit.removed, edit.length_before - start) for edit in later]
 
 
 def replay_plan(inputs: Sequence[Held], edits: Sequence[Edit]) -> tuple[list[list[Held]], int]:

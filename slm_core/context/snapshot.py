@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -17,8 +17,10 @@ from slm_core.context.inputs import (
     NO_ROWS,
     Held,
     ahead_of,
+    all_ahead_of,
     held_inputs,
     offset_of,
+    offsets_of,
     row_of,
     rows_of,
     token_ids,
@@ -172,6 +174,17 @@ class SequenceSnapshot:
         more = [b"".join(incoming.section(i)) for i in which[3:]]
         return cls._of(meta, [tokens, removed, b"", *more], start)
 
+    def after(self, before: Sequence[Held]) -> SequenceSnapshot:
+        """The whole sequence, of which this is what comes after other inputs."""
+        held = [*before, *self.held()]
+        return replace(
+            self,
+            tokens=np.array(token_ids(held), np.int32),
+            rows=rows_of(held),
+            ahead=all_ahead_of(held),
+            offsets=offsets_of(held),
+        )
+
     @classmethod
     def _of(cls, meta: Mapping[str, object], sections: Sequence[bytes], start: int = 0) -> Self:
         tokens, removed = _tokens(sections[0]), _tokens(sections[1])
@@ -198,6 +211,44 @@ def _check_shape(meta: Mapping[str, object], n_sections: int) -> None:
     known = set(meta) == {*_NAMES, "edits"} and all(isinstance(meta[n], str) for n in _NAMES)
     if not known or n_sections not in (3, 4, 5, 6):
         raise InvalidSnapshot("the dump of a sequence lacks a part")
+
+
+class Share(NamedTuple):
+    """A sequence in the dump of a context.
+
+    Attributes:
+        seq_id: the sequence.
+        src: the sequence whose first positions it shares; itself where it shares none.
+        start: how many it shares.
+        sections: its sections in the container.
+        meta: what describes them.
+    """
+
+    seq_id: int
+    src: int
+    start: int
+    sections: range
+    meta: Mapping[str, object]
+
+
+def read_shares(incoming: Incoming) -> list[Share]:
+    """The sequences in the dump of a context, in order.
+
+    Raises:
+        InvalidSnapshot: no context has such sequences.
+    """
+    rows, shares, n_sections = incoming.meta.get("sequences"), list[Share](), 0
+    for row in rows if isinstance(rows, list) else [None]:
+        if not isinstance(row, list) or len(row) != 5 or not all(is_count(n) for n in row[:4]):
+            raise InvalidSnapshot("the dump's list of sequences is malformed")
+        seq_id, src, start, n, meta = row
+        if not isinstance(meta, dict) or (start > 0) != (src in {share.seq_id for share in shares}):
+            raise InvalidSnapshot("the dump's list of sequences is malformed")
+        shares.append(Share(seq_id, src, start, range(n_sections, n_sections + n), meta))
+        n_sections += n
+    if n_sections != len(incoming.lengths):
+        raise InvalidSnapshot("the dump's list of sequences contradicts its sections")
+    return shares
 
 
 def _integers(kept: NDArray[np.int32] | Sequence[object], removed: Iterable[object]) -> bytes:

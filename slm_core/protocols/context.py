@@ -205,6 +205,24 @@ class Context(Protocol):
         """
         ...
 
+    def dump_context(self, part_bytes: int = 8 << 20) -> Iterator[bytes]:
+        """The whole state of all sequences, in parts as ``dump_parts``; what sequences share is in it once.
+
+        Raises:
+            InvalidOption: ``part_bytes`` is not 1 to 8 MiB.
+            SequenceChanged, ContextClosed: of a part, as in ``dump_parts``.
+        """
+        ...
+
+    def restore_context(self, parts: Iterable[bytes]) -> None:
+        """Fill an empty context with the sequences of another; what they shared, they share again.
+
+        Raises:
+            InvalidSequence: the context holds tokens, or does not have a sequence of the dump.
+            InvalidSnapshot, SnapshotMismatch, ContextFull: as ``restore_parts``; the context is empty as before.
+        """
+        ...
+
     def close(self) -> None:
         """Free the memory now. Twice is fine."""
         ...

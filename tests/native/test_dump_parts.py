@@ -68,3 +68,34 @@ def test_parts_take_a_few_parts_of_memory(model, tmp_path):
         assert other.dump(1) == context.dump(0) == data
         assert peak_of(lambda: other.restore(0, data)) < MOST, "the bytes of a dump are not copied"
         assert other.tokens(0) == other.tokens(1) == context.tokens(0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_context_comes_back_page_by_page(tmp_path, seed):
+    """Forks, cuts and truncates as they come: every sequence has the dump that it had, in as much room."""
+    rng = np.random.default_rng(seed)
+    path = make_tiny_model("llama", "f32").write(tmp_path / "m.gguf")
+    options = ContextOptions(700, 5, 128, KvType.F16, KvType.F16)
+    with NativeBackend().load(path, ModelOptions()) as model, model.new_context(options) as context:
+        for _ in range(30):
+            seq_id = int(rng.integers(5))
+            length = context.length(seq_id)
+            places = sorted(rng.integers(length + 1, size=2).tolist())
+            empty = [i for i in range(5) if not context.length(i)]
+            match int(rng.integers(5)):
+                case 0 | 1 if context.n_free > 100:
+                    batch = context.new_batch()
+                    batch.extend(rng.integers(200, size=int(rng.integers(1, 90))), Pos(seq_id, length))
+                    context.decode(batch)
+                case 2 if empty and length:
+                    context.fork(seq_id, empty[0], places[1])
+                case 3 if context.n_free > 200:
+                    context.cut(Pos(seq_id, places[0]), Pos(seq_id, places[1]))
+                case 4:
+                    context.truncate(Pos(seq_id, places[1]))
+        with model.new_context(options) as other:
+            other.restore_context(context.dump_context(1000))
+            assert other.n_free == context.n_free
+            for seq_id in range(5):
+                assert other.dump(seq_id) == context.dump(seq_id)
+                assert other.n_exclusive(seq_id) == context.n_exclusive(seq_id)

@@ -145,18 +145,26 @@ class PagedKvCache:
         """Forget a sequence."""
         self._tables = self._tables.replaced({seq_id: ()})
 
-    def export(self, seq_id: int, length: int) -> Iterator[bytes]:
-        """The keys and values of a sequence, in pieces: each plane [length, L, K, W], those of the keys first."""
-        return self._stores.export(self._tables[seq_id], np.arange(length))
+    def export(self, seq_id: int, length: int, start: int = 0) -> Iterator[bytes]:
+        """Keys and values of a sequence, in pieces: each plane [length - start, L, K, W], those of the keys first."""
+        return self._stores.export(self._tables[seq_id], np.arange(start, length))
 
     def free(self, length: int) -> Pages | None:
         """Pages for so many tokens, which no sequence holds; None where there are not so many."""
         n = n_pages_of(length)
         return tuple(self._tables.free(n)) if n <= self._tables.n_free else None
 
-    def sections(self, pages: Pages | None, length: int) -> list[Section]:
+    def continued(self, src: int, start: int, length: int) -> Pages:
+        """Pages for a sequence that shares its first ``start`` tokens with ``src``; the last page is copied."""
+        kept = self._tables[src][: start // PAGE_TOKENS]
+        fresh = self._tables.free(n_pages_of(length) - len(kept))
+        if start % PAGE_TOKENS:
+            self._stores.copy([self._tables[src][len(kept)]], fresh[:1])
+        return (*kept, *fresh)
+
+    def sections(self, pages: Pages | None, length: int, start: int = 0) -> list[Section]:
         """What takes in what ``export`` gave, on pages that no sequence holds; without pages it is only checked."""
-        return self._stores.sections(pages, np.arange(length))
+        return self._stores.sections(pages, np.arange(start, length))
 
     def set_tables(self, tables: PageTables) -> None:
         """Every sequence holds what it held when ``tables`` were those of this cache."""

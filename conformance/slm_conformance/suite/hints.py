@@ -22,6 +22,8 @@ HINTS = MappingProxyType(
         " rows of a batch of many sequences",
         "TestConstraints": "`Vocab.token_bytes`, `encode` and `eog_ids`, of which grammars are made; then the rows of a"
         " batch in which all tokens ask for logits: what a constraint forces is decoded ahead",
+        "TestContextDumps": "the fork scenarios and those of dumps first; then what a restore makes of positions that"
+        " sequences share: a fork, and what comes after it",
         "TestCut": "the rotation of keys that move (direction, frequencies, pairs side by side or half a head apart),"
         " and whether cells that a fork shares are copied before they are rotated",
         "TestDeclarations": "what the context declares as edit level and capabilities, and whether a call beyond it"

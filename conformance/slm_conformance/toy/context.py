@@ -9,12 +9,12 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 import numpy as np
 
 from slm_conformance.toy.engine import Array, Cell, Step, ToyEngine
-from slm_core.container import PART_BYTES
+from slm_core.container import PART_BYTES, pack, unpack
 from slm_core.context.batch import TokenBatch
 from slm_core.context.checks import check_part_bytes
 from slm_core.context.inputs import (
@@ -287,6 +287,43 @@ class ToyContext:
                 raise InvalidSnapshot(f"a part of a dump is {type(part).__name__} (accepted: bytes)")
             joined += part
         return self.restore(seq_id, joined)
+
+    def dump_context(self, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
+        """The dump of each sequence, and which cells are the same."""
+        check_part_bytes(part_bytes)
+        seq_ids = [seq_id for seq_id in range(self.n_seq_max) if self.length(seq_id)]
+        places = {id(cell): (i, j) for i in reversed(seq_ids) for j, cell in enumerate(self.cells[i])}
+        same = [[seq_id, [places[id(cell)] for cell in self.cells[seq_id]]] for seq_id in seq_ids]
+        data = pack("toy context", {"cells": same}, [self.dump(seq_id) for seq_id in seq_ids])
+        cells, parts = list(self.cells), (data[at : at + part_bytes] for at in range(0, len(data), part_bytes))
+        return DumpParts(parts, lambda: self._all_unchanged(cells))
+
+    @contextmanager
+    def _all_unchanged(self, cells: list[list[Cell]]) -> Iterator[None]:
+        with self._call():
+            for seq_id, (before, now) in enumerate(zip(cells, self.cells, strict=True)):
+                if before is not now:
+                    raise SequenceChanged(f"sequence {seq_id} was changed since the dump began", seq_id=seq_id)
+            yield
+
+    def restore_context(self, parts: Iterable[bytes]) -> None:
+        """Restore each sequence, and exchange cells that are the same."""
+        taken = next((seq_id for seq_id in range(self.n_seq_max) if self.length(seq_id)), None)
+        if taken is not None:
+            raise InvalidSequence(f"sequence {taken} holds tokens (accepted: an empty context)", seq_id=taken)
+        meta, dumps = unpack("toy context", b"".join(parts))
+        n_ctx, self.n_ctx = self.n_ctx, 2**62  # until what is shared is shared again
+        try:
+            for (seq_id, same), data in zip(cast("list[Any]", meta["cells"]), dumps, strict=True):
+                self.restore(seq_id, data)
+                self.cells[seq_id] = [self.cells[i][j] for i, j in same]
+            if self.n_free < 2**62 - n_ctx:
+                raise ContextFull(2**62 - self.n_free, n_ctx)
+        except BaseException:
+            self.clear()
+            raise
+        finally:
+            self.n_ctx = n_ctx
 
     def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
         """Cells from a payload of this format."""

@@ -6,6 +6,7 @@ from slm_conformance.suite.scenarios.bidirectional_blocks import TestBidirection
 from slm_conformance.suite.scenarios.chats import TestChat, TestMeaning, TestOracle
 from slm_conformance.suite.scenarios.completions import TestCompletions
 from slm_conformance.suite.scenarios.constraints import TestConstraints
+from slm_conformance.suite.scenarios.context_dumps import TestContextDumps
 from slm_conformance.suite.scenarios.cut import TestCut
 from slm_conformance.suite.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
 from slm_conformance.suite.scenarios.device_sampling import TestDeviceSampling
@@ -42,6 +43,7 @@ __all__ = [
     "TestClose",
     "TestCompletions",
     "TestConstraints",
+    "TestContextDumps",
     "TestCut",
     "TestDeclarations",
     "TestDecode",

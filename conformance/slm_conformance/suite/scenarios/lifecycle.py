@@ -67,7 +67,9 @@ class TestClose(Scenarios):
             "clear": lambda: context.clear(),
             "dump": lambda: context.dump(0),
             "dump_parts": lambda: context.dump_parts(0),
+            "dump_context": lambda: context.dump_context(),
             "restore": lambda: context.restore(0, data),
+            "restore_context": lambda: context.restore_context([]),
             "restore_parts": lambda: context.restore_parts(0, [data]),
         }
         if bench.edit_level >= EditLevel.TRUNCATE:
