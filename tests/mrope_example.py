@@ -1,4 +1,4 @@
-"""Text with an image and a video in it, and what transformers makes of it, which is told where each token stands."""
+"""Text with an image and a video, and the logits of transformers for its M-RoPE positions."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ KINDS = {
     "qwen3vl": ("qwen3_vl", "Qwen3VL"),
     "qwen3vlmoe": ("qwen3_vl_moe", "Qwen3VLMoe"),
 }
-"""Families, and what their modules and classes in transformers are called."""
-GRIDS = {20: (1, 4, 6), 60: (3, 2, 3)}  # where an image begins, and a video: frames, rows, columns
+"""Families, and their modules and classes in transformers."""
+IMAGES = {20: (1, 4, 6), 60: (3, 2, 3)}  # the first position of an image and of a video: frames, rows, columns
 N = 100
 
 
 class Example(NamedTuple):
-    """Text with an image and a video in it.
+    """Text with an image and a video.
 
     Attributes:
         path: the file.
-        tokens: ids [T], ``EMBEDDED`` where a row stands.
-        rows: [T, E], of which those are used.
-        offsets: [T, 3], each from the start of its image.
+        tokens: ids [T], ``EMBEDDED`` for embedding rows.
+        rows: embedding rows [T, E], used where the token is ``EMBEDDED``.
+        offsets: M-RoPE offsets [T, 3] from the start of the image.
         expected: logits of transformers [T, V].
     """
 
@@ -43,29 +43,29 @@ class Example(NamedTuple):
     expected: Rows
 
 
-def make_example(folder: Path, family: str, given: Sequence[int]) -> Example:
-    """An example of ``KINDS``, with these tokens [N] where there are no rows."""
+def make_example(folder: Path, family: str, text: Sequence[int]) -> Example:
+    """An example of ``KINDS``; ``text`` [N] has the tokens outside the images."""
     subject = make_subject(folder, family)
-    tokens, offsets, places = list(given), np.zeros((N, 3), np.int32), np.empty((0, 3), np.int64)
-    for begin, shape in GRIDS.items():
-        grid = np.stack(np.indices(shape), -1).reshape(-1, 3)
-        end = begin + len(grid)
-        places = with_text(places, begin)
-        places = np.concatenate([places, places.max() + 1 + grid])
-        offsets[begin:end], tokens[begin:end] = grid, [EMBEDDED] * len(grid)
+    tokens, offsets, positions = list(text), np.zeros((N, 3), np.int32), np.empty((0, 3), np.int64)
+    for begin, shape in IMAGES.items():
+        patches = np.stack(np.indices(shape), -1).reshape(-1, 3)
+        end = begin + len(patches)
+        positions = with_text(positions, begin)
+        positions = np.concatenate([positions, positions.max() + 1 + patches])
+        offsets[begin:end], tokens[begin:end] = patches, [EMBEDDED] * len(patches)
     rows = np.random.default_rng(8).standard_normal((N, subject.model.config.hidden_size)).astype(np.float32)
-    expected = transformers_logits(subject.model, family, tokens, rows, with_text(places, N))
+    expected = transformers_logits(subject.model, family, tokens, rows, with_text(positions, N))
     return Example(subject.path, tokens, rows, offsets, expected)
 
 
-def with_text(places: Rows, n: int) -> Rows:
-    """Text up to ``n`` tokens, behind the furthest of all."""
-    first = places.max(initial=-1) + 1
-    return np.concatenate([places, np.repeat(np.arange(first, first + n - len(places)), 3).reshape(-1, 3)])
+def with_text(positions: Rows, n: int) -> Rows:
+    """Positions continued by text up to ``n`` tokens; text begins after the highest position so far."""
+    first = positions.max(initial=-1) + 1
+    return np.concatenate([positions, np.repeat(np.arange(first, first + n - len(positions)), 3).reshape(-1, 3)])
 
 
-def transformers_logits(model: Any, family: str, tokens: Sequence[int], rows: Rows, places: Rows) -> Rows:
-    """Of the text model that sees images, with the weights of the one that does not."""
+def transformers_logits(model: Any, family: str, tokens: Sequence[int], rows: Rows, positions: Rows) -> Rows:
+    """Logits of the vision-language model's text model, with the weights of the text-only model."""
     module, kind = KINDS[family]
     stated = model.config.to_dict() | {"model_type": None}
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": SECTIONS, "mrope_interleaved": True}
@@ -74,26 +74,28 @@ def transformers_logits(model: Any, family: str, tokens: Sequence[int], rows: Ro
     text = getattr(getattr(transformers.models, module), f"{kind}TextModel")(config).eval()
     text.load_state_dict(model.model.state_dict())
     x = torch.from_numpy(rows.copy())
-    given = torch.tensor(tokens) != EMBEDDED
-    x[given] = model.model.embed_tokens.weight.detach()[torch.tensor(tokens)[given]]
+    is_text = torch.tensor(tokens) != EMBEDDED
+    x[is_text] = model.model.embed_tokens.weight.detach()[torch.tensor(tokens)[is_text]]
     with torch.inference_mode():
-        states = text(inputs_embeds=x[None], position_ids=torch.from_numpy(places.T.copy())[:, None]).last_hidden_state
+        states = text(
+            inputs_embeds=x[None], position_ids=torch.from_numpy(positions.T.copy())[:, None]
+        ).last_hidden_state
         logits: Rows = model.lm_head(states)[0].numpy()
     return logits
 
 
 def feed(context: Context, example: Example, start: int, stop: int, seq_id: int = 0) -> Rows:
-    """Decode a part; images that begin before it go on."""
+    """Decode the inputs [start, stop); images that begin before ``start`` continue."""
     batch, at = context.new_batch(), start
     while at < stop:
-        grid = next((begin for begin, shape in GRIDS.items() if begin <= at < begin + np.prod(shape)), None)
-        if grid is None:
-            end = min([stop, *(begin for begin in GRIDS if begin > at)])
+        image = next((begin for begin, shape in IMAGES.items() if begin <= at < begin + np.prod(shape)), None)
+        if image is None:
+            end = min([stop, *(begin for begin in IMAGES if begin > at)])
             batch.extend(example.tokens[at:end], Pos(seq_id, at), logits="all")
         else:
-            end = min(stop, grid + int(np.prod(GRIDS[grid])))
-            passed = example.offsets[grid:at].max(initial=-1) + 1
-            offsets = example.offsets[at:end] - passed
+            end = min(stop, image + int(np.prod(IMAGES[image])))
+            n_positions = example.offsets[image:at].max(initial=-1) + 1
+            offsets = example.offsets[at:end] - n_positions
             batch.add_embeddings(example.rows[at:end], Pos(seq_id, at), offsets=offsets, logits="all")
         at = end
     return context.decode(batch).copy()

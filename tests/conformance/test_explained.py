@@ -64,7 +64,7 @@ def test_a_script_defines_all_that_it_uses(name: str) -> None:
 
 def test_a_script_begins_with_what_the_scenario_proves() -> None:
     text = re.sub(r"\n# ", " ", explain("TestCut::test_of_a_span", TOY))
-    assert text.startswith("# TestCut::test_of_a_span. Clause 4: at the head, in the middle")
+    assert text.startswith("# TestCut::test_of_a_span. Clause 4: a cut at the head, a cut in the middle")
     assert "Where to look: the rotation of keys that move" in text
 
 

@@ -1,4 +1,4 @@
-"""Toys whose spans are none, are forgotten in part, or are lost on the way."""
+"""Mutants that run bidirectional blocks causally, forget a part of one, or lose them in dumps."""
 
 from __future__ import annotations
 
@@ -17,83 +17,83 @@ from slm_core.types import Capability
 
 
 class CausalContext(ToyContext):
-    """Runs some spans as if they were none; what is held says otherwise."""
+    """Runs some bidirectional blocks causally, and holds them as bidirectional."""
 
     def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
-        """Whether a span is run so."""
+        """Whether a block is run causally."""
         raise NotImplementedError
 
-    def _ran_span(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
+    def _ran_block(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
         if not self.is_causal(inputs, cells):
-            return super()._ran_span(inputs, cells, rows)
-        made: list[Cell] = []
+            return super()._ran_block(inputs, cells, rows)
+        block: list[Cell] = []
         for token, row in zip(inputs, rows, strict=True):
-            made += super()._ran_span([token], [*cells, *made], row[None])
-        return made
+            block += super()._ran_block([token], [*cells, *block], row[None])
+        return block
 
 
 @mutant("TestBidirectionalBlocks::test_as_declared")
 class BlocksAreMissing(ToyContext):
-    """Spans are not declared, and giving some raises what Python raises."""
+    """Bidirectional blocks are not declared, and a batch with one raises ``NotImplementedError``."""
 
     capabilities = ToyContext.capabilities - {Capability.BIDIRECTIONAL_BLOCKS}
 
-    def _check_spans(self, batch: Batch) -> None:
+    def _check_blocks(self, batch: Batch) -> None:
         if batch.ahead.any():
             raise NotImplementedError
 
 
 @mutant("TestBidirectionalBlocks::test_dumps_as_declared")
 class DumpsBringBlocks(ToyContext):
-    """Spans are not declared, and come in by dumps."""
+    """Bidirectional blocks are not declared, but dumps with blocks are restored."""
 
     capabilities = ToyContext.capabilities - {Capability.BIDIRECTIONAL_BLOCKS}
 
-    def _check_dumped_spans(self, snapshot: SequenceSnapshot) -> None:
+    def _check_dumped_blocks(self, snapshot: SequenceSnapshot) -> None:
         pass
 
 
 @mutant("TestBidirectionalBlocks::test_against_the_reference")
-class LongBlocksAreNone(CausalContext):
-    """Tokens of a span longer than 16 see those before them alone."""
+class LongBlocksAreCausal(CausalContext):
+    """Bidirectional blocks longer than 16 tokens are run causally."""
 
     def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
-        """Look at the length."""
+        """If it is long."""
         return len(inputs) > 16
 
 
 @mutant("TestBidirectionalBlocks::test_of_rows_and_tokens")
-class BlocksOfTokensAlone(CausalContext):
-    """A span with rows in it is none."""
+class BlocksWithRowsAreCausal(CausalContext):
+    """A bidirectional block with embedding rows in it is run causally."""
 
     def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
-        """Look for rows."""
+        """If it has rows."""
         return any(row_of(token) is not None for token in inputs)
 
 
 @mutant("TestBidirectionalBlocks::test_side_by_side")
-class SecondBlockIsNone(CausalContext):
-    """A span right behind another is none."""
+class SecondBlockIsCausal(CausalContext):
+    """A bidirectional block right after another is run causally."""
 
     def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
-        """Look at the token but one before it."""
+        """If a block ends before it."""
         return len(cells) > 1 and ahead_of(cells[-2].token) > 0
 
 
 @mutant("TestBidirectionalBlocks::test_are_kept_whole")
 class BlocksInParts(ToyContext):
-    """A part of a span is kept where the rest is forgotten."""
+    """An edit may keep the first part of a bidirectional block."""
 
-    def _check_whole_spans(self, seq_id: int, length: int) -> None:
+    def _check_whole_blocks(self, seq_id: int, length: int) -> None:
         pass
 
 
 @mutant("TestBidirectionalBlocks::test_cut")
 class CutBlocksLoseValues(ToyContext):
-    """What a cut leaves of a span behind it has values that are too large."""
+    """After a cut that begins in a bidirectional block, the value of the next token is too large."""
 
     def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
-        """Spoil them."""
+        """Scale the value."""
         inside = 0 < first < len(cells) and ahead_of(cells[first - 1].token)
         after, history = super().without(cells, edits, first, last)
         if inside:
@@ -103,10 +103,10 @@ class CutBlocksLoseValues(ToyContext):
 
 @mutant("TestBidirectionalBlocks::test_dump_and_restore")
 class DumpsLoseBlocks(ToyContext):
-    """The payload of a dump has no values of tokens that see others behind them."""
+    """The payload of a dump has zeros for the values of bidirectional blocks."""
 
     def packed(self, cells: list[Cell]) -> bytes:
-        """Leave them out."""
+        """Leave the values out."""
         nothing = np.zeros_like(cells[0].values) if cells else np.empty(0, np.float32)
         return super().packed(
             [Cell(cell.token, cell.keys, nothing) if ahead_of(cell.token) else cell for cell in cells]
@@ -115,7 +115,7 @@ class DumpsLoseBlocks(ToyContext):
 
 @mutant("TestBidirectionalBlocks::test_decoded_again")
 class BlocksReturnCausal(ToyContext):
-    """Spans that are decoded again are none."""
+    """Bidirectional blocks that are decoded again are run causally."""
 
     def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
         cells: list[Cell] = []
@@ -131,11 +131,11 @@ class BlocksReturnCausal(ToyContext):
 
 @mutant("TestBidirectionalBlocks::test_bad_dumps")
 class LongDumpedBlocks(ToyContext):
-    """A dump may hold spans that are longer than a batch."""
+    """A dump may hold bidirectional blocks that are longer than a batch."""
 
-    def _check_dumped_spans(self, snapshot: SequenceSnapshot) -> None:
+    def _check_dumped_blocks(self, snapshot: SequenceSnapshot) -> None:
         n_batch, self.n_batch = self.n_batch, 1 << 20
         try:
-            super()._check_dumped_spans(snapshot)
+            super()._check_dumped_blocks(snapshot)
         finally:
             self.n_batch = n_batch

@@ -301,7 +301,7 @@ class BatchWearsOut(ToyContext):
 
 
 @mutant("TestDecodeLimits::test_n_batch_exactly")
-class LastPlaceOfAnOddBatch(ToyContext):
+class LastRowOfAnOddBatch(ToyContext):
     """The last row of a full batch that is no multiple of 16 is that of the token before."""
 
     def decode(self, batch: Batch) -> Logits:

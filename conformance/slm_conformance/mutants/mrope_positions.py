@@ -1,4 +1,4 @@
-"""Toys that lose where rows stand, or do not know what follows from it."""
+"""Mutants that lose M-RoPE offsets, or compute later positions without them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from slm_core.types import Capability, Logits
 
 
 def as_a_token(cell: Cell) -> Cell:
-    """The cell without where its row stands."""
+    """The cell without M-RoPE offsets."""
     row = row_of(cell.token)
     return cell if row is None else Cell(HeldInput(token_of(cell.token), row), cell.keys, cell.values)
 
 
 @mutant("TestMropePositions::test_as_declared")
 class OffsetsAreMissing(ToyContext):
-    """Offsets are not declared, and giving some raises what Python raises."""
+    """M-RoPE positions are not declared, and a batch with offsets raises ``NotImplementedError``."""
 
     capabilities = ToyContext.capabilities - {Capability.MROPE_POSITIONS}
 
@@ -35,7 +35,7 @@ class OffsetsAreMissing(ToyContext):
 
 @mutant("TestMropePositions::test_dumps_as_declared")
 class DumpsBringOffsets(ToyContext):
-    """Offsets are not declared, and come in by dumps."""
+    """M-RoPE positions are not declared, but dumps with offsets are restored."""
 
     capabilities = ToyContext.capabilities - {Capability.MROPE_POSITIONS}
 
@@ -45,7 +45,7 @@ class DumpsBringOffsets(ToyContext):
 
 @mutant("TestMropePositions::test_against_the_reference")
 class LargeBatchesScaled(ToyContext):
-    """Logits of more than 32 tokens with rows in a grid are 1 % too large."""
+    """Logits of batches with M-RoPE offsets and more than 32 tokens are 1 % too large."""
 
     def decode(self, batch: Batch) -> Logits:
         """Scale."""
@@ -54,30 +54,30 @@ class LargeBatchesScaled(ToyContext):
 
 
 @mutant("TestMropePositions::test_forked_and_truncated")
-class ForksForgetPlaces(ToyContext):
-    """A fork does not know where rows stand."""
+class ForksLoseOffsets(ToyContext):
+    """A fork loses the M-RoPE offsets of its rows."""
 
     def forked(self, cells: list[Cell]) -> list[Cell]:
-        """Forget it."""
+        """Drop the offsets."""
         return [as_a_token(cell) for cell in cells]
 
 
 @mutant("TestMropePositions::test_cut")
 class CutsCountTokens(ToyContext):
-    """What is behind a cut moves by the tokens that are cut."""
+    """Tokens after a cut move by the number of tokens that are cut, not of their M-RoPE positions."""
 
     @staticmethod
     def n_mrope_positions(cells: list[Cell]) -> int:
-        """Count them."""
+        """Count tokens."""
         return len(cells)
 
 
 @mutant("TestMropePositions::test_dump_and_restore")
-class DumpsLoseGrids(ToyContext):
-    """The payload of a dump has no values of rows in a grid."""
+class DumpsLoseRowsWithOffsets(ToyContext):
+    """The payload of a dump has zeros for the values of rows with M-RoPE offsets."""
 
     def packed(self, cells: list[Cell]) -> bytes:
-        """Leave them out."""
+        """Leave the values out."""
         nothing = np.zeros_like(cells[0].values) if cells else np.empty(0, np.float32)
         return super().packed(
             [Cell(cell.token, cell.keys, nothing) if any(offset_of(cell.token)) else cell for cell in cells]
@@ -85,8 +85,8 @@ class DumpsLoseGrids(ToyContext):
 
 
 @mutant("TestMropePositions::test_decoded_again")
-class ReplaysForgetPlaces(ToyContext):
-    """What is decoded again stands as tokens do."""
+class ReplaysLoseOffsets(ToyContext):
+    """Rows that are decoded again have the positions of tokens."""
 
     def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
         return super()._replayed(dataclasses.replace(snapshot, offsets=NO_OFFSETS))

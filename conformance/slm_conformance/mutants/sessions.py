@@ -111,7 +111,7 @@ def MarksStayBehind(whole: Any, marks: Marks, start: int, end: int) -> None:
 
 
 @breaks("TestSession::test_fork", Session, "fork")
-def ForksChooseTheirPlace(whole: Any, session: Session, seq_id: int | None = None) -> Session:
+def ForksChooseTheirSequence(whole: Any, session: Session, seq_id: int | None = None) -> Session:
     """A fork goes into the first free sequence, whichever was asked for."""
     twin: Session = whole(session)
     return twin

@@ -2,7 +2,7 @@
 
 Nothing is symmetric, zero or square by luck, grouped-query attention is real, and every tensor that an engine could
 forget is there and matters: rope frequency factors and an untied output (llama), biases (qwen2), query and key norms
-and tied embeddings (qwen3), and positions in time, height and width (qwen2vl).
+and tied embeddings (qwen3), and M-RoPE positions (qwen2vl).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ModelShape:
         rope_freq_base: of the rotary position embedding.
         norm_eps: of the RMS norms.
         tied: whether the token embeddings are the output matrix, too.
-        sections: pairs of a head that turn by time, height and width; () where one position turns all.
+        sections: the number of a head's pairs that rotate by time, height and width; () if all rotate by one position.
     """
 
     architecture: Architecture
@@ -99,7 +99,7 @@ SMALL_SHAPES: dict[Shape, ModelShape] = {
 
 def shape_name(shape: ModelShape) -> Shape:
     """The tiny model of a shape; of other shapes, the tiny model of the architecture."""
-    return next((name for name, found in SMALL_SHAPES.items() if found == shape), shape.architecture)
+    return next((name for name, small in SMALL_SHAPES.items() if small == shape), shape.architecture)
 
 
 @dataclass(frozen=True, slots=True)

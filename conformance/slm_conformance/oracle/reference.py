@@ -1,9 +1,10 @@
 """The oracle: llama, qwen2, qwen3 and qwen2vl in float64, written to be read.
 
 Each sequence keeps, per layer, the *unrotated* key and the value of every token. Keys are rotated to their positions
-when they are attended to, so that an edit is what the contract says it is: a cut deletes rows, and what comes after
-stands, by its place in the list, at its new position, with the values it had. Of what stands apart in time, height and
-width, the list has offsets from where a token in its place would stand, which is one behind the furthest before it.
+when they are attended to, so that an edit is what the contract says it is: a cut deletes rows, and the later rows keep
+their values at their new positions, which follow from their indexes in the list. Rows with M-RoPE positions also have
+offsets in time, height and width from the position that a token in their place would have: the highest M-RoPE position
+before it, plus one.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def exact(x: Array) -> Array:
 
 @dataclass(slots=True)
 class LayerMemory:
-    """What a layer keeps of a sequence."""
+    """Keys and values that a layer keeps of a sequence."""
 
     keys: Array  # [S, K, D], unrotated
     values: Array  # [S, K, D]
 
 
 def empty_memory(shape: ModelShape) -> LayerMemory:
-    """What a layer keeps of no tokens."""
+    """The memory of a layer for an empty sequence."""
     empty = np.empty((0, shape.n_kv_heads, shape.head_dim))
     return LayerMemory(empty, empty)
 
@@ -48,10 +49,10 @@ class Reference:
 
     Args:
         weights: the model.
-        round_inputs: what becomes of the vector that enters a matrix product; with it, tolerances are derived.
-        round_kept: what becomes of the keys and values that are kept.
-        round_queries: what becomes of the queries that are multiplied with kept keys.
-        round_attention: what becomes of the attention weights that are multiplied with kept values.
+        round_inputs: rounds the vector that enters a matrix product; tolerances are derived with it.
+        round_kept: rounds the keys and values that are kept.
+        round_queries: rounds the queries that are multiplied with kept keys.
+        round_attention: rounds the attention weights that are multiplied with kept values.
     """
 
     name: ClassVar[str] = "the float64 reference"
@@ -80,7 +81,7 @@ class Reference:
         return len(self._memory(seq_id)[0].keys)
 
     def table(self, tokens: Sequence[int]) -> Array:
-        """What the model's table of embeddings holds for tokens, float64 [T, E]."""
+        """Rows of the embedding table for tokens, float64 [T, E]."""
         return self._tensors["token_embd.weight"][list(tokens)]
 
     def decode(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
@@ -88,28 +89,28 @@ class Reference:
         return self.logits(self.embed(tokens, seq_id))
 
     def logits(self, states: Array) -> Array:
-        """What hidden states [T, E] lead to, float64 [T, V]."""
+        """The logits [T, V] of hidden states [T, E], float64."""
         return self._linear("token_embd" if self._shape.tied else "output", states)
 
     def embed(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
-        """Append tokens to a sequence; returns the hidden state of each behind the last norm, float64 [T, E]."""
+        """Append tokens to a sequence; returns the hidden state of each after the last norm, float64 [T, E]."""
         return self.embed_rows(self.table(tokens), seq_id)
 
     def embed_rows(
-        self, x: Array, seq_id: int = 0, *, both_ways: bool = False, offsets: Sequence[Offset] | None = None
+        self, x: Array, seq_id: int = 0, *, bidirectional: bool = False, offsets: Sequence[Offset] | None = None
     ) -> Array:
         """The same for embedding rows [T, E] in place of tokens.
 
         Args:
             x: the rows.
             seq_id: the sequence.
-            both_ways: whether each sees all of them.
-            offsets: where they stand in time, height and width, from where the first one would as a token [T].
+            bidirectional: whether each attends to all of them.
+            offsets: their M-RoPE offsets in time, height and width from the position of the first row [T].
         """
         memory = self._memory(seq_id)
-        places = self._stand(self._offsets.setdefault(seq_id, []), len(x), offsets)
+        positions = self._append_positions(self._offsets.setdefault(seq_id, []), len(x), offsets)
         for layer, kept in enumerate(memory):
-            x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), kept, places, both_ways)
+            x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), kept, positions, bidirectional)
             x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
         return self._norm("output_norm", x)
 
@@ -135,24 +136,24 @@ class Reference:
         self._offsets.pop(seq_id, None)
 
     @staticmethod
-    def _stand(held: list[Offset], n: int, offsets: Sequence[Offset] | None) -> Array:
-        """Note where ``n`` more tokens stand; returns the places of all that are held, [S, 3]."""
-        places, after = _places(held)
+    def _append_positions(held: list[Offset], n: int, offsets: Sequence[Offset] | None) -> Array:
+        """Add the offsets of ``n`` more tokens; returns the positions of all tokens, [S, 3]."""
+        positions, after = _positions(held)
         start = after
         for i in range(n):
-            place = (after,) * 3 if offsets is None else tuple(start + each for each in offsets[i])
-            held.append((place[0] - after, place[1] - after, place[2] - after))
-            places.append(place)
-            after = max(after, *(each + 1 for each in place))
-        return np.array(places, np.float64)
+            position = (after,) * 3 if offsets is None else tuple(start + each for each in offsets[i])
+            held.append((position[0] - after, position[1] - after, position[2] - after))
+            positions.append(position)
+            after = max(after, *(each + 1 for each in position))
+        return np.array(positions, np.float64)
 
     def _memory(self, seq_id: int) -> list[LayerMemory]:
         if seq_id not in self._sequences:
             self._sequences[seq_id] = [empty_memory(self._shape) for _ in range(self._shape.n_layers)]
         return self._sequences[seq_id]
 
-    def _attention(self, layer: int, x: Array, kept: LayerMemory, places: Array, both_ways: bool) -> Array:
-        """Attend from the new tokens, x [T, E], to all that is kept and to one another; all stand at ``places``."""
+    def _attention(self, layer: int, x: Array, kept: LayerMemory, positions: Array, bidirectional: bool) -> Array:
+        """Attend from the new tokens, x [T, E], to all that is kept and to one another; all are at ``positions``."""
         shape, first = self._shape, len(kept.keys)
         q = self._head_norm(layer, "attn_q", self._heads(layer, "attn_q", x))  # [T, H, D]
         k = self._head_norm(layer, "attn_k", self._heads(layer, "attn_k", x))  # [T, K, D]
@@ -161,12 +162,12 @@ class Reference:
         kept.values = np.concatenate((kept.values, self._round_kept(v)))
         length = len(kept.keys)
         group = shape.n_heads // shape.n_kv_heads
-        keys = self._rotated(kept.keys, places).repeat(group, axis=1)  # [S, H, D]
+        keys = self._rotated(kept.keys, positions).repeat(group, axis=1)  # [S, H, D]
         values = kept.values.repeat(group, axis=1)
-        queries = self._round_queries(self._rotated(q, places[first:]))
+        queries = self._round_queries(self._rotated(q, positions[first:]))
         scores = queries.transpose(1, 0, 2) @ keys.transpose(1, 2, 0) / np.sqrt(shape.head_dim)  # [H, T, S]
         unseen = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
-        scores[:, unseen & (not both_ways)] = -np.inf
+        scores[:, unseen & (not bidirectional)] = -np.inf
         seen = self._round_attention(_softmax(scores)) @ values.transpose(1, 0, 2)  # [H, T, D]
         return self._linear(f"blk.{layer}.attn_output", seen.transpose(1, 0, 2).reshape(len(x), -1))
 
@@ -191,12 +192,12 @@ class Reference:
         normalised: Array = x / np.sqrt(mean_square + self._shape.norm_eps) * self._tensors[f"{name}.weight"]
         return normalised
 
-    def _rotated(self, x: Array, places: Array) -> Array:
-        """Rotate heads, x [S, heads, D], to their places [S, 3].
+    def _rotated(self, x: Array, positions: Array) -> Array:
+        """Rotate heads, x [S, heads, D], to their positions [S, 3].
 
-        A llama file has the two halves of a rotated pair side by side, a qwen file half a head apart.
+        The two halves of a rotated pair are adjacent in a llama file, half a head apart in a qwen file.
         """
-        angles = places[:, None, self._section_of] * self._frequencies
+        angles = positions[:, None, self._section_of] * self._frequencies
         turn = np.exp(1j * angles)  # [S, 1, D/2]
         half = self._shape.head_dim // 2
         if self._shape.architecture == "llama":
@@ -206,14 +207,14 @@ class Reference:
         return np.concatenate((pairs.real, pairs.imag), axis=-1)
 
 
-def _places(held: Sequence[Offset]) -> tuple[list[tuple[int, ...]], int]:
-    """Where tokens with these offsets stand, and where the next one would."""
-    places: list[tuple[int, ...]] = []
+def _positions(held: Sequence[Offset]) -> tuple[list[tuple[int, ...]], int]:
+    """The positions of tokens with these offsets, and the position of the next token."""
+    positions: list[tuple[int, ...]] = []
     after = 0
     for offset in held:
-        places.append(tuple(after + each for each in offset))
-        after = max(after, *(each + 1 for each in places[-1]))
-    return places, after
+        positions.append(tuple(after + each for each in offset))
+        after = max(after, *(each + 1 for each in positions[-1]))
+    return positions, after
 
 
 def _softmax(scores: Array) -> Array:

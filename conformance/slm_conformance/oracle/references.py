@@ -17,5 +17,5 @@ def reference_of(weights: Weights, **rounding: Rounding) -> Reference:
     """
     if not isinstance(weights, StateWeights):
         return Reference(weights, **rounding)
-    made = RwkvReference if "blk.0.time_mix_key.weight" in weights.tensors else StateReference
-    return made(weights, **rounding)
+    reference_type = RwkvReference if "blk.0.time_mix_key.weight" in weights.tensors else StateReference
+    return reference_type(weights, **rounding)

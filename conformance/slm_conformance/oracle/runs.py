@@ -20,7 +20,7 @@ class Run:
         shift: how far the first position is from the next one; 0 is right.
         tokens: what to append; for rows and images, the seeds of the rows.
         kind: tokens, embedding rows, or the rows of an image, which have M-RoPE offsets.
-        block: whether the inputs see each other both ways.
+        block: whether the inputs form a bidirectional block.
     """
 
     seq_id: int
@@ -31,5 +31,5 @@ class Run:
 
 
 def image_offsets(n: int) -> list[tuple[int, int, int]]:
-    """Where the patches of an image of ``n`` rows stand in time, height and width."""
+    """M-RoPE offsets of an image of ``n`` rows: its patches in time, height and width."""
     return [(0, i // IMAGE_WIDTH, i % IMAGE_WIDTH) for i in range(n)]

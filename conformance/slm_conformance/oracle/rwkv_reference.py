@@ -11,7 +11,7 @@ _HEAD_EPS = 64e-5  # in no file: the reference implementation has it so
 
 
 class RwkvReference(StateReference):
-    """See ``StateReference``. The first block's values are kept for the others, which mix them in."""
+    """See ``StateReference``. The values of the first block are kept: later blocks mix them in."""
 
     _first_values: Array
 
@@ -26,12 +26,12 @@ class RwkvReference(StateReference):
         return x + self._channel_mixed(layer, self._norm(f"blk.{layer}.attn_norm_2", x))
 
     def _time_mixed(self, layer: int, x: Array) -> Array:
-        """Heads' states fade, forget what a key stood for, and learn what the token says it stands for."""
+        """Each head's state decays, and the value that it holds for a key is replaced by a new one (the delta rule)."""
         block = f"blk.{layer}.time_mix_"
         shares = self._vector(f"{block}lerp_fused", "weight").reshape(6, -1)
         for_r, for_w, for_k, for_v, for_a, for_g = (_mixed(x, share) for share in shares)
-        given = {"receptance": for_r, "key": for_k, "value": for_v}
-        r, k, v = (self._linear(block + name, share) for name, share in given.items())
+        inputs = {"receptance": for_r, "key": for_k, "value": for_v}
+        r, k, v = (self._linear(block + name, share) for name, share in inputs.items())
         fading = np.exp(-np.exp(-0.5) * _sigmoid(self._low_rank(f"{block}w", for_w, tanh=True)))
         rate = _sigmoid(self._low_rank(f"{block}a", for_a))
         gate = self._linear(f"{block}g2", _sigmoid(self._linear(f"{block}g1", for_g)))
@@ -44,10 +44,10 @@ class RwkvReference(StateReference):
         k = k * (1 + (rate - 1) * self._vector(f"{block}k_a", "weight"))
         r, fading, k, v, rate = map(self._heads_of, (r, fading, k, v, rate))  # [T, H, P]
         read = _delta_rule(r, fading, k, v, removed, removed * rate)
-        made = self._standardized(read, _HEAD_EPS) * self._heads_of(self._vector(f"{block}ln", "weight"))
-        made = made + self._heads_of(self._vector(f"{block}ln", "bias"))
+        normed = self._standardized(read, _HEAD_EPS) * self._heads_of(self._vector(f"{block}ln", "weight"))
+        normed = normed + self._heads_of(self._vector(f"{block}ln", "bias"))
         bonus = (r * k * self._heads_of(self._vector(f"{block}r_k", "weight"))).sum(-1, keepdims=True)
-        return self._linear(f"{block}output", (made + bonus * v).reshape(len(x), -1) * gate)
+        return self._linear(f"{block}output", (normed + bonus * v).reshape(len(x), -1) * gate)
 
     def _channel_mixed(self, layer: int, x: Array) -> Array:
         block = f"blk.{layer}.channel_mix_"
@@ -63,17 +63,17 @@ class RwkvReference(StateReference):
         return x.reshape(*x.shape[:-1], -1, self._shape.head_dim)
 
     def _vector(self, name: str, kind: str) -> Array:
-        found: Array = self._tensors[f"{name}.{kind}"].astype(np.float64)
-        return found
+        vector: Array = self._tensors[f"{name}.{kind}"].astype(np.float64)
+        return vector
 
     @staticmethod
     def _standardized(x: Array, eps: float) -> Array:
-        made: Array = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
-        return made
+        standardized: Array = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+        return standardized
 
 
 def _delta_rule(r: Array, fading: Array, k: Array, v: Array, removed: Array, replaced: Array) -> Array:
-    """What states [H, P values, P keys] give each token, all [T, H, P]: equations 17 and 18."""
+    """What each token reads from the states [H, P values, P keys], all [T, H, P]: equations 17 and 18."""
     state, read = np.zeros((*v.shape[1:], k.shape[2])), []
     for t in range(len(r)):
         forgotten = np.einsum("hvk,hk->hv", state, removed[t])
@@ -84,11 +84,11 @@ def _delta_rule(r: Array, fading: Array, k: Array, v: Array, removed: Array, rep
 
 
 def _mixed(x: Array, share: Array) -> Array:
-    """Tokens with a share of the one before, x [T, E]; before the first there is nothing."""
+    """Each token mixed with a share of the token before it, x [T, E]; zeros come before the first."""
     before = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
     return x + (before - x) * share
 
 
 def _sigmoid(x: Array) -> Array:
-    made: Array = 1 / (1 + np.exp(-x))
-    return made
+    activated: Array = 1 / (1 + np.exp(-x))
+    return activated

@@ -1,6 +1,6 @@
-"""The oracle of models with states, lfm2 and mamba2, in float64, and what rwkv7's has of it. All is computed anew.
+"""The float64 oracle of recurrent models: lfm2 and mamba2, and the base of rwkv7's oracle.
 
-What a sequence leads to is a function of its embedding rows, so that an edit of them is what the contract says it is.
+The logits of a sequence are computed from all its embedding rows each time, so an edit is an edit of these rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slm_core.gguf import GgufFile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateWeights(Weights):
-    """The weights of a model with states."""
+    """The weights of a model with recurrent layers."""
 
     def kept_bytes(self, n_tokens: int, bytes_per_number: float) -> int:
         """See ``Weights``; states are float32."""
@@ -29,7 +29,7 @@ class StateWeights(Weights):
         return int(numbers * bytes_per_number) + 4 * sum(map(self._n_state, range(self.shape.n_layers)))
 
     def _n_state(self, layer: int) -> int:
-        """Numbers of a layer's state: what its convolution remembers, and what its heads do."""
+        """Numbers in a layer's state: those of its convolution and those of its heads."""
         block = f"blk.{layer}."
         if (taps := self.tensors.get(f"{block}shortconv.conv.weight")) is not None:
             return _n_remembered(taps)
@@ -69,7 +69,7 @@ def read_states(path: Path) -> StateWeights:
 
 
 class StateReference(Reference):
-    """See ``Reference``; ``cut`` is for no model here."""
+    """See ``Reference``; recurrent models have no ``cut``."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class StateReference(Reference):
         return len(self._held(seq_id))
 
     def embed_rows(
-        self, x: Array, seq_id: int = 0, *, both_ways: bool = False, offsets: Sequence[Offset] | None = None
+        self, x: Array, seq_id: int = 0, *, bidirectional: bool = False, offsets: Sequence[Offset] | None = None
     ) -> Array:
-        """See ``Reference``; tokens see those before them alone."""
-        assert not both_ways, "a state knows no tokens behind it"
-        assert offsets is None, "no position is in a state"
+        """See ``Reference``; a token attends to earlier tokens only."""
+        assert not bidirectional, "a recurrent layer sees no later tokens"
+        assert offsets is None, "a recurrent layer has no positions"
         self._rows[seq_id] = np.concatenate([self._held(seq_id), x])
         states = self._entered(self._rows[seq_id])
         for layer in range(self._shape.n_layers):
@@ -108,8 +108,8 @@ class StateReference(Reference):
         self._rows[seq_id] = self._held(seq_id)[:length]
 
     def cut(self, start: int, end: int, seq_id: int = 0) -> None:
-        """Refused: what was computed of a token does not outlive what it was computed of."""
-        raise NotImplementedError("a model with states declares no cut")
+        """Refused: the states of later tokens depend on the tokens that a cut removes."""
+        raise NotImplementedError("a recurrent model declares no cut")
 
     def drop(self, seq_id: int = 0) -> None:
         """Forget a sequence."""
@@ -119,7 +119,7 @@ class StateReference(Reference):
         return self._rows.get(seq_id, np.empty((0, self._shape.n_embd)))
 
     def _entered(self, rows: Array) -> Array:
-        """What the first block is given."""
+        """The inputs of the first block."""
         return rows
 
     def _block(self, layer: int, x: Array) -> Array:
@@ -129,8 +129,8 @@ class StateReference(Reference):
         if f"blk.{layer}.shortconv.in_proj.weight" in self._tensors:
             x = x + self._convolved(layer, normed)
         else:
-            places = np.arange(len(x), dtype=np.float64)[:, None].repeat(3, axis=1)
-            x = x + self._attention(layer, normed, empty_memory(self._shape), places, False)
+            positions = np.arange(len(x), dtype=np.float64)[:, None].repeat(3, axis=1)
+            x = x + self._attention(layer, normed, empty_memory(self._shape), positions, False)
         return x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
 
     def _convolved(self, layer: int, x: Array) -> Array:
@@ -140,7 +140,7 @@ class StateReference(Reference):
         return self._linear(f"blk.{layer}.shortconv.out_proj", mixed)
 
     def _scanned(self, layer: int, x: Array) -> Array:
-        """Mamba 2: each head's state fades, and takes what the token puts in."""
+        """Mamba 2: each head's state decays, and the token's input is added to it."""
         block = f"blk.{layer}."
         n_inner = self._tensors[f"{block}ssm_out.weight"].shape[1]
         rates, skipped, scale = (self._tensors[f"{block}ssm_{name}"] for name in ("a", "d", "norm.weight"))
@@ -152,12 +152,12 @@ class StateReference(Reference):
         inside, b, c = np.split(convolved, [n_inner, (n_inner + convolved.shape[1]) // 2], axis=1)
         inside = inside.reshape(len(x), n_heads, -1)  # [T, H, P]
         b, c = (part.reshape(len(x), n_groups, -1).repeat(n_heads // n_groups, axis=1) for part in (b, c))  # [T, H, N]
-        state, made = np.zeros((*inside.shape[1:], b.shape[2])), []
+        state, outputs = np.zeros((*inside.shape[1:], b.shape[2])), []
         for t in range(len(x)):
             fading = np.exp(steps[t, :, None, None] * rates[:, :, None])
             state = fading * state + (steps[t, :, None] * inside[t])[:, :, None] * b[t, :, None, :]
-            made.append(np.einsum("hpn,hn->hp", state, c[t]) + skipped * inside[t])
-        gated = (np.array(made).reshape(len(x), -1) * _silu(z)).reshape(len(x), n_groups, -1)
+            outputs.append(np.einsum("hpn,hn->hp", state, c[t]) + skipped * inside[t])
+        gated = (np.array(outputs).reshape(len(x), -1) * _silu(z)).reshape(len(x), n_groups, -1)
         sizes = np.sqrt(np.mean(gated * gated, axis=-1, keepdims=True) + self._shape.norm_eps)
         return self._linear(f"{block}ssm_out", (gated / sizes * scale).reshape(len(x), -1))
 
@@ -168,15 +168,15 @@ def _n_remembered(taps: NDArray[np.floating]) -> int:
 
 
 def _causal(x: Array, taps: NDArray[np.floating]) -> Array:
-    """A convolution of each channel, x [T, C], by itself, taps [C, W]: the last tap is the token's own."""
+    """A causal depthwise convolution: x [T, C], taps [C, W]; the last tap is for the token itself."""
     n_taps = taps.shape[1]
     padded = np.concatenate([np.zeros((n_taps - 1, x.shape[1])), x])
-    made = np.zeros_like(x)
+    convolved = np.zeros_like(x)
     for i in range(n_taps):
-        made += padded[i : i + len(x)] * taps[:, i]
-    return made
+        convolved += padded[i : i + len(x)] * taps[:, i]
+    return convolved
 
 
 def _silu(x: Array) -> Array:
-    made: Array = x / (1 + np.exp(-x))
-    return made
+    activated: Array = x / (1 + np.exp(-x))
+    return activated

@@ -41,10 +41,10 @@ HINTS = MappingProxyType(
         " payload format's name, which must change with the layout",
         "TestDumpParts": "the dump scenarios first: the parts are the bytes of a dump. Then what each part is made of:"
         " the storage of a sequence may be moved, and never changed, while other sequences go on",
-        "TestEmbeddingInput": "the decode scenarios first: a row enters where the table's row of a token would; then"
-        " the places of rows among tokens in a batch, and what is held of them when they are decoded again",
-        "TestEmbeddings": "the decode scenarios first: `embed` is the same but for its rows. If those hold, the place"
-        " that states are taken from: behind the last norm, before the output matrix",
+        "TestEmbeddingInput": "the decode scenarios first: a row replaces a token's row of the embedding table. Then"
+        " the order of rows and tokens in a batch, and the rows that are kept to be decoded again",
+        "TestEmbeddings": "the decode scenarios first: `embed` differs from `decode` in its output only. If they hold,"
+        " the layer of the hidden states: after the last norm, before the output matrix",
         "TestErrors": "the checks of the call: what raises knows the sequence, and passes it as `seq_id`. `ContextBase`"
         " does so for all that it checks",
         "TestFailures": "the order of compute and exchange: lengths, tokens and cells change last, in one step, and"
@@ -53,8 +53,8 @@ HINTS = MappingProxyType(
         " `end`",
         "TestGeneration": "the rows that `decode` returns: their order, and whether they stay until the next"
         " call; then the vocabulary's bytes and its end-of-generation tokens",
-        "TestMropePositions": "the embedding scenarios first; then where the next token stands: one behind the furthest"
-        " row, in each of the three, and what of that is counted anew after an edit or a restore",
+        "TestMropePositions": "the embedding scenarios first; then the M-RoPE position of the next token: the highest"
+        " so far plus one, in time, height and width, also after an edit or a restore",
         "TestHostileDumps": "every number that is read from a dump: it is compared with the bytes that are there before"
         " it sizes a buffer, a loop or an index",
         "TestHostileSessions": "`restore` of the context first: what it raises for an inner dump, and what it leaves;"

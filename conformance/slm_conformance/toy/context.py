@@ -118,7 +118,7 @@ class ToyContext:
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
         """Sort the rows."""
         if Capability.DEVICE_SAMPLING not in self.capabilities:
-            raise UnsupportedOutput("this toy gives whole rows alone")
+            raise UnsupportedOutput("this toy gives whole rows only")
         if not 1 <= k <= self.engine.n_vocab:
             raise InvalidOption(f"k is {k} (accepted: 1 to {self.engine.n_vocab})")
         rows = self.decode(batch)
@@ -141,23 +141,23 @@ class ToyContext:
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
             cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
             if i < done:
-                continue  # it was run with its span
+                continue  # it was run with its block
             done = i + ahead_of(token) + 1
             if done == i + 1:
-                made, rows[i] = step(token, cells)
-                cells.append(made)
+                cell, rows[i] = step(token, cells)
+                cells.append(cell)
             else:
-                cells += self._ran_span(inputs[i:done], cells, rows[i:done])
+                cells += self._ran_block(inputs[i:done], cells, rows[i:done])
         for seq_id, cells in grown.items():
             self.cells[seq_id] = cells
         return rows[wanted]
 
-    def _ran_span(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
-        """Run a span; fills its rows, of logits or of states."""
-        made, states = self.engine.span(inputs, cells)
+    def _ran_block(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
+        """Run a bidirectional block; fills its rows of logits or of hidden states."""
+        block, states = self.engine.bidirectional_block(inputs, cells)
         for row, state in zip(rows, states, strict=True):
             row[:] = self.engine.logits(state) if len(row) == self.engine.n_vocab else state
-        return made
+        return block
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Copy the list of cells."""
@@ -168,7 +168,7 @@ class ToyContext:
                     f"cannot fork {src} into {dst}: the destination must be another, empty sequence", seq_id=dst
                 )
             end = self._checked_index(src, len(self.cells[src]) if end is None else end)
-            self._check_whole_spans(src, end)
+            self._check_whole_blocks(src, end)
             self.replace(dst, self.forked(self.cells[src][:end]), truncated_edits(self.edits[src], end))
             return Pos(dst, end)
 
@@ -188,7 +188,7 @@ class ToyContext:
         with self._call():
             self._check_level(EditLevel.TRUNCATE)
             end = self._checked_index(self._checked(pos.seq_id), pos.index)
-            self._check_whole_spans(pos.seq_id, end)
+            self._check_whole_blocks(pos.seq_id, end)
             self.replace(pos.seq_id, self.cells[pos.seq_id][:end], truncated_edits(self.edits[pos.seq_id], end))
             return pos
 
@@ -203,7 +203,7 @@ class ToyContext:
             if last < first:
                 raise InvalidPosition(f"a cut of sequence {seq_id} ends at {last}, before {first}", seq_id=seq_id)
             if first < last == len(self.cells[seq_id]):
-                self._check_whole_spans(seq_id, first)
+                self._check_whole_blocks(seq_id, first)
             cells, edits = self.without(self.cells[seq_id], self.edits[seq_id], first, last)
             self.replace(seq_id, cells, edits)
             return Pos(seq_id, len(cells))
@@ -221,7 +221,7 @@ class ToyContext:
 
     @staticmethod
     def n_mrope_positions(cells: list[Cell]) -> int:
-        """How many places the first cells of a sequence take."""
+        """How many M-RoPE positions the first cells of a sequence take."""
         return next_mrope_position(cell.token for cell in cells)
 
     def drop(self, seq_id: int) -> None:
@@ -347,7 +347,7 @@ class ToyContext:
             for i, token in enumerate(run):
                 if i == done:
                     done = i + ahead_of(token) + 1
-                    cells += self.engine.span(run[i:done], cells)[0]
+                    cells += self.engine.bidirectional_block(run[i:done], cells)[0]
             if edit is not None:
                 cells, edits = self.without(cells, edits, edit.start, edit.end)
         return cells, edits
@@ -410,7 +410,7 @@ class ToyContext:
         if len(batch) > self.n_batch:
             raise BatchFull(f"a batch of {len(batch)} tokens (accepted: up to n_batch, {self.n_batch})")
         self._check_rows(batch.embeddings)
-        self._check_spans(batch)
+        self._check_blocks(batch)
         self._check_offsets(batch)
         lengths: dict[int, int] = {}
         inputs = batch_inputs(batch)
@@ -431,21 +431,22 @@ class ToyContext:
             raise UnsupportedInput("this toy takes no embedding rows")
         check_rows(rows, self.engine.shape.n_embd)
 
-    def _check_spans(self, batch: Batch) -> None:
+    def _check_blocks(self, batch: Batch) -> None:
         if batch.ahead.any() and Capability.BIDIRECTIONAL_BLOCKS not in self.capabilities:
-            raise UnsupportedInput("this toy takes no spans")
+            raise UnsupportedInput("this toy takes no bidirectional blocks")
         if not are_blocks(batch.ahead):
-            raise InvalidOption("the batch holds parts of spans")
+            raise InvalidOption("the batch holds parts of bidirectional blocks")
 
     def _check_offsets(self, batch: Batch) -> None:
         if len(batch.offsets) and Capability.MROPE_POSITIONS not in self.capabilities:
             raise UnsupportedInput("this toy takes no offsets of rows")
 
-    def _check_whole_spans(self, seq_id: int, length: int) -> None:
+    def _check_whole_blocks(self, seq_id: int, length: int) -> None:
         cells = self.cells[seq_id]
         if 0 < length < len(cells) and ahead_of(cells[length - 1].token):
             raise InvalidPosition(
-                f"position {length} of sequence {seq_id} lies in a span (accepted: where it begins, or past it)",
+                f"position {length} of sequence {seq_id} lies in a bidirectional block"
+                " (accepted: its start, or past its end)",
                 seq_id=seq_id,
             )
 
@@ -453,12 +454,12 @@ class ToyContext:
         if len(offsets_of(every)) and Capability.MROPE_POSITIONS not in self.capabilities:
             raise SnapshotMismatch("the dump holds rows with offsets, which this toy does not take")
 
-    def _check_dumped_spans(self, snapshot: SequenceSnapshot) -> None:
+    def _check_dumped_blocks(self, snapshot: SequenceSnapshot) -> None:
         for ahead in map(all_ahead_of, replay_plan(snapshot.held(), snapshot.edits)[0]):
             if len(ahead) and not are_blocks(ahead):
-                raise InvalidSnapshot("the dump holds parts of spans")
+                raise InvalidSnapshot("the dump holds parts of bidirectional blocks")
             if len(ahead) and (Capability.BIDIRECTIONAL_BLOCKS not in self.capabilities or ahead.max() >= self.n_batch):
-                raise SnapshotMismatch("the dump holds spans, which this toy does not take")
+                raise SnapshotMismatch("the dump holds bidirectional blocks, which this toy does not take")
 
     def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
         if snapshot.fingerprint != self.fingerprint:
@@ -470,7 +471,7 @@ class ToyContext:
         if len(rows) and rows.shape[1] != self.engine.shape.n_embd:
             raise InvalidSnapshot("the dump's embedding rows are of another width")
         self._check_dumped_offsets(every)
-        self._check_dumped_spans(snapshot)
+        self._check_dumped_blocks(snapshot)
         if any(not (row_of(token) is not None or 0 <= token_of(token) < self.engine.n_vocab) for token in every):
             raise InvalidSnapshot("the dump holds tokens outside the vocabulary")
         needed = (

@@ -20,7 +20,7 @@ class Cell:
     """What the engine remembers of one token. Never changed, so sequences may share it.
 
     Attributes:
-        token: the token, with its embedding row and its span, if any.
+        token: the token, with its embedding row and its bidirectional block, if any.
         keys: rotated to the token's position, float32 [L, K, D].
         values: float32 [L, K, D].
     """
@@ -59,42 +59,42 @@ class ToyEngine:
         return cell, self.logits(state)
 
     def state(self, token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
-        """The same, with the hidden state behind the last norm in place of logits, float32 [E]."""
-        (cell,), (state,) = self.span([token], past)
+        """The same, with the hidden state after the last norm in place of logits, float32 [E]."""
+        (cell,), (state,) = self.bidirectional_block([token], past)
         return cell, state
 
     def logits(self, state: Array) -> Array:
-        """What a hidden state [E] leads to, [V]."""
+        """The logits [V] of a hidden state [E]."""
         return self._linear("token_embd" if self.shape.tied else "output", state)
 
-    def span(self, tokens: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], list[Array]]:
-        """Run tokens that see each other both ways after ``past``; cells and hidden states."""
+    def bidirectional_block(self, tokens: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], list[Array]]:
+        """Run tokens that attend to each other and to ``past``; returns their cells and hidden states."""
         shape, n = self.shape, len(tokens)
         kept = np.empty((2, shape.n_layers, len(past) + n, shape.n_kv_heads, shape.head_dim), np.float32)
         if past:
             kept[0, :, :-n] = np.stack([cell.keys for cell in past], axis=1)
             kept[1, :, :-n] = np.stack([cell.values for cell in past], axis=1)
-        places = self.places(tokens, past)
+        positions = self.mrope_positions(tokens, past)
         xs = [self.table[token_of(one)] if (row := row_of(one)) is None else row for one in tokens]  # of [E]
         for layer in range(shape.n_layers):
             block = f"blk.{layer}."
-            mixed = self._attend(block, [self._norm(block + "attn_norm", x) for x in xs], places, *kept[:, layer])
+            mixed = self._attend(block, [self._norm(block + "attn_norm", x) for x in xs], positions, *kept[:, layer])
             xs = [self._fed(block, x + y) for x, y in zip(xs, mixed, strict=True)]
         # Copies: views would keep all that came before in memory, once for each cell.
         cells = [Cell(token, kept[0, :, i - n].copy(), kept[1, :, i - n].copy()) for i, token in enumerate(tokens)]
         return cells, [self._norm("output_norm", x) for x in xs]
 
     def moved(self, cell: Cell, by: int) -> Cell:
-        """The cell as if its token stood ``by`` places further on: key re-rotated, value kept."""
+        """The cell as if its token stood ``by`` positions further on: the key is rotated again, the value stays."""
         return Cell(cell.token, self._rotate(cell.keys, np.full(3, by)), cell.values)
 
-    def places(self, tokens: Sequence[Held], past: Sequence[Cell]) -> list[NDArray[np.int64]]:
-        """Where tokens after ``past`` stand in time, height and width, each [3]."""
-        place, found = next_mrope_position(cell.token for cell in past), []
+    def mrope_positions(self, tokens: Sequence[Held], past: Sequence[Cell]) -> list[NDArray[np.int64]]:
+        """The M-RoPE positions of tokens after ``past``, in time, height and width, each [3]."""
+        position, positions = next_mrope_position(cell.token for cell in past), []
         for token in tokens:
-            found.append(place + np.array(offset_of(token)))
-            place = next_mrope_position([token], place)
-        return found
+            positions.append(position + np.array(offset_of(token)))
+            position = next_mrope_position([token], position)
+        return positions
 
     def _fed(self, block: str, x: Array) -> Array:
         h = self._norm(block + "ffn_norm", x)
@@ -102,18 +102,18 @@ class ToyEngine:
         return x + self._linear(block + "ffn_down", gate / (1 + np.exp(-gate)) * self._linear(block + "ffn_up", h))
 
     def _attend(
-        self, block: str, xs: Sequence[Array], places: Sequence[NDArray[np.int64]], keys: Array, values: Array
+        self, block: str, xs: Sequence[Array], positions: Sequence[NDArray[np.int64]], keys: Array, values: Array
     ) -> list[Array]:
-        """Attention of tokens to all; fills the last rows of ``keys`` and ``values``, [S, K, D]."""
+        """Attention of the tokens to all tokens; fills the last rows of ``keys`` and ``values``, [S, K, D]."""
         first = len(keys) - len(xs)
-        for i, (x, place) in enumerate(zip(xs, places, strict=True), first):
-            keys[i] = self._rotate(self._heads(block + "attn_k", x), place)
+        for i, (x, position) in enumerate(zip(xs, positions, strict=True), first):
+            keys[i] = self._rotate(self._heads(block + "attn_k", x), position)
             values[i] = self._linear(block + "attn_v", x).reshape(-1, self.shape.head_dim)
-        return [self._mixed(block, x, keys, values, place) for x, place in zip(xs, places, strict=True)]
+        return [self._mixed(block, x, keys, values, position) for x, position in zip(xs, positions, strict=True)]
 
-    def _mixed(self, block: str, x: Array, keys: Array, values: Array, place: NDArray[np.int64]) -> Array:
+    def _mixed(self, block: str, x: Array, keys: Array, values: Array, position: NDArray[np.int64]) -> Array:
         shape = self.shape
-        q = self._rotate(self._heads(block + "attn_q", x), place)
+        q = self._rotate(self._heads(block + "attn_q", x), position)
         q = q.reshape(shape.n_kv_heads, -1, shape.head_dim)  # [K, G, D]
         scores = np.einsum("kgd,skd->kgs", q, keys) / np.float32(np.sqrt(shape.head_dim))
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -137,7 +137,7 @@ class ToyEngine:
         return self._norm(f"{name}_norm", x) if f"{name}_norm.weight" in self._tensors else x
 
     def _rotate(self, x: Array, by: NDArray[np.int64]) -> Array:
-        """Turn heads, [..., D], by places [3]; pairs lie side by side in llama files, else half a head apart."""
+        """Rotate heads, [..., D], by positions [3]; pairs are adjacent in llama files, else half a head apart."""
         cos, sin = (f(by[self._section_of] * self._frequencies).astype(np.float32) for f in (np.cos, np.sin))
         rotated = np.empty_like(x)
         half = self.shape.head_dim // 2

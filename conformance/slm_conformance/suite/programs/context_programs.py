@@ -207,7 +207,7 @@ class Player:
         x = oracle.table(run.tokens) if run.kind == "tokens" else rows_of(run.tokens, self._n_embd).astype(np.float64)
         several = len(run.tokens) > 1  # one input is no block, and one row no image
         offsets = image_offsets(len(run.tokens)) if run.kind == "image" and several else None
-        states = oracle.embed_rows(x, run.seq_id, both_ways=run.block and several, offsets=offsets)
+        states = oracle.embed_rows(x, run.seq_id, bidirectional=run.block and several, offsets=offsets)
         return states if hidden else oracle.logits(states)
 
     # What is compared.

@@ -41,7 +41,7 @@ class TestBackend(Scenarios):
         assert any(device.available for device in status.devices), "the status names no device that is available"
 
     def test_devices(self, bench: Bench) -> None:
-        """Backend: each device of ``status`` loads models, is ``untried``, or says why it cannot be used."""
+        """Backend: each device of ``status`` loads models, is ``untried``, or has a reason why it is unavailable."""
         for device in bench.backend.status().devices:
             if not device.available:
                 why = device.detail
@@ -61,7 +61,7 @@ class TestBackend(Scenarios):
         assert 0 <= support.rank <= 100, f"the rank is {support.rank}, ranks are from 0 to 100"
 
     def test_info(self, bench: Bench) -> None:
-        """Model: ``info`` says what the file says."""
+        """Model: ``info`` equals the file's metadata."""
         info, weights = bench.model.info, bench.weights()
         shape = weights.shape
         found = (info.architecture, info.n_layers, info.n_embd, info.n_vocab)
@@ -73,7 +73,7 @@ class TestBackend(Scenarios):
         assert Path(info.path).samefile(bench.path), f"info.path is {info.path}"
 
     def test_fingerprint(self, bench: Bench) -> None:
-        """Model: the fingerprint is from content: the same for a copy elsewhere, another for other weights."""
+        """Model: equal content has an equal fingerprint, wherever the file is; other weights have another."""
         fingerprint = bench.model.info.fingerprint
         with bench.workshop.load(Path(shutil.copy(bench.path, bench.directory / "other name.gguf"))) as copy:
             assert copy.info.fingerprint == fingerprint, "a copy of the file at another path has another fingerprint"
@@ -81,7 +81,7 @@ class TestBackend(Scenarios):
             assert other.info.fingerprint != fingerprint, "a model with other weights has the same fingerprint"
 
     def test_a_missing_file(self, bench: Bench) -> None:
-        """Backend: a file that is not there, or a directory, raises ``InvalidModelFile``."""
+        """Backend: a missing file and a directory raise ``InvalidModelFile``."""
         for path in (bench.directory / "missing.gguf", bench.directory):
             with bench.refused(f"loading {path.name}", InvalidModelFile):
                 bench.workshop.load(path)
@@ -89,7 +89,7 @@ class TestBackend(Scenarios):
                 bench.backend.supports(path)
 
     def test_a_damaged_file(self, bench: Bench) -> None:
-        """Backend: an empty file, other bytes, and a file that lost its end raise ``InvalidModelFile``."""
+        """Backend: an empty file, random bytes and a truncated file raise ``InvalidModelFile``."""
         whole = tiny_model(bench.directory, "llama", "q8_0").read_bytes()
         damaged: Mapping[str, bytes] = {
             "an empty file": b"",
@@ -105,7 +105,7 @@ class TestBackend(Scenarios):
                 bench.workshop.load(path)
 
     def test_an_unknown_architecture(self, bench: Bench) -> None:
-        """Backend: a sound file of a kind that no backend knows raises ``UnsupportedModel``; ``supports`` says no."""
+        """Backend: an unknown architecture raises ``UnsupportedModel``, and ``supports`` says no."""
         tiny = make_tiny_model("llama")
         tiny.metadata["general.architecture"] = "abacus"
         path = tiny.write(bench.directory / "abacus.gguf")
@@ -116,7 +116,7 @@ class TestBackend(Scenarios):
             bench.workshop.load(path)
 
     def test_an_unknown_option(self, bench: Bench) -> None:
-        """Backend: an option that ``load_options`` does not list raises ``UnknownOption``; it is not ignored."""
+        """Backend: an option that ``load_options`` does not list raises ``UnknownOption``."""
         options = ModelOptions(bench.workshop.fixtures.device, backend_options={"no_such_option": 1})
         with bench.refused("loading with the option no_such_option", UnknownOption):
             bench.backend.load(bench.path, options)
@@ -128,7 +128,7 @@ class TestBackend(Scenarios):
         assert not bare, f"these options are not described in one line: {', '.join(bare)}"
 
     def test_an_unknown_device(self, bench: Bench) -> None:
-        """Backend: a device that is missing is an error, and ``supports`` says no to it."""
+        """Backend: an unknown device is an error, and ``supports`` says no to it."""
         with bench.refused("loading on the device 'abacus'", BackendUnavailable):
             bench.backend.load(bench.path, ModelOptions("abacus"))
         support = bench.backend.supports(bench.path, "abacus")

@@ -18,12 +18,12 @@ N_TOKENS = 6
 
 
 class TestBeam(Scenarios):
-    """Beam search: forks that are decoded together, whatever the edit level; the session stays as it is."""
+    """Beam search: beams are forks that are decoded together at every edit level; the session does not change."""
 
     above_contract = True
 
     def test_log_probabilities(self, bench: Bench) -> None:
-        """Generation: each token of a hypothesis has the log probability that its history gives it."""
+        """Generation: the log probability of each token of a hypothesis follows from the tokens before it."""
         found = _session(bench).beam_search(Beams(WIDTH, n_best=WIDTH, max_tokens=N_TOKENS)).hypotheses
         for i, hypothesis in enumerate(found):
             prompt = bench.tokens(N_PROMPT)
@@ -35,7 +35,7 @@ class TestBeam(Scenarios):
         bench.chosen(bench.tokens(N_PROMPT), best.tokens, "a search with a single beam")
 
     def test_n_best(self, bench: Bench) -> None:
-        """Generation: hypotheses are all different, best first, and the score is the mean log probability."""
+        """Generation: hypotheses differ and come best first; a score is the mean log probability."""
         answer = _session(bench).beam_search(Beams(WIDTH, n_best=WIDTH, max_tokens=N_TOKENS))
         scores = [hypothesis.score for hypothesis in answer.hypotheses]
         assert len({hypothesis.tokens for hypothesis in answer.hypotheses}) == WIDTH, "two hypotheses are the same"
@@ -44,7 +44,7 @@ class TestBeam(Scenarios):
         assert np.allclose(scores, means, atol=1e-6), f"scores {scores}, mean log probabilities {means}"
 
     def test_two_steps_in_full(self, bench: Bench) -> None:
-        """Generation: two textbook steps find, the likeliest pair that begins with a likely token."""
+        """Generation: two textbook steps find the likeliest pair that begins with a likely token."""
         session = _session(bench)
         first = log_softmax(next_row(session))[0]
         beams = Beams(WIDTH, max_tokens=2, length_penalty=0.0, early_stopping="never")
@@ -62,7 +62,7 @@ class TestBeam(Scenarios):
         )
 
     def test_no_trace(self, bench: Bench) -> None:
-        """Generation: after a search the context holds what it held, and the session's next logits are the same."""
+        """Generation: after a search, the context's tokens and the session's next logits are unchanged."""
         session = _session(bench)
         before, holds = next_row(session), held(session.context)
         session.beam_search(Beams(WIDTH - 1, max_tokens=N_TOKENS))
@@ -70,7 +70,7 @@ class TestBeam(Scenarios):
         bench.same(next_row(session), before, "the next logits after a beam search")
 
     def test_decodes_the_prompt_once(self, bench: Bench) -> None:
-        """Generation: a search takes positions for its tokens, and the prompt's again only where forks are copies."""
+        """Generation: beams share the prompt's positions; they copy the prompt only if forks are copies."""
         shared = Capability.SHARED_FORK in bench.capabilities
         needed = WIDTH * N_TOKENS + (N_PROMPT if shared else N_PROMPT * (WIDTH + 1))
         session = Session(bench.context(n_ctx=needed, n_seq_max=WIDTH + 1), bench.vocab)
@@ -83,20 +83,20 @@ class TestBeam(Scenarios):
             )
 
     def test_without_sequences(self, bench: Bench) -> None:
-        """Generation: a search wider than there are free sequences is refused, and says how many it takes."""
+        """Generation: a search needs a free sequence per beam; otherwise it is refused with the number needed."""
         session = _session(bench)
         with bench.refused(f"width {WIDTH} in {WIDTH} sequences", InvalidSequence, context=session.context):
             session.beam_search(Beams(WIDTH + 1))
 
     def test_forced_words(self, bench: Bench) -> None:
-        """Generation: every hypothesis contains the words that are forced."""
+        """Generation: every hypothesis contains the forced words."""
         words = ("the", "dog")
         answer = _session(bench).beam_search(Beams(WIDTH, n_best=WIDTH, max_tokens=12, force_words=words))
         for hypothesis in answer.hypotheses:
             assert all(word in hypothesis.text for word in words), f"{hypothesis.text!r} lacks one of {words}"
 
     def test_groups_differ(self, bench: Bench) -> None:
-        """Generation: with a penalty beyond all log probabilities, groups choose different tokens at each step."""
+        """Generation: with a large diversity penalty, groups choose different tokens at each step."""
         # An end-of-generation token would not be avoided: the group that ends with it goes on without it.
         beams = Beams(
             WIDTH,
@@ -111,7 +111,7 @@ class TestBeam(Scenarios):
             assert len(set(step)) == len(step), f"groups that exclude each other chose {step} at one step"
 
     def test_limits(self, bench: Bench) -> None:
-        """Generation: a hypothesis ends at ``max_tokens``, or with an end-of-generation token after ``min_tokens``."""
+        """Generation: a hypothesis ends at ``max_tokens``, or at an EOG token after ``min_tokens``."""
         eog = min(bench.vocab.eog_ids)
         beams = Beams(WIDTH, n_best=WIDTH, min_tokens=3, max_tokens=N_TOKENS, logit_bias={eog: 1e4})
         for hypothesis in _session(bench).beam_search(beams).hypotheses:

@@ -69,7 +69,7 @@ class TestChat(Scenarios):
     families = tuple(FAMILIES)
 
     def test_send(self, bench: Bench) -> None:
-        """Chat: an answer becomes a message; of what is said next, only what the cache does not hold is decoded."""
+        """Chat: an answer becomes a message; the next call decodes only the tokens that the cache lacks."""
         chat = _chat(bench)
         for text in ("the dog", "you"):
             chat.session.next_logits()
@@ -84,7 +84,7 @@ class TestChat(Scenarios):
             bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after an answer")
 
     def test_stream(self, bench: Bench) -> None:
-        """Chat: while an answer streams, what was said so far is its message; the events join to the whole."""
+        """Chat: while an answer streams, its message holds the text so far; the events join to the whole text."""
         chat, shown = _chat(bench), ""
         stream = chat.stream("the dog")
         for event in stream:
@@ -93,7 +93,7 @@ class TestChat(Scenarios):
         assert stream.answer.text == shown == chat.messages[-1].content, "an answer is not what was streamed of it"
 
     def test_an_answer_that_raises(self, bench: Bench) -> None:
-        """Chat: where a stopping criterion raises, the chat is as it was before it was asked."""
+        """Chat: if a stopping criterion raises, the chat is as it was before the question."""
         chat = _chat(bench)
         before = (chat.messages, chat.session.tokens)
         with pytest.raises(KeyError):
@@ -104,7 +104,7 @@ class TestChat(Scenarios):
         )
 
     def test_draws_after_a_failure(self, bench: Bench) -> None:
-        """Chat: an answer that raises takes no stream of draws along: the next one is what it would have been."""
+        """Chat: an answer that raises uses up no random stream: the next answer draws the same numbers."""
         calm, burnt = (_chat(bench, options=ChatOptions(UNIFORM)) for _ in range(2))
         with pytest.raises(KeyError):
             burnt.send("the dog", stopping_criteria=[_raise])
@@ -112,7 +112,7 @@ class TestChat(Scenarios):
         assert there == here, "after an answer that raised, the chat draws another one than it would have"
 
     def test_an_answer_that_is_cancelled(self, bench: Bench) -> None:
-        """Chat: what a cancelled answer said so far is its message, and the chat goes on."""
+        """Chat: the text so far of a cancelled answer is its message, and the chat continues."""
         chat = _chat(bench)
         stream = chat.stream("the dog")
         said = next(stream).text
@@ -123,7 +123,7 @@ class TestChat(Scenarios):
         bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after a cancelled answer")
 
     def test_content_is_never_control(self, bench: Bench) -> None:
-        """Chat: whatever a message spells, the prompt has the control tokens of the template, and no others."""
+        """Chat: the prompt has the template's control tokens only, whatever text a message contains."""
         control = [token for token in range(bench.vocab.size) if not bench.vocab.token_bytes(token)]
         spelled = "".join(bench.vocab.token_bytes(token, special=True).decode() for token in control[:20])
         found = []
@@ -133,7 +133,7 @@ class TestChat(Scenarios):
         assert found[0] == found[1] == found[2], "a message that spells control tokens brings them into the prompt"
 
     def test_the_prompt_holds_what_was_said(self, bench: Bench) -> None:
-        """Chat: each message is in the prompt as it was written, in order, whatever signs it has."""
+        """Chat: the prompt holds the text of each message unchanged and in order, with any characters."""
         said = tuple(Message(role, f"{i}{text}{i}") for i, (role, text) in enumerate(zip(TURNS, ODD, strict=False)))
         prompt = bench.vocab.decode(_chat(bench, said).session.tokens, special=True)
         place = 0
@@ -143,16 +143,16 @@ class TestChat(Scenarios):
             place = found + len(message.content)
 
     def test_edit(self, bench: Bench) -> None:
-        """Chat: after ``edit`` the chat is as if the message had always read so."""
+        """Chat: after ``edit``, the chat equals one that always had the new message."""
         self._like_new(bench, lambda chat: chat.edit(1, "good day"), (*SAID[:1], _says("good day"), *SAID[2:]))
 
     def test_delete(self, bench: Bench) -> None:
-        """Chat: after ``delete`` the chat is as if the message had never been."""
+        """Chat: after ``delete``, the chat equals one that never had the message."""
         self._like_new(bench, lambda chat: chat.delete(0), SAID[1:])
         self._like_new(bench, lambda chat: chat.delete(-1), SAID[:-1])
 
     def test_forget(self, bench: Bench) -> None:
-        """Chat: ``forget`` cuts where the level is CUT and equals the reference's cut; below, it is a ``delete``."""
+        """Chat: ``forget`` cuts at level CUT, like the reference; below that level it works like ``delete``."""
         chat = _chat(bench)
         chat.session.next_logits()
         before = chat.session.tokens
@@ -169,7 +169,7 @@ class TestChat(Scenarios):
         bench.agree(next_row(chat.session), cut_row(bench, before, start, end), "the next logits after forget, a cut")
 
     def test_forget_what_does_not_fit(self, bench: Bench) -> None:
-        """Chat: in a format where messages depend on each other, ``forget`` leaves what a new chat would hold."""
+        """Chat: if the format makes messages depend on each other, ``forget`` leaves the tokens of a new chat."""
         numbered = formatter(NUMBERED, model=bench.model)
         session = Session(bench.context(), bench.vocab)
         with Chat(session, numbered, messages=SAID, options=ChatOptions(GREEDY)) as chat:
@@ -181,7 +181,7 @@ class TestChat(Scenarios):
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after forget, computed again")
 
     def test_regenerate(self, bench: Bench) -> None:
-        """Chat: the last answer is taken back; a greedy one comes again, as far as it is clear; a drawn one is another.
+        """Chat: ``regenerate`` replaces the last answer: greedy answers repeat if they are clear, drawn ones differ.
 
         The end of the prompt is decoded again, in another batch (clause 16).
         """
@@ -197,7 +197,7 @@ class TestChat(Scenarios):
             assert len(chat.messages) == len(SAID) + 2, "regenerate did not take the last answer back"
 
     def test_fork(self, bench: Bench) -> None:
-        """Chat: a fork and its original go their own ways."""
+        """Chat: a fork and its original do not affect each other."""
         chat = _chat(bench)
         tokens = chat.session.tokens
         twin = chat.fork()
@@ -209,7 +209,7 @@ class TestChat(Scenarios):
             bench.agree(next_row(which.session), fresh_row(bench, which.session), f"the next logits of {name}")
 
     def test_a_fork_draws_on(self, bench: Bench) -> None:
-        """Chat: a fork answers with the draws that the original would take next, with its options."""
+        """Chat: a fork has the original's options, and answers with the original's next draws."""
         chat = _chat(bench, n_ctx=512, options=ChatOptions(UNIFORM))  # room for both where forks are copies
         first = chat.send("the dog").tokens
         twin = chat.fork()
@@ -219,7 +219,7 @@ class TestChat(Scenarios):
         assert there != first, "a fork repeats the draws of an answer that was given before"
 
     def test_dump_and_restore(self, bench: Bench) -> None:
-        """Chat: a dump goes on in a new context: messages, tokens and draws are the same, next logits within tolerance.
+        """Chat: a restored dump has the same messages, tokens and draws; its next logits are within tolerance.
 
         The two decode the prompt in other batches (clause 16).
         """
@@ -245,13 +245,13 @@ class TestChat(Scenarios):
 
 
 class TestOracle(Scenarios):
-    """Oracle: an answer that leaves no trace, in a fork and, where no sequence is left, in the chat's own."""
+    """Oracle: an answer leaves no trace in the chat, in a fork or, without a free sequence, in the chat's sequence."""
 
     above_contract = True
     families = tuple(FAMILIES)
 
     def test_on_success(self, bench: Bench) -> None:
-        """Oracle: ``ask`` and ``choose`` leave no trace, and answer the same twice, as far as it is clear."""
+        """Oracle: ``ask`` and ``choose`` leave no trace, and give the same answer twice if it is clear."""
 
         def ask(chat: Chat) -> None:
             first, second = (chat.oracle().ask("the dog", sampling=GREEDY).tokens for _ in range(2))
@@ -263,7 +263,7 @@ class TestOracle(Scenarios):
         _no_trace(bench, ask)
 
     def test_on_an_error(self, bench: Bench) -> None:
-        """Oracle: nor does a question that cannot be asked, or whose answer does not fit."""
+        """Oracle: a question that is refused, or whose answer does not fit, leaves no trace."""
 
         def fail(chat: Chat) -> None:
             with bench.refused("choose between one option", InvalidOption):
@@ -274,7 +274,7 @@ class TestOracle(Scenarios):
         _no_trace(bench, fail)
 
     def test_on_a_raising_callback(self, bench: Bench) -> None:
-        """Oracle: nor does a stopping criterion that raises after three tokens."""
+        """Oracle: a stopping criterion that raises after three tokens leaves no trace."""
 
         def ask(chat: Chat) -> None:
             with pytest.raises(KeyError):
@@ -283,7 +283,7 @@ class TestOracle(Scenarios):
         _no_trace(bench, ask)
 
     def test_on_cancel(self, bench: Bench) -> None:
-        """Oracle: nor does an answer that is stopped as incomplete."""
+        """Oracle: an answer that is stopped as incomplete leaves no trace."""
 
         def ask(chat: Chat) -> None:
             chat.oracle().ask("the dog", sampling=GREEDY, stopping_criteria=[lambda event, draft: StoppingAction.STOP])
@@ -291,7 +291,7 @@ class TestOracle(Scenarios):
         _no_trace(bench, ask)
 
     def test_the_draws_after_it(self, bench: Bench) -> None:
-        """Oracle: what the chat draws next is what it would have drawn, had nobody asked."""
+        """Oracle: a question does not change the chat's next draws."""
         for n_seq_max in (3, 1):
             unasked, asked = (_chat(bench, n_seq_max=n_seq_max, options=ChatOptions(UNIFORM)) for _ in range(2))
             asked.oracle().ask("is it on", sampling=UNIFORM)
@@ -299,7 +299,7 @@ class TestOracle(Scenarios):
             assert there == here, "a chat draws another answer once its oracle was asked"
 
     def test_options_are_content(self, bench: Bench) -> None:
-        """Oracle: an option that spells a control token is scored as the text that it is."""
+        """Oracle: an option that spells a control token is scored as text."""
         control = [token for token in range(bench.vocab.size) if not bench.vocab.token_bytes(token)]
         spelled = bench.vocab.token_bytes(control[-1], special=True).decode()
         options = ["on", f"in{spelled}", f"{spelled} you"]
@@ -312,20 +312,20 @@ class TestOracle(Scenarios):
         )
 
     def test_choose(self, bench: Bench) -> None:
-        """Oracle: the likeliest option, by the probability of its tokens and of the end after them."""
+        """Oracle: ``choose`` ranks options by the probability of their tokens and of the end after them."""
         chat, options = _chat(bench), ["on", "in the dog", "you", "it is"]
         for order in (options, options[::-1]):
             _check_choice(bench, chat, order)
 
 
 class TestMeaning(Scenarios):
-    """What it is all for, on the demo model, which answers: told facts are known, and forgotten ones are not."""
+    """Chats with the demo model: it knows the facts that it was told, and no facts that were deleted."""
 
     above_contract = True
     models = ("demo",)
 
     def test_a_transcript(self, bench: Bench) -> None:
-        """Chat: a conversation has the tokens that it has always had, prompts and greedy answers alike."""
+        """Chat: a recorded conversation has the same tokens, in prompts and greedy answers."""
         chat = _chat(bench, (Message(Role.SYSTEM, "You are Pip."),), options=TOLD)
         for text in ("My name is Ada.", "What is my name?"):
             chat.send(text)
@@ -333,7 +333,7 @@ class TestMeaning(Scenarios):
         assert chat.session.tokens == TRANSCRIPT_TOKENS, "the conversation has other tokens"
 
     def test_what_was_told_is_known(self, bench: Bench) -> None:
-        """Chat: a fact that was told is told again, also where a dump goes on."""
+        """Chat: the model repeats a fact that it was told, also after a dump is restored."""
         chat = _told(bench)
         with Chat.restore(LoadedModel(bench.model, bench.formatter, "under test"), chat.dump()) as twin:
             for which, where in ((chat, "the chat"), (twin, "a chat restored from its dump")):
@@ -341,7 +341,7 @@ class TestMeaning(Scenarios):
                 assert "Ada" in answer, f"told that the name is Ada, {where} says {answer!r}"
 
     def test_what_was_deleted_is_not_known(self, bench: Bench) -> None:
-        """Chat: forgetting by recompute makes the model not know, and after an edit it knows the new."""
+        """Chat: the model does not know a deleted fact, and knows the new fact after an edit."""
         chat = _told(bench)
         chat.edit(0, "My name is Bob.")
         answer = chat.send("What is my name?").text
@@ -353,7 +353,7 @@ class TestMeaning(Scenarios):
         assert "Ada" not in answer, f"after what it was told was deleted, the model says {answer!r}"
 
     def test_think(self, bench: Bench) -> None:
-        """Oracle: ``think`` gives the reasoning apart from the answer; the chat knows of neither."""
+        """Oracle: ``think`` returns the reasoning apart from the answer; the chat keeps neither."""
         chat = _told(bench)
         before = chat.messages
         answer = chat.oracle().think("What is my name?")
@@ -364,7 +364,7 @@ class TestMeaning(Scenarios):
         assert chat.messages == before, "the oracle's question is in the chat"
 
     def test_extract(self, bench: Bench) -> None:
-        """Oracle: ``extract`` gives a value that fits the schema, whatever the model would say."""
+        """Oracle: ``extract`` gives a value that fits the schema, whatever the model would answer."""
         oracle, name = _told(bench).oracle(), {"type": "string"}
         fits = {"type": "object", "properties": {"name": name}, "required": ["name"]}
         found = oracle.extract(fits)

@@ -23,7 +23,7 @@ class TestCompletions(Scenarios):
     above_contract = True
 
     def test_log_probabilities(self, bench: Bench) -> None:
-        """Generation: a completion's token has the log probability that its history gives it."""
+        """Generation: the log probability of a completion's token follows from the tokens before it."""
         completions = _session(bench).completions(3, ANY)
         told: list[list[float]] = [[] for _ in range(3)]
         for event in completions:
@@ -35,7 +35,7 @@ class TestCompletions(Scenarios):
             bench.log_probabilities_agree(bench.tokens(N_PROMPT), tokens, told[completion.index], what)
 
     def test_however_many(self, bench: Bench) -> None:
-        """Generation: a seed's completion i is the same of 2 as of 4, and completion 0 is what ``generate`` says."""
+        """Generation: completion i of a seed does not depend on n, and completion 0 equals ``generate``."""
         two, four = (
             _tokens(_session(bench).completions(2, ANY).run()),
             _tokens(_session(bench).completions(4, ANY).run()),
@@ -45,7 +45,7 @@ class TestCompletions(Scenarios):
         assert len(set(four)) == 4, "completions with streams of their own say the same"
 
     def test_no_trace(self, bench: Bench) -> None:
-        """Generation: after completions, read to their end or left, the context holds what it held."""
+        """Generation: after completions that are read to the end or left early, the context holds the same tokens."""
         session = _session(bench)
         before, holds = next_row(session), held(session.context)
         session.completions(3, ANY).run()
@@ -56,7 +56,7 @@ class TestCompletions(Scenarios):
         bench.same(next_row(session), before, "the next logits after completions")
 
     def test_decodes_the_prompt_once(self, bench: Bench) -> None:
-        """Generation: n completions take positions for their tokens, and for the prompt once where forks share it."""
+        """Generation: n completions take positions for their tokens, and one copy of the prompt if forks share it."""
         shared = Capability.SHARED_FORK in bench.capabilities
         needed = 4 * N_TOKENS + (N_PROMPT if shared else 5 * N_PROMPT)
         session = Session(bench.context(n_ctx=needed, n_seq_max=5), bench.vocab)

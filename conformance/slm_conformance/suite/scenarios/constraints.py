@@ -34,12 +34,12 @@ CALLS = CallFormat("<call>", "</call>")
 
 
 class TestConstraints(Scenarios):
-    """Constraints: a random model, held to a grammar, keeps to it; where it is free, it may say anything."""
+    """Constraints: under a grammar, a random model's answers fit it; text outside the grammar stays free."""
 
     above_contract = True
 
     def test_what_is_said_fits(self, bench: Bench) -> None:
-        """Constraint: under a schema, an expression, a choice and two kinds of grammar, answers end, and fit."""
+        """Constraint: answers under a schema, a regular expression, a choice and two kinds of grammar end, and fit."""
         checks: list[tuple[Spec, Callable[[str], bool]]] = [
             (JsonSchema(PERSON, compact=True), _is_person),
             (Regex("(no|yes){2}[0-9]{3}"), lambda text: bool(re.fullmatch(r"(no|yes){2}[0-9]{3}", text))),
@@ -59,7 +59,7 @@ class TestConstraints(Scenarios):
                 assert fits(answer.text), f"an answer under {spec} is {answer.text!r}"
 
     def test_the_end_exactly_when_complete(self, bench: Bench) -> None:
-        """Constraint: each EOG token is allowed where what was said may end, and nowhere else."""
+        """Constraint: EOG tokens are allowed exactly where the answer is complete."""
         vocab, rule = bench.vocab, compile(Regex("a{2}(bc?){0,3}"), bench.vocab)
         ends = sorted(vocab.eog_ids)
         row = _session(bench).next_logits()
@@ -74,7 +74,7 @@ class TestConstraints(Scenarios):
             rule.advance(token)
 
     def test_what_may_not_follow(self, bench: Bench) -> None:
-        """Constraint: a token is at -inf exactly where ``advance`` refuses it, and a refused one changes nothing."""
+        """Constraint: logits are -inf exactly for tokens that ``advance`` refuses; a refusal changes nothing."""
         rule = compile(Regex("[0-9]{2}[a-f]+"), bench.vocab)
         for text in ("4", "2", "b"):
             masked = rule.mask(np.zeros(bench.vocab.size, np.float32))
@@ -90,7 +90,7 @@ class TestConstraints(Scenarios):
             rule.advance(_encoded(bench, text)[0])
 
     def test_what_is_forced_is_one_batch(self, bench: Bench) -> None:
-        """Constraint: what must follow is decoded in one batch, and what follows it is drawn from the right logits."""
+        """Constraint: forced tokens are decoded in one batch, and the next token is drawn from the right logits."""
         spec = Regex("(yes|no), this is all that can be said here: [0-9]{4}")
         session = _session(bench)
         held: list[int] = []
@@ -109,7 +109,7 @@ class TestConstraints(Scenarios):
         bench.chosen(session.tokens[:N_PROMPT], said, "a greedy answer under a constraint", masked)
 
     def test_free_text_is_free(self, bench: Bench) -> None:
-        """Constraint: before a marker, every token of text and every control token is allowed; after it, what fits."""
+        """Constraint: before a marker, all text and control tokens are allowed; after it, only those that fit."""
         spec = Triggered(Choice(["left", "right"]), "<go>")
         rule = compile(spec, bench.vocab)
         for said in ("", "well, 3 < "):
@@ -123,7 +123,7 @@ class TestConstraints(Scenarios):
         assert answer.text in ("well <go>left", "well <go>right"), f"after its marker, it says {answer.text!r}"
 
     def test_tool_calls(self, bench: Bench) -> None:
-        """Constraint: a call that was begun is one of a tool that there is, with arguments that fit its schema."""
+        """Constraint: a tool call names a tool of the list, and its arguments fit the tool's schema."""
         answer = _said_first(bench, "now <call>", ToolCalls([TOOL], CALLS))
         call = re.fullmatch(r"now <call>\s*(.*?)\s*</call>.*", answer.text, re.DOTALL)
         assert call is not None, f"no whole call is in {answer.text!r}"
@@ -132,7 +132,7 @@ class TestConstraints(Scenarios):
         assert fits, f"the call is {value!r}"
 
     def test_dumped_in_mid_grammar(self, bench: Bench) -> None:
-        """Session: an answer that is dumped under a constraint goes on in another context, with the same draws.
+        """Session: a dump in the middle of a constrained answer continues in another context with the same draws.
 
         The next logits are within the tolerance (clause 16): a pause divides what must follow into other batches.
         """

@@ -13,26 +13,26 @@ from slm_core.types import Capability, EditLevel, Pos
 
 
 class TestCut(Scenarios):
-    """Clause 4, where the edit level is CUT. The oracle is the reference, which does the same by definition."""
+    """Clause 4, at edit level CUT: the float64 reference makes the same cut by definition."""
 
     level = EditLevel.CUT
 
     def test_of_a_span(self, bench: Bench) -> None:
-        """Clause 4: at the head, in the middle, and of one token, which moves later ones by one."""
+        """Clause 4: a cut at the head, a cut in the middle, and a cut of one token equal the reference's."""
         for span in ((0, 11), (13, 22), (20, 21)):
             self._cut_and_go_on(bench, span)
 
     def test_at_the_tail(self, bench: Bench) -> None:
-        """Clause 4: the last tokens are cut, which is a truncate."""
+        """Clause 4: a cut of the last tokens is a truncate."""
         self._cut_and_go_on(bench, (31, 40))
 
     def test_of_nothing(self, bench: Bench) -> None:
-        """Clause 4: an empty cut changes nothing, wherever it is."""
+        """Clause 4: an empty cut changes nothing, at any position."""
         for index in (0, 17, 40):
             self._cut_and_go_on(bench, (index, index))
 
     def test_of_everything(self, bench: Bench) -> None:
-        """Clause 4: a sequence of which all is cut begins anew."""
+        """Clause 4: after a cut of the whole sequence, the sequence is empty and can be filled again."""
         context, tokens = bench.context(), bench.tokens(30)
         before = bench.feed(context, tokens)
         assert context.cut(Pos(0, 0), Pos(0, 30)) == Pos(0, 0), "after all was cut, the next token goes to position 0"
@@ -40,15 +40,15 @@ class TestCut(Scenarios):
         bench.same(bench.feed(context, tokens), before, "a prompt after everything was cut")
 
     def test_again_and_again(self, bench: Bench) -> None:
-        """Clause 4: cuts add up: a key that moved twice stands where both say."""
+        """Clause 4: cuts add up: a key that moved twice is rotated by the sum."""
         self._cut_and_go_on(bench, (3, 8), (10, 14), (0, 2), (20, 21))
 
     def test_across_an_earlier_cut(self, bench: Bench) -> None:
-        """Clause 4: a cut may take tokens from both sides of an earlier one."""
+        """Clause 4: a cut may remove tokens from both sides of an earlier cut."""
         self._cut_and_go_on(bench, (15, 20), (10, 24))
 
     def test_between_decodes(self, bench: Bench) -> None:
-        """Clause 4: tokens decoded after a cut are cut like any others."""
+        """Clause 4: tokens that were decoded after a cut can be cut, too."""
         context, reference = bench.context(), bench.oracle()
         for turn, span in enumerate([(2, 5), (0, 9), (7, 8), (12, 20), (1, 17)]):
             tokens = bench.tokens(15, seed=turn)
@@ -58,7 +58,7 @@ class TestCut(Scenarios):
         bench.agree(bench.feed(context, more), reference.decode(more), "6 tokens after 5 cuts")
 
     def test_across_pages(self, bench: Bench) -> None:
-        """Clause 4: spans that begin and end anywhere in a long sequence."""
+        """Clause 4: cuts may begin and end anywhere in a long sequence."""
         tokens, more = bench.tokens(140), bench.tokens(8, seed=1)
         for start, end in ((1, 130), (63, 65), (31, 97)):
             context, reference = bench.context(), bench.oracle()
@@ -68,7 +68,7 @@ class TestCut(Scenarios):
             bench.agree(bench.feed(context, more), reference.decode(more), f"8 tokens after cut({start}, {end}) of 140")
 
     def test_and_64_tokens_more(self, bench: Bench) -> None:
-        """Clause 4: what follows a cut does not drift away, token by token."""
+        """Clause 4: 64 tokens after a cut, the error has not grown."""
         context, reference, tokens, more = (
             bench.context(),
             bench.oracle(),
@@ -81,7 +81,7 @@ class TestCut(Scenarios):
         bench.agree(bench.feed(context, more, chunk=1), reference.decode(more), "64 single tokens after a cut")
 
     def test_neighbours_are_untouched(self, bench: Bench) -> None:
-        """Clause 7: a cut in one sequence leaves the others as they were."""
+        """Clause 7: a cut in one sequence does not change other sequences."""
         context, ours, theirs = bench.context(), bench.tokens(30), bench.tokens(30, seed=1)
         bench.feed(context, theirs[:20], seq_id=1)
         bench.feed(context, ours, seq_id=0)
@@ -90,7 +90,7 @@ class TestCut(Scenarios):
         bench.agree(bench.feed(context, theirs[20:], seq_id=1), expected, "the neighbour of a sequence that was cut")
 
     def test_of_a_fork(self, bench: Bench) -> None:
-        """Clauses 4 and 5: a cut of shared storage leaves the other side as it was, across pages, too."""
+        """Clauses 4 and 5: a cut of shared storage does not change the other side of the fork, across pages, too."""
         for cut_side, other_side, n_tokens, end in ((0, 1, 30, 12), (1, 0, 30, 12), (0, 1, 100, 75), (1, 0, 100, 75)):
             context, reference, tokens = bench.context(), bench.oracle(), bench.tokens(n_tokens)
             bench.feed(context, tokens)
@@ -103,7 +103,7 @@ class TestCut(Scenarios):
                 bench.agree(bench.feed(context, more, seq_id), reference.decode(more, seq_id), name)
 
     def test_then_truncate(self, bench: Bench) -> None:
-        """Clauses 3 and 4: truncating into what was cut around."""
+        """Clauses 3 and 4: ``truncate`` to positions before and after an earlier cut."""
         for index in (20, 8, 3):
             context, reference, tokens = bench.context(), bench.oracle(), bench.tokens(30)
             bench.feed(context, tokens)
@@ -115,7 +115,7 @@ class TestCut(Scenarios):
             bench.agree(bench.feed(context, more), reference.decode(more), f"a cut of (5, 10), then truncate({index})")
 
     def test_frees_positions(self, bench: Bench) -> None:
-        """Clause 4: what was cut can be used again: a full context takes as many tokens as were cut."""
+        """Clause 4: a cut frees positions: a full context takes as many tokens as were cut."""
         context, reference, tokens = bench.context(n_ctx=32), bench.oracle(), bench.tokens(32)
         bench.feed(context, tokens)
         reference.decode(tokens)
@@ -125,7 +125,7 @@ class TestCut(Scenarios):
         bench.agree(bench.feed(context, more), reference.decode(more), "tokens in positions that a cut freed")
 
     def test_of_a_fork_without_room(self, bench: Bench) -> None:
-        """Clause 1: keys that a fork shares must be copied to move; where there is no room, nothing changes."""
+        """Clause 1: a cut copies shared keys before it moves them; without room it raises and changes nothing."""
         if Capability.SHARED_FORK not in bench.capabilities:
             pytest.skip("declared absent: forks do not share storage, so a cut never needs room")
         context, tokens = bench.context(n_ctx=32), bench.tokens(32)
@@ -138,7 +138,7 @@ class TestCut(Scenarios):
         bench.agree(bench.feed(context, tokens[30:]), expected, "what follows a cut that had no room")
 
     def test_reversed_or_outside(self, bench: Bench) -> None:
-        """Clause 1: end < start, and places that the sequence does not have, are refused."""
+        """Clause 1: ``end`` before ``start``, and positions outside the sequence, are refused."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
         for start, end in ((12, 11), (20, 0), (3, 21), (21, 21), (-1, 4)):
@@ -148,7 +148,7 @@ class TestCut(Scenarios):
         bench.agree(bench.feed(context, tokens[20:]), expected, "what follows a refused cut")
 
     def test_of_two_sequences_or_none(self, bench: Bench) -> None:
-        """Clause 1: both ends name one sequence, and it exists."""
+        """Clause 1: both ends of a cut must be in the same, existing sequence."""
         context = bench.context()
         bench.feed(context, bench.tokens(20), seq_id=0)
         bench.feed(context, bench.tokens(20), seq_id=1)

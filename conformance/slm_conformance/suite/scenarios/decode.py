@@ -14,10 +14,10 @@ from slm_core.types import Capability, Pos
 
 
 class TestDecode(Scenarios):
-    """What a batch gives, whatever its shape."""
+    """Logits of batches of any shape equal those of the reference."""
 
     def test_a_prompt_in_one_batch(self, bench: Bench) -> None:
-        """Clause 8: a whole prompt gives a float32 row of V logits for each token that asks for one."""
+        """Clause 8: a prompt gives a float32 row of V logits for each token whose row is requested."""
         context, tokens = bench.context(), bench.tokens(40)
         batch = bench.batch(context, (0, 0, tokens))
         rows = context.decode(batch)
@@ -27,7 +27,7 @@ class TestDecode(Scenarios):
         bench.agree(rows, bench.oracle().decode(tokens), "a prompt of 40 tokens in one batch")
 
     def test_a_prompt_in_chunks(self, bench: Bench) -> None:
-        """Clause 8: chunks do not matter, nor do single tokens."""
+        """Clause 8: a prompt in chunks, or token by token, gives the same logits."""
         tokens = bench.tokens(40)
         expected = bench.oracle().decode(tokens)
         for chunk in (1, 7, 16, 39):
@@ -35,7 +35,7 @@ class TestDecode(Scenarios):
             bench.agree(rows, expected, f"a prompt of 40 tokens in chunks of {chunk}")
 
     def test_strangers_in_a_batch(self, bench: Bench) -> None:
-        """Clause 7: three sequences in one batch, their tokens shuffled, give what each gives alone."""
+        """Clause 7: three sequences with interleaved tokens give the logits that each gives alone."""
         context, lengths = bench.context(), (9, 14, 5)
         runs = [bench.tokens(n, seed=n) for n in lengths]
         batch, order = context.new_batch(), []
@@ -49,7 +49,7 @@ class TestDecode(Scenarios):
         bench.agree(rows, np.array([expected[s][i] for s, i in order]), "three shuffled sequences in one batch")
 
     def test_strangers_beside_a_long_history(self, bench: Bench) -> None:
-        """Clause 7: sequences of different lengths grow together, one token each."""
+        """Clause 7: sequences of different lengths, one token each in a batch, give the logits of each alone."""
         context, reference = bench.context(), bench.oracle()
         histories = {seq_id: bench.tokens(n, seed=seq_id) for seq_id, n in ((0, 50), (1, 3), (3, 17))}
         for seq_id, tokens in histories.items():
@@ -63,7 +63,7 @@ class TestDecode(Scenarios):
             bench.agree(rows, expected, f"step {step} of three sequences that grow together")
 
     def test_rows_come_in_the_order_of_the_batch(self, bench: Bench) -> None:
-        """Context: rows are those asked for, in the order of the batch, whatever their sequences."""
+        """Context: rows come in the order of the batch, whatever their sequences."""
         context = bench.context()
         runs = {seq_id: bench.tokens(6, seed=seq_id) for seq_id in (3, 1, 2)}
         batch = context.new_batch()
@@ -78,7 +78,7 @@ class TestDecode(Scenarios):
         bench.agree(rows, np.array([expected[s][i] for s, i in wanted]), "every other row of three sequences")
 
     def test_rows_not_asked_for(self, bench: Bench) -> None:
-        """Context: no row asked for, no row; and what follows is not affected."""
+        """Context: tokens without a requested row give none, and later logits do not change."""
         context, tokens = bench.context(), bench.tokens(20)
         batch = context.new_batch()
         batch.extend(tokens[:19], Pos(0, 0))
@@ -90,7 +90,7 @@ class TestDecode(Scenarios):
         bench.agree(context.decode(batch), expected, "the one row asked for, after 19 that were not")
 
     def test_rows_stay_while_other_contexts_decode(self, bench: Bench) -> None:
-        """Context: rows are valid until the next call on their own context, whatever others of the model do."""
+        """Context: rows stay valid until the next call on their own context, while other contexts decode."""
         context, other, tokens = bench.context(), bench.context(), bench.tokens(12)
         rows = context.decode(bench.batch(context, (0, 0, tokens)))
         other.decode(bench.batch(other, (0, 0, bench.tokens(12, seed=1))))
@@ -107,7 +107,7 @@ class TestDecode(Scenarios):
         bench.agree(bench.feed(context, tokens[9:]), expected, "what follows an empty batch")
 
     def test_a_batch_used_again(self, bench: Bench) -> None:
-        """Batch: one that was decoded, cleared and filled again is as good as a new one."""
+        """Batch: a batch that is decoded, cleared and filled again works like a new one."""
         context, tokens = bench.context(), bench.tokens(24)
         batch, rows = context.new_batch(capacity=8), []
         for first in range(0, 24, 8):
@@ -118,7 +118,7 @@ class TestDecode(Scenarios):
 
 
 class TestDecodeLimits(Scenarios):
-    """The limits of a context: reached exactly, and crossed without harm."""
+    """The limits of a context: they can be reached exactly, and going past them raises and changes nothing."""
 
     def test_n_batch_exactly(self, bench: Bench) -> None:
         """Context: ``n_batch`` tokens are decoded in one call."""
@@ -139,7 +139,7 @@ class TestDecodeLimits(Scenarios):
         bench.agree(rows, expected, "what follows a batch that was too large")
 
     def test_the_batch_has_a_capacity(self, bench: Bench) -> None:
-        """Batch: ``new_batch`` makes batches of ``n_batch`` tokens; a run that does not fit is refused whole."""
+        """Batch: ``new_batch`` has room for ``n_batch`` tokens; a run that does not fit is refused whole."""
         context = bench.context(n_batch=24)
         batch = context.new_batch()
         assert batch.capacity == 24, f"new_batch() has room for {batch.capacity} tokens, not for n_batch, 24"
@@ -149,7 +149,7 @@ class TestDecodeLimits(Scenarios):
         assert len(batch) == 20, f"a refused extend left {len(batch)} tokens in the batch instead of 20"
 
     def test_n_ctx_exactly(self, bench: Bench) -> None:
-        """Context: one sequence may take every position of the context."""
+        """Context: one sequence can fill all positions of the context."""
         context, tokens = bench.context(n_ctx=48, n_seq_max=3, n_batch=32), bench.tokens(48)
         rows = bench.feed(context, tokens, seq_id=2)
         assert context.n_free == 0, f"48 tokens in a context of 48 leave {context.n_free} positions free"
@@ -165,7 +165,7 @@ class TestDecodeLimits(Scenarios):
         bench.agree(bench.feed(context, tokens[40:]), expected, "the last 8 tokens, after 9 were refused")
 
     def test_overflow_in_generation(self, bench: Bench) -> None:
-        """Clause 1: so does a full context at the next token; it goes on once there is room."""
+        """Clause 1: the next token in a full context raises ``ContextFull``; the context works again with room."""
         context, tokens = bench.context(n_ctx=48, n_batch=32), bench.tokens(48)
         bench.feed(context, tokens[:32], seq_id=0)
         bench.feed(context, bench.tokens(16, seed=1), seq_id=1)
@@ -181,7 +181,7 @@ class TestDecodeLimits(Scenarios):
         bench.agree(bench.feed(context, tokens[32:]), expected, "what follows an overflow, once there is room")
 
     def test_many_sequences(self, bench: Bench) -> None:
-        """Clause 7: each of 16 sequences gives in one batch what it gives alone, and goes on in the next."""
+        """Clause 7: 16 sequences in one batch give the logits that each gives alone, in the next batch, too."""
         context, runs = bench.context(n_seq_max=16), [bench.tokens(5, seed=seq_id) for seq_id in range(16)]
         expected = [bench.oracle().decode(run) for run in runs]
         for first, end in ((0, 3), (3, 5)):
@@ -191,7 +191,7 @@ class TestDecodeLimits(Scenarios):
                 bench.agree(rows[seq_id], expected[seq_id][first:end], f"sequence {seq_id} of 16 in one batch")
 
     def test_long_sequences(self, bench: Bench) -> None:
-        """Context: positions go up to ``n_ctx``; what a fork shares is shared, and freed once, however much is held."""
+        """Context: a sequence can be as long as ``n_ctx``; long forks share storage, which is freed once."""
         n_shared = 0 if Capability.SHARED_FORK not in bench.capabilities else 150
         n_ctx = 600 + 150 - n_shared
         context, tokens, others = bench.context(n_ctx=n_ctx), bench.tokens(590), bench.tokens(300, seed=1)
@@ -207,7 +207,7 @@ class TestDecodeLimits(Scenarios):
         bench.agree(found, expected, "the last 8 of 300 tokens after a fork of 150 whose other side was dropped")
 
     def test_sequences_share_the_positions(self, bench: Bench) -> None:
-        """Context: ``n_ctx`` counts what all sequences hold together."""
+        """Context: all sequences together hold at most ``n_ctx`` tokens."""
         context = bench.context(n_ctx=48, n_seq_max=3)
         free = []
         for seq_id, n in ((0, 20), (2, 5), (1, 10)):
@@ -217,10 +217,10 @@ class TestDecodeLimits(Scenarios):
 
 
 class TestDecodeRefusals(Scenarios):
-    """Clause 1: what a batch may not hold, and that nothing moves when it does."""
+    """Clause 1: an invalid batch is refused, and nothing changes."""
 
     def test_a_token_outside_the_vocabulary(self, bench: Bench) -> None:
-        """Clause 1: V and beyond raise ``InvalidToken``, wherever they stand in the batch."""
+        """Clause 1: token ids from V on raise ``InvalidToken``, anywhere in the batch."""
         size = bench.vocab.size
         for bad, at in itertools.product((size, size + 1000, 2**31 - 1), (0, 5, 9)):
             tokens = bench.tokens(10, seed=1)
@@ -228,25 +228,25 @@ class TestDecodeRefusals(Scenarios):
             self._refused_then_goes_on(bench, f"token {bad} of {size}", InvalidToken, [(0, 20, tokens)])
 
     def test_a_position_that_is_not_the_next(self, bench: Bench) -> None:
-        """Clause 1: a gap, a position held already, and a restart raise ``InvalidPosition``."""
+        """Clause 1: a gap, a position that is held already, and position 0 again raise ``InvalidPosition``."""
         for first in (21, 19, 0, 500):
             runs = [(0, first, bench.tokens(4, seed=1))]
             self._refused_then_goes_on(bench, f"position {first} of a sequence of 20", InvalidPosition, runs)
 
     def test_a_gap_inside_a_batch(self, bench: Bench) -> None:
-        """Clause 1: positions are contiguous within a batch, too."""
+        """Clause 1: positions must be contiguous inside a batch, too."""
         for second in (25, 23):
             runs = [(0, 20, bench.tokens(4, seed=1)), (0, second, bench.tokens(4, seed=2))]
             self._refused_then_goes_on(bench, f"position {second} after 20 to 23", InvalidPosition, runs)
 
     def test_a_sequence_that_does_not_exist(self, bench: Bench) -> None:
-        """Clause 1: ``n_seq_max`` and beyond raise ``InvalidSequence``."""
+        """Clause 1: sequence numbers from ``n_seq_max`` on raise ``InvalidSequence``."""
         for seq_id in (4, 1000):
             runs = [(seq_id, 0, bench.tokens(4, seed=1))]
             self._refused_then_goes_on(bench, f"sequence {seq_id} of 4", InvalidSequence, runs)
 
     def test_a_bad_run_after_a_good_one(self, bench: Bench) -> None:
-        """Clause 1: every token is checked before any is decoded, so the good run of a bad batch leaves no trace."""
+        """Clause 1: all tokens are checked before any is decoded: the valid run of a bad batch leaves no trace."""
         good = (0, 20, bench.tokens(6, seed=1))
         for error, bad in (
             (InvalidPosition, (1, 3, bench.tokens(2))),

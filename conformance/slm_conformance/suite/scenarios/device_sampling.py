@@ -16,10 +16,10 @@ _TOTAL = 1e-5
 
 
 class TestDeviceSampling(Scenarios):
-    """Clause 12: ``decode_top`` gives the largest logits of what ``decode`` gives, and is ``decode`` in all else."""
+    """Clause 12: ``decode_top`` gives the largest logits of each row of ``decode``; all else is as in ``decode``."""
 
     def test_as_declared(self, bench: Bench) -> None:
-        """Clause 2: it works where ``DEVICE_SAMPLING`` is declared, and raises ``UnsupportedOutput`` elsewhere."""
+        """Clause 2: ``decode_top`` works if ``DEVICE_SAMPLING`` is declared, else raises ``UnsupportedOutput``."""
         context = bench.context()
         batch = bench.batch(context, (0, 0, bench.tokens(5)))
         if Capability.DEVICE_SAMPLING not in context.capabilities:
@@ -42,7 +42,7 @@ class TestDeviceSampling(Scenarios):
                 _check_top(top, rows[first : first + 25], k)
 
     def test_rows_asked_for(self, bench: Bench) -> None:
-        """Clause 12: what was asked for, in the order of the batch, among strangers; nothing where nothing was."""
+        """Clause 12: requested rows come in the order of the batch, among other sequences; others give none."""
         tokens, others, context = bench.tokens(9), bench.tokens(9, seed=1), _context(bench)
         batches = []
         for each in (context, bench.context()):
@@ -60,7 +60,7 @@ class TestDeviceSampling(Scenarios):
         assert shapes == ((0, 4),) * 2, f"no row asked for, and an empty batch, give shapes {shapes}"
 
     def test_in_turns_with_decode(self, bench: Bench) -> None:
-        """Clause 12: tokens are held as ``decode`` holds them, and what was given stays what it was."""
+        """Clause 12: sequences hold the same tokens as after ``decode``, and later calls do not change the result."""
         tokens, context, reference = bench.tokens(30), _context(bench), bench.reference()
         bench.feed(context, tokens[:10])
         top = context.decode_top(bench.batch(context, (0, 10, tokens[10:20])), 5)
@@ -71,7 +71,7 @@ class TestDeviceSampling(Scenarios):
         assert all(map(np.array_equal, given, after)), "a later decode wrote into what decode_top had given"
 
     def test_refusals(self, bench: Bench) -> None:
-        """Clauses 1 and 12: a k that no row has, and what ``decode`` refuses; nothing changes."""
+        """Clauses 1 and 12: an invalid k, and batches that ``decode`` refuses, raise and change nothing."""
         context, size = _context(bench, n_ctx=40), bench.vocab.size
         bench.feed(context, bench.tokens(20))
         for k in (0, -1, size + 1):

@@ -12,10 +12,10 @@ from slm_core.types import Capability, EditLevel, Pos
 
 
 class TestDeclarations(Scenarios):
-    """Clause 2: capabilities and edit level are declared; what is absent raises the standard error."""
+    """Clause 2: capabilities and edit level are declared; a call beyond them raises the standard error."""
 
     def test_are_of_the_contract(self, bench: Bench) -> None:
-        """Clause 2: a frozen set of ``Capability`` and an ``EditLevel``."""
+        """Clause 2: contexts declare a frozen set of ``Capability`` and an ``EditLevel``."""
         context = bench.context()
         assert isinstance(context.capabilities, frozenset), "capabilities are not a frozenset"
         foreign = [name for name in context.capabilities if not isinstance(name, Capability)]
@@ -23,7 +23,7 @@ class TestDeclarations(Scenarios):
         assert isinstance(context.edit_level, EditLevel), f"the edit level is {context.edit_level!r}"
 
     def test_truncate_as_declared(self, bench: Bench) -> None:
-        """Clause 2: ``truncate`` works from TRUNCATE on, and raises ``UnsupportedEdit`` below."""
+        """Clause 2: ``truncate`` works from level TRUNCATE on, and raises ``UnsupportedEdit`` below."""
         context = bench.context()
         bench.feed(context, bench.tokens(20))
         if context.edit_level >= EditLevel.TRUNCATE:
@@ -34,7 +34,7 @@ class TestDeclarations(Scenarios):
                 context.truncate(Pos(0, 10))
 
     def test_cut_as_declared(self, bench: Bench) -> None:
-        """Clause 2: ``cut`` works at CUT, and raises ``UnsupportedEdit`` below."""
+        """Clause 2: ``cut`` works at level CUT, and raises ``UnsupportedEdit`` below."""
         context = bench.context()
         bench.feed(context, bench.tokens(20))
         if context.edit_level >= EditLevel.CUT:
@@ -45,7 +45,7 @@ class TestDeclarations(Scenarios):
                 context.cut(Pos(0, 5), Pos(0, 10))
 
     def test_a_strangers_cuts_as_declared(self, bench: Bench) -> None:
-        """Clauses 2 and 6: a dump whose cuts must be replayed is restored at CUT, and raises below."""
+        """Clauses 2 and 6: another backend's dump with cuts is restored at level CUT, and raises below."""
         context = bench.context()
         tokens = bench.tokens(20)
         bench.feed(context, tokens)

@@ -26,10 +26,10 @@ from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, Mode
 
 
 class TestEmbeddingInput(Scenarios):
-    """Clause 13: an embedding row stands in place of a token, and is held, edited and dumped like one."""
+    """Clause 13: an embedding row can take a token's place, and is held, edited and dumped like a token."""
 
     def test_as_declared(self, bench: Bench) -> None:
-        """Clause 2: rows are taken where ``EMBEDDING_INPUT`` is declared, and raise ``UnsupportedInput`` elsewhere."""
+        """Clause 2: rows work if ``EMBEDDING_INPUT`` is declared, and raise ``UnsupportedInput`` otherwise."""
         context, rows = bench.context(), np.ones((5, bench.model.info.n_embd), np.float32)
         batch = context.new_batch()
         batch.add_embeddings(rows, Pos(0, 0), logits="last")
@@ -41,7 +41,7 @@ class TestEmbeddingInput(Scenarios):
         assert logits.shape == (1, bench.model.info.n_vocab), f"5 rows of 1 that is wanted give logits {logits.shape}"
 
     def test_dumps_as_declared(self, bench: Bench) -> None:
-        """Clauses 6 and 13: where it is not declared, a dump with rows raises ``SnapshotMismatch``."""
+        """Clauses 6 and 13: a dump with rows raises ``SnapshotMismatch`` if they are not declared."""
         bench.requires_toy()
         tokens, reference = bench.tokens(12), bench.reference()
         with ToyBackend().load(bench.path, ModelOptions()) as toy, toy.new_context(ContextOptions(64, 1, 64)) as other:
@@ -60,13 +60,13 @@ class TestEmbeddingInput(Scenarios):
         )
 
     def test_rows_of_the_table(self, bench: Bench) -> None:
-        """Clauses 9 and 13: what the table of embeddings holds for tokens gives the logits that the tokens give."""
+        """Clauses 9 and 13: rows of the embedding table give the logits of their tokens."""
         tokens = bench.tokens(N_SAMPLE)
         found = _feed(_context(bench), _table(bench, tokens))
         bench.agree(found, bench.workshop.expected(bench.name, 0), f"the rows of {N_SAMPLE} tokens, 64 at a time")
 
     def test_rows_that_no_token_has(self, bench: Bench) -> None:
-        """Clauses 8 and 13: any row will do, alone or in chunks."""
+        """Clauses 8 and 13: rows that no token has work, one at a time and in chunks."""
         table = _table(bench, bench.tokens(20))
         rows = (table + table[::-1]) / np.float32(2)
         reference = bench.reference()
@@ -75,7 +75,7 @@ class TestEmbeddingInput(Scenarios):
             bench.agree(_feed(_context(bench), rows, chunk=chunk), expected, f"rows between tokens', {chunk} at a time")
 
     def test_among_tokens(self, bench: Bench) -> None:
-        """Clauses 7 and 13: rows and tokens take turns in a batch, as do sequences."""
+        """Clauses 7 and 13: a batch may mix rows, tokens and sequences."""
         ours, theirs = bench.tokens(12), bench.tokens(12, seed=1)
         context, tables = _context(bench), [_table(bench, ours), _table(bench, theirs)]
         batch = context.new_batch()
@@ -93,7 +93,7 @@ class TestEmbeddingInput(Scenarios):
         bench.agree(bench.feed(context, ours[:4], seq_id=1), after.decode(ours[:4]), "what follows those rows")
 
     def test_what_is_held(self, bench: Bench) -> None:
-        """Clause 13: a sequence holds ``EMBEDDED`` where a row was decoded, and a position for each."""
+        """Clause 13: ``tokens`` has ``EMBEDDED`` for each row, and each row takes one position."""
         tokens, context = bench.tokens(10), _context(bench)
         bench.feed(context, tokens[:4])
         _feed(context, _table(bench, tokens[4:7]))
@@ -112,7 +112,7 @@ class TestEmbeddingInput(Scenarios):
         bench.states_agree(context.embed(batch), bench.reference().embed(tokens), "hidden states of 9 rows")
 
     def test_truncate_and_fork(self, bench: Bench) -> None:
-        """Clauses 3, 5 and 13: rows are forgotten and shared like tokens."""
+        """Clauses 3, 5 and 13: ``truncate`` and ``fork`` work on rows as on tokens."""
         bench.requires(EditLevel.TRUNCATE)
         tokens, context = bench.tokens(30), _context(bench)
         rows, expected = _table(bench, tokens), bench.reference().decode(tokens)
@@ -123,7 +123,7 @@ class TestEmbeddingInput(Scenarios):
         bench.agree(_feed(context, rows[20:], seq_id=2), expected[20:], "rows after a fork of 20 of 30 rows")
 
     def test_cut(self, bench: Bench) -> None:
-        """Clauses 4 and 13: a cut among rows keeps their values."""
+        """Clauses 4 and 13: a cut among rows keeps the values of the other rows."""
         bench.requires(EditLevel.CUT)
         tokens, context, reference = bench.tokens(30), _context(bench), bench.reference()
         _feed(context, _table(bench, tokens[:20]))
@@ -133,7 +133,7 @@ class TestEmbeddingInput(Scenarios):
         bench.agree(bench.feed(context, tokens[20:]), reference.decode(tokens[20:]), "10 tokens after a cut of 20 rows")
 
     def test_dump_and_restore(self, bench: Bench) -> None:
-        """Clauses 6 and 13: a dump with rows goes on in another context of the same backend."""
+        """Clauses 6 and 13: a dump with rows continues in another context of the same backend."""
         tokens = bench.tokens(30)
         data = _dump(bench, tokens, cut=False)
         context = bench.context(n_ctx=64)
@@ -143,7 +143,7 @@ class TestEmbeddingInput(Scenarios):
         bench.agree(found, bench.reference().decode(tokens)[20:], "a restored dump with rows")
 
     def test_decoded_again(self, bench: Bench) -> None:
-        """Clauses 6 and 13: a dump carries its rows: where its payload means nothing they are decoded again."""
+        """Clauses 6 and 13: rows in another backend's dump are decoded again from the dump."""
         cut, tokens, reference = bench.edit_level >= EditLevel.CUT, bench.tokens(30), bench.reference()
         snapshot = SequenceSnapshot.from_bytes(_dump(bench, tokens, cut=cut))
         context = _context(bench)
@@ -155,7 +155,7 @@ class TestEmbeddingInput(Scenarios):
         bench.agree(found, reference.decode(tokens[20:]), "another backend's dump with rows")
 
     def test_refusals(self, bench: Bench) -> None:
-        """Clauses 1 and 13: what is no row of this model is refused, by the batch or with it, and nothing changes."""
+        """Clauses 1 and 13: rows of a wrong shape or type, or with NaN, are refused, and nothing changes."""
         context, width = _context(bench, n_ctx=40), bench.model.info.n_embd
         bench.feed(context, bench.tokens(20))
         good = np.ones((3, width), np.float32)
@@ -177,7 +177,7 @@ class TestEmbeddingInput(Scenarios):
             _decode(bench, context, np.ones((21, width), np.float32), 20)
 
     def test_hostile_dumps(self, bench: Bench) -> None:
-        """Clauses 6 and 13: rows of a dump that are missing, too many, of another width or no numbers are refused."""
+        """Clauses 6 and 13: dumps with missing, surplus, misshapen or non-finite rows are refused."""
         context = _context(bench)
         snapshot = SequenceSnapshot.from_bytes(_dump(bench, bench.tokens(20), cut=False))
         infinite = snapshot.rows.copy()

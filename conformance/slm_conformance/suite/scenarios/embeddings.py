@@ -15,10 +15,10 @@ from slm_core.types import Capability, Pooling, Pos
 
 
 class TestEmbeddings(Scenarios):
-    """Clause 11: ``embed`` gives what lies behind the last norm, and is ``decode`` in everything else."""
+    """Clause 11: ``embed`` gives the output of the last norm; all else is as in ``decode``."""
 
     def test_as_declared(self, bench: Bench) -> None:
-        """Clause 2: ``embed`` works where ``EMBEDDINGS`` is declared, and raises ``UnsupportedOutput`` elsewhere."""
+        """Clause 2: ``embed`` works if ``EMBEDDINGS`` is declared, and raises ``UnsupportedOutput`` otherwise."""
         context = bench.context()
         batch = bench.batch(context, (0, 0, bench.tokens(5)))
         if Capability.EMBEDDINGS not in context.capabilities:
@@ -32,13 +32,13 @@ class TestEmbeddings(Scenarios):
         )
 
     def test_against_the_reference(self, bench: Bench) -> None:
-        """Clauses 9 and 11: hidden states are the reference's, fed in batches of 64."""
+        """Clauses 9 and 11: hidden states equal the reference's, in batches of 64."""
         tokens = bench.tokens(N_SAMPLE)
         context, expected = _context(bench), bench.reference().embed(tokens)
         bench.states_agree(_feed(context, tokens, 64), expected, f"hidden states of {N_SAMPLE} tokens")
 
     def test_among_strangers(self, bench: Bench) -> None:
-        """Clauses 7 and 8: token by token, and beside another sequence, they are what they are alone."""
+        """Clauses 7 and 8: token by token, and with another sequence in the batch, hidden states are the same."""
         tokens, others = bench.tokens(12), bench.tokens(12, seed=1)
         context, expected = _context(bench), bench.reference().embed(tokens)
         bench.states_agree(_feed(context, tokens, 1), expected, "hidden states token by token")
@@ -50,7 +50,7 @@ class TestEmbeddings(Scenarios):
         bench.states_agree(context.embed(batch), expected, "hidden states, in turns with another sequence")
 
     def test_rows_asked_for(self, bench: Bench) -> None:
-        """Clause 11: a row for each token that one is asked for, in the order of the batch; none for none."""
+        """Clause 11: requested rows come in the order of the batch; none if none is requested."""
         tokens, context = bench.tokens(9), _context(bench)
         expected, batch = bench.reference().embed(tokens), context.new_batch()
         wanted = [1, 2, 6]
@@ -63,7 +63,7 @@ class TestEmbeddings(Scenarios):
         assert shapes == ((0, expected.shape[1]),) * 2, f"no row asked for, and an empty batch, give shapes {shapes}"
 
     def test_in_turns_with_decode(self, bench: Bench) -> None:
-        """Clause 11: tokens that were embedded are held like decoded ones, and the next logits follow from them."""
+        """Clause 11: ``embed`` adds tokens to the cache like ``decode``, and the next logits follow from them."""
         tokens, context, reference = bench.tokens(30), _context(bench), bench.reference()
         reference.decode(tokens[:10])
         bench.feed(context, tokens[:10])
@@ -72,7 +72,7 @@ class TestEmbeddings(Scenarios):
         bench.agree(bench.feed(context, tokens[20:]), reference.decode(tokens[20:]), "decode after embed")
 
     def test_refusals(self, bench: Bench) -> None:
-        """Clauses 1 and 11: what ``decode`` refuses, ``embed`` refuses, and nothing changes."""
+        """Clauses 1 and 11: ``embed`` refuses the batches that ``decode`` refuses, and nothing changes."""
         context, size = _context(bench, n_ctx=40), bench.vocab.size
         _feed(context, bench.tokens(20), 20)
         for why, first, tokens, error in (
@@ -84,7 +84,7 @@ class TestEmbeddings(Scenarios):
                 context.embed(bench.batch(context, (0, first, tokens)))
 
     def test_pooled(self, bench: Bench) -> None:
-        """Clause 11: texts are embedded together as they are alone, pooled in each way, and leave nothing behind."""
+        """Clause 11: texts embedded together give the vectors of each alone, for each pooling, and leave no trace."""
         context = _context(bench)
         texts = [bench.tokens(n, seed=n) for n in (7, 1, 12, 3, 20, 70)]
         states = [bench.reference().embed(text) for text in texts]

@@ -25,10 +25,10 @@ _SHARES = (0.25, 0.5)
 
 
 class TestFailures(Scenarios):
-    """Clause 1: a call that raises leaves the context as it was, whatever it raises and wherever that came from."""
+    """Clause 1: a call that raises leaves the context as it was, whatever the error and its source."""
 
     def test_a_batch_that_cannot_be_read(self, bench: Bench) -> None:
-        """Clause 1: whichever of its arrays fails to be read, nothing has changed, and the context goes on."""
+        """Clause 1: if an array of the batch cannot be read, nothing changes, and the context continues."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
         before, n_reads = held(context), 0
@@ -62,7 +62,7 @@ class TestFailures(Scenarios):
             bench.agree(bench.feed(context, tokens[20:]), expected[0], what)
 
     def test_an_interrupted_restore(self, bench: Bench) -> None:
-        """Clauses 1 and 6: an interrupt in ``restore``, of a payload or of tokens, leaves what the sequence held."""
+        """Clauses 1 and 6: an interrupt (Ctrl-C) in ``restore`` leaves the sequence as it was."""
         tokens, source = bench.tokens(30), bench.context()
         bench.feed(source, bench.tokens(40, seed=1))
         own = source.dump(0)
@@ -79,7 +79,7 @@ class TestFailures(Scenarios):
                 bench.agree(bench.feed(context, tokens[20:]), expected, what)
 
     def test_an_interrupted_restore_over_a_fork(self, bench: Bench) -> None:
-        """Clause 1: an interrupted ``restore`` over a fork that shares storage needs no room that there is not.
+        """Clause 1: an interrupted ``restore`` over a fork that shares storage needs no additional room.
 
         The context is almost full: what the fork held cannot be made anew, as dropping the fork frees nothing.
         A backend may also refuse the dump with ``ContextFull``.

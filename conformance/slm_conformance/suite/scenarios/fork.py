@@ -13,12 +13,12 @@ from slm_core.types import Capability, EditLevel, Pos
 
 
 class TestFork(Scenarios):
-    """Clause 5."""
+    """Clause 5: a copy and its original share storage if declared, and never see each other's later tokens."""
 
     on_one_model = ("test_shared_storage_takes_no_memory",)
 
     def test_the_copy_goes_on_as_the_original(self, bench: Bench) -> None:
-        """Clause 5: after the same tokens, the copy gives the same logits."""
+        """Clause 5: after the same tokens, copy and original give the same logits."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
         assert context.fork(0, 2) == Pos(2, 20), "fork says where the copy's next token goes: position 20"
@@ -27,7 +27,7 @@ class TestFork(Scenarios):
         bench.agree(bench.feed(context, tokens[20:], seq_id=2), expected, "a fork that goes on")
 
     def test_copy_and_original_diverge(self, bench: Bench) -> None:
-        """Clause 5: neither sees what the other decodes later, in turns or in one batch."""
+        """Clause 5: copy and original do not see each other's later tokens, in turns or in one batch."""
         context, reference, tokens = bench.context(), bench.oracle(), bench.tokens(20)
         bench.feed(context, tokens)
         reference.decode(tokens)
@@ -40,7 +40,7 @@ class TestFork(Scenarios):
                 bench.agree(rows, reference.decode(more, seq_id), f"turn {turn} of sequence {seq_id} after a fork")
 
     def test_many_copies(self, bench: Bench) -> None:
-        """Clause 5: n copies, each with a tail of its own, decoded in one batch."""
+        """Clause 5: n copies with different tails are decoded in one batch."""
         context, tokens = bench.context(n_seq_max=6), bench.tokens(20)
         bench.feed(context, tokens)
         tails = {seq_id: bench.tokens(4, seed=seq_id) for seq_id in range(6)}
@@ -52,7 +52,7 @@ class TestFork(Scenarios):
             bench.agree(rows[4 * seq_id : 4 * seq_id + 4], expected, f"copy {seq_id} of 5")
 
     def test_a_copy_of_a_copy(self, bench: Bench) -> None:
-        """Clause 5: a copy can be forked after it went on."""
+        """Clause 5: a copy that was continued can be forked again."""
         context, reference = bench.context(), bench.oracle()
         for seq_id in range(4):
             tokens = bench.tokens(8, seed=seq_id)
@@ -63,7 +63,7 @@ class TestFork(Scenarios):
                 reference.fork(seq_id, seq_id + 1)
 
     def test_of_the_first_tokens(self, bench: Bench) -> None:
-        """Clause 5: ``end`` copies a beginning; 0 copies nothing."""
+        """Clause 5: ``end`` copies the first tokens only; 0 copies nothing."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens)
         for seq_id, end in ((1, 13), (2, 0), (3, 30)):
@@ -74,7 +74,7 @@ class TestFork(Scenarios):
             bench.agree(bench.feed(context, tail, seq_id), expected, f"a fork of the first {end} tokens")
 
     def test_dropping_one_leaves_the_other(self, bench: Bench) -> None:
-        """Clause 5: whichever of the two is dropped, the other goes on."""
+        """Clause 5: dropping either side of a fork does not change the other."""
         for dropped, kept in ((0, 1), (1, 0)):
             context, tokens = bench.context(), bench.tokens(30)
             bench.feed(context, tokens[:20])
@@ -87,7 +87,7 @@ class TestFork(Scenarios):
             bench.agree(bench.feed(context, tokens[20:], kept), expected, "a fork, after the other side was dropped")
 
     def test_truncating_one_leaves_the_other(self, bench: Bench) -> None:
-        """Clause 5: whichever of the two is truncated and goes on differently, the other is as it was."""
+        """Clause 5: truncating either side of a fork, and decoding other tokens there, does not change the other."""
         bench.requires(EditLevel.TRUNCATE)
         for truncated, kept in ((0, 1), (1, 0)):
             context, tokens = bench.context(), bench.tokens(30)
@@ -99,7 +99,7 @@ class TestFork(Scenarios):
             bench.agree(bench.feed(context, tokens[20:], kept), expected, "a fork, after the other side was truncated")
 
     def test_shares_storage_as_declared(self, bench: Bench) -> None:
-        """Clause 5: a shared fork costs no positions until written; any other costs its length."""
+        """Clause 5: a shared fork takes no positions until written; a copy takes its length."""
         context = bench.context(n_ctx=64)
         bench.feed(context, bench.tokens(24))
         context.fork(0, 1)
@@ -148,7 +148,7 @@ class TestFork(Scenarios):
                 context.fork_cost(0, end)
 
     def test_shared_storage_takes_no_memory(self, bench: Bench) -> None:
-        """Clause 5: where forks share storage, 32 of them take no memory for keys and values."""
+        """Clause 5: if forks share storage, 32 forks take no memory for keys and values."""
         if Capability.SHARED_FORK not in bench.capabilities:
             pytest.skip("declared absent: shared_fork")
         n_tokens, n_forks = 400, 32
@@ -164,7 +164,7 @@ class TestFork(Scenarios):
         )
 
     def test_without_room(self, bench: Bench) -> None:
-        """Clause 1: where storage is not shared, a copy that does not fit is refused; a shared one always fits."""
+        """Clause 1: a copy that does not fit is refused; a fork that shares storage always fits."""
         context, tokens = bench.context(n_ctx=40), bench.tokens(26)
         bench.feed(context, tokens[:24])
         if Capability.SHARED_FORK in bench.capabilities:
@@ -177,7 +177,7 @@ class TestFork(Scenarios):
         bench.agree(bench.feed(context, tokens[24:]), expected, "what follows a fork in a context without much room")
 
     def test_into_a_sequence_that_is_taken(self, bench: Bench) -> None:
-        """Clause 1: the destination must be another sequence, empty, and exist."""
+        """Clause 1: the destination must be another sequence that exists and is empty."""
         context = bench.context(n_seq_max=3)
         bench.feed(context, bench.tokens(20), seq_id=0)
         bench.feed(context, bench.tokens(4), seq_id=1)
@@ -195,10 +195,10 @@ class TestFork(Scenarios):
 
 
 class TestDrop(Scenarios):
-    """Forgetting whole sequences."""
+    """Context: ``drop`` and ``clear`` forget whole sequences."""
 
     def test_one_sequence(self, bench: Bench) -> None:
-        """Context: ``drop`` forgets one sequence, which begins anew, the others go on."""
+        """Context: ``drop`` empties one sequence, which can be filled again; others do not change."""
         context, ours, theirs = bench.context(), bench.tokens(20), bench.tokens(24, seed=1)
         before = bench.feed(context, ours, seq_id=0)
         bench.feed(context, theirs[:20], seq_id=1)
@@ -210,7 +210,7 @@ class TestDrop(Scenarios):
         bench.agree(bench.feed(context, theirs[20:], seq_id=1), expected, "the neighbour of a dropped sequence")
 
     def test_an_empty_one_or_none(self, bench: Bench) -> None:
-        """Clause 1: dropping an empty sequence is fine, one that does not exist is refused."""
+        """Clause 1: dropping an empty sequence does nothing; a sequence that does not exist is refused."""
         context = bench.context(n_seq_max=2)
         bench.feed(context, bench.tokens(9))
         context.drop(1)
@@ -220,7 +220,7 @@ class TestDrop(Scenarios):
         assert context.length(0) == 9, "dropping an empty sequence changed another"
 
     def test_all(self, bench: Bench) -> None:
-        """Context: ``clear`` forgets all sequences; the context is as new."""
+        """Context: after ``clear``, the context is like a new one."""
         context, tokens = bench.context(), bench.tokens(20)
         before = bench.feed(context, tokens)
         bench.feed(context, bench.tokens(20, seed=1), seq_id=3)

@@ -62,16 +62,16 @@ class Script:
 
 
 class TestGeneration(Scenarios):
-    """Generation: what comes out is what the logits say, no more, no less, and whole characters."""
+    """Generation: tokens, text and limits follow from the logits and options; text has whole characters."""
 
     above_contract = True
 
     def test_greedy_is_the_largest_logit(self, bench: Bench) -> None:
-        """Clause 9: each greedy token is the best, wherever the gap to the second exceeds the error allowed."""
+        """Clause 9: each greedy token has the largest logit, if its lead exceeds the allowed error."""
         bench.chosen(bench.tokens(N_PROMPT), _session(bench).generate(GREEDY).run().tokens, "a greedy answer")
 
     def test_log_probabilities(self, bench: Bench) -> None:
-        """Generation: an event's logprob is the log softmax of the raw row at its token, whatever the sampling."""
+        """Generation: an event's logprob is the log softmax of the raw row, whatever the sampling options."""
         session = _session(bench)
         events = list(session.generate(Sampling(temperature=1.5, top_k=5, seed=3, max_tokens=8)))
         logprobs = [event.logprob for event in events if event.token is not None]
@@ -101,7 +101,7 @@ class TestGeneration(Scenarios):
             )
 
     def test_stopping_criteria_in_order(self, bench: Bench) -> None:
-        """Generation: NEXT asks the stopping criterion after it; CONTINUE, and any other opinion, does not."""
+        """Generation: after NEXT the next stopping criterion is asked; after any other result it is not."""
         for action, n_asked in ((StoppingAction.NEXT, 4), (StoppingAction.CONTINUE, 0), (StoppingAction.FINISH, 0)):
             asked: list[int] = []
 
@@ -115,7 +115,7 @@ class TestGeneration(Scenarios):
             )
 
     def test_a_criterion_does_not_lift_the_limit(self, bench: Bench) -> None:
-        """Generation: a stopping criterion never disables the token limit, whatever it says."""
+        """Generation: no result of a stopping criterion disables the token limit."""
         for action in (StoppingAction.CONTINUE, StoppingAction.PAUSE):
             answer = _run(_session(bench), self._plain(bench, 6), stopping_criteria=[_always(action)])
             assert (len(answer.tokens), answer.finish_reason) == (6, FinishReason.LENGTH), (
@@ -124,7 +124,7 @@ class TestGeneration(Scenarios):
             )
 
     def test_paused_anywhere(self, bench: Bench) -> None:
-        """Generation: PAUSE after any token, then ``generate()``: events, text and next logits as if never paused.
+        """Generation: PAUSE after any token, then ``generate()``: events, text and next logits are unchanged.
 
         Nothing is decoded again, so the calls are the same, and clause 9 makes the draws the same.
         """
@@ -145,7 +145,7 @@ class TestGeneration(Scenarios):
             bench.same(next_row(session), after, f"the next logits of an answer that was paused after token {n}")
 
     def test_paused_in_a_character(self, bench: Bench) -> None:
-        """Generation: paused after each token, inside characters and beginnings of stop texts, the text is the same."""
+        """Generation: a pause inside a character or a partial stop text does not change the text."""
         said = bench.vocab.encode("aé日🙂 bcdé🙂x", add_special=False, parse_special=False)
         text = _text(bench, said)
         for stop in (), (text[7:-1],), (text[5:] + "!",):
@@ -157,7 +157,7 @@ class TestGeneration(Scenarios):
             )
 
     def test_limits(self, bench: Bench) -> None:
-        """Generation: ``max_tokens`` of 0, 1 and 2 give so many tokens, and ``length``."""
+        """Generation: ``max_tokens`` of 0, 1 and 2 give 0, 1 and 2 tokens, and end with ``length``."""
         for limit in (0, 1, 2):
             answer = _say(bench, self._plain(bench, 5), limit=limit)
             assert (len(answer.tokens), answer.finish_reason) == (limit, FinishReason.LENGTH), (
@@ -166,7 +166,7 @@ class TestGeneration(Scenarios):
             assert answer.usage.completion_tokens == limit, f"usage counts {answer.usage.completion_tokens} of {limit}"
 
     def test_stop_text_across_tokens(self, bench: Bench) -> None:
-        """Generation: a stop text ends the answer and none of it is shown, wherever tokens divide it."""
+        """Generation: a stop text ends the answer and is not shown, however tokens split it."""
         said = bench.vocab.encode("abcdefghi", add_special=False, parse_special=False)
         text = _text(bench, said)
         for first in range(1, len(text) - 1):
@@ -175,7 +175,7 @@ class TestGeneration(Scenarios):
                 self._stops(bench, said, stop, text.partition(stop)[0])
 
     def test_the_first_of_several_stop_texts(self, bench: Bench) -> None:
-        """Generation: of several stop texts, the answer ends before the one that begins first, whatever their order."""
+        """Generation: with several stop texts, the answer ends before the one that begins first."""
         said = bench.vocab.encode("hello dog, the assistant", add_special=False, parse_special=False)
         words = [token for token in said if len(_text(bench, [token])) > 2]
         for token in words:
@@ -190,7 +190,7 @@ class TestGeneration(Scenarios):
                 )
 
     def test_a_criterion_that_raises_at_the_end(self, bench: Bench) -> None:
-        """Generation: an answer that a token has ended does not go on where a stopping criterion raises then."""
+        """Generation: an answer that has ended stays ended if a stopping criterion then raises."""
         letters, (end, *_) = self._plain(bench, 2), sorted(bench.vocab.eog_ids)
 
         def burst(event: Event, draft: Draft) -> StoppingAction:
@@ -210,7 +210,7 @@ class TestGeneration(Scenarios):
         )
 
     def test_stopping_criteria_stay_after_a_pause(self, bench: Bench) -> None:
-        """Generation: what is not given anew after a pause stays: stopping criteria and ``on_event``."""
+        """Generation: after a pause, stopping criteria and ``on_event`` stay unless they are given again."""
         seen: list[int | None] = []
         session, said = _session(bench), self._plain(bench, 6)
         stopping_criteria = [_at(2, StoppingAction.PAUSE), _at(4, StoppingAction.FINISH)]
@@ -239,7 +239,7 @@ class TestGeneration(Scenarios):
         )
 
     def test_what_only_begins_a_stop_text(self, bench: Bench) -> None:
-        """Generation: text that began like a stop text and was none comes out."""
+        """Generation: text that only begins like a stop text is shown."""
         said = bench.vocab.encode("abcdefgh", add_special=False, parse_special=False)
         text = _text(bench, said)
         answer = _say(bench, said, stop=(text[4:] + "!", text[2:5] + "?"))
@@ -254,14 +254,14 @@ class TestGeneration(Scenarios):
         assert not any("\ufffd" in part for part in shown), f"an event shows a part of a character: {shown}"
 
     def test_random_bytes(self, bench: Bench) -> None:
-        """Generation: whatever bytes a model says, the text is what UTF-8 with replacement makes of all of them."""
+        """Generation: the text of any bytes equals their UTF-8 decoding with replacement."""
         said = [token for token in bench.tokens(150, seed=21) if token not in bench.vocab.eog_ids]
         data = b"".join(bench.vocab.token_bytes(token) for token in said)
         shown, expected = "".join(_shown(bench, said)), data.decode("utf-8", "replace")
         assert shown == expected, f"random tokens came out as {shown!r}, their bytes are {expected!r}"
 
     def test_every_end_of_generation(self, bench: Bench) -> None:
-        """Generation: each EOG token, EOS and EOT alike, ends the answer as ``stop`` and is no text."""
+        """Generation: each EOG token ends the answer with ``stop`` and adds no text."""
         encode = bench.vocab.encode
         spelled = [encode(text, add_special=False, parse_special=True) for text in EOG_TEXTS]
         known = {ids[0] for ids in spelled if len(ids) == 1 and not bench.vocab.token_bytes(ids[0])}
@@ -276,7 +276,7 @@ class TestGeneration(Scenarios):
             assert answer.text == _text(bench, letters), f"{name!r} ({token}) became text: {answer.text!r}"
 
     def test_cancelled_in_prefill(self, bench: Bench) -> None:
-        """Generation: cancelled while the prompt runs, no more than the batch that is running is decoded."""
+        """Generation: after a cancellation in prefill, only the running batch is finished."""
         session = Session(bench.context(n_batch=8), bench.vocab)
         session.append_tokens(bench.tokens(60))
         batches: list[int] = []
@@ -291,7 +291,7 @@ class TestGeneration(Scenarios):
         bench.agree(next_row(session), fresh_row(bench, session), "the next logits after a prefill cancelled half-way")
 
     def test_a_full_context(self, bench: Bench) -> None:
-        """Generation: an answer that fills the context ends with ``length``; the context can be used on."""
+        """Generation: an answer that fills the context ends with ``length``; the context stays usable."""
         context = bench.context(n_ctx=32, n_seq_max=2)
         session = Session(context, bench.vocab, seq_id=0)
         session.append_tokens(bench.tokens(N_PROMPT))
@@ -305,7 +305,7 @@ class TestGeneration(Scenarios):
         bench.agree(rows, bench.reference().decode(bench.tokens(8)), "a prompt in a context that was full")
 
     def test_usage(self, bench: Bench) -> None:
-        """Generation: usage counts the prompt, what of it was decoded before, and the answer."""
+        """Generation: usage counts the prompt's tokens, how many of them were cached, and the answer's tokens."""
         session = _session(bench)
         session.next_logits()
         session.append_tokens(bench.tokens(5, seed=2))

@@ -28,17 +28,17 @@ MOST_MEMORY = 16 << 20
 
 
 class TestHostileDumps(Scenarios):
-    """Clause 6: no bytes, whoever made them, crash, hang, take the memory, or leave half a sequence."""
+    """Clause 6: no bytes crash, hang, exhaust memory, or leave a sequence half restored."""
 
     def test_every_truncation(self, bench: Bench) -> None:
-        """Clause 6: a small dump that lost its end, wherever it is cut off, raises and changes nothing."""
+        """Clause 6: a small dump that is truncated at any byte raises and changes nothing."""
         data = _small(bench)
         self._refused(
             bench, ((f"a dump cut off after {n} of {len(data)} bytes", data[:n]) for n in places(len(data), N_DAMAGED))
         )
 
     def test_every_byte(self, bench: Bench) -> None:
-        """Clause 6: a small dump of which one byte is another, whichever it is, raises and changes nothing."""
+        """Clause 6: a small dump with any one byte changed raises and changes nothing."""
         data = _small(bench)
         changed = ((i, (data[i] + 1 + 37 * i % 255) % 256) for i in places(len(data), N_DAMAGED))
         self._refused(
@@ -46,7 +46,7 @@ class TestHostileDumps(Scenarios):
         )
 
     def test_hostile_dumps(self, bench: Bench) -> None:
-        """Clause 6: 3,000 dumps with false headers, lengths, numbers, and right checksums, raise or restore whole."""
+        """Clause 6: 3,000 dumps with false headers, lengths or numbers and right checksums raise, or restore whole."""
         models = bench.workshop.fixtures.models
         n = -(-bench.workshop.share(N_HOSTILE) // len(models))
         context, tokens = bench.context(n_ctx=64, n_seq_max=3), bench.tokens(20)
@@ -62,7 +62,7 @@ class TestHostileDumps(Scenarios):
             )
 
     def test_memory_for_hostile_dumps(self, bench: Bench) -> None:
-        """Clause 6: what a header claims takes no memory before it is known to be true."""
+        """Clause 6: memory is not allocated from a header's sizes before they are checked."""
         context, dumps = (
             bench.context(n_ctx=64),
             list(hostile_dumps(_sound(bench), bench.workshop.share(N_TRACED), seed=99)),

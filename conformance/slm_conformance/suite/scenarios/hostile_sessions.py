@@ -30,12 +30,12 @@ SAMPLING = Sampling(temperature=0.9, repeat_penalty=1.2, seed=5, max_tokens=6, s
 
 
 class TestHostileSessions(Scenarios):
-    """Session, Chat: no bytes crash, hang, take the memory, or leave half a session or a context behind."""
+    """Session, Chat: no bytes crash, hang, exhaust memory, or leave half a session or a context open."""
 
     above_contract = True
 
     def test_a_damaged_session(self, bench: Bench) -> None:
-        """Session: a dump in mid-answer, cut off anywhere or with a byte changed, raises and leaves nothing."""
+        """Session: a dump of a paused answer that is truncated or has a changed byte raises and leaves nothing."""
         data = _session_dump(bench)
         context = bench.context(n_ctx=64, n_seq_max=1)
         for what, damaged in _damaged(data):
@@ -44,7 +44,7 @@ class TestHostileSessions(Scenarios):
         _whole(bench, Session.restore(context, bench.vocab, data))
 
     def test_hostile_sessions(self, bench: Bench) -> None:
-        """Session: dumps with false fields and right checksums raise and leave nothing, or go on as sessions do."""
+        """Session: dumps with false fields and right checksums raise and leave nothing, or work as sessions."""
         context, data = bench.context(n_ctx=64, n_seq_max=2), _session_dump(bench)
         keeper = Session(context, bench.vocab, seq_id=1)
         keeper.append_tokens(bench.tokens(9))
@@ -63,7 +63,7 @@ class TestHostileSessions(Scenarios):
         bench.same(next_row(keeper), row, "the next logits of a session beside hostile ones")
 
     def test_a_damaged_chat(self, bench: Bench) -> None:
-        """Chat: a dump that is cut off anywhere, or of which a byte is another, raises before a context is made."""
+        """Chat: a dump that is truncated or has a changed byte raises before a context is made."""
         model, data = BenchModel(bench), _chat_dump(bench)
         for what, damaged in _damaged(data):
             with bench.refused(f"a chat's dump {what}", InvalidSnapshot, SnapshotMismatch):
@@ -73,7 +73,7 @@ class TestHostileSessions(Scenarios):
             _whole(bench, chat.session)
 
     def test_hostile_chats(self, bench: Bench) -> None:
-        """Chat: dumps with false fields raise or give chats that answer; contexts are small, and none is left open."""
+        """Chat: dumps with false fields raise, or give chats that answer; no context is left open."""
         model, data = BenchModel(bench), _chat_dump(bench)
         most = max(4096, bench.model.info.n_ctx_train)
         for i, hostile in enumerate(chain(_sizes(data), _hostile("chat", data, *_share(bench, N_CHATS)))):

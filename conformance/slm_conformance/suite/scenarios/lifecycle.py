@@ -42,7 +42,7 @@ _STATM = Path("/proc/self/statm")
 
 
 class TestClose(Scenarios):
-    """Clause 10."""
+    """Clause 10: ``close`` frees memory at once, and later calls raise."""
 
     on_one_model = (
         "test_memory_stays_flat",  # any model shows what leaks
@@ -81,7 +81,7 @@ class TestClose(Scenarios):
                 call()
 
     def test_twice(self, bench: Bench) -> None:
-        """Clause 10: closing twice is fine, for contexts and models; ``with`` closes."""
+        """Clause 10: contexts and models may be closed twice; ``with`` closes them."""
         with bench.own_model() as model:
             context = bench.context(model=model)
             with context:
@@ -94,7 +94,7 @@ class TestClose(Scenarios):
             bench.context(model=model)
 
     def test_of_the_model(self, bench: Bench) -> None:
-        """Clause 10: closing a model closes its contexts first; what is known of it stays readable."""
+        """Clause 10: closing a model closes its contexts first; its ``info`` stays readable."""
         model = bench.own_model()
         context, info = bench.context(model=model), model.info
         bench.feed(context, bench.tokens(10))
@@ -106,7 +106,7 @@ class TestClose(Scenarios):
         assert model.info == info, "the info of a closed model is another than before"
 
     def test_leaves_other_contexts(self, bench: Bench) -> None:
-        """Context: those of one model are independent: closing one leaves the others."""
+        """Context: closing a context does not affect other contexts of the model."""
         first, second, tokens = bench.context(), bench.context(), bench.tokens(30)
         bench.feed(second, tokens[:20])
         bench.feed(first, bench.tokens(40, seed=1))
@@ -116,7 +116,7 @@ class TestClose(Scenarios):
 
     @pytest.mark.slow
     def test_memory_stays_flat(self, bench: Bench) -> None:
-        """Clause 10: closing frees memory now: 80 rounds of load, decode and close take no more than a few do."""
+        """Clause 10: closing frees memory: 80 rounds of load, decode and close need no more memory than a few."""
         weights = bench.weights()
         kv_bytes = weights.kept_bytes(_MEMORY_N_CTX, 1)  # a byte a number, or more
         for _ in range(_N_WARM):  # allocators, caches and thread pools grow to their size
@@ -134,7 +134,7 @@ class TestClose(Scenarios):
 
     @pytest.mark.slow
     def test_closed_contexts_hold_nothing(self, bench: Bench) -> None:
-        """Clause 10: the KV cache is freed by ``close``, not when the last reference to the context is gone."""
+        """Clause 10: ``close`` frees the KV cache even if the context is still referenced."""
         n_rounds = 40 if Capability.KV_PAYLOAD in bench.capabilities else 10
         weights = bench.weights()
         n_tokens = max(_FILLED, _FILLED_BYTES // weights.kept_bytes(1, 2))
@@ -164,17 +164,17 @@ class TestClose(Scenarios):
                 bench.feed(context, bench.tokens(4))
 
     def test_the_interpreter_ends_with_open_contexts(self, bench: Bench) -> None:
-        """Clause 10: a program may end without closing: no crash, no hang, status 0."""
+        """Clause 10: a program may end with open contexts: no crash, no hang, status 0."""
         bench.in_another_process("exit", bench.tokens(20))
 
 
 class TestSizes(Scenarios):
-    """What a context is made with."""
+    """Context and Batch: sizes and KV types are as requested, or refused."""
 
     on_one_model = ("test_many_sequences_take_no_memory",)
 
     def test_are_as_asked(self, bench: Bench) -> None:
-        """Context: a new one is empty, has the sizes it was asked for, and all of it is free."""
+        """Context: a new context is empty and free, and has the requested sizes."""
         context = bench.context(n_ctx=100, n_seq_max=3, n_batch=20)
         sizes = (context.n_ctx, context.n_seq_max, context.n_batch, context.n_free)
         assert sizes == (100, 3, 20, 100), f"asked for (100, 3, 20), n_ctx, n_seq_max, n_batch and n_free are {sizes}"
@@ -223,7 +223,7 @@ class TestSizes(Scenarios):
                     bench.model.new_context(options)
 
     def test_batch_capacity(self, bench: Bench) -> None:
-        """Batch: one larger than ``n_batch``, or without room, is refused with ``InvalidOption``."""
+        """Batch: a capacity above ``n_batch`` or below 1 is refused with ``InvalidOption``."""
         context = bench.context(n_batch=20)
         for capacity in (0, 21, -3):
             with bench.refused(f"new_batch({capacity}) where n_batch is 20", InvalidOption):
@@ -250,12 +250,12 @@ class TestSizes(Scenarios):
 
 
 class TestThreads(Scenarios):
-    """A context is for one thread at a time, a model for any."""
+    """Threads: a context serves one thread at a time, a model serves any number."""
 
     on_one_model = ("test_others_run_while_a_call_computes",)
 
     def test_a_busy_context_refuses(self, bench: Bench) -> None:
-        """Context: a second thread inside a call gets ``ContextBusy`` at once; the first call goes on undisturbed."""
+        """Context: a second thread's call raises ``ContextBusy`` at once, and the first call is not disturbed."""
         context, tokens = bench.context(), bench.tokens(20)
         intruder = _Intruder(lambda: bench.feed(context, bench.tokens(1), seq_id=1))
         batch = _WatchedBatch(20, intruder)
@@ -271,7 +271,7 @@ class TestThreads(Scenarios):
             )
 
     def test_two_threads_with_one_context(self, bench: Bench) -> None:
-        """Context: threads that try again after ``ContextBusy`` get what each gets alone: never corruption."""
+        """Context: threads that retry after ``ContextBusy`` get the logits that each gets alone."""
         _race(bench, until_refused=False)
 
     def test_others_run_while_a_call_computes(self, bench: Bench) -> None:
@@ -297,7 +297,7 @@ class TestThreads(Scenarios):
         )
 
     def test_contexts_in_parallel(self, bench: Bench) -> None:
-        """Model: three threads, each with a context of its own over one model, give what each gives alone."""
+        """Model: three threads with a context each get the logits that each gets alone."""
         runs = [bench.tokens(30, seed=seed) for seed in range(3)]
         contexts = [bench.context() for _ in runs]
         with _quick_switching(), ThreadPoolExecutor(3) as threads:

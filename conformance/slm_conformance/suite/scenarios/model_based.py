@@ -20,12 +20,12 @@ N_PROGRAMS = 20
 
 
 class TestModelBased(Scenarios):
-    """All clauses: whatever calls, legal or not, in whatever order, give what the contract says."""
+    """All clauses: any sequence of calls, legal or not, gives the results that the contract states."""
 
     further_models = FURTHER_MODELS
 
     def test_random_programs(self, bench: Bench) -> None:
-        """Clauses 1 to 15: programs of random calls; one that goes wrong is shrunk and printed as a script."""
+        """Clauses 1 to 15: programs of random calls hold; a program that fails is shrunk and printed as a script."""
         is_first = bench.name == bench.workshop.fixtures.models[0]
         for seed in seeds(bench, N_PROGRAMS if is_first else len(SIZES), at_least=len(SIZES)):
             sizes = SIZES[seed % len(SIZES)]

@@ -1,4 +1,4 @@
-"""Rows that stand apart in time, height and width: what they lead to, and how they are edited and dumped."""
+"""Embedding rows with M-RoPE offsets: their logits, and how they are edited and dumped."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from slm_core.errors import SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Batch, Context
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelOptions, Pos
 
-_GRID = [(0, y, x) for y in range(3) for x in range(5)]
-"""An image of 3 rows of 5 patches."""
-_FIRST, _LAST = 6, 6 + len(_GRID)
+_OFFSETS = [(0, y, x) for y in range(3) for x in range(5)]
+"""Of the patches of an image, 3 high and 5 wide."""
+_FIRST, _LAST = 6, 6 + len(_OFFSETS)
 _N = 40
 
 
 class TestMropePositions(Scenarios):
-    """Clause 15: rows stand where their offsets say, and what follows behind the furthest of all."""
+    """Clause 15: a row's offset sets its M-RoPE position; the next token follows the highest position."""
 
     models = ("qwen2vl-f32",)
 
     def test_as_declared(self, bench: Bench) -> None:
-        """Clause 2: offsets are taken where ``MROPE_POSITIONS`` is declared; elsewhere ``UnsupportedInput``."""
+        """Clause 2: offsets work if ``MROPE_POSITIONS`` is declared, and raise ``UnsupportedInput`` otherwise."""
         context = bench.context()
         batch = _batch(bench, context, 0, _LAST)
         if Capability.MROPE_POSITIONS not in bench.capabilities:
@@ -38,7 +38,7 @@ class TestMropePositions(Scenarios):
         assert rows.shape == (_LAST, bench.model.info.n_vocab), f"{_LAST} tokens and rows give logits {rows.shape}"
 
     def test_dumps_as_declared(self, bench: Bench) -> None:
-        """Clauses 6 and 15: where they are not declared, a dump with offsets raises ``SnapshotMismatch``."""
+        """Clauses 6 and 15: a dump with offsets raises ``SnapshotMismatch`` if they are not declared."""
         with ToyBackend().load(bench.path, ModelOptions()) as toy, toy.new_context(ContextOptions(64, 1, 64)) as other:
             _feed(bench, other, 0, _LAST)
             data = other.dump(0)
@@ -49,34 +49,36 @@ class TestMropePositions(Scenarios):
             return
         context.restore(1, data)
         bench.agree(
-            _feed(bench, context, _LAST, _N, seq_id=1), _expected(bench)[_LAST:], "what follows the toy's image"
+            _feed(bench, context, _LAST, _N, seq_id=1), _expected(bench)[_LAST:], "the text after the toy's image"
         )
 
     def test_against_the_reference(self, bench: Bench) -> None:
-        """Clauses 8, 9 and 15: text, an image and text, in one batch and in several."""
+        """Clauses 8, 9 and 15: text, an image and text give the reference's logits, in one batch and in several."""
         for sizes in ([_N], [_LAST, _N - _LAST], [9, 8, _N - 17]):
-            context, done, rows = _context(bench), 0, []
+            context, start, rows = _context(bench), 0, []
             for n in sizes:
-                rows.append(_feed(bench, context, done, done + n))
-                done += n
+                rows.append(_feed(bench, context, start, start + n))
+                start += n
             bench.agree(np.concatenate(rows), _expected(bench), f"text, an image and text in batches of {sizes}")
 
     def test_forked_and_truncated(self, bench: Bench) -> None:
-        """Clauses 3, 5 and 15: what is left of an image is as if no more of it had come."""
+        """Clauses 3, 5 and 15: a fork or truncate inside an image keeps the M-RoPE positions of the first rows."""
         context = _context(bench)
         _feed(bench, context, 0, 30)
         context.fork(0, 1, 12)
-        bench.agree(_feed(bench, context, 12, _N, seq_id=1), _expected(bench)[12:], "what follows a fork in an image")
+        bench.agree(
+            _feed(bench, context, 12, _N, seq_id=1), _expected(bench)[12:], "the text after a fork inside an image"
+        )
         if bench.edit_level >= EditLevel.TRUNCATE:
             context.truncate(Pos(0, 25))
-            bench.agree(_feed(bench, context, 25, _N), _expected(bench)[25:], "what follows a truncate")
+            bench.agree(_feed(bench, context, 25, _N), _expected(bench)[25:], "the text after a truncate")
             context.truncate(Pos(0, 12))
             reference, more = bench.reference(), bench.tokens(5, seed=3)
             _decode(bench, reference, 0, 12)
-            bench.agree(bench.feed(context, more), reference.decode(more), "text behind a truncate in an image")
+            bench.agree(bench.feed(context, more), reference.decode(more), "text after a truncate inside an image")
 
     def test_cut(self, bench: Bench) -> None:
-        """Clauses 4 and 15: what is behind a cut moves by the places that are cut, not by the tokens."""
+        """Clauses 4 and 15: tokens after a cut move by its M-RoPE positions, not by its number of tokens."""
         bench.requires(EditLevel.CUT)
         for start, end in ((4, _LAST + 2), (0, 3), (8, _LAST), (2, 10)):
             context, reference = _context(bench), bench.reference()
@@ -88,14 +90,14 @@ class TestMropePositions(Scenarios):
             bench.agree(bench.feed(context, more), reference.decode(more), f"8 tokens after a cut of [{start}, {end})")
 
     def test_dump_and_restore(self, bench: Bench) -> None:
-        """Clauses 6 and 15: a dump with an image goes on in another context of the same backend."""
+        """Clauses 6 and 15: a dump with an image continues in another context of the same backend."""
         context, other = _context(bench), bench.context(n_ctx=64)
         _feed(bench, context, 0, 25)
         other.restore(1, context.dump(0))
         bench.agree(_feed(bench, other, 25, _N, seq_id=1), _expected(bench)[25:], "a restored dump with an image")
 
     def test_decoded_again(self, bench: Bench) -> None:
-        """Clauses 6 and 15: where the payload of a dump means nothing, rows are decoded again where they stood."""
+        """Clauses 6 and 15: rows of an image in another backend's dump are decoded again at their M-RoPE positions."""
         context, reference = _context(bench), bench.reference()
         _feed(bench, context, 0, 30)
         _decode(bench, reference, 0, 30)
@@ -104,8 +106,8 @@ class TestMropePositions(Scenarios):
             reference.cut(3, 9)
         other, more = bench.context(n_batch=7), bench.tokens(8, seed=4)
         other.restore(0, foreign(SequenceSnapshot.from_bytes(context.dump(0))).to_bytes())
-        found = bench.feed(other, more)
-        bench.agree(found, reference.decode(more), "another backend's dump with an image, decoded 7 at a time")
+        rows = bench.feed(other, more)
+        bench.agree(rows, reference.decode(more), "another backend's dump with an image, decoded 7 at a time")
 
 
 def _context(bench: Bench) -> Context:
@@ -115,26 +117,26 @@ def _context(bench: Bench) -> Context:
 
 
 def _rows(bench: Bench) -> Rows:
-    """The image's rows; no token has them."""
-    table = bench.reference().table(bench.tokens(2 * len(_GRID), seed=9))
+    """The image's embedding rows, which differ from every token's."""
+    table = bench.reference().table(bench.tokens(2 * len(_OFFSETS), seed=9))
     return (0.7 * table[::2] + 0.5 * table[1::2]).astype(np.float32)
 
 
 def _batch(bench: Bench, context: Context, start: int, stop: int, seq_id: int = 0) -> Batch:
-    """A part of the text, with as much of the image as is in it."""
+    """The inputs [start, stop) of the text with its image."""
     batch, tokens = context.new_batch(), bench.tokens(_N)
-    first, last = (min(max(place, start), stop) for place in (_FIRST, _LAST))
+    first, last = (min(max(bound, start), stop) for bound in (_FIRST, _LAST))
     batch.extend(tokens[start:first], Pos(seq_id, start), logits="all")
-    done = first - _FIRST
-    offsets = np.array(_GRID[done : last - _FIRST], np.int32).reshape(-1, 3) - _furthest(done)
-    batch.add_embeddings(_rows(bench)[done : last - _FIRST], Pos(seq_id, first), offsets=offsets, logits="all")
+    patches = slice(first - _FIRST, last - _FIRST)
+    offsets = np.array(_OFFSETS[patches], np.int32).reshape(-1, 3) - _n_positions(patches.start)
+    batch.add_embeddings(_rows(bench)[patches], Pos(seq_id, first), offsets=offsets, logits="all")
     batch.extend(tokens[last:stop], Pos(seq_id, last), logits="all")
     return batch
 
 
-def _furthest(n: int) -> int:
-    """How many places the first ``n`` rows of the image take."""
-    return max((1 + max(offset) for offset in _GRID[: max(n, 0)]), default=0)
+def _n_positions(n: int) -> int:
+    """How many M-RoPE positions the first ``n`` rows of the image take."""
+    return max((1 + max(offset) for offset in _OFFSETS[: max(n, 0)]), default=0)
 
 
 def _feed(bench: Bench, context: Context, start: int, stop: int, seq_id: int = 0) -> Rows:
@@ -142,11 +144,11 @@ def _feed(bench: Bench, context: Context, start: int, stop: int, seq_id: int = 0
 
 
 def _decode(bench: Bench, reference: Reference, start: int, stop: int) -> Rows:
-    """The same of the reference, which is given the image whole, or as much as there is of it."""
+    """Logits of the reference, which takes the image in one call."""
     tokens = bench.tokens(_N)
     states = [reference.embed(tokens[start:_FIRST])]
     n = min(stop, _LAST) - _FIRST
-    states.append(reference.embed_rows(_rows(bench)[:n].astype(np.float64), offsets=_GRID[:n]))
+    states.append(reference.embed_rows(_rows(bench)[:n].astype(np.float64), offsets=_OFFSETS[:n]))
     if stop > _LAST:
         states.append(reference.embed(tokens[_LAST:stop]))
     return reference.logits(np.concatenate(states))

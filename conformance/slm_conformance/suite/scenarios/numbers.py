@@ -14,7 +14,7 @@ from slm_core.types import ContextOptions, KvType
 
 
 class TestNumbers(Scenarios):
-    """Clause 9."""
+    """Clause 9: errors of logits stay within the tolerance."""
 
     def test_against_the_reference(self, bench: Bench) -> None:
         """Clause 9: the mean error over many rows is within the bound for the weight type."""
@@ -22,19 +22,19 @@ class TestNumbers(Scenarios):
         self._check(bench, bench.kv_type, rows, expected)
 
     def test_each_kv_type(self, bench: Bench) -> None:
-        """Clause 9: so it is with each storage type of keys and values."""
+        """Clause 9: the mean error is within the bound for each KV type."""
         for kv_type in bench.kv_types[1:]:
             rows, expected = self._rows(bench, kv_type)
             self._check(bench, kv_type, rows, expected)
 
     def test_the_default_kv_type(self, bench: Bench) -> None:
-        """Clause 9: a context that names no KV type has 16 bits or better."""
+        """Clause 9: the default KV type has 16 bits or more."""
         context, tokens = bench.model.new_context(ContextOptions(256, 1, 64)), bench.tokens(N_SAMPLE)
         with context:
             self._check(bench, KvType.F16, bench.feed(context, tokens), bench.reference().decode(tokens))
 
     def test_the_greedy_choice(self, bench: Bench) -> None:
-        """Clause 9: the best token is the reference's wherever the gap to the second exceeds the error allowed."""
+        """Clause 9: the best token is the reference's if its lead exceeds the allowed error."""
         bench.reference()  # skips what has none
         for kv_type in bench.kv_types:
             # With errors as large as coarse types allow, a model of which all is random may have no clear choice.
@@ -54,7 +54,7 @@ class TestNumbers(Scenarios):
             assert differing == 0, f"the same calls on a new context{where}: {differing} of 40 rows of logits differ"
 
     def test_every_token(self, bench: Bench) -> None:
-        """Clause 9: it is so after each token of the vocabulary, the first 512 of a larger one."""
+        """Clause 9: logits are within the bound after each token of the vocabulary, the first 512 of a larger one."""
         context, size = bench.context(n_ctx=96), min(bench.vocab.size, 512)
         for first in range(0, size, 96):
             ids = list(range(first, min(first + 96, size)))

@@ -30,24 +30,24 @@ _Step = TypeVar("_Step")
 
 
 class TestSessionPrograms(Scenarios):
-    """Sessions: whatever calls, in whatever order, give what the calls say one by one."""
+    """Sessions: any sequence of calls gives the results that the calls describe one by one."""
 
     above_contract = True
     on_one_model = ("test_random_programs",)
 
     def test_random_programs(self, bench: Bench) -> None:
-        """Session: programs of random calls; one that goes wrong is shrunk and printed as a script."""
+        """Session: programs of random calls hold; a program that fails is shrunk and printed as a script."""
         play_session_programs(bench, seeds(bench, N_PROGRAMS, at_least=2))
 
 
 class TestChatPrograms(Scenarios):
-    """Chats and oracles: whatever calls, in whatever order, give what the calls say one by one."""
+    """Chats and oracles: any sequence of calls gives the results that the calls describe one by one."""
 
     above_contract = True
     on_one_model = ("test_random_programs",)
 
     def test_random_programs(self, bench: Bench) -> None:
-        """Chat: programs of random calls; one that goes wrong is shrunk and printed as a script."""
+        """Chat: programs of random calls hold; a program that fails is shrunk and printed as a script."""
         play_chat_programs(bench, seeds(bench, N_PROGRAMS, at_least=2))
 
 

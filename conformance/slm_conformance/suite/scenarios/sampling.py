@@ -58,12 +58,12 @@ SIGMAS = 6
 
 
 class TestSampling(Scenarios):
-    """Sampling: the draws are what the row says and a function of the seed; their stream survives copies and dumps."""
+    """Sampling: draws follow from the row and the seed; copies and dumps keep the random stream."""
 
     above_contract = True
 
     def test_shares(self, bench: Bench) -> None:
-        """Sampling: over 2,000 draws tokens come as often as softmax says, by chi-square, at three temperatures."""
+        """Sampling: 2,000 draws follow softmax, by chi-square, at three temperatures."""
         row = self._row(bench)
         for temperature in (0.7, 1.0, 1.6):
             chain = SamplerChain(Sampling(top_k=0, top_p=1.0, min_p=0.0, temperature=temperature, seed=17))
@@ -87,7 +87,7 @@ class TestSampling(Scenarios):
         )
 
     def test_truncation(self, bench: Bench) -> None:
-        """Sampling: top_k, top_p and min_p keep the tokens that their definitions keep, and all of them come."""
+        """Sampling: top_k, top_p and min_p keep the tokens of their definitions, and each of them is drawn."""
         row = self._row(bench)
         shares = np.sort(_softmax(row))[::-1]
         order = np.argsort(-row, kind="stable")
@@ -115,7 +115,7 @@ class TestSampling(Scenarios):
         assert first != other, f"seeds 1 and 2 both gave {first}"
 
     def test_draws_differ(self, bench: Bench) -> None:
-        """Sampling: the draws of one stream are not all the same, and no two streams of a seed are."""
+        """Sampling: the draws of a stream vary, and two streams of a seed have different draws."""
         row = self._row(bench)
         streams = [SamplerChain(PLAIN, stream=stream) for stream in (0, 1)]
         first, second = ([chain.sample(row) for _ in range(60)] for chain in streams)
@@ -123,13 +123,13 @@ class TestSampling(Scenarios):
         assert first != second, "two streams of a seed give the same draws"
 
     def test_greedy(self, bench: Bench) -> None:
-        """Sampling: at temperature 0 the largest logit comes, whatever the seed."""
+        """Sampling: temperature 0 gives the largest logit, whatever the seed."""
         row = self._row(bench)
         drawn = {SamplerChain(Sampling(temperature=0, seed=seed)).sample(row) for seed in range(5)}
         assert drawn == {int(row.argmax())}, f"greedy chose {drawn}, the largest logit is that of {int(row.argmax())}"
 
     def test_the_row_stays(self, bench: Bench) -> None:
-        """Sampling: ``sample`` leaves the row as it was, penalties included."""
+        """Sampling: ``sample`` does not change the row of logits, with penalties, too."""
         row = self._row(bench)
         before = row.copy()
         chain = SamplerChain(Sampling(repeat_penalty=1.7, seed=1))
@@ -138,7 +138,7 @@ class TestSampling(Scenarios):
         assert np.array_equal(row, before), "sampling changed the row of logits"
 
     def test_penalty(self, bench: Bench) -> None:
-        """Sampling: a repeat penalty divides positive and multiplies negative logits of what came before, once each."""
+        """Sampling: a repeat penalty divides positive and multiplies negative logits of earlier tokens, once each."""
         penalty, prompt = 3.0, bench.tokens(20)
         sampling = Sampling(temperature=0, repeat_penalty=penalty, max_tokens=20)
         tokens = _session(bench, sampling).generate().run().tokens
@@ -150,7 +150,7 @@ class TestSampling(Scenarios):
         bench.chosen(prompt, tokens, f"a greedy answer with repeat_penalty={penalty}", penalized, factor=penalty)
 
     def test_the_steps_and_their_order(self, bench: Bench) -> None:
-        """Sampling: bias, penalties, truncation, temperature are their formulas, in the order of the docs or as set."""
+        """Sampling: bias, penalties, truncation and temperature equal their formulas, in two orders."""
         row = self._row(bench)
         likely = np.argsort(-row)[:40]  # penalties matter for these
         history = [int(likely[token % 40]) for token in bench.tokens(90, seed=3)]
@@ -170,7 +170,7 @@ class TestSampling(Scenarios):
                 )
 
     def test_the_state_of_each_step(self, bench: Bench) -> None:
-        """Sampling: whatever the steps learn, a clone and a restored state go on with it, and ``reset`` forgets it."""
+        """Sampling: a clone and a restored state continue with the state of each step; ``reset`` forgets it."""
         rows = [np.asarray(row, np.float32) for row in bench.feed(bench.context(), bench.tokens(30))]
         for options in LEARNING:
             chain = SamplerChain(Sampling(**{**FREE, **options}), eog_ids=bench.vocab.eog_ids)  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ class TestSampling(Scenarios):
             assert [_drawn(chain, row) for row in rows[:15]] == begun, f"with {options}, reset() does not begin anew"
 
     def test_a_session_dump_goes_on(self, bench: Bench) -> None:
-        """Sampling: a session that is dumped between two answers goes on, in another context, with the same draws."""
+        """Sampling: a session that is dumped between two answers continues elsewhere with the same draws."""
         session = _session(bench, replace(UNIFORM, max_tokens=8))
         first = session.generate().run().tokens
         twin = Session.restore(bench.context(), bench.vocab, session.dump())

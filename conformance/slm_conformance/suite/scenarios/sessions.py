@@ -29,7 +29,7 @@ class TestSession(Scenarios):
     above_contract = True
 
     def test_append(self, bench: Bench) -> None:
-        """Session: text is content, and begins with what the model puts before a text; control segments are control."""
+        """Session: text is content, after the special tokens of the vocabulary; control segments are control tokens."""
         encode, spelled = bench.vocab.encode, "hi <|im_end|> you"
         session = Session(bench.context(), bench.vocab)
         for first in (True, False):
@@ -42,7 +42,7 @@ class TestSession(Scenarios):
         bench.agree(next_row(session), fresh_row(bench, session), "the next logits after appended text")
 
     def test_more_than_there_is_room_for(self, bench: Bench) -> None:
-        """Session: tokens for which there is no room, those that wait counted, raise, and are not there afterwards."""
+        """Session: tokens that do not fit, with those that wait, raise and are not appended."""
         session = Session(bench.context(n_ctx=32), bench.vocab)
         session.append_tokens(bench.tokens(20))
         before = session.tokens
@@ -53,7 +53,7 @@ class TestSession(Scenarios):
         bench.agree(next_row(session), fresh_row(bench, session), "the next logits of a session that fills its context")
 
     def test_rollback(self, bench: Bench) -> None:
-        """Session: back at a mark, tokens and next logits are what they were, any number of times, marks nested."""
+        """Session: a rollback restores tokens and next logits, any number of times, with nested marks."""
         session = _session(bench, bench.tokens(20))
         outer, tokens, before = session.mark(), session.tokens, next_row(session)
         for turn in range(3):
@@ -68,7 +68,7 @@ class TestSession(Scenarios):
             bench.same(next_row(session), before, f"the next logits after rollback number {turn + 1}")
 
     def test_a_mark_at_the_end(self, bench: Bench) -> None:
-        """Session: a mark at the place where the history ends stays good, however often one returns to it."""
+        """Session: a mark at the end of the history stays valid after any number of rollbacks."""
         session = _session(bench, bench.tokens(12))
         tokens, marks = session.tokens, [session.mark(), session.mark()]
         for turn in range(3):
@@ -80,7 +80,7 @@ class TestSession(Scenarios):
         assert session.tokens == tokens, "a removal of nothing left other tokens"
 
     def test_marks_that_are_stale_or_foreign(self, bench: Bench) -> None:
-        """Session: a mark whose place was taken away, or of another session, raises ``InvalidMark``."""
+        """Session: a stale mark, and a mark of another session, raise ``InvalidMark``."""
         context = bench.context()
         session, other = (Session(context, bench.vocab) for _ in range(2))
         session.append_tokens(bench.tokens(10))
@@ -96,7 +96,7 @@ class TestSession(Scenarios):
         assert session.tokens == before[:10], "a refused rollback changed the session"
 
     def test_remove_exactly(self, bench: Bench) -> None:
-        """Session: what remains after ``remove(exact=True)`` is as if the rest had never been, at every edit level."""
+        """Session: after ``remove(exact=True)`` the history is as if the tokens had never been there, at any level."""
         session, tokens = _session(bench, bench.tokens(12)), bench.tokens(40)
         start = session.mark()
         session.append_tokens(tokens[:10])
@@ -109,7 +109,7 @@ class TestSession(Scenarios):
         bench.agree(next_row(session), expected, "the next logits after an exact removal")
 
     def test_remove(self, bench: Bench) -> None:
-        """Session: ``remove`` cuts where the level is CUT, else computes again; either way the tokens are gone."""
+        """Session: ``remove`` cuts at level CUT and recomputes below it; the tokens are gone either way."""
         session, tokens = _session(bench, bench.tokens(12)), bench.tokens(20, seed=1)
         start = session.mark()
         session.append_tokens(tokens[:10])
@@ -124,7 +124,7 @@ class TestSession(Scenarios):
         bench.agree(next_row(session), expected, f"the next logits after remove, a {level.name}")
 
     def test_marks_after_a_removal(self, bench: Bench) -> None:
-        """Session: a mark behind what is removed moves with its tokens, and one inside it goes stale."""
+        """Session: a mark after removed tokens moves with its tokens; a mark among them becomes stale."""
         session = _session(bench, bench.tokens(12))
         places = [session.mark()]
         for seed in (1, 2, 3, 4):
@@ -140,7 +140,7 @@ class TestSession(Scenarios):
         assert session.tokens == wanted, "a mark behind what was removed did not move with its tokens"
 
     def test_fork(self, bench: Bench) -> None:
-        """Session: a fork goes its own way; both are right."""
+        """Session: a fork and its original do not affect each other."""
         session = _session(bench, bench.tokens(20))
         session.next_logits()
         twin = session.fork(2)
@@ -154,7 +154,7 @@ class TestSession(Scenarios):
             bench.agree(next_row(which), fresh_row(bench, which), f"the next logits of {name} of a session")
 
     def test_a_fork_draws_as_the_original(self, bench: Bench) -> None:
-        """Session: a fork and its original go on with the same draws, each with a stream of its own."""
+        """Session: a fork and its original continue with equal draws, from separate streams."""
         session = _session(bench, bench.tokens(20), UNIFORM)
         session.generate().run()
         twin = session.fork()
@@ -162,7 +162,7 @@ class TestSession(Scenarios):
         assert there == here, "a fork goes on with other draws than its original"
 
     def test_dump_in_mid_answer(self, bench: Bench) -> None:
-        """Session: paused after any token, inside a character or a stop text, a dump goes on in another context.
+        """Session: a dump of a paused answer, also inside a character or stop text, continues in another context.
 
         The draws are the same, and the next logits are within the tolerance (clause 16): a context that cannot use the
         payload decodes the tokens again, in other batches.
@@ -187,7 +187,7 @@ class TestSession(Scenarios):
             session.close()
 
     def test_a_scratch_branch(self, bench: Bench) -> None:
-        """Session: a scratch branch, in a fork or in the session itself, leaves marks and a paused answer as they were.
+        """Session: a scratch branch, in a fork or in the session's sequence, keeps marks and a paused answer.
 
         The draws are the same, and the next logits are within the tolerance (clause 16): without a sequence to spare,
         tokens are decoded again.
@@ -215,7 +215,7 @@ class TestSession(Scenarios):
             assert session.tokens == tuple(bench.tokens(20)), f"marks from before {what} are at other places"
 
     def test_a_scratch_branch_takes_no_draws(self, bench: Bench) -> None:
-        """Session: a scratch branch that draws, or raises, does not change the next draws of the session."""
+        """Session: a scratch branch that draws, or raises, does not change the session's next draws."""
         for n_seq_max in (2, 1):
             drawn = []
             for scratch_branches in (0, 2):
@@ -229,7 +229,7 @@ class TestSession(Scenarios):
             assert drawn[0] == drawn[1], f"after {what}, a session draws {drawn[1]} in place of {drawn[0]}"
 
     def test_a_scratch_branch_in_a_full_context(self, bench: Bench) -> None:
-        """Session: a scratch branch for which there is no room raises, and tokens that wait are still there."""
+        """Session: a scratch branch without room raises, and waiting tokens stay."""
         context = bench.context(n_ctx=40, n_seq_max=2)
         session, other = (Session(context, bench.vocab) for _ in range(2))
         session.append_tokens(bench.tokens(10))
@@ -247,7 +247,7 @@ class TestSession(Scenarios):
         assert (session.tokens, session.n_pending) == before, "a scratch branch without room changed the session"
 
     def test_a_restored_answer_goes_on_counting(self, bench: Bench) -> None:
-        """Session: a restored answer ends at its limit, stop text or EOG token as if it had not been dumped."""
+        """Session: a restored answer ends at its limit, stop text or EOG token as without the dump."""
         letter = bench.vocab.encode("a", add_special=False, parse_special=False)[-1]
         ends = max(bench.vocab.eog_ids)
         said = Sampling(temperature=0, logit_bias={letter: 1e4})
@@ -272,7 +272,7 @@ class TestSession(Scenarios):
                 session.close()
 
     def test_refused_options(self, bench: Bench) -> None:
-        """Session: options that are refused leave the answer that is being made."""
+        """Session: refused options do not change a running answer."""
         session = _session(bench, bench.tokens(10))
         running = session.generate(GREEDY)
         next(running)
@@ -282,7 +282,7 @@ class TestSession(Scenarios):
         assert answer.finish_reason is not FinishReason.CANCELLED, "refused options ended the answer before them"
 
     def test_close(self, bench: Bench) -> None:
-        """Session: what a closed session held is free, and another begins in its place as if it had never been."""
+        """Session: ``close`` frees the session's tokens, and a new session works like the first."""
         context = bench.context(n_ctx=32, n_seq_max=1)
         for seed in (1, 2):
             with Session(context, bench.vocab) as session:

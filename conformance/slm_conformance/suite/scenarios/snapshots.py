@@ -31,19 +31,19 @@ _KV_BYTES = {
 
 
 class TestDumpRestore(Scenarios):
-    """Clause 6: what was dumped goes on exactly as it would have."""
+    """Clause 6: a restored sequence continues as the dumped one would."""
 
     on_one_model = ("test_in_another_process",)
 
     def test_in_another_context(self, bench: Bench) -> None:
-        """Clause 6: a dump goes on in a context of other sizes."""
+        """Clause 6: a dump continues in a context of other sizes."""
         data, tokens = self._dump(bench)
         other = bench.context(n_ctx=64, n_seq_max=2, n_batch=16)
         assert other.restore(1, data) == Pos(1, 20), "restore says where the next token goes: position 20"
         self._goes_on(bench, other, 1, tokens, "a dump restored in another context")
 
     def test_in_another_sequence(self, bench: Bench) -> None:
-        """Clause 6: a dump goes on in another sequence, beside the one it was taken from."""
+        """Clause 6: a dump continues in another sequence of the same context."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20], seq_id=3)
         context.restore(1, context.dump(3))
@@ -51,7 +51,7 @@ class TestDumpRestore(Scenarios):
         self._goes_on(bench, context, 3, tokens, "the sequence it was taken from")
 
     def test_in_the_same_sequence(self, bench: Bench) -> None:
-        """Clause 6: a dump takes back what was decoded since."""
+        """Clause 6: restoring an earlier dump undoes the tokens that were decoded since."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
         data = context.dump(0)
@@ -61,7 +61,7 @@ class TestDumpRestore(Scenarios):
         self._goes_on(bench, context, 0, tokens, "a dump restored over its own continuation")
 
     def test_in_place_of_another_history(self, bench: Bench) -> None:
-        """Clause 6: ``restore`` replaces what the sequence held, and nothing else."""
+        """Clause 6: ``restore`` replaces the tokens of one sequence, and changes nothing else."""
         data, tokens = self._dump(bench)
         context, theirs = bench.context(), bench.tokens(30, seed=2)
         bench.feed(context, bench.tokens(33, seed=1), seq_id=0)
@@ -71,7 +71,7 @@ class TestDumpRestore(Scenarios):
         self._goes_on(bench, context, 1, theirs, "the neighbour of a restored sequence")
 
     def test_between_two_tokens(self, bench: Bench) -> None:
-        """Clause 6: dumped in mid-generation, each of 5 steps goes on in a new context."""
+        """Clause 6: each of 5 steps of a generation continues in a new context from a dump."""
         context, tokens = bench.context(), bench.tokens(20)
         bench.feed(context, tokens[:15])
         rows = []
@@ -83,7 +83,7 @@ class TestDumpRestore(Scenarios):
         bench.agree(np.concatenate(rows), bench.oracle().decode(tokens)[15:], "a generation that moves 5 times")
 
     def test_after_edits(self, bench: Bench) -> None:
-        """Clause 6: a dump of a sequence that was cut goes on as the reference does."""
+        """Clause 6: a dump of a sequence with cuts continues as the reference does."""
         bench.requires(EditLevel.CUT)
         context, other, reference = bench.context(), bench.context(), bench.oracle()
         _make_history(bench, context, reference)
@@ -96,7 +96,7 @@ class TestDumpRestore(Scenarios):
         bench.agree(bench.feed(other, more[:1], seq_id=2), reference.decode(more[:1]), "and one token later")
 
     def test_of_an_empty_sequence(self, bench: Bench) -> None:
-        """Clause 6: an empty sequence has a dump, too; restoring it empties."""
+        """Clause 6: an empty sequence can be dumped, and restoring its dump empties a sequence."""
         context, tokens = bench.context(), bench.tokens(12)
         data = context.dump(2)
         before = bench.feed(context, tokens)
@@ -105,7 +105,7 @@ class TestDumpRestore(Scenarios):
         bench.same(bench.feed(context, tokens), before, "a prompt after restoring an empty sequence")
 
     def test_leaves_the_dumped_sequence(self, bench: Bench) -> None:
-        """Clause 6: ``dump`` changes nothing, and twice gives the same."""
+        """Clause 6: ``dump`` changes nothing, and a second dump has equal bytes."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
         first, second = context.dump(0), context.dump(0)
@@ -113,7 +113,7 @@ class TestDumpRestore(Scenarios):
         self._goes_on(bench, context, 0, tokens, "a sequence that was dumped")
 
     def test_by_another_backend(self, bench: Bench) -> None:
-        """Clause 6: a dump of another backend, whose payload means nothing here, is decoded and cut again."""
+        """Clause 6: another backend's dump is decoded and cut again, as its payload cannot be read."""
         context, other, reference = bench.context(), bench.context(), bench.oracle()
         _make_history(bench, context, reference)
         data = _foreign(context.dump(0))
@@ -127,7 +127,7 @@ class TestDumpRestore(Scenarios):
         bench.agree(bench.feed(again, more), reference.decode(more), "a dump that went through two backends")
 
     def test_to_the_toy_and_back(self, bench: Bench) -> None:
-        """Clause 6: a dump goes to a really other engine, the toy, and comes back, edits and all."""
+        """Clause 6: a dump goes to another engine, the toy, and comes back with its edits."""
         bench.requires_toy()
         context, back, reference = bench.context(), bench.context(), bench.oracle()
         _make_history(bench, context, reference)
@@ -141,7 +141,7 @@ class TestDumpRestore(Scenarios):
         bench.agree(bench.feed(back, more, seq_id=3), reference.decode(more), "the toy's dump, as the backend goes on")
 
     def test_payload_as_declared(self, bench: Bench) -> None:
-        """Clause 6: the payload is the KV cache and little more where declared, and absent where not."""
+        """Clause 6: a dump has a payload, hardly larger than the KV cache, if ``KV_PAYLOAD`` is declared, else none."""
         context = bench.context()
         bench.feed(context, bench.tokens(64))
         payload = SequenceSnapshot.from_bytes(context.dump(0)).payload
@@ -155,7 +155,7 @@ class TestDumpRestore(Scenarios):
         )
 
     def test_in_another_process(self, bench: Bench) -> None:
-        """Clause 6: a dump outlives the process that made it."""
+        """Clause 6: a dump can be restored in another process."""
         tokens, context = bench.tokens(30), bench.context()
         context.restore(0, bench.in_another_process("dump", tokens[:20]))
         self._goes_on(bench, context, 0, tokens, "a dump made in another process")
@@ -174,23 +174,23 @@ class TestDumpRestore(Scenarios):
 
 
 class TestBadDumps(Scenarios):
-    """Clause 6: bytes that are no dump of this model, whole and sound, raise and change nothing."""
+    """Clause 6: bytes that are no valid dump of this model raise and change nothing."""
 
     def test_not_a_dump(self, bench: Bench) -> None:
-        """Clause 6: other bytes, and a dump with bytes after it."""
+        """Clause 6: bytes that are no dump, and a dump with trailing bytes, are refused."""
         data = self._data(bench)
         random = np.random.default_rng(3).bytes(500)
         for what, other in (("no bytes", b""), ("random bytes", random), ("a dump and a byte more", data + b"\0")):
             self._refused(bench, [(what, other)])
 
     def test_of_another_model(self, bench: Bench) -> None:
-        """Clause 6: a sound dump of another model raises ``SnapshotMismatch``."""
+        """Clause 6: a valid dump of another model raises ``SnapshotMismatch``."""
         snapshot = SequenceSnapshot.from_bytes(self._data(bench))
         other = dataclasses.replace(snapshot, fingerprint="0" * len(snapshot.fingerprint))
         self._refused(bench, [("a dump of another model", other.to_bytes())], SnapshotMismatch)
 
     def test_with_a_payload_that_does_not_fit(self, bench: Bench) -> None:
-        """Clause 6: a checksum finds damage, not malice: a payload is checked before it is used."""
+        """Clause 6: a payload of a wrong size is refused, even if its checksum is right."""
         snapshot = SequenceSnapshot.from_bytes(self._data(bench))
         if Capability.KV_PAYLOAD not in bench.capabilities:
             assert not snapshot.payload, "kv_payload is not declared, but a dump has a payload"
@@ -202,7 +202,7 @@ class TestBadDumps(Scenarios):
         self._refused(bench, ((f"a payload that is {name}, rightly checksummed", data) for name, data in hostile))
 
     def test_with_numbers_that_are_none(self, bench: Bench) -> None:
-        """Clause 6: a payload with numbers that are none is refused, wherever they stand: keys and values alike."""
+        """Clause 6: a payload with NaN or infinity in keys or values is refused."""
         snapshot = SequenceSnapshot.from_bytes(self._data(bench))
         payload, n = snapshot.payload, len(snapshot.payload) // 8
         if Capability.KV_PAYLOAD not in bench.capabilities or bench.kv_type in KV_LEVELS:
@@ -213,7 +213,7 @@ class TestBadDumps(Scenarios):
         self._refused(bench, ((f"a payload without numbers in its eighth {i}", data) for i, data in enumerate(dumps)))
 
     def test_with_tokens_that_do_not_exist(self, bench: Bench) -> None:
-        """Clause 6: tokens outside the vocabulary are refused, whoever dumped them."""
+        """Clause 6: tokens outside the vocabulary are refused, in dumps of any backend."""
         snapshot = SequenceSnapshot.from_bytes(self._data(bench))
         for bad in (bench.vocab.size, 2**31 - 1, -1, -2):
             tokens = snapshot.tokens.copy()
@@ -223,7 +223,7 @@ class TestBadDumps(Scenarios):
             self._refused(bench, ((what, dump.to_bytes()) for what, dump in dumps))
 
     def test_without_room(self, bench: Bench) -> None:
-        """Clause 1: a dump that does not fit raises ``ContextFull``; what the sequence held is still there."""
+        """Clause 1: a dump that does not fit raises ``ContextFull``, and the sequence keeps its tokens."""
         data, tokens = self._data(bench), bench.tokens(12, seed=7)
         for what, dump in (("a dump", data), ("a dump of another backend", _foreign(data))):
             context = bench.context(n_ctx=32)
@@ -236,7 +236,7 @@ class TestBadDumps(Scenarios):
             bench.agree(bench.feed(context, tokens[8:]), expected, f"what follows {what} that had no room")
 
     def test_without_room_over_a_fork(self, bench: Bench) -> None:
-        """Clauses 1 and 5: storage that a fork shares is not free when a dump takes the fork's place."""
+        """Clauses 1 and 5: restoring over a fork does not free the storage that it shares."""
         if Capability.SHARED_FORK not in bench.capabilities:
             pytest.skip("declared absent: shared_fork")
         data, tokens = self._data(bench), bench.tokens(24, seed=7)

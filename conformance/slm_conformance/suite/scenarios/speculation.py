@@ -34,18 +34,18 @@ SIGMAS = 6
 
 
 class TestSpeculation(Scenarios):
-    """Speculation: a draft and a truncate where it was wrong; nobody can tell but by the clock."""
+    """Speculation: drafts are decoded and truncated where they are wrong; answers are the same as without."""
 
     above_contract = True
 
     def test_greedy_is_the_largest_logit(self, bench: Bench) -> None:
-        """Clause 9: with drafts right, wrong and mixed, each greedy token is the best, wherever that is clear."""
+        """Clause 9: with right, wrong and mixed drafts, each greedy token has the largest logit if it is clear."""
         for name, drafter in self._drafters(bench).items():
             answer = _answer(bench, drafter, GREEDY)
             bench.chosen(bench.tokens(N_PROMPT), answer.tokens, f"a greedy answer with drafts of {name}")
 
     def test_the_chain_decides(self, bench: Bench) -> None:
-        """Generation: a drafted token that the chain excludes is not said, however likely the model finds it."""
+        """Generation: a drafted token that the sampler chain excludes is not accepted, whatever its logit."""
         bench.requires(EditLevel.TRUNCATE)
         first, *others = _answer(bench, None, GREEDY).tokens
         banned = tuple(set(others) - {first})  # so that after the first token, the likeliest is banned
@@ -56,7 +56,7 @@ class TestSpeculation(Scenarios):
         assert not said, f"banned tokens were drafted, and said: {sorted(said)}"
 
     def test_one_batch_for_a_draft(self, bench: Bench) -> None:
-        """Generation: a draft of seven right tokens is decoded in one batch, and saves as many."""
+        """Generation: a draft of seven right tokens is decoded in one batch, and saves seven."""
         bench.requires(EditLevel.TRUNCATE)
         said = [token for token in bench.tokens(30, seed=5) if token not in bench.vocab.eog_ids][:17]
         speculation = _speculation(DraftFunction(lambda tokens, n: said[len(tokens) - N_PROMPT :][:n]), n_max=7)
@@ -69,7 +69,7 @@ class TestSpeculation(Scenarios):
         assert held == expected, f"after each token, {held} were decoded after the prompt, expected {expected}"
 
     def test_nothing_stays_of_a_draft(self, bench: Bench) -> None:
-        """Generation: an answer that ends within a draft leaves the context with the history alone, to go on from."""
+        """Generation: an answer that ends inside a draft leaves only the history in the context."""
         said = [token for token in bench.tokens(30, seed=5) if token not in bench.vocab.eog_ids]
         for n in (2, 3, 6):
             session = _session(bench)
@@ -88,7 +88,7 @@ class TestSpeculation(Scenarios):
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after an end within a draft")
 
     def test_drawn_drafts_keep_the_shares(self, bench: Bench) -> None:
-        """Generation: drafts drawn from another distribution leave the model's shares, by chi-square."""
+        """Generation: drafts drawn from another distribution keep the model's distribution, by chi-square."""
         row = np.asarray(bench.feed(bench.context(), bench.tokens(N_PROMPT))[-1], np.float32)
         drafts = SamplerChain(Sampling(top_k=0, top_p=1.0, min_p=0.0, temperature=1.5, seed=2))
         chain = SamplerChain(Sampling(top_k=8, top_p=1.0, min_p=0.0, temperature=0.8, seed=3))
@@ -106,7 +106,7 @@ class TestSpeculation(Scenarios):
         )
 
     def test_a_constraint_rules_drafts(self, bench: Bench) -> None:
-        """Generation: under a constraint, drafts change nothing: what is said fits it, and is whole."""
+        """Generation: drafts do not change a constrained answer: it fits, and is complete."""
         letters = bench.vocab.encode("abcabcabcabc", add_special=False, parse_special=False)
         drafters = self._drafters(bench)
         drafters["what is allowed"] = DraftFunction(lambda tokens, n: letters[len(tokens) - N_PROMPT :][:n])
@@ -115,7 +115,7 @@ class TestSpeculation(Scenarios):
             assert re.fullmatch("[a-c]{12}", text), f"drafts of {name}: the constraint [a-c]{{12}} gave {text!r}"
 
     def test_dumped_within_a_draft(self, bench: Bench) -> None:
-        """Session: an answer dumped within a draft goes on in another context, with the same draws and drafts.
+        """Session: an answer that is dumped inside a draft continues elsewhere with the same draws and drafts.
 
         Of three letters, all equally likely, many drafts are right, and no draw depends on a logit (clause 16).
         """
@@ -132,7 +132,7 @@ class TestSpeculation(Scenarios):
         bench.same(next_row(twin), next_row(session), "the next logits of an answer that was dumped within a draft")
 
     def test_in_a_full_context(self, bench: Bench) -> None:
-        """Generation: drafts take no room: an answer that fills the context is as long as without them."""
+        """Generation: an answer that fills the context is as long with drafts as without."""
         said = [token for token in bench.tokens(60, seed=5) if token not in bench.vocab.eog_ids]
         lengths = []
         for speculation in (None, _speculation(DraftFunction(lambda tokens, n: said[len(tokens) - N_PROMPT :][:n]))):
@@ -145,7 +145,7 @@ class TestSpeculation(Scenarios):
         )
 
     def test_a_draft_model(self, bench: Bench) -> None:
-        """Generation: a model that drafts says what it would say on its own, also after the history was changed."""
+        """Generation: a model with a draft model gives the same answers, also after the history was changed."""
         bench.requires(EditLevel.TRUNCATE)
         with DraftModel(bench.context(n_seq_max=1), bench.vocab) as drafter:
             for seed in (0, 1, 0):
@@ -154,7 +154,7 @@ class TestSpeculation(Scenarios):
                 bench.chosen(tokens, drafted, "a draft")
 
     def test_below_truncate(self, bench: Bench) -> None:
-        """Generation: where a wrong guess cannot be taken back, drafting is off and says why; elsewhere it is not."""
+        """Generation: at edit level REPLAY, drafting is off and says why; at higher levels it is on."""
         answer = _answer(bench, PromptLookup(2, 1), GREEDY)
         assert answer.speculation is not None, "an answer with drafts has no counts of them"
         off = f"edit level {EditLevel.REPLAY.name}" in answer.speculation.reason

@@ -32,12 +32,12 @@ TEMPLATE = """
 
 
 class TestTools(Scenarios):
-    """Chat: the loop of calls, results and answers, with a call that is forced by a grammar."""
+    """Chat: the loop of tool calls, results and answers, with a call that a grammar forces."""
 
     above_contract = True
 
     def test_a_call_is_run(self, bench: Bench) -> None:
-        """Chat: a function that the model calls is run, and the model answers to its result, which is a message."""
+        """Chat: a function that the model calls is run, its result is a message, and the model answers to it."""
         picked: list[str] = []
 
         def pick(colour: Literal["red", "blue"]) -> str:
@@ -63,7 +63,7 @@ class TestTools(Scenarios):
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after an answer to a result")
 
     def test_tools_after_a_failure(self, bench: Bench) -> None:
-        """Chat: tools that came with an answer that raised do not stay, and those before them do."""
+        """Chat: after an answer that raised, its new tools are gone, and earlier tools stay."""
         before = (_tool("look"),)
         session = Session(bench.context(n_ctx=384), bench.vocab)
         options = replace(_options(bench), tools=before)

@@ -11,12 +11,12 @@ from slm_core.types import EditLevel, Pos
 
 
 class TestTruncate(Scenarios):
-    """Clause 3, where the edit level is TRUNCATE or above."""
+    """Clause 3, at edit level TRUNCATE or above."""
 
     level = EditLevel.TRUNCATE
 
     def test_another_tail_gives_what_it_gives_alone(self, bench: Bench) -> None:
-        """Clause 3: nothing of the forgotten tail is left."""
+        """Clause 3: after a truncate, another tail gives the logits that it gives without the first tail."""
         context, tokens, other = bench.context(), bench.tokens(40), bench.tokens(20, seed=1)
         bench.feed(context, tokens)
         place = context.truncate(Pos(0, 17))
@@ -26,7 +26,7 @@ class TestTruncate(Scenarios):
         bench.agree(bench.feed(context, other), expected[17:], "another tail after truncate(17)")
 
     def test_at_zero(self, bench: Bench) -> None:
-        """Clause 3: truncate(0) leaves an empty sequence that begins anew."""
+        """Clause 3: truncate(0) leaves an empty sequence, which can be filled again."""
         context, tokens = bench.context(), bench.tokens(30)
         before = bench.feed(context, tokens)
         context.truncate(Pos(0, 0))
@@ -35,7 +35,7 @@ class TestTruncate(Scenarios):
         bench.same(bench.feed(context, tokens), before, "the whole prompt after truncate(0)")
 
     def test_at_the_end(self, bench: Bench) -> None:
-        """Clause 3: truncate at the length is a no-op."""
+        """Clause 3: a truncate at the length changes nothing."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
         context.truncate(Pos(0, 20))
@@ -43,7 +43,7 @@ class TestTruncate(Scenarios):
         bench.agree(bench.feed(context, tokens[20:]), expected, "what follows truncate at the length")
 
     def test_past_the_end(self, bench: Bench) -> None:
-        """Clause 3: truncate past the length is an error, and changes nothing."""
+        """Clause 3: a truncate past the length is refused, and changes nothing."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
         for index in (21, 10_000):
@@ -62,7 +62,7 @@ class TestTruncate(Scenarios):
                 context.truncate(Pos(seq_id, 0))
 
     def test_neighbours_are_untouched(self, bench: Bench) -> None:
-        """Clause 7: truncating one sequence leaves the others as they were."""
+        """Clause 7: a truncate of one sequence does not change other sequences."""
         context, ours, theirs = bench.context(), bench.tokens(30), bench.tokens(30, seed=1)
         bench.feed(context, theirs[:20], seq_id=1)
         bench.feed(context, ours, seq_id=0)
@@ -72,7 +72,7 @@ class TestTruncate(Scenarios):
         bench.agree(bench.feed(context, theirs[20:], seq_id=1), expected, "the neighbour of a truncated sequence")
 
     def test_frees_positions(self, bench: Bench) -> None:
-        """Clause 3: what is forgotten can be used again: a full context takes as many tokens as were truncated."""
+        """Clause 3: a truncate frees positions: a full context takes as many tokens as were truncated."""
         context, tokens = bench.context(n_ctx=32), bench.tokens(42)
         bench.feed(context, tokens[:32])
         context.truncate(Pos(0, 22))
@@ -81,7 +81,7 @@ class TestTruncate(Scenarios):
         bench.agree(bench.feed(context, tokens[32:]), expected, "tokens in the freed positions")
 
     def test_a_hundred_times(self, bench: Bench) -> None:
-        """Clause 3: nothing builds up."""
+        """Clause 3: a hundred truncates do not add up errors."""
         context, tokens = bench.context(n_ctx=36), bench.tokens(32)
         before = bench.feed(context, tokens)
         for i in range(100):
@@ -92,7 +92,7 @@ class TestTruncate(Scenarios):
         bench.same(bench.feed(context, tokens[24:]), before[24:], "the last rows after a hundred truncates")
 
     def test_interleaved_with_decoding(self, bench: Bench) -> None:
-        """Clause 3: two sequences take turns at growing and being truncated."""
+        """Clause 3: two sequences are truncated and decoded in turns."""
         context, reference = bench.context(), bench.oracle()
         random = np.random.default_rng(5)
         histories: dict[int, list[int]] = {0: [], 1: []}

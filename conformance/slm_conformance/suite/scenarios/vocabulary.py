@@ -46,10 +46,10 @@ UNPAIRED = ("\ud800", "a\udfffb", "\udc00\ud800 end")
 
 
 class TestVocabulary(Scenarios):
-    """The noun Vocab, on the model's own vocabulary."""
+    """Vocab: the model's own vocabulary."""
 
     def test_equals_the_reference(self, bench: Bench) -> None:
-        """Vocab: text to ids equals the file's own rules, id for id, with and without special tokens."""
+        """Vocab: token ids follow from the file's rules, with and without special tokens."""
         with GgufFile.open(bench.path) as file:
             reference = build_vocab(file)
         for text in (*TEXTS, *UNPAIRED):
@@ -64,7 +64,7 @@ class TestVocabulary(Scenarios):
                 )
 
     def test_special_tokens_are_the_files(self, bench: Bench) -> None:
-        """Vocab: size, bos, eos and EOG are the file's; eos ends an answer."""
+        """Vocab: size, BOS, EOS and EOG tokens are those of the file; EOS ends an answer."""
         with GgufFile.open(bench.path) as file:
             reference = build_vocab(file)
         vocab = bench.vocab
@@ -74,7 +74,7 @@ class TestVocabulary(Scenarios):
         assert vocab.eos is None or vocab.eos in vocab.eog_ids, f"eos, {vocab.eos}, is not among {vocab.eog_ids}"
 
     def test_random_strings(self, bench: Bench) -> None:
-        """Vocab: so it is with any string, 10,000 random ones among them, and the bytes of its tokens join back.
+        """Vocab: the ids of 10,000 random strings follow from the file's rules, and their bytes join to the text.
 
         Where the vocabulary under test is slm-core's own, comparing its ids with itself says nothing, and is left out.
         """
@@ -96,7 +96,7 @@ class TestVocabulary(Scenarios):
             assert joined.decode().removeprefix(" ") == back.removeprefix(" "), f"bytes of {text!r} join to {joined!r}"
 
     def test_control_tokens_are_parsed_or_not(self, bench: Bench) -> None:
-        """Vocab: spelled-out control tokens are those tokens with ``parse_special``, and plain text without."""
+        """Vocab: with ``parse_special``, spelled-out control tokens become tokens; without, they are text."""
         token, text = _control_token(bench.vocab)
         parsed = bench.vocab.encode(text, add_special=False, parse_special=True)
         assert list(parsed) == [token], f"{text!r} with parse_special is {parsed}, not [{token}]"
