@@ -176,7 +176,7 @@ class ToyContext:
         """None: the cells are there."""
         with self._call():
             end = self._checked_index(self._checked(src), len(self.cells[src]) if end is None else end)
-            self._check_whole_spans(src, end)
+            self._check_whole_blocks(src, end)
             return 0
 
     def forked(self, cells: list[Cell]) -> list[Cell]:
