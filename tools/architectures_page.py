@@ -11,47 +11,48 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ENGINES = ("transformers", "llama.cpp")
-OWN = "the rwkv package"  # of one family, in the notes
+REFERENCE_PACKAGE = "the rwkv package"  # of one family, shown in the notes
 HEAD = """# Architectures
 
-The families that the native engine runs, each with tiny random weights against two other engines: a prefill of 200
-tokens that crosses every window, then 40 decoded one by one, then all again in chunks, on every tier. An error is the
-largest of any row of logits, as the L2 norm of the difference in relation to that of the row, on the worst tier.
-The bound is 1e-4; where llama.cpp looks GELU up in a table of half-precision numbers, it is 1e-3 against llama.cpp.
-Encoders have no logits, and nothing to decode: of those the hidden states of 200 tokens are compared, and the table of
-GELU counts for each layer.
+The native engine runs these families. The tests compare each family, with tiny random weights, with two other engines
+on every tier: a prefill of 200 tokens that is longer than every window, then 40 single tokens, then all tokens again
+in chunks. The table shows the largest error of a row of logits (L2 norm of the difference over the L2 norm of the row)
+on the worst tier. The bound is 1e-4. It is 1e-3 against llama.cpp if llama.cpp reads GELU from a table of
+half-precision numbers. Encoders have no logits, so the hidden states of 200 tokens are compared, and the bound for
+GELU holds for each layer.
 
 `python -m pytest tests/native/architectures -o junit_family=xunit1 --junitxml=results.xml` and
 `python tools/architectures_page.py results.xml docs/architectures.md` make this page.
 
-A family is a kind of file; several may have one architecture. Layers with a window keep all positions and mask what the
-window has passed, so they can be edited like any other; with `swa_full=False` they
+A family is a kind of model file; several families may have one architecture. Sliding-window layers keep all positions
+and mask those outside the window, so they have all edits; with `swa_full=False` they
 [keep their window only](backends/native.md#sliding-window-layers). Edit levels are the native engine's (see
-[the contract](contract.md)); models with learned positions can forget a tail, but not a span in the middle.
+[the contract](contract.md)). Models with learned positions have truncate, but no cut.
 
-Layers with a state (convolutions, state spaces) remember a sequence in as many bytes however long it is. A context
-keeps the current state of each sequence and six earlier ones, about as far apart as they lie behind. A tail is
-forgotten, and a part forked, by decoding again from the nearest of them; nothing can be cut out. `slm info` shows the
-bytes for each sequence, and those that attention layers take for each token.
+The state of recurrent layers (convolutions, state spaces) has the same size for every length of a sequence. A context
+keeps the current state of each sequence and six earlier ones at growing distances. A truncate, or a fork of a part,
+decodes again from the nearest of them; there are no cuts. `slm info` shows the bytes per sequence, and the bytes per
+token of attention layers.
 
-A plugin adds an architecture by the hook `slm_architectures`: an entry with the name that files have, and a function
-that turns a file's metadata (`slm_core.architectures.Keys`) into a `ModelSpec`. What the function does not read is
-refused, and so are tensors that it does not declare; tensors that change nothing are reported in the log.
+A plugin adds an architecture with the hook `slm_architectures`: an entry with the architecture's name in files, and a
+function that turns a file's metadata (`slm_core.architectures.Keys`) into a `ModelSpec`. A metadata key that the
+function does not read is an error, and so is a tensor that it does not declare. Tensors without effect are reported in
+the log.
 """
 
 
 def main(results: list[Path], page: Path) -> None:
     rows: dict[str, dict[str, str]] = {}
     for case in (case for path in results for case in ElementTree.parse(path).iter("testcase")):
-        found = {prop.get("name"): prop.get("value") for prop in case.iter("property")}
-        if "family" not in found:
+        properties = {prop.get("name"): prop.get("value") for prop in case.iter("property")}
+        if "family" not in properties:
             continue
         if case.find("failure") is not None or case.find("error") is not None:
             raise SystemExit(f"{case.get('name')} failed: no page of failures")
-        row = rows.setdefault(found["family"], found)
-        for engine in (*ENGINES, OWN):
-            if engine in found:
-                row[engine] = str(max(float(row[engine]), float(found[engine])))
+        row = rows.setdefault(properties["family"], properties)
+        for engine in (*ENGINES, REFERENCE_PACKAGE):
+            if engine in properties:
+                row[engine] = str(max(float(row[engine]), float(properties[engine])))
     if not rows:
         raise SystemExit("no results of families (usage: architectures_page.py RESULTS.xml... PAGE.md)")
     lines = [
@@ -64,13 +65,16 @@ def main(results: list[Path], page: Path) -> None:
 
 def _line(row: dict[str, str]) -> str:
     errors = [f"{float(row[engine]):.0e}" if engine in row else "" for engine in ENGINES]
-    own = [f"{float(row[OWN]):.0e} beside {OWN}, its reference implementation"] if OWN in row else []
+    reference = []
+    if REFERENCE_PACKAGE in row:
+        error = f"{float(row[REFERENCE_PACKAGE]):.0e}"
+        reference.append(f"{error} compared with {REFERENCE_PACKAGE}, its reference implementation")
     cells = [
         f"`{row['family']}`",
         f"`{row['architecture']}`",
         *errors,
         row["edit level"],
-        "; ".join([row["note"], *own]),
+        "; ".join([row["note"], *reference]),
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -216,7 +216,7 @@ def _unread_keys(model: Any) -> dict[str, Array]:
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64)
 _LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 _SLIDING = [*["sliding_attention"] * 3, "full_attention"]
-TEXT_ALONE = "text alone, compared with the text model of transformers"
+TEXT_ONLY = "text only, compared with the text model of transformers"
 _WITHOUT_TRANSFORMERS = "transformers has no such class"
 
 _ROUTER = renamed(r"(block_sparse_moe\.router)\.weight$", r"\1.layer.weight")
@@ -385,7 +385,7 @@ CASES: dict[str, Case | str] = {
         sliding_window=48,
         layer_types=["sliding_attention", "full_attention"] * 2,
         **_rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=True),
-        note="llama.cpp rounds the ends of YaRN's ramp, as the test makes transformers do; published files ask not to",
+        note="llama.cpp rounds the ends of YaRN's ramp; so does transformers in this test; published files do not",
     ),
     "dbrx": _case(
         "Dbrx",
@@ -433,7 +433,7 @@ CASES: dict[str, Case | str] = {
             vocab_size_per_layer_input=n_vocab(),
             laurel_rank=64,
             llama_cpp=False,
-            note="llama.cpp takes the deviation of sparse gates from one less than there are; equal but for that",
+            note="llama.cpp computes the standard deviation of sparse gates with n - 1; equal otherwise",
             final_logit_softcapping=30.0,
             rope_parameters={
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -460,7 +460,7 @@ CASES: dict[str, Case | str] = {
         attention_bias=True,
         lm_head_bias=True,
         llama_cpp=False,
-        note="llama.cpp takes its layer norms for RMS norms, and weighs experts by another softmax",
+        note="llama.cpp reads the layer norms as RMS norms, and weights experts with another softmax",
     ),
     "llama4": replace(
         _case(
@@ -478,13 +478,13 @@ CASES: dict[str, Case | str] = {
     "refact": _WITHOUT_TRANSFORMERS,
     "qwen2vl": _case(
         "Qwen2",
-        note=f"{TEXT_ALONE}; llama.cpp 0.3.36 ignores the epsilon of its norms, which is 0 here",
+        note=f"{TEXT_ONLY}; llama.cpp 0.3.36 ignores the epsilon of its norms, which is 0 here",
     ),
-    "qwen3vl": _case("Qwen3", note=TEXT_ALONE),
-    "qwen3vlmoe": _case("Qwen3Moe", halved, **_EXPERTS, moe_intermediate_size=64, norm_topk_prob=True, note=TEXT_ALONE),
+    "qwen3vl": _case("Qwen3", note=TEXT_ONLY),
+    "qwen3vlmoe": _case("Qwen3Moe", halved, **_EXPERTS, moe_intermediate_size=64, norm_topk_prob=True, note=TEXT_ONLY),
     "mamba": _case("Mamba", TIED, *_STATES, **_MAMBA),
     "falcon_mamba": _case(
-        "FalconMamba", *_STATES, **_MAMBA, mixer_rms_eps=1e-5, note="files hold one epsilon for all norms"
+        "FalconMamba", *_STATES, **_MAMBA, mixer_rms_eps=1e-5, note="files have one epsilon for all norms"
     ),
     "mamba2": _case("Mamba2", squeezed, with_heads, **_MAMBA2, num_heads=18, head_dim=16),
     "granitehybrid": _case(

@@ -16,7 +16,7 @@ import transformers
 from transformers.integrations.mxfp4 import dequantize_convertops
 
 import slm_core as slm
-from native.architectures.cases import CASES, TEXT_ALONE
+from native.architectures.cases import CASES, TEXT_ONLY
 from native.architectures.checkpoints import change_config, change_tensors, save_directory
 from native.architectures.engines import Subject, make_subject, native_logits, transformers_logits
 from native.exact import exact
@@ -36,7 +36,7 @@ READ = [
     name
     for name, case in CASES.items()
     if not isinstance(case, str)
-    and TEXT_ALONE not in case.note
+    and TEXT_ONLY not in case.note
     and getattr(transformers, case.config).model_type in family_names()
 ]
 """Families that are read from directories, too."""
