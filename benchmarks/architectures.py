@@ -66,7 +66,7 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         costs(folder, names, arguments.tier, arguments.rounds)
         depths(folder, names, arguments.tier)
-        mixtures(folder, names)
+        experts_table(folder, names)
 
 
 def costs(folder: Path, names: list[str], tier: str, rounds: int) -> None:
@@ -100,8 +100,8 @@ def depths(folder: Path, names: list[str], tier: str) -> None:
         print(f"| {name} | {' | '.join(f'{1e3 * seconds:.2f}' for seconds in times)} |", flush=True)
 
 
-def mixtures(folder: Path, names: list[str]) -> None:
-    """A table of what decoding one token reads of the experts, as products of the reference kernels count it."""
+def experts_table(folder: Path, names: list[str]) -> None:
+    """A table of the bytes of experts that one token reads, counted in the products of the reference kernels."""
     print(
         "\n| family | experts | used | bytes of experts | bytes read for a token | share |\n|---|---|---|---|---|---|"
     )
@@ -111,29 +111,29 @@ def mixtures(folder: Path, names: list[str]) -> None:
         if experts is None:
             continue
         with GgufFile.open(path) as file:
-            whole = sum(info.n_bytes for tensor, info in file.tensors.items() if "_exps.weight" in tensor)
+            n_bytes = sum(info.n_bytes for tensor, info in file.tensors.items() if "_exps.weight" in tensor)
         with counted() as read, loaded(path, "reference", 64) as context:
             feed(context, 1)
-        found = sum(n for tensor, n in read.items() if "_exps" in tensor)
-        print(f"| {name} | {experts.n_experts} | {experts.n_used} | {whole} | {found} | {found / whole:.2f} |")
+        n_read = sum(n for tensor, n in read.items() if "_exps" in tensor)
+        print(f"| {name} | {experts.n_experts} | {experts.n_used} | {n_bytes} | {n_read} | {n_read / n_bytes:.2f} |")
 
 
 def wide_model(folder: Path, name: str, family: Family) -> Path:
     """The file of a family with wider matrices."""
-    return made(folder, f"wide {name}", replace(family, metadata=widened(family.metadata)))
+    return model_file(folder, f"wide {name}", replace(family, metadata=widened(family.metadata)))
 
 
 def twin_of(folder: Path, metadata: Mapping[str, Any], n_bytes: float) -> Path:
-    """The file of the llama beside a family; those of the same shapes share it."""
+    """The file of the llama to compare a family with; families of the same shapes share it."""
     alike = like_llama(widened(metadata), n_bytes)
     label = f"llama {zlib.crc32(repr(sorted(alike.items())).encode()):08x}"
-    return made(folder, label, Family("llama", alike))
+    return model_file(folder, label, Family("llama", alike))
 
 
-def made(folder: Path, label: str, family: Family) -> Path:
-    """The file of a family; made once."""
-    if found := list(folder.glob(f"{label}-*")):
-        return found[0]
+def model_file(folder: Path, label: str, family: Family) -> Path:
+    """The file of a family, written once."""
+    if paths := list(folder.glob(f"{label}-*")):
+        return paths[0]
     FAMILIES[label] = family
     try:
         return family_model(folder, label, "q8_0")
@@ -142,7 +142,7 @@ def made(folder: Path, label: str, family: Family) -> Path:
 
 
 def widened(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata with widths of published models: whole multiples of what they are, so that they fit each other."""
+    """Metadata with the widths of published models: integer multiples, so that the shapes still fit."""
     n_embd = metadata["embedding_length"]
     factor = 2 * -(-LEAST_WIDTH // (2 * n_embd))
     wide = {key: times(value, factor) if key in WIDTHS else value for key, value in metadata.items()}
@@ -159,7 +159,7 @@ def times(value: Any, factor: int) -> Any:
 
 
 def like_llama(metadata: Mapping[str, Any], n_bytes: float) -> dict[str, Any]:
-    """A llama with the widths, heads and layers of a family, and so wide between that a token passes ``n_bytes``.
+    """A llama with the widths, heads and layers of a family; its feed-forward width makes a token read ``n_bytes``.
 
     Heads of models without attention are 128 wide.
     """
@@ -169,8 +169,8 @@ def like_llama(metadata: Mapping[str, Any], n_bytes: float) -> dict[str, Any]:
     n_kv = metadata.get("attention.head_count_kv") or heads
     n_kv = max(n_kv) if isinstance(n_kv, list) else n_kv
     weights = n_bytes * 32 / 34 / n_layers - 2 * n_embd * width * (heads + n_kv)
-    kept = {key: metadata[key] for key in ("block_count", "context_length", "embedding_length")}
-    return kept | {
+    common = {key: metadata[key] for key in ("block_count", "context_length", "embedding_length")}
+    return common | {
         "feed_forward_length": max(32, round(weights / (3 * n_embd) / 32) * 32),
         "attention.head_count": heads,
         "attention.head_count_kv": n_kv,
@@ -183,7 +183,7 @@ def like_llama(metadata: Mapping[str, Any], n_bytes: float) -> dict[str, Any]:
 
 
 def bytes_a_token(path: Path) -> float:
-    """Bytes of the tensors in and around blocks that a token passes through: of experts, as many as it uses."""
+    """Bytes of the tensors that a token reads; experts count by the share that a token selects."""
     total, spec = 0.0, spec_of(path)
     with GgufFile.open(path) as file:
         for name, info in file.tensors.items():
@@ -197,16 +197,16 @@ def bytes_a_token(path: Path) -> float:
 
 
 def measured(contexts: list[Context], n_bytes: list[float], rounds: int) -> list[float]:
-    """Ratios of times for a byte, of decode and of prefills: each the median of rounds in which both take turns."""
+    """Ratios of the time per byte, for decode and prefills: the median of rounds in which both models take turns."""
     ratios: list[list[float]] = []
     for _ in range(rounds):
-        one, other = (times_of(context, each) for context, each in zip(contexts, n_bytes, strict=True))
-        ratios.append([a / b for a, b in zip(one, other, strict=True)])
-    return [statistics.median(found) for found in zip(*ratios, strict=True)]
+        family_times, llama_times = (times_of(context, each) for context, each in zip(contexts, n_bytes, strict=True))
+        ratios.append([a / b for a, b in zip(family_times, llama_times, strict=True)])
+    return [statistics.median(column) for column in zip(*ratios, strict=True)]
 
 
 def times_of(context: Context, n_bytes: float) -> list[float]:
-    """Seconds for a byte, of a token behind the first prompt and of the prompts."""
+    """Seconds per byte: of a token after the first prompt, and of the prompts."""
     prefills, decodes = [], []
     for n in PROMPTS:
         context.clear()
@@ -227,9 +227,9 @@ def feed(context: Context, n: int) -> float:
     """Seconds that ``n`` more tokens take, each of them through every layer."""
     batch, start = context.new_batch(), context.length(0)
     batch.extend(np.random.default_rng(start).integers(0, 300, n).astype(np.int32), Pos(0, start), logits="all")
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     context.decode(batch)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start_s
 
 
 def spec_of(path: Path) -> ModelSpec:
@@ -248,8 +248,8 @@ def loaded(path: Path, tier: str, n_ctx: int) -> Iterator[Context]:
 @contextmanager
 def pair(path: Path, twin: Path, tier: str) -> Iterator[list[Context]]:
     n_ctx = max(PROMPTS) + DECODED
-    with loaded(path, tier, n_ctx) as one, loaded(twin, tier, n_ctx) as other:
-        yield [one, other]
+    with loaded(path, tier, n_ctx) as family_context, loaded(twin, tier, n_ctx) as llama_context:
+        yield [family_context, llama_context]
 
 
 @contextmanager

@@ -149,8 +149,8 @@ class Worker:
 
     def __init__(self, name: str, model: Path, n_threads: int, n_ctx: int) -> None:
         self.name = name
-        backend, _, given = name.partition("+")
-        options = json.dumps(dict(pair.split("=") for pair in given.split("+"))) if given else "{}"
+        backend, _, option_text = name.partition("+")
+        options = json.dumps(dict(pair.split("=") for pair in option_text.split("+"))) if option_text else "{}"
         command = [sys.executable, __file__, "--serve", backend, str(model), str(n_threads), str(n_ctx), options]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -196,20 +196,20 @@ def measure(model: Path, engines: list[str], rounds: int, largest: int) -> dict[
     n_threads = usable_cores()
     tasks = all_tasks(largest)
     n_ctx = max(largest + 64, max(CROWDS) * (N_DECODED + 1), 1024)
-    found: dict[str, dict[str, list[float]]] = {task.name: {name: [] for name in engines} for task in tasks}
+    samples: dict[str, dict[str, list[float]]] = {task.name: {name: [] for name in engines} for task in tasks}
     errors: dict[str, str] = {}
     rates = []
     with workers(engines, model, n_threads, n_ctx) as running:
-        for turn in range(rounds):
+        for i in range(rounds):
             for task in tasks:
                 rates.append(read_rate(n_threads))
-                for worker in running if turn % 2 == 0 else running[::-1]:
+                for worker in running if i % 2 == 0 else running[::-1]:
                     answer = worker.do(task)
                     print(f"{model.name}  {task.name:22} {worker.name:12} {answer}", file=sys.stderr)
                     if isinstance(answer, str):
                         errors[f"{task.name} / {worker.name}"] = answer
                     else:
-                        found[task.name][worker.name].append(answer)
+                        samples[task.name][worker.name].append(answer)
     with GgufFile.open(model) as file:
         n_bytes = sum(tensor.n_bytes for tensor in file.tensors.values())
     return {
@@ -218,23 +218,23 @@ def measure(model: Path, engines: list[str], rounds: int, largest: int) -> dict[
         "threads": n_threads,
         "read_rate": statistics.median(rates),
         "tasks": [asdict(task) for task in tasks],
-        "found": found,
+        "found": samples,
         "errors": errors,
     }
 
 
 def table(result: dict[str, Any], engines: list[str], against: str) -> str:
     """Medians and ratios, in Markdown."""
-    others = [name for name in engines if name != against]
-    head = ["", *engines, *(f"{name} / {against}" for name in others)]
+    competitors = [name for name in engines if name != against]
+    head = ["", *engines, *(f"{name} / {against}" for name in competitors)]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for task in result["tasks"]:
-        medians = {name: statistics.median(seen) for name, seen in result["found"][task["name"]].items() if seen}
+        medians = {name: statistics.median(values) for name, values in result["found"][task["name"]].items() if values}
         cells = [f"{medians[name]:.4g} {task['unit']}" if name in medians else "-" for name in engines]
-        ratios = [_ratio(medians, name, against) for name in others]
+        ratios = [_ratio(medians, name, against) for name in competitors]
         lines.append(f"| {' | '.join([task['name'], *cells, *ratios])} |")
     shares = [_share(result, name) for name in engines]
-    lines.append(f"| {' | '.join(['share of the read rate', *shares, *('' for _ in others)])} |")
+    lines.append(f"| {' | '.join(['share of the read rate', *shares, *('' for _ in competitors)])} |")
     about = f"**{result['model']}**, {result['bytes'] / 1e6:.0f} MB of weights, {result['threads']} threads, memory"
     return f"{about} read at {result['read_rate'] / 1e9:.1f} GB/s\n\n" + "\n".join(lines)
 
@@ -244,8 +244,8 @@ def _ratio(medians: dict[str, float], name: str, against: str) -> str:
 
 
 def _share(result: dict[str, Any], name: str) -> str:
-    seen = result["found"]["decode at 0"][name]
-    return f"{statistics.median(seen) * result['bytes'] / result['read_rate']:.0%}" if seen else "-"
+    values = result["found"]["decode at 0"][name]
+    return f"{statistics.median(values) * result['bytes'] / result['read_rate']:.0%}" if values else "-"
 
 
 def machine() -> str:
@@ -272,8 +272,8 @@ def main() -> None:
     page += "\n\n".join(table(result, engines, options.against) for result in results) + "\n"
     print(page)
     for result in results:
-        for where, error in result["errors"].items():
-            print(f"{result['model']}: {where}: {error}")
+        for task_and_engine, error in result["errors"].items():
+            print(f"{result['model']}: {task_and_engine}: {error}")
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         stem = options.out / f"cpu-{datetime.date.today()}"
@@ -284,7 +284,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", str(usable_cores()))
-        name, file, threads, cells, given = sys.argv[2:]
-        serve(Engine(name, Path(file), int(threads), int(cells), json.loads(given)))
+        name, file, threads, cells, options_json = sys.argv[2:]
+        serve(Engine(name, Path(file), int(threads), int(cells), json.loads(options_json)))
     else:
         main()

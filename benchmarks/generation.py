@@ -165,14 +165,14 @@ def answer_of(
     tokens: Sequence[int],
     n_tokens: int,
     sampling: Sampling,
-    said: Sequence[int] | None = None,
+    script: Sequence[int] | None = None,
     drafter: Drafter | None = None,
 ) -> Answer:
     with model.session(n_ctx=len(tokens) + n_tokens + 80, n_seq_max=1) as session:
         session.append_tokens(tokens)
         return session.generate(
             sampling,
-            sampler=None if said is None else Says(said),
+            sampler=None if script is None else Says(script),
             speculation=None if drafter is None else Speculation(drafter),
         ).run()
 
@@ -186,18 +186,18 @@ def speculation_rows(model: LoadedModel, n_tokens: int) -> list[str]:
     )
     never = [token for token in never if token not in model.vocab.eog_ids]
     rows = []
-    for text, said in (("repeated", repeated), ("never said", never)):
-        sampling = Sampling(max_tokens=len(said))
-        plain = best(lambda said=said, s=sampling: answer_of(model, prompt, n_tokens, s, said).timings.decode_s)
-        rows.append(f"| {model.info.backend} | {text} | none | {len(said) / plain:.0f} | 1.00 | | |")
+    for text, script in (("repeated", repeated), ("never said", never)):
+        sampling = Sampling(max_tokens=len(script))
+        plain = best(lambda script=script, s=sampling: answer_of(model, prompt, n_tokens, s, script).timings.decode_s)
+        rows.append(f"| {model.info.backend} | {text} | none | {len(script) / plain:.0f} | 1.00 | | |")
         for name, make in (("prompt lookup", PromptLookup), ("suffix index", SuffixIndex)):
-            answers = [answer_of(model, prompt, n_tokens, sampling, said, make()) for _ in range(ROUNDS)]
+            answers = [answer_of(model, prompt, n_tokens, sampling, script, make()) for _ in range(ROUNDS)]
             answer = min(answers, key=lambda answer: answer.timings.decode_s)
-            stats, taken = answer.speculation, answer.timings.decode_s
+            stats, drafted_s = answer.speculation, answer.timings.decode_s
             assert stats is not None
-            assert answer.tokens == tuple(said)
+            assert answer.tokens == tuple(script)
             rows.append(
-                f"| {model.info.backend} | {text} | {name} | {len(said) / taken:.0f} | {plain / taken:.2f}"
+                f"| {model.info.backend} | {text} | {name} | {len(script) / drafted_s:.0f} | {plain / drafted_s:.2f}"
                 f" | {stats.acceptance:.0%} of {stats.drafted} | {stats.switched_off}, {stats.switched_on} |"
             )
     return rows
@@ -222,17 +222,17 @@ def main() -> None:
     parser.add_argument("--model", default=str(demo_model_path()))
     parser.add_argument("--backend", action="append", help="by name, as often as wanted; native and llamacpp")
     parser.add_argument("--tokens", type=int, default=300, help="tokens of each answer")
-    given = parser.parse_args()
+    options = parser.parse_args()
     print(f"{platform.machine()}, {platform.platform()}, Python {platform.python_version()}, NumPy {np.__version__}")
     loop_overhead()
     engines, drafts = [], []
-    for name in given.backend or ("native", "llamacpp"):
-        with slm.load(given.model, backend=name) as model:
-            engines.append(engine_overhead(model, given.tokens))
-            drafts += speculation_rows(model, given.tokens)
-    print(f"\nThe loop above a raw decode, {given.model} (microseconds a token)\n")
+    for name in options.backend or ("native", "llamacpp"):
+        with slm.load(options.model, backend=name) as model:
+            engines.append(engine_overhead(model, options.tokens))
+            drafts += speculation_rows(model, options.tokens)
+    print(f"\nThe loop above a raw decode, {options.model} (microseconds a token)\n")
     print("| backend | vocabulary | raw decode | generate | above it |\n|---|---|---|---|---|", *engines, sep="\n")
-    print(f"\nDrafts, {given.model} (tokens a second, and how many times as many as without)\n")
+    print(f"\nDrafts, {options.model} (tokens a second, and how many times as many as without)\n")
     print("| backend | text | drafter | tokens/s | ratio | accepted | switched off, on |")
     print("|---|---|---|---|---|---|---|", *drafts, sep="\n")
 

@@ -180,15 +180,15 @@ def main() -> None:
                 path, profile = Path(folder) / "model.gguf", Path(folder) / "captured.toml"
                 profile.write_text(f"[decode]\nbuckets = [1, {CROWD}]\ncapture = true\n")
                 write_model(path, shape, GgmlType[name])
-                for steps, found in {
+                for steps, result in {
                     "launched": measure(path, args.device),
                     "captured": measure(path, args.device, profile),
                 }.items():
-                    share = found["bytes"] / found["one"] / copied
-                    flops = 2 * found["weights"] * PROMPT / found["prefill"] / multiplied
+                    share = result["bytes"] / result["one"] / copied
+                    flops = 2 * result["weights"] * PROMPT / result["prefill"] / multiplied
                     lines.append(
-                        f"| {shape} | {name} | {steps} | {1 / found['one']:.1f} | {share:.0%}"
-                        f" | {CROWD * found['one'] / found['many']:.1f} | {PROMPT / found['prefill']:.0f}"
+                        f"| {shape} | {name} | {steps} | {1 / result['one']:.1f} | {share:.0%}"
+                        f" | {CROWD * result['one'] / result['many']:.1f} | {PROMPT / result['prefill']:.0f}"
                         f" | {flops:.0%} |"
                     )
                     print(lines[-1], flush=True)

@@ -61,8 +61,8 @@ def main() -> None:
     for name, case in CASES.items():
         case = dict(case)
         sampling = Sampling.preset(str(case.pop("preset", "balanced")), seed=1, **case)
-        others = [llama_cpp_draw(sampling, options.vocab, history), transformers_draw(sampling, history)]
-        times = measure([chain_draw(sampling, history), *others], rows, options.rounds)
+        competitors = [llama_cpp_draw(sampling, options.vocab, history), transformers_draw(sampling, history)]
+        times = measure([chain_draw(sampling, history), *competitors], rows, options.rounds)
         print(
             f"{name:28}{times[0]:9.0f}"
             + "".join(shown(t, times[0], w) for t, w in zip(times[1:], (12, 14), strict=True))
@@ -79,17 +79,17 @@ def measure(draws: list[Draw | None], rows: list[np.ndarray], rounds: int) -> li
     """Median microseconds of each, nan where there is nobody to measure."""
     times: list[list[float]] = [[] for _ in draws]
     for i in range(rounds + 3):
-        for draw, found in zip(draws, times, strict=True):
+        for draw, samples in zip(draws, times, strict=True):
             if draw is None:
                 continue
             started = time.perf_counter()
             draw(rows[i % len(rows)])
-            found.append(1e6 * (time.perf_counter() - started))
-    return [statistics.median(found[3:]) if found else float("nan") for found in times]
+            samples.append(1e6 * (time.perf_counter() - started))
+    return [statistics.median(samples[3:]) if samples else float("nan") for samples in times]
 
 
-def shown(other: float, ours: float, width: int) -> str:
-    return f"{'-':>{width}}{'':8}" if other != other else f"{other:{width}.0f}{other / ours:8.1f}"
+def shown(theirs: float, ours: float, width: int) -> str:
+    return f"{'-':>{width}}{'':8}" if theirs != theirs else f"{theirs:{width}.0f}{theirs / ours:8.1f}"
 
 
 def chain_draw(sampling: Sampling, history: list[int]) -> Draw:
@@ -132,25 +132,25 @@ def llama_cpp_draw(sampling: Sampling, n_vocab: int, history: list[int]) -> Draw
 def llama_cpp_samplers(api: Any, s: Sampling, n_vocab: int) -> list[Any]:
     """What llama.cpp needs for the same options, in its own order."""
     penalties = s.repeat_penalty, s.frequency_penalty, s.presence_penalty
-    found = (
+    samplers = (
         [api.llama_sampler_init_penalties(n_vocab, s.penalty_window or n_vocab, *penalties)]
         if penalties != (1, 0, 0)
         else []
     )
     if s.dry_multiplier:
         base, allowed = s.dry_base, s.dry_allowed_length
-        found.append(api.llama_sampler_init_dry(None, s.dry_multiplier, base, allowed, N_HISTORY, None, 0))
-    found += [api.llama_sampler_init_top_n_sigma(s.top_n_sigma)] if s.top_n_sigma else []
-    found += [api.llama_sampler_init_top_k(s.top_k)] if s.top_k else []
-    found += [api.llama_sampler_init_typical(s.typical_p, 1)] if s.typical_p < 1 else []
-    found += [api.llama_sampler_init_top_p(s.top_p, 1)] if s.top_p < 1 else []
-    found += [api.llama_sampler_init_min_p(s.min_p, 1)] if s.min_p else []
-    found += [api.llama_sampler_init_temp(s.temperature)] if s.temperature != 1 else []
+        samplers.append(api.llama_sampler_init_dry(None, s.dry_multiplier, base, allowed, N_HISTORY, None, 0))
+    samplers += [api.llama_sampler_init_top_n_sigma(s.top_n_sigma)] if s.top_n_sigma else []
+    samplers += [api.llama_sampler_init_top_k(s.top_k)] if s.top_k else []
+    samplers += [api.llama_sampler_init_typical(s.typical_p, 1)] if s.typical_p < 1 else []
+    samplers += [api.llama_sampler_init_top_p(s.top_p, 1)] if s.top_p < 1 else []
+    samplers += [api.llama_sampler_init_min_p(s.min_p, 1)] if s.min_p else []
+    samplers += [api.llama_sampler_init_temp(s.temperature)] if s.temperature != 1 else []
     if s.mirostat == 1:
-        return [*found, api.llama_sampler_init_mirostat(n_vocab, 1, s.mirostat_tau, s.mirostat_eta, 100)]
+        return [*samplers, api.llama_sampler_init_mirostat(n_vocab, 1, s.mirostat_tau, s.mirostat_eta, 100)]
     if s.mirostat == 2:
-        return [*found, api.llama_sampler_init_mirostat_v2(1, s.mirostat_tau, s.mirostat_eta)]
-    return [*found, api.llama_sampler_init_greedy() if s.temperature == 0 else api.llama_sampler_init_dist(1)]
+        return [*samplers, api.llama_sampler_init_mirostat_v2(1, s.mirostat_tau, s.mirostat_eta)]
+    return [*samplers, api.llama_sampler_init_greedy() if s.temperature == 0 else api.llama_sampler_init_dist(1)]
 
 
 def transformers_draw(sampling: Sampling, history: list[int]) -> Draw | None:
@@ -176,15 +176,15 @@ def transformers_processors(s: Sampling) -> Any:
     """The same steps where transformers has them, in the same order."""
     from transformers.generation import logits_process as t
 
-    found = [t.RepetitionPenaltyLogitsProcessor(s.repeat_penalty)] if s.repeat_penalty != 1 else []
-    found += [t.NoRepeatNGramLogitsProcessor(s.no_repeat_ngram)] if s.no_repeat_ngram else []
-    found += [t.TopKLogitsWarper(s.top_k)] if s.top_k else []
-    found += [t.TypicalLogitsWarper(mass=s.typical_p)] if s.typical_p < 1 else []
-    found += [t.TopPLogitsWarper(s.top_p)] if s.top_p < 1 else []
-    found += [t.MinPLogitsWarper(s.min_p)] if s.min_p else []
-    found += [t.EtaLogitsWarper(s.eta_cutoff)] if s.eta_cutoff else []
-    found += [t.TemperatureLogitsWarper(s.temperature)] if s.temperature not in (0, 1) else []
-    return t.LogitsProcessorList(found)
+    processors = [t.RepetitionPenaltyLogitsProcessor(s.repeat_penalty)] if s.repeat_penalty != 1 else []
+    processors += [t.NoRepeatNGramLogitsProcessor(s.no_repeat_ngram)] if s.no_repeat_ngram else []
+    processors += [t.TopKLogitsWarper(s.top_k)] if s.top_k else []
+    processors += [t.TypicalLogitsWarper(mass=s.typical_p)] if s.typical_p < 1 else []
+    processors += [t.TopPLogitsWarper(s.top_p)] if s.top_p < 1 else []
+    processors += [t.MinPLogitsWarper(s.min_p)] if s.min_p else []
+    processors += [t.EtaLogitsWarper(s.eta_cutoff)] if s.eta_cutoff else []
+    processors += [t.TemperatureLogitsWarper(s.temperature)] if s.temperature not in (0, 1) else []
+    return t.LogitsProcessorList(processors)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Print what an environment of the oldest, or of the newest, versions that pyproject.toml admits is made of.
+"""Print requirements with the oldest, or the newest, versions that pyproject.toml allows.
 
-``make test-bounds`` hands it to pip: ``bounds.py oldest`` prints ``numpy==1.26 ...``, ``bounds.py newest`` the names.
+``make test-bounds`` passes them to pip: ``bounds.py oldest`` prints ``numpy==1.26 ...``, ``bounds.py newest`` names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 EXTRAS = ("onnx",)
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "gguf")
-"""What the tests need. Their own bounds are not tested."""
+"""Requirements of the tests. Their own bounds are not tested."""
 
 
 def pinned(requirements: list[str]) -> list[str]:
@@ -22,13 +22,13 @@ def pinned(requirements: list[str]) -> list[str]:
     Raises:
         ValueError: one is not of the form ``name>=version``.
     """
-    found = []
+    pins = []
     for requirement in requirements:
         name, bound, version = requirement.partition(">=")
         if not bound or not version.replace(".", "").isdigit():
             raise ValueError(f"{requirement!r} in {PYPROJECT.name} is not of the form name>=version")
-        found.append(f"{name}=={version}")
-    return found
+        pins.append(f"{name}=={version}")
+    return pins
 
 
 def requirements(which: str) -> Iterator[str]:

@@ -23,12 +23,12 @@ ISAS = ("avx2", "avx_vnni", "avx512", "avx512_bf16", "amx", "amx_plain", "neon",
 
 
 def run(program: str, *arguments: str | Path) -> bool:
-    """Whether a program beside this Python succeeds; prints what it says where it does not."""
+    """Whether a program in this Python's folder succeeds; prints its output if it fails."""
     path = Path(sys.executable).with_name(program)
-    done = subprocess.run([path, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(done.stdout + done.stderr, file=sys.stderr)
-    return done.returncode == 0
+    process = subprocess.run([path, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    if process.returncode:
+        print(process.stdout + process.stderr, file=sys.stderr)
+    return process.returncode == 0
 
 
 def formatted() -> bool:

@@ -1,4 +1,4 @@
-"""Checks the relative links and anchors of the project's Markdown files; prints each that leads nowhere."""
+"""Checks the relative links and anchors of the project's Markdown files; prints the broken ones."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 def anchors(text: str) -> set[str]:
     """The anchors of a document's headings, as GitHub makes them."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     slugs = set()
     for heading in HEADING.findall(FENCE.sub("", text)):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
-        repeats = found.get(slug, 0)
-        found[slug] = repeats + 1
+        repeats = counts.get(slug, 0)
+        counts[slug] = repeats + 1
         slugs.add(f"{slug}-{repeats}" if repeats else slug)
     return slugs
 
 
 def targets(text: str) -> list[str]:
-    """What a document links to, code aside."""
+    """The targets of a document's links, except in code."""
     prose = INLINE_CODE.sub("", FENCE.sub("", text))
     return [inline or reference for inline, reference in LINK.findall(prose)]
 
 
-def fault(document: Path, target: str) -> str:
-    """What is wrong with a link of ``document``, or ""."""
+def problem(document: Path, target: str) -> str:
+    """The problem of a link of ``document``, or ""."""
     if ELSEWHERE.match(target):
         return ""
     path, _, anchor = unquote(target).partition("#")
@@ -55,7 +55,7 @@ def main(root: Path = ROOT) -> int:
     broken = 0
     for document in documents:
         for target in targets(document.read_text(encoding="utf-8")):
-            if reason := fault(document, target):
+            if reason := problem(document, target):
                 print(f"{document.relative_to(root)}: {target}: {reason}")
                 broken += 1
     print(f"{len(documents)} documents, {broken} broken links")

@@ -1,5 +1,5 @@
-"""Writes what docs/how-it-works.md takes from the code: the steps of the demo model, the shapes of a batch on its way
-through them, the code of two steps, and the picture.
+"""Writes the parts of docs/how-it-works.md that come from the code: the steps of the demo model, the shapes of a batch,
+the code of two steps, and the picture.
 
 python tools/how_it_works.py
 """
@@ -39,7 +39,7 @@ LOGITS = "normalize, multiply by the output matrix: the logits of the last token
 
 
 class TracingKernels(ReferenceKernels):
-    """The reference tier, noting the shapes of what its operations take and give."""
+    """The reference tier, recording the shapes of its operations' inputs and outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,23 +47,23 @@ class TracingKernels(ReferenceKernels):
         self._depth = 0
 
     def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        return self._noting(name, found) if name in TRACED else found
+        attribute = super().__getattribute__(name)
+        return self._recording(name, attribute) if name in TRACED else attribute
 
-    def _noting(self, name: str, operation: Any) -> Any:
-        def noted(*args: Any, **named: Any) -> Any:
+    def _recording(self, name: str, operation: Any) -> Any:
+        def recorded(*args: Any, **named: Any) -> Any:
             self._depth += 1
             try:
                 result = operation(*args, **named)
             finally:
                 self._depth -= 1
             if self._depth == 0:
-                taken = [arg for arg in args if isinstance(arg, np.ndarray)]
-                made = [] if result is None else [result] if isinstance(result, np.ndarray) else list(result)
-                self.calls.append((name, _shapes(taken), _shapes(made)))
+                inputs = [arg for arg in args if isinstance(arg, np.ndarray)]
+                outputs = [] if result is None else [result] if isinstance(result, np.ndarray) else list(result)
+                self.calls.append((name, _shapes(inputs), _shapes(outputs)))
             return result
 
-        return noted
+        return recorded
 
 
 def _shapes(arrays: Iterable[Any]) -> str:
@@ -95,13 +95,13 @@ def table() -> str:
     """The operations as a table of shapes."""
     n_tokens, calls = trace()
     rows = [f"| operation | takes | gives | what it does with the {n_tokens} tokens |", "|---|---|---|---|"]
-    for i, (name, taken, made) in enumerate(calls):
-        what = (
+    for i, (name, inputs, outputs) in enumerate(calls):
+        description = (
             "normalize, multiply by the output matrix: the logits of the last token"
             if i + 1 == len(calls)
             else TRACED[name]
         )
-        rows.append(f"| `{name}` | {taken} | {made or '-'} | {what} |")
+        rows.append(f"| `{name}` | {inputs} | {outputs or '-'} | {description} |")
     return "\n".join(rows)
 
 
@@ -141,17 +141,17 @@ def picture() -> str:
 
 
 def page(text: str) -> str:
-    """The page with its parts made anew."""
-    made = {
+    """The page with its parts generated again."""
+    parts = {
         "steps": "```text\n" + "\n".join(steps("reference")[:4]) + "\n...\n```",
         "shapes": table(),
         "attention": code(SelfAttention.mix),
         "feed-forward": code(FfnStep.add),
     }
-    for name, part in made.items():
+    for name, part in parts.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, found, rest = text.partition(begin)
-        assert found and end in rest, f"the page has no part {name}"
+        before, marker, rest = text.partition(begin)
+        assert marker and end in rest, f"the page has no part {name}"
         text = before + begin + part + "\n" + end + rest.partition(end)[2]
     return text
 

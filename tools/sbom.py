@@ -38,15 +38,15 @@ def bill(extras: Sequence[str] = (), wheel: Path | None = None) -> dict[str, obj
     Raises:
         importlib.metadata.PackageNotFoundError: a dependency is not installed.
     """
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     edges: dict[str, list[str]] = {}
-    _collect(PROJECT, frozenset(extras), found, edges)
-    own = found.pop(PROJECT)
-    root = _component(own)
+    _collect(PROJECT, frozenset(extras), distributions, edges)
+    project = distributions.pop(PROJECT)
+    root = _component(project)
     if wheel is not None:
         root["hashes"] = [{"alg": "SHA-256", "content": hashlib.sha256(wheel.read_bytes()).hexdigest()}]
     compiled = [{"type": "library", "name": name, "bom-ref": name, "purl": f"pkg:pypi/{name}"} for name in _COMPILED_IN]
-    refs = {name: str(_component(each)["bom-ref"]) for name, each in {PROJECT: own, **found}.items()}
+    refs = {name: str(_component(each)["bom-ref"]) for name, each in {PROJECT: project, **distributions}.items()}
     depends = [{"ref": refs[name], "dependsOn": sorted(refs[other] for other in edges[name])} for name in sorted(edges)]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -58,29 +58,31 @@ def bill(extras: Sequence[str] = (), wheel: Path | None = None) -> dict[str, obj
             "timestamp": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "component": root,
         },
-        "components": [*(_component(found[name]) for name in sorted(found)), *compiled],
+        "components": [*(_component(distributions[name]) for name in sorted(distributions)), *compiled],
         "dependencies": [*depends, *({"ref": name, "dependsOn": []} for name in _COMPILED_IN)],
     }
 
 
-def _collect(name: str, extras: frozenset[str], found: dict[str, Distribution], edges: dict[str, list[str]]) -> None:
+def _collect(
+    name: str, extras: frozenset[str], distributions: dict[str, Distribution], edges: dict[str, list[str]]
+) -> None:
     """Add a distribution and, in turn, all that its metadata require here.
 
     Extras of one that is there already are followed, too.
     """
     distribution = importlib.metadata.distribution(name)
-    found[name] = distribution
-    known = edges.setdefault(name, [])
+    distributions[name] = distribution
+    dependencies = edges.setdefault(name, [])
     for text in distribution.requires or ():
         requirement = Requirement(text)
         if not _applies(requirement, extras):
             continue
-        other = canonicalize_name(requirement.name)
-        if other == name:  # an extra that is made of others
-            _collect(name, frozenset(requirement.extras), found, edges)
-        elif other not in known:
-            known.append(other)
-            _collect(other, frozenset(requirement.extras), found, edges)
+        dependency = canonicalize_name(requirement.name)
+        if dependency == name:  # an extra that is made of others
+            _collect(name, frozenset(requirement.extras), distributions, edges)
+        elif dependency not in dependencies:
+            dependencies.append(dependency)
+            _collect(dependency, frozenset(requirement.extras), distributions, edges)
 
 
 def _applies(requirement: Requirement, extras: frozenset[str]) -> bool:
@@ -109,8 +111,8 @@ def _classified(distribution: Distribution) -> str:
     """The licence as classifiers name it, or the first line of what the metadata say."""
     classifiers = distribution.metadata.get_all("Classifier") or []
     named = [text.rpartition(" :: ")[2] for text in classifiers if text.startswith("License ::")]
-    stated = (distribution.metadata.get("License") or "").strip().partition("\n")[0]
-    return ", ".join(named) or stated[:80]
+    licence = (distribution.metadata.get("License") or "").strip().partition("\n")[0]
+    return ", ".join(named) or licence[:80]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -119,12 +121,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--extra", action="append", default=[], help="of slm-core; may be repeated")
     parser.add_argument("--wheel", type=Path, help="the wheel, for its checksum")
-    given = parser.parse_args(arguments)
-    made = bill(given.extra, given.wheel)
-    given.file.write_text(json.dumps(made, indent=2) + "\n")
-    components = made["components"]
+    options = parser.parse_args(arguments)
+    document = bill(options.extra, options.wheel)
+    options.file.write_text(json.dumps(document, indent=2) + "\n")
+    components = document["components"]
     assert isinstance(components, list)
-    print(f"{given.file}: {len(components)} components")
+    print(f"{options.file}: {len(components)} components")
 
 
 if __name__ == "__main__":

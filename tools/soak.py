@@ -30,17 +30,23 @@ UNDECIDED = 3
 
 def main(arguments: list[str]) -> int:
     """Run; returns the exit status."""
-    given = _parser().parse_args(arguments)
+    args = _parser().parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell that runs us behind it has us ignore the first
         signal.signal(number, signal.default_int_handler)
     plans = [
-        Plan(Engine(backend, given.device, given.threads), given.seed, given.seconds, given.rounds, given.replay)
-        for backend in given.backend or ["native"]
+        Plan(
+            Engine(backend, args.device, args.threads),
+            args.seed,
+            args.seconds,
+            args.rounds,
+            args.replay,
+        )
+        for backend in args.backend or ["native"]
     ]
 
     def write_report(records: Sequence[Record]) -> None:
-        if given.report:
-            given.report.write_text(report(records, f"python tools/soak.py {shlex.join(arguments)}"))
+        if args.report:
+            args.report.write_text(report(records, f"python tools/soak.py {shlex.join(arguments)}"))
 
     records = supervise(plans, write_report)
     write_report(records)
@@ -48,8 +54,8 @@ def main(arguments: list[str]) -> int:
         print(summary(record))
         for failure in record.failures[:3]:
             print(f"  {failure.workload}, seed {failure.seed}: {failure.error[:500]}")
-    if given.report:
-        print(f"report: {given.report}")
+    if args.report:
+        print(f"report: {args.report}")
     return status(records)
 
 

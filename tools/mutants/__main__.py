@@ -23,29 +23,29 @@ KEPT = ROOT / "build" / "mutants"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, choose, run."""
-    given = _parser().parse_args(arguments)
-    if given.show:
-        return _show(given.show, _chosen([]))
-    results = Results(given.results)
-    if given.page:
-        given.page.write_text(results.page(list(_chosen([])), given.command))
+    options = _parser().parse_args(arguments)
+    if options.show:
+        return _show(options.show, _chosen([]))
+    results = Results(options.results)
+    if options.page:
+        options.page.write_text(results.page(list(_chosen([])), options.command))
         return 0
-    if given.survivors:
-        sys.stdout.write(results.survivors(_chosen(given.paths)))
+    if options.survivors:
+        sys.stdout.write(results.survivors(_chosen(options.paths)))
         return 0
-    mutants = _sampled(list(_chosen(given.paths)), given.sample, given.seed)
-    if given.list:
+    mutants = _sampled(list(_chosen(options.paths)), options.sample, options.seed)
+    if options.list:
         for mutant in mutants:
             print(f"{mutant.id} {mutant.path}:{mutant.line} {mutant.operator}: {mutant.before}  ->  {mutant.after}")
         return 0
-    until = time.time() + given.seconds if given.seconds else float("inf")
+    until = time.time() + options.seconds if options.seconds else float("inf")
     for package in PACKAGES:
-        for kind in (given.only,) if given.only else ("suite", "unit"):
-            known = Results(given.results)
-            new = [m for m in mutants if package_of(m.path) is package and not known.was_asked(m, kind)]
+        for kind in (options.only,) if options.only else ("suite", "unit"):
+            current = Results(options.results)
+            new = [m for m in mutants if package_of(m.path) is package and not current.was_asked(m, kind)]
             if new and time.time() < until:
-                _measure(kind, new, known.of(new), given, until)
-    print(Results(given.results).table(mutants))
+                _measure(kind, new, current.of(new), options, until)
+    print(Results(options.results).table(mutants))
     return 0
 
 
@@ -80,13 +80,13 @@ def _chosen(paths: Sequence[str]) -> Iterator[Mutant]:
     Raises:
         SystemExit: a path has nothing to mutate.
     """
-    known = [path for package in PACKAGES for path in package.paths()]
-    wanted = [Path(name).resolve() for name in paths]
-    for one in wanted:
-        if not any(path == one or one in path.parents for path in known):
-            sys.exit(f"nothing to mutate in {one} (packages.py names the files)")
-    for path in known:
-        if not wanted or any(path == one or one in path.parents for one in wanted):
+    files = [path for package in PACKAGES for path in package.paths()]
+    chosen = [Path(name).resolve() for name in paths]
+    for folder in chosen:
+        if not any(path == folder or folder in path.parents for path in files):
+            sys.exit(f"nothing to mutate in {folder} (packages.py names the files)")
+    for path in files:
+        if not chosen or any(path == folder or folder in path.parents for folder in chosen):
             yield from mutants_of(path, ROOT)
 
 
@@ -100,19 +100,19 @@ def _sampled(mutants: list[Mutant], n: int | None, seed: int) -> list[Mutant]:
 
 
 def _measure(
-    kind: str, mutants: Sequence[Mutant], known: dict[str, Any], given: argparse.Namespace, until: float
+    kind: str, mutants: Sequence[Mutant], known: dict[str, Any], options: argparse.Namespace, until: float
 ) -> None:
     (KEPT / "reach").mkdir(parents=True, exist_ok=True)
-    given.results.parent.mkdir(parents=True, exist_ok=True)
+    options.results.parent.mkdir(parents=True, exist_ok=True)
     plan = {
         "kind": kind,
         "known": known,
         "mutants": [mutant.id for mutant in mutants],
         "files": sorted({mutant.path for mutant in mutants}),
-        "results": str(given.results.resolve()),
+        "results": str(options.results.resolve()),
         "reach": str(KEPT / "reach"),
         "until": until,
-        "most_seconds": given.most,
+        "most_seconds": options.most,
     }
     roots = [ROOT, *(ROOT / name for name in ("backends", "formatters", "conformance", "tools", "tests"))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots)), "TOKENIZERS_PARALLELISM": "false"}
@@ -123,13 +123,13 @@ def _measure(
         subprocess.run([sys.executable, "-m", "mutants.worker", str(path)], env=environment, cwd=ROOT, check=True)
 
 
-def _show(wanted: str, mutants: Iterator[Mutant]) -> int:
+def _show(mutant_id: str, mutants: Iterator[Mutant]) -> int:
     for mutant in mutants:
-        if mutant.id == wanted:
+        if mutant.id == mutant_id:
             print(f"{mutant.path}:{mutant.line}, in {mutant.function}: {mutant.operator}")
             print(f"- {mutant.before}\n+ {mutant.after}")
             return 0
-    sys.exit(f"no mutant {wanted}: the code may have changed (--list lists them)")
+    sys.exit(f"no mutant {mutant_id}: the code may have changed (--list lists them)")
 
 
 if __name__ == "__main__":

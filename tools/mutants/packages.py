@@ -44,11 +44,11 @@ class Package:
 
     def unit_paths(self) -> list[Path]:
         """The unit tests' files, those of folders included."""
-        found: list[Path] = []
+        files: list[Path] = []
         for name in self.unit:
             path = ROOT / name
-            found += [path] if path.suffix == ".py" else sorted(path.rglob("test_*.py"))
-        return found
+            files += [path] if path.suffix == ".py" else sorted(path.rglob("test_*.py"))
+        return files
 
 
 def _each(pattern: str, names: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What was found, kept in a file; the table and the list of survivors made from it."""
+"""Results in a file; the table and the list of survivors."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class Results:
     """
 
     def __init__(self, path: Path) -> None:
-        self._found: dict[str, dict[str, Any]] = {}
+        self._results: dict[str, dict[str, Any]] = {}
         if path.exists():
             for line in path.read_text().splitlines():
                 result = json.loads(line)
-                self._found[result["id"]] = result
+                self._results[result["id"]] = result
         self._equivalent: dict[str, str] = tomllib.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
 
     def was_asked(self, mutant: Mutant, kind: str) -> bool:
         """Whether the suite, or unit tests, need not be asked about a mutant of the file as it is now."""
-        result = self._found.get(mutant.id)
+        result = self._results.get(mutant.id)
         if result is None or result["source"] != digest_of_file(ROOT / mutant.path):
             return False
         return result["verdict"] in ("killed", "none") or kind in ("suite", result["asked"])
 
     def of(self, mutants: Iterable[Mutant]) -> dict[str, dict[str, Any]]:
-        """What is known of mutants of the files as they are now, by id."""
-        return {mutant.id: self._found[mutant.id] for mutant in mutants if self.was_asked(mutant, "suite")}
+        """The results of mutants whose files have not changed, by id."""
+        return {mutant.id: self._results[mutant.id] for mutant in mutants if self.was_asked(mutant, "suite")}
 
     def _of(self, mutants: Iterable[Mutant], package: str | None = None) -> list[dict[str, Any]]:
-        found = [self._found[mutant.id] for mutant in mutants if mutant.id in self._found]
-        found = [result for result in found if result["verdict"] != "none" and result["id"] not in self._equivalent]
-        return [result for result in found if package in (None, result["package"])]
+        results = [self._results[mutant.id] for mutant in mutants if mutant.id in self._results]
+        results = [result for result in results if result["verdict"] != "none" and result["id"] not in self._equivalent]
+        return [result for result in results if package in (None, result["package"])]
 
     def table(self, mutants: Sequence[Mutant]) -> str:
         """A row for each package, in Markdown."""
@@ -55,26 +55,28 @@ class Results:
         ]
         names = [package.name for package in PACKAGES]
         rows = [(name, self._of(mutants, name)) for name in names]
-        for name, found in [*rows, ("all", self._of(mutants))]:
-            if found:
-                lines.append(_row(name, found))
+        for name, results in [*rows, ("all", self._of(mutants))]:
+            if results:
+                lines.append(_row(name, results))
         return "\n".join(lines) + "\n"
 
     def survivors(self, mutants: Iterable[Mutant]) -> str:
-        """Those that no test noticed, and those that the suite reaches and unit tests alone notice."""
-        found = sorted(self._of(mutants), key=lambda result: (result["path"], result["line"]))
-        lines = ["## Survive all tests", "", *(_line(r) for r in found if r["verdict"] == "survived"), ""]
+        """Mutants that no test kills, and mutants that the suite reaches but only unit tests kill."""
+        results = sorted(self._of(mutants), key=lambda result: (result["path"], result["line"]))
+        lines = ["## Survive all tests", "", *(_line(r) for r in results if r["verdict"] == "survived"), ""]
         lines += ["## The suite reaches them; a unit test alone notices", ""]
-        lines += [_line(r) for r in found if r["reached_by"] == ["suite", "unit"] and r["verdict"] == "killed"]
+        lines += [_line(r) for r in results if r["reached_by"] == ["suite", "unit"] and r["verdict"] == "killed"]
         return "\n".join(lines) + "\n"
 
     def page(self, mutants: Sequence[Mutant], command: str) -> str:
         """The page of results, in Markdown."""
-        found = self._of(mutants)
-        survivors = sorted((r for r in found if r["verdict"] == "survived"), key=lambda r: (r["path"], r["line"]))
+        results = self._of(mutants)
+        survivors = sorted((r for r in results if r["verdict"] == "survived"), key=lambda r: (r["path"], r["line"]))
         rows = [(r, "" if _is_final(r) else " (unit tests not asked yet)") for r in survivors]
         equivalent = [mutant for mutant in mutants if mutant.id in self._equivalent]
-        lines = [_HEADER.format(date=time.strftime("%Y-%m-%d"), command=command, n_all=len(mutants), n_run=len(found))]
+        lines = [
+            _HEADER.format(date=time.strftime("%Y-%m-%d"), command=command, n_all=len(mutants), n_run=len(results))
+        ]
         lines += [self.table(mutants), "## Survivors", ""]
         lines += ["No test that was asked notices these.", "", "| mutant | function | change |", "|---|---|---|"]
         lines += [
@@ -126,16 +128,16 @@ def _cells(mutant: str, path: str, line: int, function: str, before: str, after:
     return f"| {mutant} | `{path}:{line}` `{function}` | {change} |"
 
 
-def _row(name: str, found: list[dict[str, Any]]) -> str:
-    by_suite = [result for result in found if "suite" in result["reached_by"]]
-    reached = [result for result in found if result["reached_by"]]
+def _row(name: str, results: list[dict[str, Any]]) -> str:
+    by_suite = [result for result in results if "suite" in result["reached_by"]]
+    reached = [result for result in results if result["reached_by"]]
     n_by_suite = sum(result["verdict"] == "killed" and result["asked"] == "suite" for result in by_suite)
     n_killed = sum(result["verdict"] == "killed" for result in reached)
-    n_open = sum(not _is_final(result) for result in found)
+    n_open = sum(not _is_final(result) for result in results)
     killed = (
         f"{n_open} not asked yet" if n_open else f"{n_killed} of {len(reached)} ({percent(n_killed, len(reached))})"
     )
-    cells = [name, len(found), len(by_suite), f"{n_by_suite} ({percent(n_by_suite, len(by_suite))})", killed]
+    cells = [name, len(results), len(by_suite), f"{n_by_suite} ({percent(n_by_suite, len(by_suite))})", killed]
     return "| " + " | ".join(map(str, [*cells, len(reached) - n_killed])) + " |"
 
 
@@ -144,12 +146,12 @@ def _is_final(result: dict[str, Any]) -> bool:
     return result["verdict"] == "killed" or result["asked"] == "unit"
 
 
-def percent(part: int, whole: int) -> str:
+def percent(part: int, total: int) -> str:
     """A share."""
-    return f"{100 * part / whole:.1f} %" if whole else "none"
+    return f"{100 * part / total:.1f} %" if total else "none"
 
 
 def _line(result: dict[str, Any]) -> str:
-    place = f"`{result['path']}:{result['line']}` `{result['function']}`"
+    location = f"`{result['path']}:{result['line']}` `{result['function']}`"
     pending = "" if _is_final(result) else " (unit tests not asked yet)"
-    return f"- {result['id']}{pending} {place}, {result['operator']}: `{result['before']}` -> `{result['after']}`"
+    return f"- {result['id']}{pending} {location}, {result['operator']}: `{result['before']}` -> `{result['after']}`"

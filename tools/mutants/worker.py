@@ -95,8 +95,8 @@ class Worker:
             result = self._ask_about(mutant, functions, items)
             with self._plan.results.open("a") as file:
                 file.write(json.dumps(result) + "\n")
-            place = f"{self._plan.kind} {number + 1}/{len(self._plan.mutants)}"
-            say(f"{place} {mutant.id} {mutant.path}:{mutant.line} {result['verdict']}")
+            progress = f"{self._plan.kind} {number + 1}/{len(self._plan.mutants)}"
+            say(f"{progress} {mutant.id} {mutant.path}:{mutant.line} {result['verdict']}")
         return True
 
     # Which tests reach which lines.
@@ -107,21 +107,23 @@ class Worker:
             files[item.path].append(item)
         for path, items in files.items():
             digest = _digest_of(items)
-            kept = self._plan.reach / f"{path.stem}-{digest}.json"
-            if not kept.exists():
+            map_file = self._plan.reach / f"{path.stem}-{digest}.json"
+            if not map_file.exists():
                 say(f"mapping {len(items)} tests of {path.relative_to(ROOT)} ...")
-                found = _in_child(lambda items=items: _map_of(items), lambda _: 3600.0)  # type: ignore[misc]
-                if not found or "tests" not in found[-1]:
-                    raise session.Interrupted(f"{path} cannot be mapped: {found}")
-                for failed in found[:-1]:
+                lines_of_child = _in_child(lambda items=items: _map_of(items), lambda _: 3600.0)  # type: ignore[misc]
+                if not lines_of_child or "tests" not in lines_of_child[-1]:
+                    raise session.Interrupted(f"{path} cannot be mapped: {lines_of_child}")
+                for failed in lines_of_child[:-1]:
                     say(f"left out, as it fails on the sound code: {failed['fails']}: {failed['why']}")
-                kept.write_text(json.dumps(found[-1]))
-            known = json.loads(kept.read_text())
-            for name in known["modules"]:
+                map_file.write_text(json.dumps(lines_of_child[-1]))
+            reach_map = json.loads(map_file.read_text())
+            for name in reach_map["modules"]:
                 with suppress(Exception):  # some can be imported by others alone
                     importlib.import_module(name)
-            for nodeid, (seconds, lines) in known["tests"].items():
-                self._reach[nodeid] = Reach(seconds, {name: frozenset(found) for name, found in lines.items()})
+            for nodeid, (seconds, lines) in reach_map["tests"].items():
+                self._reach[nodeid] = Reach(
+                    seconds, {name: frozenset(lines_of_child) for name, lines_of_child in lines.items()}
+                )
 
     # What becomes of a mutant.
 
@@ -145,21 +147,22 @@ class Worker:
 
     def _reaching(self, mutant: Mutant, paths: Sequence[Path]) -> list[str]:
         """The tests that run the mutant's lines; those that noticed its neighbours first, then the quickest."""
-        wanted, among = range(mutant.first, mutant.last + 1), {str(path.relative_to(ROOT)) for path in paths}
-        found = [
+        mutated, paths_of_tests = range(mutant.first, mutant.last + 1), {str(path.relative_to(ROOT)) for path in paths}
+        reaching = [
             nodeid
             for nodeid, reach in self._reach.items()
-            if nodeid.partition("::")[0] in among and not reach.lines.get(mutant.path, frozenset()).isdisjoint(wanted)
+            if nodeid.partition("::")[0] in paths_of_tests
+            and not reach.lines.get(mutant.path, frozenset()).isdisjoint(mutated)
         ]
         kills = self._kills[mutant.function]
-        found.sort(key=lambda nodeid: (-kills[nodeid], self._reach[nodeid].seconds))
-        kept, total = [], 0.0
-        for nodeid in found:
+        reaching.sort(key=lambda nodeid: (-kills[nodeid], self._reach[nodeid].seconds))
+        chosen, total = [], 0.0
+        for nodeid in reaching:
             total += self._reach[nodeid].seconds
-            if kept and total > self._plan.most_seconds:
+            if chosen and total > self._plan.most_seconds:
                 break
-            kept.append(nodeid)
-        return kept
+            chosen.append(nodeid)
+        return chosen
 
     def _run(
         self, mutant: Mutant, tests: Sequence[str], functions: Functions, items: dict[str, pytest.Item]
@@ -168,11 +171,11 @@ class Worker:
             clean = self._reach[tests[lines[-1]["runs"]]].seconds if lines and "runs" in lines[-1] else 0.0
             return _LEAST_PATIENCE + _PATIENCE * clean if lines else 60.0
 
-        said = _in_child(lambda: _try(functions, mutant, [items[nodeid] for nodeid in tests]), limit)
-        last = said[-1] if said else {"verdict": "none", "why": "the process died before it ran a test"}
+        events = _in_child(lambda: _try(functions, mutant, [items[nodeid] for nodeid in tests]), limit)
+        last = events[-1] if events else {"verdict": "none", "why": "the process died before it ran a test"}
         if "runs" in last:
             last = {"verdict": "killed", "why": last.get("why", "died")}
-        ran = [line["runs"] for line in said if "runs" in line]
+        ran = [line["runs"] for line in events if "runs" in line]
         killer = tests[ran[-1]] if ran and last["verdict"] == "killed" else ""
         if killer:
             self._kills[mutant.function][killer] += 1
@@ -207,11 +210,11 @@ def _map_of(items: Sequence[pytest.Item]) -> Iterator[dict[str, Any]]:
     lines, tests = Lines(frozenset(files)), {}
     for item, following in zip(items, [*items[1:], None], strict=True):
         begin = time.perf_counter()
-        with lines.recording() as seen:
+        with lines.recording() as recorded:
             reports = runtestprotocol(item, log=False, nextitem=following)
         seconds = time.perf_counter() - begin
         if all(report.passed for report in reports):
-            tests[item.nodeid] = (round(seconds, 4), {files[name]: sorted(found) for name, found in seen.items()})
+            tests[item.nodeid] = (round(seconds, 4), {files[name]: sorted(found) for name, found in recorded.items()})
         for report in reports:
             if report.failed:
                 yield {"fails": item.nodeid, "why": " ".join(str(report.longrepr).split())[-200:]}
@@ -245,18 +248,18 @@ def _in_child(
         os.close(reader)
         _be_child(work, writer)
     os.close(writer)
-    said: list[dict[str, Any]] = []
-    rest = b""
-    while (data := _read(reader, child, limit(said))) is not None and data:
-        *whole, rest = (rest + data).split(b"\n")
-        said += [json.loads(line) for line in whole]
-    if data is None and said:
-        said[-1]["why"] = "hangs"
+    events: list[dict[str, Any]] = []
+    buffer = b""
+    while (data := _read(reader, child, limit(events))) is not None and data:
+        *complete, buffer = (buffer + data).split(b"\n")
+        events += [json.loads(line) for line in complete]
+    if data is None and events:
+        events[-1]["why"] = "hangs"
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     os.close(reader)
-    return said
+    return events
 
 
 def _read(reader: int, child: int, limit: float) -> bytes | None:
@@ -295,13 +298,13 @@ def _be_child(work: Callable[[], Iterator[dict[str, Any]]], writer: int) -> None
 
 def main(arguments: Sequence[str]) -> int:
     """Run a session: the arguments are a file with the plan, and the ids of mutants in it are looked up anew."""
-    given = json.loads(Path(arguments[0]).read_text())
-    wanted = {mutant_id: place for place, mutant_id in enumerate(given["mutants"])}
-    files = {ROOT / name for name in given["files"]}
-    mutants = [mutant for path in files for mutant in mutants_of(path, ROOT) if mutant.id in wanted]
-    mutants.sort(key=lambda mutant: wanted[mutant.id])
-    kind, rest = given["kind"], {name: Path(given[name]) for name in ("results", "reach")}
-    plan = Plan(mutants, kind, given["known"], **rest, until=given["until"], most_seconds=given["most_seconds"])
+    job = json.loads(Path(arguments[0]).read_text())
+    order = {mutant_id: place for place, mutant_id in enumerate(job["mutants"])}
+    files = {ROOT / name for name in job["files"]}
+    mutants = [mutant for path in files for mutant in mutants_of(path, ROOT) if mutant.id in order]
+    mutants.sort(key=lambda mutant: order[mutant.id])
+    kind, rest = job["kind"], {name: Path(job[name]) for name in ("results", "reach")}
+    plan = Plan(mutants, kind, job["known"], **rest, until=job["until"], most_seconds=job["most_seconds"])
     tests = dict.fromkeys(str(path) for mutant in mutants for path in package_of(mutant.path).tests(kind))
     options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir", str(ROOT), "-c"]
     sys.path[:0] = [str(SUITES.parent.parent), str(ROOT / "tests")]

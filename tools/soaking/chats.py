@@ -33,24 +33,24 @@ def get_weather(city: str) -> dict[str, object]:
 
 def long_chat(site: Site, rng: random.Random) -> None:
     """A conversation without end says next what a fresh chat with the same messages says."""
-    chat = _kept_chat(site)
+    chat = _long_lived_chat(site)
     for _ in range(rng.randint(1, 3)):
         _edit(chat, rng)
     question = rng.choice(QUESTIONS)
     with _twin(site, chat) as twin:
-        found = twin.send(question)
+        answer = twin.send(question)
         tokens = twin.session.tokens
     fresh = site.model("demo").chat(
         messages=chat.messages, n_ctx=N_CTX, n_seq_max=2, n_batch=N_BATCH, sampling=_GREEDY, overflow="truncate_middle"
     )
     with fresh:
         expected = fresh.send(question)
-    _same_answer(site, tokens, found, expected, "a chat that is as old as the run")
+    _same_answer(site, tokens, answer, expected, "a chat that is as old as the run")
 
 
 def restored_chat(site: Site, rng: random.Random) -> None:
     """A chat that was dumped and restored says next what it would have said; so does one that forgot a message."""
-    chat = _kept_chat(site)
+    chat = _long_lived_chat(site)
     with _twin(site, chat) as twin:
         if len(twin.messages) > 2 and rng.random() < 0.5:
             before = twin.messages, twin.session.tokens
@@ -61,13 +61,13 @@ def restored_chat(site: Site, rng: random.Random) -> None:
         data, question = twin.dump(), rng.choice(QUESTIONS)
         expected = twin.send(question)
     with Chat.restore(site.model("demo"), data) as restored:
-        found = restored.send(question)
-        require(found.tokens == expected.tokens, f"a restored chat says {found.text!r}, not {expected.text!r}")
+        answer = restored.send(question)
+        require(answer.tokens == expected.tokens, f"a restored chat says {answer.text!r}, not {expected.text!r}")
 
 
 def oracles(site: Site, rng: random.Random) -> None:
     """Questions of an oracle, also one for which there is no room, leave no trace in the chat."""
-    chat = _kept_chat(site)
+    chat = _long_lived_chat(site)
     chat.session.prefill()
     before = chat.session.tokens, chat.messages, chat.session.context.n_free
     try:
@@ -102,7 +102,7 @@ def tools(site: Site, rng: random.Random) -> None:
     )
 
 
-def _kept_chat(site: Site) -> Chat:
+def _long_lived_chat(site: Site) -> Chat:
     if "chat" not in site.kept:
         site.kept["chat"] = site.model("demo").chat(
             system="You are Pip.",
@@ -141,7 +141,7 @@ def _edit(chat: Chat, rng: random.Random) -> None:
         chat.send(question)
 
 
-def _same_answer(site: Site, tokens: tuple[int, ...], found: Answer, expected: Answer, what: str) -> None:
+def _same_answer(site: Site, tokens: tuple[int, ...], answer: Answer, expected: Answer, what: str) -> None:
     """``tokens`` is what the session holds with the answer; its prompt is what comes before."""
-    if found.tokens != expected.tokens:
-        same_greedy(site, "demo", tokens[: found.usage.prompt_tokens], found, expected, what)
+    if answer.tokens != expected.tokens:
+        same_greedy(site, "demo", tokens[: answer.usage.prompt_tokens], answer, expected, what)

@@ -61,41 +61,41 @@ def same_row(site: Site, name: str, tokens: Sequence[int], row: NDArray[np.float
     )
 
 
-def same_greedy(site: Site, name: str, prompt: Sequence[int], found: Answer, expected: Answer, what: str) -> None:
+def same_greedy(site: Site, name: str, prompt: Sequence[int], actual: Answer, expected: Answer, what: str) -> None:
     """Require two greedy answers to be equal, up to a token where the two likeliest are closer than clause 9 decides.
 
     An answer that has ended has an EOG token in the next place.
     """
-    if (found.tokens, found.finish_reason) == (expected.tokens, expected.finish_reason):
+    if (actual.tokens, actual.finish_reason) == (expected.tokens, expected.finish_reason):
         return
-    said = [f"{list(answer.tokens)} ({answer.finish_reason.value})" for answer in (found, expected)]
-    require(found.tokens != expected.tokens, f"{what} ended for another reason: {said[0]}, expected {said[1]}")
-    n_equal = _n_equal(found.tokens, expected.tokens)
-    row = fresh_row(site, name, [*prompt, *found.tokens[:n_equal]]).astype(np.float64)
+    texts = [f"{list(answer.tokens)} ({answer.finish_reason.value})" for answer in (actual, expected)]
+    require(actual.tokens != expected.tokens, f"{what} ended for another reason: {texts[0]}, expected {texts[1]}")
+    n_equal = _n_equal(actual.tokens, expected.tokens)
+    row = fresh_row(site, name, [*prompt, *actual.tokens[:n_equal]]).astype(np.float64)
     eog = sorted(site.model(name).vocab.eog_ids)
     first, second = (
-        row[answer.tokens[n_equal]] if n_equal < len(answer.tokens) else row[eog].max() for answer in (found, expected)
+        row[answer.tokens[n_equal]] if n_equal < len(answer.tokens) else row[eog].max() for answer in (actual, expected)
     )
     gap, allowed = abs(first - second) / np.linalg.norm(row), 2 * _tolerance(site, name).gap
     require(
         bool(gap <= allowed),
         f"{what}: token {n_equal} of the answer differs from a fresh context's, and the logits of the two are"
-        f" {gap:.1e} of the row's norm apart (allowed: {allowed:.1e}): {said[0]}, expected {said[1]}",
+        f" {gap:.1e} of the row's norm apart (allowed: {allowed:.1e}): {texts[0]}, expected {texts[1]}",
     )
     site.counts["near ties"] += 1
 
 
 def refused(context: Context, call: Callable[[], object], what: str, *errors: type[SlmError]) -> None:
     """Require a call to raise one of ``errors``, in one line, and to leave the context as it was."""
-    before, wanted = held(context), " or ".join(error.__name__ for error in errors)
+    before, expected = held(context), " or ".join(error.__name__ for error in errors)
     try:
         call()
     except errors as error:
         require(bool(str(error)) and "\n" not in str(error), f"{what}: the message is not one line: {str(error)!r}")
     except Exception as error:
-        raise Wrong(f"{what}: raised {type(error).__name__} ({error}), expected {wanted}") from error
+        raise Wrong(f"{what}: raised {type(error).__name__} ({error}), expected {expected}") from error
     else:
-        raise Wrong(f"{what}: accepted, expected {wanted}")
+        raise Wrong(f"{what}: accepted, expected {expected}")
     require(held(context) == before, f"{what}: refused, but the context changed")
 
 

@@ -76,14 +76,14 @@ def _check_lives(site: Site, name: str, prompt: Sequence[int], lives: Sequence[L
             require(life.begins >= saved, f"{lost} the next process started from {life.begins}")
             site.counts["resumptions after kill -9"] += life.begins > 0
         saved = max(saved, life.saved)
-    found = lives[-1].said
-    if found is None:
+    answer = lives[-1].said
+    if answer is None:
         raise Wrong("a worker that nobody killed has said nothing")
     with site.fresh_session(name) as session:
         session.append_tokens(prompt)
         expected = session.generate(Sampling(temperature=0, max_tokens=n)).run()
-    if found != expected.tokens:
-        resumed = dataclasses.replace(expected, tokens=found)
+    if answer != expected.tokens:
+        resumed = dataclasses.replace(expected, tokens=answer)
         same_greedy(site, name, prompt, resumed, expected, "an answer that was killed and resumed")
 
 
@@ -128,8 +128,8 @@ def _live(arguments: str, worker: str, site: Site, moment: _Moment | None) -> Li
             watch.join()
         if status != 0 and (moment is None or status != -9):
             errors.seek(0)
-            said = errors.read().decode("utf-8", "replace").strip()[-2000:]
-            raise Wrong(f"a worker ended with status {status}: {said}")
+            error_text = errors.read().decode("utf-8", "replace").strip()[-2000:]
+            raise Wrong(f"a worker ended with status {status}: {error_text}")
         site.counts["kill -9"] += status == -9
         return life
 
@@ -181,6 +181,6 @@ def _forget_cache(cache: Path) -> None:
     """Remove every whole entry, and make what killed workers left half made two days old."""
     for manifest in cache.glob("*/[!.]*/manifest.json"):
         shutil.rmtree(manifest.parent)
-    for left in cache.glob("*/.*"):
-        for path in (left, *left.iterdir()):
+    for partial in cache.glob("*/.*"):
+        for path in (partial, *partial.iterdir()):
             os.utime(path, (time.time() - 2 * 86400,) * 2)

@@ -83,10 +83,10 @@ class Record:
             case "over":
                 self.elapsed_s, self.is_over = event["elapsed_s"], True
 
-    def died(self, how: str, said: str) -> None:
+    def died(self, error: str, traceback: str) -> None:
         """The process ended before it was over; the round that it was in is a failure."""
-        begun: Any = self.current or {"workload": "none", "seed": 0, "round": 0}
-        self.failures.append(Failure(begun["workload"], begun["seed"], begun["round"], how, said))
+        current: Any = self.current or {"workload": "none", "seed": 0, "round": 0}
+        self.failures.append(Failure(current["workload"], current["seed"], current["round"], error, traceback))
 
     def trends(self) -> list[Trend | None]:
         """Of each resource; None where there are too few samples."""

@@ -29,9 +29,9 @@ def report(records: Sequence[Record], command: str) -> str:
 def summary(record: Record) -> str:
     """One line for each run."""
     n = len(record.failures)
-    said = [_said(trend, i) for i, trend in enumerate(record.trends())]
-    what = f"{record.rounds.total():,} rounds in {_duration(record.elapsed_s)}, {n} failure{'s' * (n != 1)}"
-    return f"{record.plan.engine.backend}: {what}; {'; '.join(said)}"
+    trends = [_said(trend, i) for i, trend in enumerate(record.trends())]
+    course = f"{record.rounds.total():,} rounds in {_duration(record.elapsed_s)}, {n} failure{'s' * (n != 1)}"
+    return f"{record.plan.engine.backend}: {course}; {'; '.join(trends)}"
 
 
 def _head(command: str) -> list[str]:
@@ -124,8 +124,8 @@ def _said(trend: Trend | None, i: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+    minutes, remainder = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{remainder:02}"
 
 
 def _processor() -> str:
@@ -140,18 +140,18 @@ def _memory_gib() -> float:
 
 
 def _versions() -> list[str]:
-    found = []
+    versions = []
     for name in _PACKAGES:
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"no {name}")
-    return found
+            versions.append(f"no {name}")
+    return versions
 
 
 def _commit() -> str:
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False
     )
-    return done.stdout.strip() or "unknown"
+    return process.stdout.strip() or "unknown"

@@ -52,7 +52,7 @@ def measure(cache: Path, worker_cache: Path) -> list[float]:
 
 def _n_files(cache: Path, *, left_over: bool = False) -> int:
     """Files and folders below a folder; with ``left_over``, those that are in no whole cache entry."""
-    found = list(cache.rglob("*"))
-    whole = {path.parent for path in found if path.name == "manifest.json"} if left_over else set()
-    kinds = {path.parent for path in whole}
-    return sum(1 for path in found if path not in kinds and whole.isdisjoint((path, *path.parents)))
+    paths = list(cache.rglob("*"))
+    entries = {path.parent for path in paths if path.name == "manifest.json"} if left_over else set()
+    kinds = {path.parent for path in entries}
+    return sum(1 for path in paths if path not in kinds and entries.isdisjoint((path, *path.parents)))

@@ -60,9 +60,9 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The same again."""
-        given = json.loads(text)
-        replay = given.pop("replay")
-        return cls(Engine(**given.pop("engine")), replay=tuple(replay) if replay else None, **given)
+        fields = json.loads(text)
+        replay = fields.pop("replay")
+        return cls(Engine(**fields.pop("engine")), replay=tuple(replay) if replay else None, **fields)
 
 
 def run(
@@ -128,16 +128,16 @@ def _next(plan: Plan, workloads: Sequence[Workload], n_done: int, rng: random.Ra
 
 def _play_round(workload: Workload, seed: int, number: int, site: Site, emit: Emit) -> None:
     """One round; whatever it raises is a failure, after which nothing old is trusted."""
-    told = {"round": number, "workload": workload.name, "seed": seed}
-    emit({"event": "begin", **told})
+    identity = {"round": number, "workload": workload.name, "seed": seed}
+    emit({"event": "begin", **identity})
     start = time.monotonic()
     try:
         workload.run(site, random.Random(seed))
     except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
         lines = traceback.format_exception(error)
-        emit({"event": "failure", **told, "error": f"{type(error).__name__}: {error}", "traceback": "".join(lines)})
+        emit({"event": "failure", **identity, "error": f"{type(error).__name__}: {error}", "traceback": "".join(lines)})
         site.renew()
-    emit({"event": "end", **told, "seconds": time.monotonic() - start, "counts": dict(site.counts)})
+    emit({"event": "end", **identity, "seconds": time.monotonic() - start, "counts": dict(site.counts)})
 
 
 def main(plan: str) -> None:

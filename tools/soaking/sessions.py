@@ -43,8 +43,8 @@ def greedy(site: Site, rng: random.Random) -> None:
     prompt, options = site.prompt(name, rng), _greedy(rng)
     with site.old_session(name) as session:
         _append_in_pieces(session, prompt, rng)
-        found = session.generate(options).run()
-    same_greedy(site, name, prompt, found, _fresh_answer(site, name, prompt, options), "a greedy answer")
+        answer = session.generate(options).run()
+    same_greedy(site, name, prompt, answer, _fresh_answer(site, name, prompt, options), "a greedy answer")
 
 
 def sampled(site: Site, rng: random.Random) -> None:
@@ -79,8 +79,8 @@ def speculated(site: Site, rng: random.Random) -> None:
     with site.old_session(name) as session, _drafter(site, name, rng) as drafter:
         session.append_tokens(prompt)
         speculation = Speculation(drafter, n_max=rng.randint(1, 9), adaptive=rng.random() < 0.3)
-        found = session.generate(options, speculation=speculation).run()
-    same_greedy(site, name, prompt, found, _fresh_answer(site, name, prompt, options), "a drafted answer")
+        answer = session.generate(options, speculation=speculation).run()
+    same_greedy(site, name, prompt, answer, _fresh_answer(site, name, prompt, options), "a drafted answer")
 
 
 def beams(site: Site, rng: random.Random) -> None:
@@ -88,12 +88,12 @@ def beams(site: Site, rng: random.Random) -> None:
     name = rng.choice(MODELS)
     prompt = site.prompt(name, rng)
     options = Beams(width=rng.randint(2, 5), max_tokens=rng.randint(1, 10), length_penalty=rng.choice([0.5, 1.0]))
-    found = []
+    results = []
     for _ in range(2):
         with site.fresh_session(name) as session:
             session.append_tokens(prompt)
-            found.append([(best.tokens, best.score) for best in session.beam_search(options).hypotheses])
-    require(found[0] == found[1], f"two fresh contexts found other beams with {options}: {found}")
+            results.append([(best.tokens, best.score) for best in session.beam_search(options).hypotheses])
+    require(results[0] == results[1], f"two fresh contexts found other beams with {options}: {results}")
     with _left_as_it_was(site, name) as session:
         session.append_tokens(prompt)
         session.beam_search(options)
@@ -103,12 +103,12 @@ def completions(site: Site, rng: random.Random) -> None:
     """Completions in two fresh contexts are the same; those in an old context, read halfway, leave nothing behind."""
     name = rng.choice(MODELS)
     prompt, options, n = site.prompt(name, rng), _random_sampling(rng), rng.randint(1, 5)
-    found = []
+    results = []
     for _ in range(2):
         with site.fresh_session(name) as session:
             session.append_tokens(prompt)
-            found.append([one.answer.tokens for one in session.completions(n, options).run()])
-    require(found[0] == found[1], f"two fresh contexts gave other completions with {options}: {found}")
+            results.append([completion.answer.tokens for completion in session.completions(n, options).run()])
+    require(results[0] == results[1], f"two fresh contexts gave other completions with {options}: {results}")
     with _left_as_it_was(site, name) as session:
         session.append_tokens(prompt)
         with session.completions(n, options) as running:
@@ -221,16 +221,16 @@ def cancelled(site: Site, rng: random.Random) -> None:
     with site.old_session(name) as session:
         session.append_tokens(prompt)
         mark = session.mark()
-        found = rng.choice([_by_thread, _by_timeout, _by_task])(session, options, rng)
+        tokens = rng.choice([_by_thread, _by_timeout, _by_task])(session, options, rng)
         session.rollback(mark)
-        whole = session.generate(options).run()
-    n = len(found)
-    if found != whole.tokens[:n]:  # a near tie, or wrong: one of the two is not a fresh context's
+        full = session.generate(options).run()
+    n = len(tokens)
+    if tokens != full.tokens[:n]:  # a near tie, or wrong: one of the two is not a fresh context's
         beginning = Sampling(temperature=0, max_tokens=max(1, n))
         expected = _fresh_answer(site, name, prompt, beginning)
-        same_greedy(site, name, prompt, _with_tokens(expected, found), expected, "a cancelled answer")
+        same_greedy(site, name, prompt, _with_tokens(expected, tokens), expected, "a cancelled answer")
     expected = _fresh_answer(site, name, prompt, options)
-    same_greedy(site, name, prompt, whole, expected, "an answer after a cancelled one")
+    same_greedy(site, name, prompt, full, expected, "an answer after a cancelled one")
 
 
 def _by_thread(session: Session, options: Sampling, rng: random.Random) -> tuple[int, ...]:
@@ -248,12 +248,12 @@ def _by_timeout(session: Session, options: Sampling, rng: random.Random) -> tupl
 
 
 def _by_task(session: Session, options: Sampling, rng: random.Random) -> tuple[int, ...]:
-    said: list[int] = []
+    tokens: list[int] = []
 
     async def read() -> None:
         async for event in session.generate(options):
             if event.token is not None:
-                said.append(event.token)
+                tokens.append(event.token)
 
     async def interrupt() -> None:
         task = asyncio.create_task(read())
@@ -262,7 +262,7 @@ def _by_task(session: Session, options: Sampling, rng: random.Random) -> tuple[i
         await asyncio.wait([task])
 
     asyncio.run(interrupt())
-    return tuple(said)
+    return tuple(tokens)
 
 
 def pause_at(n: int) -> StoppingCriterion:

@@ -73,8 +73,8 @@ class Runner:
         status = self._process.wait()
         if status != 0 or not self.record.is_over:
             self._errors.seek(0)
-            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-            self.record.died(f"the process ended with {how}", self._errors.read().decode("utf-8", "replace"))
+            reason = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+            self.record.died(f"the process ended with {reason}", self._errors.read().decode("utf-8", "replace"))
         self._errors.close()
         return self.record
 

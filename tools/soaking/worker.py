@@ -32,23 +32,23 @@ def main(arguments: str, save: Callable[[Path, bytes, str], None]) -> None:
         save: writes a dump and acknowledges it with a line.
     """
     faulthandler.enable()
-    given = json.loads(arguments)
-    options = ModelOptions(given["device"], given["n_threads"], backend_options=given["load_options"])
-    kv_type = KvType(given["kv_type"])
-    with make_backend(given["backend"]).load(Path(given["path"]), options) as model:
-        context = model.new_context(ContextOptions(*given["sizes"], kv_type, kv_type))
-        dump = Path(given["dump"])
+    job = json.loads(arguments)
+    options = ModelOptions(job["device"], job["n_threads"], backend_options=job["load_options"])
+    kv_type = KvType(job["kv_type"])
+    with make_backend(job["backend"]).load(Path(job["path"]), options) as model:
+        context = model.new_context(ContextOptions(*job["sizes"], kv_type, kv_type))
+        dump = Path(job["dump"])
         sampling: Sampling | None = None  # a restored answer goes on with its own
         if dump.exists():
             session = Session.restore(context, model.vocab, dump.read_bytes())
         else:
             session = Session(context, model.vocab)
-            session.append_tokens(given["prompt"])
-            sampling = Sampling(temperature=0, max_tokens=given["max_tokens"])
-        n_said = session.n_tokens - len(given["prompt"])
+            session.append_tokens(job["prompt"])
+            sampling = Sampling(temperature=0, max_tokens=job["max_tokens"])
+        n_said = session.n_tokens - len(job["prompt"])
         say(f"begins {n_said}")
         while True:
-            n_said += given["every"]
+            n_said += job["every"]
             generation = session.generate(sampling, stopping_criteria=[pause_at(n_said)])
             for _event in generation:
                 pass
