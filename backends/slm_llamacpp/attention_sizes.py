@@ -1,4 +1,4 @@
-"""Sizes of attention heads, checked before llama.cpp asserts them: it builds views and products of what keys say.
+"""Sizes of attention heads, checked before llama.cpp asserts them: it builds views and products of these sizes.
 
 The lists of architectures follow llama.cpp's ``src/models``, where most of this is asserted, and
 ``llama_model_rope_type``.

@@ -1,4 +1,4 @@
-"""The llama.cpp backend: what it can run, and how it is loaded."""
+"""The llama.cpp backend: status, support, loading."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LlamaCppBackend:
         """
         try:
             return status_probe.status()
-        except Exception as error:  # whatever is wrong with the installation is its status
+        except Exception as error:  # the status reports every problem of the installation
             return BackendStatus(BACKEND, installed=False, reason=_one_line(error), hint=INSTALL_HINT)
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
@@ -71,7 +71,7 @@ class LlamaCppBackend:
 
 
 def _has_gpus(device: str) -> bool:
-    """Whether GPUs would take layers; the library is loaded where it may know some."""
+    """Whether GPUs would take layers; the library is loaded if it may support some."""
     if device == "auto" and not library.has_gpu_build():
         return False
     return bool(devices.choose(device, devices.all_devices()).gpus)

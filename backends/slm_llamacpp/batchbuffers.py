@@ -16,7 +16,7 @@ _INT32S, _FLOATS = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_float
 
 
 TableRows: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float32]]
-"""From tokens [T] to the rows [T, E] that stand for them."""
+"""From tokens [T] to their embedding rows [T, E]."""
 
 
 class Part(NamedTuple):

@@ -104,7 +104,7 @@ class LlamaCppContext(ContextBase):
             most = api.llama_max_parallel_sequences() * options.n_seq_max // n_sequences
             raise InvalidOption(f"n_seq_max={options.n_seq_max} (accepted by llama.cpp for this model: 1 to {most})")
         params = api.llama_context_default_params()
-        # It ends the process where a batch has fewer places than there are sequences.
+        # It ends the process if a batch has fewer entries than there are sequences.
         params.n_ctx = max(options.n_ctx, n_sequences)
         params.n_batch = max(min(options.n_batch, options.n_ctx), n_sequences)
         params.n_seq_max = n_sequences
@@ -118,7 +118,7 @@ class LlamaCppContext(ContextBase):
         return created(api, model_pointer, params, options)
 
     def _check_memory(self, model_pointer: int, options: ContextOptions, settings: Settings) -> None:
-        """llama.cpp fills the cache with zeros at once: where memory does not suffice, the system ends the process."""
+        """llama.cpp fills the cache with zeros at once: if memory does not suffice, the system ends the process."""
         if options.n_ctx > _MAX_CTX:
             raise InvalidOption(f"n_ctx={options.n_ctx} (accepted by llama.cpp: 1 to {_MAX_CTX})")
         if sys.platform != "linux" or (settings.device.gpus and settings.options.offload_kv is not False):
@@ -277,7 +277,7 @@ class LlamaCppContext(ContextBase):
         return copied(self._api.llama_get_embeddings(self._pointer), n_rows, self._n_embd)
 
     def _sync(self, seq_id: int) -> None:
-        """Make llama.cpp's sequence what the ledger says: a failure or an interrupt may have left it otherwise."""
+        """Make llama.cpp's sequence equal to the ledger: a failure or an interrupt may have changed it."""
         held, length = self._memory.length(seq_id), self._ledger.length(seq_id)
         if held == length:
             return
@@ -436,7 +436,7 @@ def flash_attention(settings: Settings, type_v: KvType) -> int:
 
 
 def check_key_type(type_k: KvType, head_dim: int | None) -> None:
-    """Refuse keys that llama.cpp would compute garbage with: it looks for this only where flash attention is on.
+    """Refuse keys with which llama.cpp computes garbage: it checks this only with flash attention.
 
     Raises:
         InvalidOption: quantized keys whose blocks do not fit the heads.

@@ -13,7 +13,7 @@ from slm_core.errors import BackendUnavailable
 from slm_llamacpp import library
 
 _WANTED = re.compile(r"([a-z]+)(?::([0-9]+))?")
-_ALIASES = {"metal": "mtl"}  # what ggml calls a Metal device depends on its version
+_ALIASES = {"metal": "mtl"}  # ggml's name of Metal devices depends on its version
 
 
 class DeviceKind(IntEnum):
@@ -33,7 +33,7 @@ class Device:
         handle: ggml's pointer to it.
         name: as ggml names it, as in "CUDA0".
         description: the product.
-        kind: an accelerator works beside the CPU (BLAS, AMX); it cannot be chosen.
+        kind: an accelerator works together with the CPU (BLAS, AMX); it cannot be chosen.
     """
 
     handle: int
@@ -49,7 +49,7 @@ class Device:
 
     @property
     def untried(self) -> bool:
-        """Whether our conformance suite has never passed on it: it ran on the CPU alone."""
+        """Whether our conformance suite has never passed on it: it ran on the CPU only."""
         return self.kind != DeviceKind.CPU
 
 
@@ -88,7 +88,7 @@ def all_devices() -> list[Device]:
 
 
 def choosable(devices: Sequence[Device]) -> list[Device]:
-    """Those that a model can be loaded on: an accelerator works beside the CPU."""
+    """Devices that can load a model: an accelerator works together with the CPU."""
     return [device for device in devices if device.kind != DeviceKind.ACCELERATOR]
 
 
@@ -98,7 +98,7 @@ def choose(wanted: str, devices: Sequence[Device]) -> DeviceChoice:
     "auto" takes all discrete GPUs, else all integrated ones, else the CPU.
 
     Raises:
-        BackendUnavailable: there is no such device; the message lists those that are there.
+        BackendUnavailable: there is no such device; the message lists the available ones.
     """
     if wanted == "cpu":
         return DeviceChoice((), "cpu")
@@ -134,6 +134,6 @@ def _matches(device: Device, wanted: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A name as ggml gives it, taken apart: "CUDA0" is the "cuda" number "0"; "Metal" has no number."""
+    """A device name of ggml, split: "CUDA0" is the "cuda" number "0"; "Metal" has no number."""
     family = name.rstrip("0123456789")
     return family.lower(), name[len(family) :]

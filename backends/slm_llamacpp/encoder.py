@@ -1,4 +1,4 @@
-"""A context of an encoder: llama.cpp keeps nothing of what it runs, and gives hidden states alone."""
+"""A context of an encoder: llama.cpp keeps no cache, and gives hidden states only."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ class LlamaCppEncoder(ContextBase):
         library.return_memory()
 
     def _never(self) -> bytes:
-        """The base asks for these where a sequence holds tokens."""
+        """The base class calls these only if a sequence holds tokens."""
         raise AssertionError("an encoder's sequences are empty")
 
 
 def _params(api: Any, options: ContextOptions, settings: Settings) -> Any:
     params = api.llama_context_default_params()
     params.n_ctx = max(options.n_ctx, options.n_seq_max)
-    # A sequence is run in one piece; and llama.cpp ends the process where a batch has fewer places than sequences.
+    # A sequence is run as a whole; and llama.cpp ends the process if a batch has fewer entries than sequences.
     params.n_batch = params.n_ubatch = max(min(options.n_batch, options.n_ctx), options.n_seq_max)
     params.n_seq_max = options.n_seq_max
     params.n_threads = params.n_threads_batch = settings.n_threads

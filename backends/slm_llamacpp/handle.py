@@ -13,7 +13,7 @@ class Handle:
     """The pointer to a model.
 
     Args:
-        pointer: what llama.cpp gave.
+        pointer: llama.cpp's pointer.
         free: gives it back.
         name: for messages.
     """

@@ -28,7 +28,7 @@ def is_installed() -> bool:
 
 
 def has_gpu_build() -> bool:
-    """Whether a library for GPUs may lie beside llama.cpp's own; by their names, nothing is loaded."""
+    """Whether llama.cpp's folder may have a library for GPUs; judged by names, nothing is loaded."""
     spec = importlib.util.find_spec("llama_cpp")
     folders = [Path(where) / "lib" for where in (spec.submodule_search_locations or [] if spec else [])]
     names = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]

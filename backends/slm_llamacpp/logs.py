@@ -16,7 +16,7 @@ logger.addHandler(logging.NullHandler())  # an application that set up no loggin
 
 _CONTINUATION = 5
 _LONGEST = 300  # characters of a reason: llama.cpp quotes texts of the file whole
-_SPEAKER = re.compile(r"\A(\w+: )?(error loading model: )?")  # the function's name, and what it always says
+_SPEAKER = re.compile(r"\A(\w+: )?(error loading model: )?")  # the function's name, and a constant prefix
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # ggml_log_level
 
 
@@ -28,7 +28,7 @@ class Complaint(NamedTuple):
 
 
 class _ThreadState(threading.local):
-    """Of one thread: the line that is still being written, and where its complaints are collected."""
+    """The log of one thread: the unfinished line, and the list of its errors."""
 
     level = logging.DEBUG
     pending = ""

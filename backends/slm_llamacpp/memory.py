@@ -1,6 +1,6 @@
 """llama.cpp's KV cache: the sequences of a context, and the edits it can really make.
 
-How llama.cpp keeps a model's memory decides what can be undone:
+The kind of llama.cpp's memory for a model decides its edit level:
 
 - one attention cache: everything, and a span can be cut out where keys can be re-rotated;
 - an attention cache with a window beside it: a tail can be forgotten. The cache is as large as the context, but
@@ -134,7 +134,7 @@ class Memory:
         return data
 
     def load(self, seq_id: int, data: bytes | Cells) -> bool:
-        """Fill an empty sequence with dumped cells; False where llama.cpp refuses, and the sequence is empty then."""
+        """Fill an empty sequence with dumped cells; False if llama.cpp refuses, and the sequence stays empty."""
         pointed = ctypes.c_char_p(data) if isinstance(data, bytes) else data
         source = ctypes.cast(pointed, ctypes.POINTER(ctypes.c_uint8))
         read = self._api.llama_state_seq_set_data_ext(self._context, source, len(data), seq_id, _NO_FLAGS)

@@ -47,7 +47,7 @@ class LlamaCppModel(ModelBase):
     Args:
         api: the low-level functions.
         gguf: the model's file, checked; not needed afterwards.
-        settings: where and how it runs.
+        settings: device, threads and options.
         progress: called with the share that is loaded; an exception it raises cancels the load.
 
     Raises:
@@ -80,7 +80,7 @@ class LlamaCppModel(ModelBase):
         super().__init__(info, vocab)
 
     def table_rows(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Rows that stand for tokens [T], as llama.cpp takes them, float32 [T, E]."""
+        """Embedding rows of tokens [T] for llama.cpp, float32 [T, E]."""
         with GgufFile.open(Path(self._info.path)) as file:
             table = file.tensors[EMBEDDING]
             rows = dequantize_rows(file.tensor_data(EMBEDDING), table.ggml_type, table.shape[1], tokens)
@@ -136,7 +136,7 @@ def _load(api: Any, gguf: GgufFile, settings: Settings, progress: Progress | Non
 
 
 def _head_dim(gguf: GgufFile) -> int | None:
-    """Width of a head's key, None where layers differ or the file does not say."""
+    """Width of a head's key; None if layers differ or the file has none."""
     architecture = gguf.require("general.architecture", str)
     key = gguf.metadata.get(f"{architecture}.attention.key_length")
     n_embd, n_heads = (gguf.metadata.get(f"{architecture}.{k}") for k in ("embedding_length", "attention.head_count"))
@@ -146,7 +146,7 @@ def _head_dim(gguf: GgufFile) -> int | None:
 
 
 def _model_params(api: Any, settings: Settings) -> tuple[Any, list[Any]]:
-    """llama.cpp's parameters, and what must live as long as they do."""
+    """llama.cpp's parameters, and the objects that they point to."""
     options, gpus = settings.options, settings.device.gpus
     devices = (ctypes.c_void_p * (len(gpus) + 1))(*(gpu.handle for gpu in gpus), None)
     shares = (ctypes.c_float * api.llama_max_devices())(*(options.tensor_split or ()))

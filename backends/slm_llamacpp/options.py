@@ -78,7 +78,7 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What the caller asked for; None where nothing was asked for. ``DESCRIPTIONS`` says what each means."""
+    """The caller's options; None for llama.cpp's default. ``DESCRIPTIONS`` describes them."""
 
     flash_attention: bool | None = None
     n_ubatch: int | None = None
@@ -97,7 +97,7 @@ class LoadOptions:
         """Check options by name.
 
         Raises:
-            UnknownOption: no such option; the message lists those there are.
+            UnknownOption: no such option; the message lists all options.
             InvalidOption: a value that does not fit.
         """
         for name, value in options.items():
@@ -111,7 +111,7 @@ class LoadOptions:
         return cls(**values)
 
     def check_gpus(self, n_gpus: int, max_devices: int) -> None:
-        """Refuse options that make no sense for so many GPUs.
+        """Refuse options that make no sense for this number of GPUs.
 
         Raises:
             InvalidOption: an option for GPUs where none is used, or one that names a GPU that is not used.
@@ -134,7 +134,7 @@ class Settings:
         device: where.
         n_threads: CPU threads.
         repack: whether weights may be copied into other layouts.
-        options: what the caller asked for.
+        options: the caller's options.
     """
 
     device: DeviceChoice

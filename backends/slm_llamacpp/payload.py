@@ -104,7 +104,7 @@ def _check_numbers(data: memoryview, type_id: int, kind: KvType) -> None:
 
 
 def _scales(data: memoryview, kind: KvType) -> NDArray[np.float16] | NDArray[np.float32]:
-    """The numbers themselves, or, where they are quantized, the factors that bound them."""
+    """The numbers, or, if they are quantized, the scales that bound them."""
     if kind is KvType.F32:
         return np.frombuffer(data, "<f4")
     if kind is KvType.BF16:

@@ -27,14 +27,14 @@ _ALIGNMENT = 32  # of tensors in memory
 _DENSE = ("dense_2_feat_in", "dense_3_feat_out")  # of gemma-embedding, as wide as the model
 
 TOKENS_ALONE = frozenset({"glm4", "glm4moe", "graniteswitch"})
-"""Architectures whose graphs end the process where a batch holds embedding rows (of glm4, all but files for images)."""
+"""Architectures whose graphs end the process if a batch holds embedding rows (glm4: except files for images)."""
 
 
 def check_survives(gguf: GgufFile) -> None:
-    """Refuse a file that would end the process, or that says what llama.cpp does not read.
+    """Refuse a file that would end the process, or with metadata that llama.cpp does not read.
 
     Raises:
-        UnsupportedModel: a value is beyond what llama.cpp can take; the message names the key or tensor.
+        UnsupportedModel: a value is too large for llama.cpp; the message names the key or tensor.
         InvalidModelFile: the file contradicts itself.
     """
     architecture = gguf.require("general.architecture", str)
@@ -131,7 +131,7 @@ def _check_equal(gguf: GgufFile, key: str, expected: int) -> None:
 
 
 def _check_shapes(gguf: GgufFile) -> None:
-    """Compare tensors with what their architecture declares, where that is known here.
+    """Compare tensors with the declaration of their architecture, if there is one.
 
     llama.cpp compares most, too, but derives some shapes from tensors and others from keys, and asserts that they fit.
     """
@@ -146,7 +146,7 @@ def _check_shapes(gguf: GgufFile) -> None:
 
 
 def _largest(gguf: GgufFile, key: str) -> int:
-    """A number, or the largest of one for each layer; 0 where there is none."""
+    """A number, or the largest of a list for layers; 0 if there is none."""
     value = gguf.metadata.get(key, 0)
     if isinstance(value, int):
         return value

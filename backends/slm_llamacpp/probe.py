@@ -1,4 +1,4 @@
-"""Does this build of llama.cpp survive on this CPU? Asked once, in a process of its own, and remembered.
+"""Does this build of llama.cpp survive on this CPU? Tested once, in another process, and remembered.
 
 Some builds die at the first matrix product: gcc 12, compiling for a CPU with AMX, leaves the tile configuration out.
 Weights that are not repacked never reach that code.
@@ -97,7 +97,7 @@ def decide(probe: Probe) -> tuple[bool, bool]:
 
 
 def run(repack: bool) -> Outcome:
-    """Probe in a process of its own, under two seconds."""
+    """Probe in another process, under two seconds."""
     if not sys.executable or "frozen" in sys.__dict__:
         return Outcome.INCONCLUSIVE  # there is no interpreter to start
     with tempfile.TemporaryDirectory(prefix="slm-probe-") as folder:

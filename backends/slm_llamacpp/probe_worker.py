@@ -1,4 +1,4 @@
-"""Run by ``probe`` in a process of its own: ``probe_worker.py FOLDER REPACK``. Crashes, or exits with 0.
+"""Run by ``probe`` in another process: ``probe_worker.py FOLDER REPACK``. Crashes, or exits with 0.
 
 It needs llama-cpp-python and the standard library only. The model has no vocabulary and no weights but zeros: what
 crashes, crashes on any numbers.

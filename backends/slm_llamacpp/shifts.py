@@ -12,7 +12,7 @@ _WITH_UNROTATED_LAYERS = frozenset({"smollm3", "llama4"})
 
 
 def moves_keys(gguf: GgufFile) -> bool:
-    """Whether a span can be cut out: all keys are rotated, by nothing but angles, and nothing else holds positions."""
+    """Whether a context has cuts: all keys are rotated, by angles only, and nothing else depends on positions."""
     architecture = gguf.require("general.architecture", str)
     prefix = f"{architecture}.rope.scaling"
     has_magnitude = gguf.get(f"{prefix}.attn_factor", float, 1.0) != 1

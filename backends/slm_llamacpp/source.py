@@ -1,4 +1,4 @@
-"""Whether llama.cpp can generate text with a file, or embed texts, told from its header."""
+"""Whether llama.cpp can generate text with a file, or embed texts, from its header."""
 
 from __future__ import annotations
 

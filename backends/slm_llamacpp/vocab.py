@@ -41,15 +41,15 @@ class LlamaCppVocab:
     Args:
         api: the low-level functions.
         model: the model that the vocabulary belongs to.
-        gguf: the model's file, for what llama.cpp does not tell; not needed afterwards.
+        gguf: the model's file, for metadata that llama.cpp does not give; not needed afterwards.
 
     Raises:
         InvalidModelFile: texts are to begin or end with a token that the file does not name.
 
     Attributes:
         size: number of tokens V.
-        bos: begins a sequence; None where the file names none.
-        eos: ends a sequence; None where the file names none.
+        bos: begins a sequence; None if the file has none.
+        eos: ends a sequence; None if the file has none.
     """
 
     def __init__(self, api: Any, model: Handle, gguf: GgufFile) -> None:
@@ -59,7 +59,7 @@ class LlamaCppVocab:
             self._vocab: int = api.llama_model_get_vocab(pointer)
         kind = api.llama_vocab_type(self._vocab)
         self.size: int = api.llama_vocab_n_tokens(self._vocab)
-        # Where a byte-pair vocabulary names none, llama.cpp takes Falcon's: token 11, whatever that is here.
+        # If a BPE vocabulary has none, llama.cpp takes Falcon's: token 11, which may be any token here.
         unnamed = {name for name in ("bos", "eos") if f"tokenizer.ggml.{name}_token_id" not in gguf.metadata}
         self._assumed = unnamed if kind == _BPE else set()
         self.bos = self._named("bos", api.llama_vocab_bos(self._vocab))
@@ -99,7 +99,7 @@ class LlamaCppVocab:
         return _with_deep_stack(lambda: self._tokenize(data, add_special, parse_special), len(data))
 
     def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
-        """Bytes that one token stands for; b"" for a control token unless ``special``, which gives its text.
+        """The bytes of one token; b"" for a control token unless ``special``, which gives its text.
 
         Raises:
             InvalidToken: the id is outside the vocabulary.
@@ -135,7 +135,7 @@ class LlamaCppVocab:
         return None if token < 0 or name in self._assumed else token
 
     def _check_added(self, kind: int, source: str) -> None:
-        """llama.cpp ends the process where it has to add a token that there is none of."""
+        """llama.cpp ends the process if it has to add a special token that does not exist."""
         api = self._api
         added = {
             "bos": (api.llama_vocab_get_add_bos(self._vocab), self.bos),
@@ -170,7 +170,7 @@ def _control_texts(gguf: GgufFile) -> list[str]:
 
 
 class _Spelling:
-    """Finds text that llama.cpp cannot spell: it ends the process where a byte token it needs is missing."""
+    """Finds text that llama.cpp cannot encode: it ends the process if a byte token is missing."""
 
     def __init__(self, gguf: GgufFile) -> None:
         known = set(gguf.require("tokenizer.ggml.tokens", list[str]))
@@ -204,7 +204,7 @@ def _with_deep_stack(work: Callable[[], T], n_bytes: int) -> T:
     def run() -> None:
         try:
             outcome.set_result(work())
-        except BaseException as error:  # it is raised where the result is asked for
+        except BaseException as error:  # raised when the result is read
             outcome.set_exception(error)
 
     stack = _LEAST_STACK + -(-n_bytes * _STACK_PER_BYTE // 4096) * 4096

@@ -58,7 +58,7 @@ def _is_right(session: Any, n: int, dtype: str) -> bool:
     (mixed,) = session.run(["mixed"], feed)
     expected = _attention(*(x.astype(np.float64) for x in (q, k, v)))
     error = np.linalg.norm(mixed[0] - expected, axis=1) / np.linalg.norm(expected, axis=1)
-    return bool((error <= _TOLERANCE[dtype]).all())  # of numbers that are none it is not
+    return bool((error <= _TOLERANCE[dtype]).all())  # False for NaN
 
 
 def _attention(q: NDArray[np.float64], k: NDArray[np.float64], v: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend: finds out what it can run, and loads it."""
+"""The ONNX Runtime backend: status, support, loading."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OnnxBackend:
         """Report whether ONNX Runtime is installed, its version and its execution providers."""
         try:
             report = devices.report()
-        except Exception as error:  # whatever is wrong with the installation is its status
+        except Exception as error:  # the status reports every problem of the installation
             return BackendStatus(BACKEND, installed=False, reason=runtime.one_line(error), hint=INSTALL_HINT)
         return BackendStatus(BACKEND, True, runtime.version(), report.devices, reason=report.auto)
 

@@ -25,7 +25,7 @@ class Build:
     Attributes:
         package: its name on PyPI, "onnxruntime-gpu".
         version: "1.31.1".
-        folder: where its libraries are.
+        folder: the folder of its libraries.
     """
 
     package: str
@@ -39,7 +39,7 @@ class Build:
 
 
 def find_build() -> Build | None:
-    """The installed build; None where there is none. What the build does not say is ""."""
+    """The installed build; None if there is none. Unknown properties are ""."""
     spec = importlib.util.find_spec("onnxruntime")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -53,13 +53,13 @@ def find_build() -> Build | None:
 
 
 def numbers(version: str) -> tuple[int, int] | None:
-    """The first two numbers of a version; None where it has none."""
+    """The first two numbers of a version; None if it has none."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def problem() -> str | None:
-    """What is not installed or too old, in one line; None where nothing is."""
+    """A line about a missing or too old package; None if there is none."""
     absent = [name for name in ("onnxruntime", "onnx") if importlib.util.find_spec(name) is None]
     if absent:
         return f"{' and '.join(absent)} not installed (to get it: {INSTALL_HINT})"

@@ -14,9 +14,9 @@ from slm_onnx.decoder import DecoderGraph
 from slm_onnx.graphwriter import MICROSOFT, Dim, GraphWriter
 from slm_onnx.ports import PLANES, parts, past, present
 
-_FLOAT, _INT8 = 1, 3  # what ONNX calls them
+_FLOAT, _INT8 = 1, 3  # ONNX's numbers of these types
 _LARGEST = 127
-_LEAST = 1e-30  # a scale, where all values are 0
+_LEAST = 1e-30  # the scale if all values are 0
 
 
 def quantized(graph: GraphWriter, x: str) -> tuple[str, str]:
@@ -30,7 +30,7 @@ def quantized(graph: GraphWriter, x: str) -> tuple[str, str]:
 
 
 def expanded(graph: GraphWriter, codes: str, scales: str) -> str:
-    """The values that codes and scales stand for."""
+    """Dequantized values of codes and scales."""
     return graph.node("Mul", [graph.node("Cast", [codes], f"{codes}.float", to=_FLOAT), scales], f"{codes}.values")
 
 

@@ -1,4 +1,4 @@
-"""Which cell of the KV cache holds which position of which sequences.
+"""The cells of the KV cache, and the positions and sequences that they hold.
 
 All sequences share one row of cells that is written from its start to its end. Forks share cells; what nobody holds
 any more is given back at the end of the row, or when the row is compacted.
@@ -105,7 +105,7 @@ class CellTable:
         return int(self._first_angles[seq_id])
 
     def begin(self, seq_id: int, first_angle: int) -> None:
-        """Let an empty sequence begin at an angle, and at index 0: a cut may have moved where it began before."""
+        """Let an empty sequence begin at an angle, and at index 0: an earlier cut may have moved both."""
         self._first_indices[seq_id], self._first_angles[seq_id] = 0, first_angle
 
     def exchange(self, seq_id: int, first_angle: int, n: int, shared: tuple[int, int] | None = None) -> None:
@@ -151,7 +151,7 @@ class CellTable:
         return angle_indices
 
     def distances(self, seq_ids: NDArray[np.int32], indices: NDArray[np.int32]) -> NDArray[np.int32]:
-        """How far behind tokens that are about to be appended each cell lies.
+        """The distance of each cell before tokens that are about to be appended.
 
         Args:
             seq_ids: of the tokens [n].
@@ -166,7 +166,7 @@ class CellTable:
         return np.concatenate([earlier, in_batch], axis=1)
 
     def append(self, seq_ids: NDArray[np.int32], indices: NDArray[np.int32]) -> None:
-        """Tokens have been written after the used cells, their keys rotated to the angles where they belong."""
+        """Tokens have been written after the used cells, with keys rotated to their angles."""
         cells = np.arange(self.n_used, self.n_used + len(seq_ids))
         self._indices[cells], self._turns[cells] = indices, 0
         self._held[seq_ids, cells] = True
@@ -189,7 +189,7 @@ class CellTable:
         self._trim()
 
     def n_copied_by_cut(self, seq_id: int, start: int, end: int, n_mrope_positions: int) -> int:
-        """Cells that ``cut`` appends: those it turns that others hold, too."""
+        """Cells that ``cut`` appends: copies of shared cells that it rotates."""
         turned, *_ = self._turned(seq_id, start, end, n_mrope_positions)
         return int(np.count_nonzero(turned & self._is_shared()))
 
@@ -221,7 +221,7 @@ class CellTable:
         return Move(shared, int(copies[0]), self._turns[shared] + turn)
 
     def due(self, seq_ids: NDArray[np.int32]) -> Move | None:
-        """Turn all keys that these sequences hold to the angles where they belong; None where they lie so."""
+        """Rotate all keys of these sequences to their angles; None if nothing is pending."""
         used = slice(0, self.n_used)
         turned = np.flatnonzero(self._held[np.unique(seq_ids), used].any(axis=0) & (self._turns[used] != 0))
         if not len(turned):
@@ -233,7 +233,7 @@ class CellTable:
         return Move(np.arange(first, last + 1), first, turns)
 
     def compact(self) -> Move | None:
-        """Move all held cells to the start of the row, their keys turned; None where they are there."""
+        """Move all held cells to the start of the row, with keys rotated; None if they are there."""
         held = np.flatnonzero(self._held[:, : self.n_used].any(axis=0))
         self.n_used = len(held)
         misplaced = np.flatnonzero(held != np.arange(len(held)))

@@ -143,7 +143,7 @@ def _fill(head: NDArray[Any], first: int, data: bytes) -> None:
 
 
 def packed(planes: Planes) -> bytes:
-    """Keys and values for a dump: arrays behind one another, little-endian."""
+    """Keys and values for a dump: consecutive arrays, little-endian."""
     return b"".join(np.ascontiguousarray(plane, plane.dtype.newbyteorder("<")).tobytes() for plane in planes)
 
 

@@ -55,7 +55,7 @@ def errors(device: providers.Device, options: LoadOptions, *, of_directory: bool
     The reference is the CPU provider with products in float (``accuracy_level`` 0).
 
     Args:
-        device: where the graphs run.
+        device: the device of the graphs.
         options: how they are loaded.
         of_directory: whether the graphs are those of a directory, with caches written in place and passed on.
 
@@ -93,7 +93,7 @@ def _errors(model: OnnxModel, expected: Mapping[str, NDArray[np.float32]], n_seq
 
 
 def _error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """Infinite where a number is infinite or none."""
+    """Infinite if a number is infinite or NaN."""
     error = float(np.linalg.norm(logits - expected) / np.linalg.norm(expected))
     return error if np.isfinite(error) else float("inf")
 

@@ -1,4 +1,4 @@
-"""Sessions of a model's graphs; what building them takes is kept on disk for the next time."""
+"""Sessions of a model's graphs; built graphs are kept on disk for the next load."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NUMBERS = {
 }
 _FILE, _PACKED = "decoder.onnx", "packed.onnx"
 _CPU = "CPUExecutionProvider"
-_WORTH_KEEPING = 64 << 20  # bytes of weights from which "auto" keeps what was built
+_WORTH_KEEPING = 64 << 20  # bytes of weights from which "auto" keeps built graphs
 _BUILT = 0.5  # the share of loading that building the graph takes; the rest is the runtime's
 
 
@@ -58,8 +58,8 @@ class Compiler:
         gguf: a file that ``check_tensors`` has accepted.
         spec: what it holds.
         options: number formats.
-        place: where the sessions run.
-        cache: whether to keep what was built; None for models of ``_WORTH_KEEPING`` and more.
+        place: the device of the sessions.
+        cache: whether to keep built graphs; None for models of ``_WORTH_KEEPING`` and more.
 
     Attributes:
         spec: what the file holds.
@@ -77,11 +77,11 @@ class Compiler:
 
     @property
     def masks_by_bias(self) -> bool:
-        """Whether the attention bias alone masks: quantized or non-causal attention has no mask of its own."""
+        """Whether only the attention bias masks: quantized or non-causal attention has no other mask."""
         return self._options.kv_type is KvType.Q8_0 or not self._options.causal
 
     def bidirectional(self) -> Compiler:
-        """A compiler of the same graph whose attention masks by the bias alone."""
+        """A compiler of the same graph whose attention masks by the bias only."""
         options = dataclasses.replace(self._options, causal=False)
         return Compiler(self._gguf, self.spec, options, self._place, self._keeps)
 
@@ -91,7 +91,7 @@ class Compiler:
         return self._small(edit_graph(self.spec, options.kv_type, planes, on_host=options.on_host))
 
     def transfer(self) -> TransferSessions | None:
-        """The sessions that a cache in the device's own memory needs; None where it lies in the host's."""
+        """The sessions for a cache in device memory; None if it is in host memory."""
         if self._options.on_host:
             return None
         graphs = clear_graph, read_graph, write_graph
@@ -134,7 +134,7 @@ class Compiler:
             raise OSError(str(error)) from error
 
     def _pack(self, built: Any, folder: Path) -> None:
-        """Keep weights also as the processor multiplies them, where that gives the very same logits.
+        """Also keep the weights packed for the processor, if this gives the same logits to the bit.
 
         ONNX Runtime 1.31 writes some of them (8 bits, few columns) as zeros.
         """

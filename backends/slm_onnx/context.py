@@ -62,14 +62,14 @@ class Engine:
     Attributes:
         spec: the model.
         read_factors: reads tables of its position embedding.
-        embedding: its token embedding, as it lies in the file.
+        embedding: its token embedding, mapped from the file.
         position_embedding: learned positions, likewise.
         sessions: those for a KV type, for one sequence or for several; made when they are first asked for.
         kv_types: that there are, the default first.
-        device: where they run.
+        device: their device.
         fingerprint: of the model.
         buckets: whether the decoder runs in few shapes.
-        captures: whether the provider captures those runs.
+        captures: whether the provider captures graphs.
         most_rows: tokens that one run of the decoder may have, None for any number.
         numbers: numbers of its shapes that no context has yet.
     """
@@ -189,10 +189,10 @@ class OnnxContext(ContextBase):
     def _distances(
         self, batch: Batch, seq_ids: NDArray[np.int32], positions: NDArray[np.int32], n_cells: int
     ) -> NDArray[np.int32]:
-        """How far behind each token each cell lies, [n, n_cells], of a batch whose tokens may be padded."""
+        """The distance of each cell before each token, [n, n_cells], of a batch whose tokens may be padded."""
         n, first = len(batch), self._cells.n_used
         distances = self._cells.distances(seq_ids, self._cells.indices(seq_ids, positions))
-        distances[:, first + n :] = _UNSEEN  # what is padded is seen by nobody
+        distances[:, first + n :] = _UNSEEN  # no token attends to padding
         if batch.ahead.any():
             ends = np.arange(n) + batch.ahead
             distances[:n, first : first + n][ends[:, None] == ends] = _BESIDE  # however narrow a window is
@@ -214,7 +214,7 @@ class OnnxContext(ContextBase):
         return x
 
     def _make_room(self, n: int) -> None:
-        """Compact the cells where ``n`` do not fit behind them, where most are idle, or any and no bias hides them."""
+        """Compact the cells if ``n`` more do not fit, if most are idle, or if any is idle and no bias masks it."""
         idle = self._cells.n_idle
         n_most = max(256, self._cells.n_used - idle) if self._sessions.has_bias else 0
         if self._cells.n_used + n > self._cells.n_cells or idle > n_most:

@@ -36,7 +36,7 @@ FINGERPRINT, N_PARAMS, QUANTIZATION = "slm_core.fingerprint", "slm_core.n_params
 """Under these keys the graph says which GGUF file it was made from, so that dumps of that model fit, and what it is."""
 
 _MOST_POSITIONS = 1 << 17  # the tables of RoPE are in the file
-_PAGE = 4096  # what is mapped begins at a page
+_PAGE = 4096  # mappings begin at a page
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKENS = ("input_ids", "attention_mask", "position_ids")
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -96,7 +96,7 @@ def _make(folder: Path, gguf: GgufFile, spec: ModelSpec, texts: Mapping[str, str
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         _write_all(aside, gguf, spec, texts, progress)
-        aside.chmod(0o755)  # as other folders are; the one for temporary files is its owner's alone
+        aside.chmod(0o755)  # like other folders; a temporary folder is readable by its owner only
         aside.replace(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -120,7 +120,7 @@ def _lacking_of_experts(layer: LayerSpec) -> Iterator[str]:
 
 
 def _known(spec: ModelSpec) -> Iterator[str]:
-    """The tensors that the graph has a place for; those of blocks by the names behind "blk.N."."""
+    """The tensors that the graph uses; those of blocks by their names after "blk.N."."""
     yield from (EMBEDDING, POSITIONS, *_FACTORS)
     yield from _ROUTERS
     yield from (f"{name}.weight" for name in _EXPERTS)

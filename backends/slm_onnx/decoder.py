@@ -103,7 +103,7 @@ class DecoderGraph:
         self._graph.input("total_sequence_length", "int32", [])
 
     def _slope(self, distances: str, max_bias: float) -> None:
-        """ALiBi: what is added to scores then differs from head to head."""
+        """ALiBi: the bias differs from head to head."""
         graph = self._graph
         slopes = -alibi_slopes(self._spec.n_heads, max_bias).reshape(1, -1, 1, 1).astype(self._dtype)
         sloped = graph.node("Mul", [distances, graph.weight("slopes", slopes)], "sloped")
@@ -127,7 +127,7 @@ class DecoderGraph:
     def _block(self, layer: int, x: str, branch: str) -> tuple[str, str]:
         """One block, which reads ``x + branch``; its result is again a sum of two.
 
-        After the last attention, each token is computed on its own: only rows of tokens that get logits go on.
+        After the last attention tokens are independent: only rows of tokens with logits are computed.
         """
         spec, prefix = self._spec, f"blk.{layer}."
         is_last, ffn_norm = layer == spec.n_layers - 1, f"{prefix}{spec.layers[layer].ffn_norm}"
@@ -164,7 +164,7 @@ class DecoderGraph:
         return self._graph.node("Mul", [output, factor], f"{output}.scaled")
 
     def _attend(self, index: int, x: str) -> str:
-        """X [1, n, E] to what the heads have seen, [1, n, H*D]."""
+        """From X [1, n, E] to the output of the heads, [1, n, H*D]."""
         graph, spec, layer, prefix = self._graph, self._spec, self._spec.layers[index], f"blk.{index}."
         q, k, v = self._queries_keys_values(prefix, x)
         q = self._head_norm(q, f"{prefix}attn_q_norm", spec.n_heads)
@@ -215,11 +215,11 @@ class DecoderGraph:
         return "", "", "", name if self._spec.alibi_max_bias is None else f"sloped.{name}"
 
     def _window(self, layer: LayerSpec) -> dict[str, int]:
-        """Attributes of attention that say how far tokens see, where no bias does."""
+        """Attributes of attention for the window, if there is no bias."""
         return {} if self._has_bias or layer.window is None else {"local_window_size": layer.window}
 
     def _head_norm(self, x: str, name: str, n_heads: int) -> str:
-        """The norm of heads, where the model has one: x [1, n, heads * D].
+        """The norm of heads, if the model has one: x [1, n, heads * D].
 
         Its weight is [D], or [heads, D] where each has its own, or [heads * D] for a norm of all at once.
         """
@@ -267,7 +267,7 @@ class DecoderGraph:
             rows = graph.node(operator, [rows, *further], output, **attributes)
 
     def _add_and_norm(self, x: str, branch: str, name: str) -> tuple[str, str]:
-        """``x + branch`` and its norm, where the model has one there; ``branch`` may be "" for nothing."""
+        """``x + branch`` and its norm, if the model has one; ``branch`` may be "" for nothing."""
         if not branch:
             return x, self._norm(x, name, f"{name}.normed") if self._has_norm(name) else x
         if not self._has_norm(name):

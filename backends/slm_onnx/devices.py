@@ -1,4 +1,4 @@
-"""Choosing a device: of those that ONNX Runtime has and that pass the self-check."""
+"""Choosing a device that ONNX Runtime offers and that passes the self-check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Report(NamedTuple):
     """What ``Backend.status()`` says of devices.
 
     Attributes:
-        devices: every device that could be asked for, those that can be used first.
+        devices: all devices, usable ones first.
         auto: what ``device="auto"`` takes, and why not the others.
     """
 
@@ -31,7 +31,7 @@ class Report(NamedTuple):
 def choose(wanted: str, options: LoadOptions = _DEFAULTS, *, of_directory: bool = False) -> Device:
     """The device of that name, which has passed the self-check.
 
-    "auto" is the best of those that the conformance suite has passed on and that pass the self-check here.
+    "auto" is the best device on which the conformance suite has passed and that passes the self-check here.
 
     Raises:
         BackendUnavailable: no such device, this build of ONNX Runtime lacks it, or it fails the self-check.
@@ -67,7 +67,7 @@ def report() -> Report:
 
 
 def _problem(label: str, options: LoadOptions, *, of_directory: bool = False) -> str | None:
-    """Why a device cannot be used; None where it can."""
+    """Why a device cannot be used; None if it can."""
     try:
         _check(providers.find(label), options, of_directory=of_directory)
     except BackendUnavailable as error:
@@ -84,7 +84,7 @@ def _best(problem: Callable[[str], str | None]) -> Device:
     """What "auto" takes. The CPU is always there, and the last.
 
     Args:
-        problem: why a device cannot be used, None where it can.
+        problem: why a device cannot be used; None if it can.
     """
     there = providers.installed()
     passed_over = []

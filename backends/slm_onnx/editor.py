@@ -1,4 +1,4 @@
-"""The graphs that edit a KV cache: they copy cells, turn keys, and move cells between the device and the host."""
+"""The graphs that edit a KV cache: they copy cells, rotate keys, and move cells between the device and the host."""
 
 from __future__ import annotations
 

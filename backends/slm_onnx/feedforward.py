@@ -1,4 +1,4 @@
-"""Feed-forward layers, as nodes: one dense layer, or experts of which each token uses a few."""
+"""Feed-forward layers, as nodes: a dense layer, or an MoE layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slm_onnx.nbits import PackedMatrix, finer, pack
 from slm_onnx.products import GraphOptions, Products
 from slm_onnx.tensors import read_tensor
 
-_NOT_CHOSEN = -1e30  # what the router of an expert that is not says
+_NOT_CHOSEN = -1e30  # the router logit of experts that are not selected
 _FLOATS = ("F32", "F16", "BF16")
 
 
@@ -26,7 +26,7 @@ class Routes(NamedTuple):
 
     Attributes:
         ranks: the largest of [n, X] are chosen.
-        weights: of all experts [n, X]; those of the chosen count.
+        weights: of all experts [n, X]; only those of selected experts are used.
         least: the smallest rank that is chosen [n, 1].
         total: the sum of the weights that count [n, 1].
     """
@@ -92,7 +92,7 @@ class FeedForward:
         return self._graph.node("Add", [routed, shared], f"{prefix}fed.all")
 
     def _dense(self, prefix: str, x: str, names: str, activation: AnyActivation) -> str:
-        """Its gate may have a matrix of its own, or the upper half of the one that goes up."""
+        """A dense layer; gate and up are two matrices, or the halves of one."""
         gate, up, down = (prefix + names.format(name) for name in ("gate", "up", "down"))
         outputs, n_ff = [f"{gate}.product", f"{up}.product"], self._gguf.tensors[f"{down}.weight"].shape[1]
         if self._gguf.tensors[f"{up}.weight"].shape[0] == 2 * n_ff:
@@ -107,7 +107,7 @@ class FeedForward:
         return self._products.linear(inner, down, f"{down}.product")
 
     def _of_experts(self, prefix: str, x: str, experts: ExpertsSpec) -> str:
-        """QMoE reads the matrices of the chosen experts alone; so does MoE, in float."""
+        """QMoE reads the matrices of selected experts only; so does MoE, in float."""
         routes = self._routes(prefix, x, experts)
         gate, up, down = (self._tensor(f"{prefix}ffn_{name}_exps.weight") for name in ("gate", "up", "down"))
         quantized = self._packed(gate, up, down)
@@ -174,7 +174,7 @@ class FeedForward:
     def _in_float(
         self, prefix: str, x: str, experts: ExpertsSpec, routes: Routes, tensors: Sequence[QuantizedTensor]
     ) -> str:
-        """MoE makes weights by a softmax of what it is given: that is their logarithms, and their sum comes behind."""
+        """MoE applies softmax to its router input: it gets logarithms of the weights; their sum scales the result."""
         graph, (gate, up, down) = self._graph, (dequantize(t.data, t.ggml_type, t.shape) for t in tensors)
         is_chosen = graph.node("GreaterOrEqual", [routes.ranks, routes.least], f"{prefix}is_chosen")
         logarithms = graph.node("Log", [routes.weights], f"{prefix}logarithms")
@@ -191,14 +191,14 @@ class FeedForward:
     def _packed(
         self, gate: QuantizedTensor, up: QuantizedTensor, down: QuantizedTensor
     ) -> tuple[ExpertMatrices, ExpertMatrices] | None:
-        """What goes in and out as QMoE takes it; None where that is to be done in float."""
+        """The inputs and outputs of QMoE; None if the layer is computed in float."""
         if gate.ggml_type.name in _FLOATS or up.ggml_type.name in _FLOATS or down.ggml_type.name in _FLOATS:
             return None
         matrices = [pack(_flat(tensor)) for tensor in (gate, up, down)]
         present = [matrix for matrix in matrices if matrix is not None]
         assert len(present) == len(matrices), "coverage lets other types not pass"
         if self._options.accuracy_level == 0 and any(matrix.bits == 8 for matrix in present):
-            return None  # QMoE rounds activations to 8 bits there, whatever it is told
+            return None  # QMoE always rounds activations to 8 bits for these weights
         block, bits = min(matrix.block for matrix in present), max(matrix.bits for matrix in present[:2])
         gates, ups = (_by_expert(finer(matrix, bits, block), gate.shape[0]) for matrix in present[:2])
         codes, scales = _interleaved(gates.codes, ups.codes), _interleaved(gates.scales, ups.scales)

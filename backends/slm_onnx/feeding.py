@@ -31,7 +31,7 @@ class Feed(Protocol):
     """Runs the decoder of one context."""
 
     def sizes(self, n: int, n_used: int, n_rows: int) -> Sizes:
-        """The shape for ``n`` tokens behind ``n_used`` cells that want ``n_rows`` of logits: so much, or more."""
+        """The shape for ``n`` tokens after ``n_used`` cells with ``n_rows`` of logits, padded or not."""
         ...
 
     def run(self, inputs: Inputs) -> Logits:
@@ -43,7 +43,7 @@ class Feed(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what the provider keeps for this context; twice is fine."""
+        """Release the provider's memory for this context; twice is fine."""
         ...
 
 
@@ -77,10 +77,10 @@ class ExactFeed:
 
 
 class SplitFeed:
-    """Runs at most so many tokens at once: later ones in further runs, which see the earlier ones in the cache.
+    """Runs at most this many tokens at once: later tokens in further runs, which attend to the cache.
 
     Args:
-        feed: what runs them.
+        feed: runs them.
         n_most: tokens of a run.
     """
 
@@ -111,7 +111,7 @@ class SplitFeed:
 
 
 def _part(inputs: Inputs, first: int, end: int) -> dict[str, NDArray[Any]]:
-    """The inputs of tokens [first, end) of a batch: they see the cells before the batch, and those up to ``end``."""
+    """The inputs of tokens [first, end) of a batch: they attend to earlier cells, and to the batch up to ``end``."""
     n, n_cells = inputs["rows"].shape[1], int(inputs["total_sequence_length"])
     total, output_rows, part = n_cells - n + end, inputs["logits_rows"], {}
     for name, array in inputs.items():
@@ -137,7 +137,7 @@ class FixedFeed:
         session: of the decoder graph.
         store: the cache; it has ``spare_cells`` more than the context.
         n_vocab: columns of logits V.
-        device: where the memory lies.
+        device: the device of the memory.
         numbers: of captured runs; each number is of one shape in one context.
         captures: whether the provider captures runs: it then keeps each until it is told to release it.
     """

@@ -35,8 +35,8 @@ def directory_model(folder: Path, device: Device, place: runtime.Place, progress
 
     Args:
         folder: see ``layouts.find_layout``.
-        device: where it runs.
-        place: likewise.
+        device: its device.
+        place: its execution provider.
         progress: called with the share that is done.
 
     Raises:
@@ -82,7 +82,7 @@ def _engine(layout: Layout, steps: list[Step], device: Device) -> RowsEngine:
 
 
 def _edits(layout: Layout, engine: RowsEngine) -> tuple[EditLevel, Rotation | None]:
-    """What can be edited: all where keys turn with their position as RoPE turns them; the model itself is asked."""
+    """The edit level: CUT if keys rotate by RoPE, which is measured with the model."""
     try:
         if changes_with_length(layout.config):
             _keys_at(engine, 0)
@@ -142,7 +142,7 @@ def _stated(layout: Layout, key: str) -> int:
 
 
 def _files(layout: Layout) -> Iterator[Path]:
-    """The files that a model consists of: those beside its graphs may hold their weights."""
+    """The files of a model: files next to its graphs may hold their weights."""
     folders = {layout.folder, *(graph.parent for graph in layout.graphs)}
     files = {file for folder in folders for file in folder.iterdir() if file.is_file()}
     others = {graph for graph in files if graph.suffix == ".onnx"} - set(layout.graphs)

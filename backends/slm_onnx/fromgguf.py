@@ -37,9 +37,9 @@ def gguf_model(
 
     Args:
         gguf: the open file; the model closes it.
-        device: where it runs.
-        threads: for what runs on the CPU.
-        options: what the caller asked for.
+        device: its device.
+        threads: for operators on the CPU.
+        options: the caller's options.
         progress: called with the share that is done.
 
     Raises:
@@ -133,7 +133,7 @@ def _needs_bias(spec: ModelSpec, device: Device, *, is_alone: bool) -> bool:
 
 
 def _bidirectional(compiler: Compiler, decoder: Any, device: Device) -> Callable[[], Any] | None:
-    """A function that makes a decoder whose attention masks by the bias alone; None without such an operator.
+    """A function that makes a decoder whose attention masks by the bias only; None without such an operator.
 
     It is not used for all batches: on long contexts ONNX Runtime's attention is slower that way.
     """

@@ -13,7 +13,7 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 MICROSOFT = "com.microsoft"
 _EXTERNAL = "weights"  # the location that external weights name; a session is given their values
 
-# What a runtime must know: IR 10 and opset 21 are older than what the onnx package would write by itself.
+# Versions that runtimes must support: IR 10 and opset 21 are older than the defaults of the onnx package.
 _OPSETS = {21: 10, 24: 11}
 
 ELEMENT_TYPES: Mapping[str, int] = {

@@ -16,20 +16,20 @@ from slm_onnx.ports import PLANES, Part, parts, past, present
 from slm_onnx.positions import Positions
 from slm_onnx.providers import Device
 
-_AT_ONCE = 64  # cells: what a layer's pass over them reads and writes then stays in a core's cache
+_AT_ONCE = 64  # cells: the data of a layer's pass over them then stays in a core's cache
 
 
 class KvStore:
     """Keys after RoPE and values, [1, K, n_cells, width] each, in as many parts as their type has.
 
-    They lie where the graphs run: the graphs read and write them in place, and no call copies a cache.
+    They are on the graphs' device: the graphs read and write them in place, and no call copies a cache.
 
     Args:
         spec: the model.
         n_cells: cells c.
         kv_type: how they are kept.
-        device: where they lie.
-        clearer: session of ``editor.clear_graph``; None where they lie in the host's memory.
+        device: their device.
+        clearer: session of ``editor.clear_graph``; None if they are in host memory.
 
     Attributes:
         n_cells: cells c.
@@ -49,7 +49,7 @@ class KvStore:
         make = device.zeros if clearer is None else device.empty
         self.tensors: dict[tuple[int, str, Part], Any] = {}
         try:
-            # Zeroed: what happens to lie in memory may be no number, and would spoil what it is masked out of.
+            # Zeroed: uninitialized memory may be NaN, and a masked NaN would still spoil the result.
             for name in names:
                 self.tensors[name] = make((*self._shape, name[2].width), np.dtype(name[2].dtype))
             if clearer is not None:
@@ -62,7 +62,7 @@ class KvStore:
             ) from error
 
     def bind(self, session: Any) -> Any:
-        """A binding of a session that lets it read and write, in place, what it names of the cache."""
+        """A binding of a session that reads and writes its ports of the cache in place."""
         binding = session.io_binding()
         read, written = ({port.name for port in ports} for ports in (session.get_inputs(), session.get_outputs()))
         for (layer, plane, part), tensor in self.tensors.items():
@@ -92,7 +92,7 @@ class CellMover:
 
     Args:
         mover: session of ``editor.edit_graph``.
-        rotator: the same for keys alone; None if no layer uses RoPE.
+        rotator: the same for keys only; None if no layer uses RoPE.
         store: the cache.
         positions: how far keys turn.
     """
@@ -104,7 +104,7 @@ class CellMover:
         self._positions = positions
 
     def run(self, move: Move) -> None:
-        """Move cells, their keys rotated; values that stay where they are are not touched.
+        """Move cells, with keys rotated; values of cells that do not move are not touched.
 
         Raises:
             DecodeFailed: the runtime reported a failure.

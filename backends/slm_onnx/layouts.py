@@ -34,13 +34,13 @@ class Layout:
     """The files of a model.
 
     Attributes:
-        folder: where they are.
-        name: what the layout is called.
+        folder: their folder.
+        name: of the layout.
         graphs: the decoder's graphs: one, or one for a sequence's first tokens and one for those that follow.
-        inputs: input names by role, as ``genai_config.json`` has them; None where the graphs' names tell.
+        inputs: input names by role, from ``genai_config.json``; None if the graphs have standard names.
         outputs: likewise.
         in_place: the caches are written where they are read.
-        config: what the files say of the model, ``config.json`` before ``genai_config.json``.
+        config: the model's configuration; ``config.json`` overrides ``genai_config.json``.
         n_ctx: positions that the model is made for, or None.
         ends: tokens that end an answer.
     """
@@ -66,7 +66,7 @@ class Ports:
         positions: int [1, n], or None.
         branch: the switch of a merged graph, bool [1], or None.
         logits: float [1, n, V].
-        past: keys and values of each layer, [1, K, S, D]; () where the graph is for first tokens alone.
+        past: keys and values of each layer, [1, K, S, D]; () if the graph is for first tokens only.
         present: the same afterwards.
     """
 
@@ -80,7 +80,7 @@ class Ports:
 
 
 def find_layout(folder: Path) -> Layout:
-    """Find out what a directory holds; reads its JSON files, no graph.
+    """Detect the layout of a directory; reads its JSON files, no graph.
 
     Raises:
         InvalidModelFile: a file is damaged, or it holds no decoder of a known layout.
@@ -97,10 +97,10 @@ def find_layout(folder: Path) -> Layout:
 
 
 def find_ports(layout: Layout, graph: Path, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Ports:
-    """Say what a graph's inputs and outputs are for.
+    """Find the roles of a graph's inputs and outputs.
 
     Args:
-        layout: where the graph is from.
+        layout: the layout of its directory.
         graph: its file.
         inputs: the number of dimensions of each, by name.
         outputs: likewise.

@@ -13,7 +13,7 @@ class OnnxModel(ModelBase):
     """Weights in ONNX Runtime's hands, and the vocabulary. Immutable; any thread may use it.
 
     Args:
-        info: what is known about it.
+        info: its description.
         vocab: the vocabulary.
         make: makes a context; it holds the weights, and is let go of when the model is closed.
         release: called when the model is closed.

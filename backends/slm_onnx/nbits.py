@@ -22,7 +22,7 @@ _LEAST_BLOCK = 16
 class PackedMatrix:
     """A matrix [N, K] for MatMulNBits: ``scales * (code - middle)``, plus ``correction`` for each block of a row.
 
-    The middle of the codes, 8 or 128, stands for zero, as MatMulNBits has it where it is told nothing else.
+    The middle of the codes, 8 or 128, is zero, as by default in MatMulNBits.
 
     Attributes:
         codes: uint8 [N, K / block, block * bits / 8], the first code in the lowest bits.
@@ -41,7 +41,7 @@ class PackedMatrix:
 
 
 def pack(tensor: QuantizedTensor) -> PackedMatrix | None:
-    """Pack a matrix; None where its type is no codes with scales in groups that MatMulNBits knows."""
+    """Pack a matrix; None if MatMulNBits does not support its codes and groups."""
     parts = split_rows(tensor.data, tensor.ggml_type, tensor.shape[1])
     if parts is None:
         return None

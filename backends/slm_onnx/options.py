@@ -33,7 +33,7 @@ OF_BUILDING = frozenset({"accuracy_level", "cache", "buckets"})
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What the caller asked for; ``DESCRIPTIONS`` says what each means."""
+    """The caller's options; ``DESCRIPTIONS`` describes them."""
 
     accuracy_level: int = 4
     spinning: bool = False
@@ -46,7 +46,7 @@ class LoadOptions:
         """Check options by name.
 
         Raises:
-            UnknownOption: no such option; the message lists those there are.
+            UnknownOption: no such option; the message lists all options.
             InvalidOption: a value that does not fit.
         """
         fits = {
@@ -65,7 +65,7 @@ class LoadOptions:
 
     @property
     def captures(self) -> bool:
-        """Whether the provider is told to capture runs as CUDA graphs."""
+        """Whether the provider captures runs as CUDA graphs."""
         return self.provider_options.get(CAPTURE, "0").lower() in ("1", "true")
 
 

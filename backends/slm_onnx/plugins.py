@@ -17,8 +17,8 @@ class Plugin:
     """A package with an execution provider.
 
     Attributes:
-        package: what pip installs.
-        module: what Python imports; it tells where the library is.
+        package: its name for pip.
+        module: its Python module, which has the path of the library.
         software: the environment variable that offers devices which ONNX Runtime does not recognize as GPUs: software
             devices, and GPUs that are not on a PCI bus.
         since: the release of ONNX Runtime from which Python can allocate the device's memory.
@@ -65,7 +65,7 @@ def register(ort: Any) -> Mapping[str, str]:
 
 
 def needs(provider: str, problem: str | None = None) -> str:
-    """What to do where ONNX Runtime does not offer a plugin's provider.
+    """Advice if ONNX Runtime does not offer a plugin's provider.
 
     Args:
         provider: its name.

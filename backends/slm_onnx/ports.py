@@ -1,4 +1,4 @@
-"""What the graphs take and give, by name; and which of a model's layers share it."""
+"""The inputs and outputs of the graphs, by name, and the layers that share them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rotation(kind: int) -> tuple[str, str]:
 
 
 def sight(kind: int) -> str:
-    """Name of what is added to the scores of layers with one window."""
+    """Name of the bias of layers with one window."""
     return f"attention_bias.{kind}"
 
 

@@ -1,4 +1,4 @@
-"""What the host tells a graph about positions: rotations, factors, and which token sees which cell."""
+"""A graph's inputs about positions: rotations, factors, and the attention bias."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Positions:
         read_factors: reads a table of divisors from the file.
 
     Attributes:
-        kind: keys of two contexts can be exchanged where this is the same.
+        kind: keys of two contexts can be exchanged if this is the same.
 
     Raises:
         InvalidModelFile: the file's factors are no positive numbers.

@@ -15,13 +15,13 @@ from slm_onnx.tensors import read_tensor, read_values
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """What a graph depends on besides the model.
+    """The inputs of a graph besides the model.
 
     Attributes:
         dtype: of activations, "float32" or "float16".
         accuracy_level: of MatMulNBits: 0 multiplies in float, 4 rounds activations to 8 bits.
         kv_type: how keys and values are kept.
-        causal: whether attention hides what comes later, whatever the bias says.
+        causal: whether attention has a causal mask in addition to the bias.
         on_host: whether keys and values lie in the host's memory.
         bias: whether a bias says which token sees which cell. Without one, cells are the positions of one sequence, and
             CUDA's attention is fused.
@@ -52,7 +52,7 @@ class Products:
         self._block_sums: dict[tuple[str, int], str] = {}
 
     def packed(self, name: str) -> PackedMatrix | None:
-        """A matrix for ``MatMulNBits``, None where its type does not fit; made once."""
+        """A matrix for ``MatMulNBits``; None if its type does not fit; packed once."""
         if name not in self._packed:
             self._packed[name] = pack(read_tensor(self._gguf, f"{name}.weight"))
         return self._packed[name]

@@ -1,4 +1,4 @@
-"""Execution providers: which device name means which provider, and what a device asks of sessions and tensors."""
+"""Execution providers: the provider of each device name, and its options for sessions and tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Provider:
         name: of the execution provider.
         package: the build of ONNX Runtime that has it.
         untried: the conformance suite has never passed on it.
-        memory: the runtime's name for the device's memory, "" where tensors stay with the host.
+        memory: the runtime's name for the device's memory; "" if tensors stay in host memory.
         dtype: of activations and of the KV cache.
         config: entries of a session's configuration.
         preloads_cuda: sessions need CUDA's libraries.
@@ -107,7 +107,7 @@ class Device:
     """Where a model runs.
 
     Attributes:
-        label: what users call it: "cpu", "cuda:0".
+        label: its name for users: "cpu", "cuda:0".
         provider: the execution provider.
         device_id: which of several.
         reason: why this one.
@@ -120,7 +120,7 @@ class Device:
 
     @property
     def on_host(self) -> bool:
-        """Whether the KV cache lies in the host's memory."""
+        """Whether the KV cache is in host memory."""
         return not self.provider.memory
 
     @property
@@ -135,7 +135,7 @@ class Device:
         return (default, KvType.Q8_0) if self.is_cpu else (default,)
 
     def place(self, array: NDArray[Any]) -> Any:
-        """An ``OrtValue`` with an array's values; it shares the array's memory where the device is the host."""
+        """An ``OrtValue`` with an array's values; on the host it shares the array's memory."""
         ort_value = runtime.load().OrtValue
         if self.on_host:
             return ort_value.ortvalue_from_numpy(array)
@@ -181,7 +181,7 @@ class Device:
 
         Args:
             options: of the provider.
-            threads: for what runs on the CPU.
+            threads: for operators on the CPU.
         """
         provider = self.provider
         if self.is_cpu:

@@ -1,4 +1,4 @@
-"""How a model rotates its keys, measured: what its graph makes of one token at one position and at another.
+"""Measures a model's RoPE: its graph computes one token's key at several positions.
 
 A key that is rotated by RoPE turns, pair by pair, by an angle that grows with the position. The first key gives the
 pairs their start, keys further and further away give the angles, each more exact than the one before, and a last key
@@ -47,7 +47,7 @@ class Rotation:
 
 
 def changes_with_length(config: Mapping[str, Any]) -> bool:
-    """Whether keys of a model lie otherwise in a longer text, so that no edit keeps what was there."""
+    """Whether keys of a model depend on the length of the text, so that no edit keeps them."""
     sections = [config.get("rope_parameters"), config.get("rope_scaling")]
     sections += [inner for outer in sections if isinstance(outer, dict) for inner in outer.values()]
     kinds = {str(part.get("rope_type", part.get("type", "default"))) for part in sections if isinstance(part, dict)}
@@ -55,7 +55,7 @@ def changes_with_length(config: Mapping[str, Any]) -> bool:
 
 
 def measure(keys_at: KeysAt, n_positions: int, widths: Sequence[int], dtype: np.dtype[Any]) -> Rotation | None:
-    """Find out how a model rotates its keys; None where it does otherwise than RoPE does.
+    """Measure a model's RoPE; None if its keys change in another way.
 
     Args:
         keys_at: runs the model.

@@ -1,4 +1,4 @@
-"""A context over somebody's graph: each sequence has caches of its own, and is decoded by itself."""
+"""A context over an exported graph: each sequence has its own caches, and is decoded alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slm_onnx.steps import Caches, Step
 
 _PAYLOAD_VERSION = 1
 _MOST_LOGITS = 64 << 20  # bytes of logits that a run may give: such graphs give those of all tokens
-_LEAST_ROOM = 256  # positions that caches have at first, where they are written in place
+_LEAST_ROOM = 256  # initial positions of caches that are written in place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,15 +30,15 @@ class RowsEngine:
     """What a directory's contexts share.
 
     Attributes:
-        first: the graph for the first tokens of a sequence; the same as ``further`` where one does both.
+        first: the graph for the first tokens of a sequence; the same as ``further`` if one does both.
         further: the graph for those that follow.
         shape: planes (keys and values of each layer), heads K, width D.
         n_vocab: vocabulary size V.
-        n_ctx: positions that the model is made for, None where nothing says.
+        n_ctx: the model's longest context; None if unknown.
         in_place: the caches are written where they are read.
-        rotation: what moves keys, None where nothing does.
-        edit_level: what contexts declare.
-        device: where it runs.
+        rotation: rotates keys; None if they cannot be moved.
+        edit_level: the edit level of contexts.
+        device: its device.
         fingerprint: of the model.
         digest: of the directory.
         most_rows: tokens that one run may have, None for any number.
@@ -63,11 +63,11 @@ class RowsEngine:
         return self.further.dtype
 
     def with_edits(self, level: EditLevel, rotation: Rotation | None) -> RowsEngine:
-        """The same with what edits need."""
+        """The same with the members that edits need."""
         return replace(self, edit_level=level, rotation=rotation)
 
     def empty(self, n_cells: int) -> Caches:
-        """Caches with room, zeroed: what happens to lie in memory may be no number."""
+        """Zeroed caches: uninitialized memory may be NaN."""
         n_planes, n_heads, width = self.shape
         return [self.device.zeros((1, n_heads, n_cells, width), self.dtype) for _ in range(n_planes)]
 

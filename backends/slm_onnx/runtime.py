@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from slm_core.errors import BackendUnavailable, DecodeFailed, UnsupportedModel
 from slm_onnx import INSTALL_HINT, build, plugins
 
-_NOT_CAPTURED = -1  # what ONNX Runtime calls a run that CUDA graphs leave alone
+_NOT_CAPTURED = -1  # ONNX Runtime's id for runs without CUDA graphs
 _CAUSAL_SINCE = 1, 30  # the version that GroupQueryAttention has an attribute from which turns its own mask off
 _CODED_EXPERTS_SINCE = 1, 31  # the version that QMoE takes accuracy_level and the bits of each matrix from
 _SILENT = 4  # only what ends the process is logged: everything else is raised, too
@@ -40,12 +40,12 @@ class Threads:
 
 
 def missing() -> str | None:
-    """What is not installed or too old, None where nothing is; nothing is imported."""
+    """A missing or too old package; None if there is none. Imports nothing."""
     return build.problem()
 
 
 def version() -> str:
-    """The version of ONNX Runtime, of whichever build; "" where none is installed."""
+    """The version of ONNX Runtime, of any build; "" if none is installed."""
     installed = build.find_build()
     return installed.version if installed else ""
 
@@ -57,7 +57,7 @@ def is_since(release: tuple[int, int]) -> bool:
 
 
 def can_mask_by_bias() -> bool:
-    """Whether attention can leave it to a bias alone which token sees which."""
+    """Whether attention can mask by a bias only."""
     return is_since(_CAUSAL_SINCE)
 
 
@@ -95,7 +95,7 @@ class Place:
 
     Attributes:
         providers: execution providers with their options, best first.
-        threads: for what runs on the CPU.
+        threads: for operators on the CPU.
         config: entries of the session's configuration.
         preloads_cuda: whether CUDA's libraries are loaded before the first session.
     """
@@ -112,7 +112,7 @@ def session(model: bytes, weights: Mapping[str, NDArray[Any]], place: Place, sav
     Args:
         model: the serialized model.
         weights: values of what it keeps outside; copied where the runtime needs another layout.
-        place: where it runs.
+        place: its execution provider.
         save_to: a file to write the optimized model to, its weights beside it.
 
     Raises:
@@ -157,7 +157,7 @@ def saved_session(file: Path, place: Place) -> Any:
 
 
 def file_session(file: Path, place: Place) -> Any:
-    """The session of somebody's model; its weights may lie in files beside it.
+    """The session of an exported model; its weights may be in files next to it.
 
     Raises:
         UnsupportedModel: ONNX Runtime refuses the model.

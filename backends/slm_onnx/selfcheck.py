@@ -1,4 +1,4 @@
-"""Does a device compute what the CPU computes? Every device but the CPU is tried before its first model is loaded.
+"""Does a device give the CPU's numbers? Every device but the CPU is tested before its first model is loaded.
 
 A process of its own makes the same decodes and edits of a tiny model on both, so that a provider that crashes takes
 nothing else down. A device that passes is not tried again on this machine, until ONNX Runtime, the graph, a driver or
@@ -23,7 +23,7 @@ from slm_onnx.options import LoadOptions
 from slm_onnx.providers import Device
 
 VERSION = 1
-"""Raised with every change of what is compared."""
+"""The version of the check; increased with every change."""
 TOLERANCE = 0.05
 """Relative error of logits (L2 norm) that passes. Activations in 8 bits, the coarsest that a device computes with, give
 0.011 on the tiny model; keys and values of earlier calls that are lost, late or elsewhere give 0.5 and more."""
@@ -50,7 +50,7 @@ def require(device: Device, options: LoadOptions, *, of_directory: bool = False)
 
     Args:
         device: the device.
-        options: what the model is loaded with.
+        options: load options.
         of_directory: whether it runs the graphs of a directory, whose caches are other tensors.
 
     Raises:
@@ -99,7 +99,7 @@ def _write(file: Path, worst: float) -> None:
 
 
 def _key(device: Device, asked: Sequence[object]) -> str:
-    """A name for all that the verdict depends on, as far as the system tells."""
+    """A key for everything that the verdict depends on, as far as the system reports it."""
     from slm_onnx.compiled import BUILDER_VERSION  # imports onnx
 
     runtime = build.find_build()

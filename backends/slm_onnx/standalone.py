@@ -95,7 +95,7 @@ class StandaloneGraph(DecoderGraph):
         return rows if packed.correction is None else self._correct(rows, packed)
 
     def _correct(self, rows: str, packed: PackedMatrix) -> str:
-        """Add to each block of a row what its affine type adds."""
+        """Add the offset of an affine type to each block of a row."""
         assert packed.correction is not None
         graph, n_blocks = self._graph, len(packed.correction)
         table = graph.weight(f"{_EMBEDDING}.minimums", packed.correction.T.astype(self._dtype))

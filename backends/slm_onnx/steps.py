@@ -1,4 +1,4 @@
-"""Running somebody's decoder graph: tokens of one sequence after those that its caches hold."""
+"""Running an exported decoder graph: tokens of one sequence after those in its caches."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Step:
     """One graph, opened.
 
     Args:
-        layout: where it is from.
+        layout: the layout of its directory.
         graph: its file.
-        place: where it runs.
-        device: likewise.
+        place: its execution provider.
+        device: its device.
 
     Attributes:
         ports: its inputs and outputs.
         dtype: of its caches.
         cache_shape: heads K and width D.
-        n_vocab: width of its logits, or None where the file does not say.
+        n_vocab: width of its logits; None if the file does not say.
         one_by_one: it takes one token at a time.
-        metadata: what the graph says of itself.
+        metadata: the graph's metadata.
 
     Raises:
         InvalidModelFile: a name in it is not UTF-8.

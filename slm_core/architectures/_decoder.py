@@ -83,7 +83,7 @@ def rope_factors(rope: RopeSpec, tensors: dict[str, TensorSpec]) -> RopeSpec:
 
 
 def long_rope(keys: Keys, rope: RopeSpec, tensors: dict[str, TensorSpec]) -> RopeSpec:
-    """``rope``, in a file that may hold LongRoPE's two tables; they are added to ``tensors`` where it does."""
+    """``rope`` of a file that may hold LongRoPE's two tables; if so, they are added to ``tensors``."""
     if LONG_FACTORS not in keys.gguf.tensors:
         return rope
     n_ctx_original = keys.size("rope.scaling.original_context_length")

@@ -9,7 +9,7 @@ from slm_core.gguf import OWN, WeightSource
 from slm_core.gguf.cursor import shown
 
 _MAX_SIZE = 2**31 - 1
-_SMALLEST, _LARGEST = 1e-30, 1e30  # far beyond any sense, far from where arithmetic with them overflows
+_SMALLEST, _LARGEST = 1e-30, 1e30  # beyond any real value, and arithmetic with them does not overflow
 
 
 class Keys:
@@ -52,7 +52,7 @@ class Keys:
         return count
 
     def counts(self, name: str, n: int) -> list[int]:
-        """An integer for each of ``n`` layers, 0 or more; one alone is that of every layer.
+        """An integer for each of ``n`` layers, 0 or more; a single integer is for every layer.
 
         Raises:
             UnsupportedModel: it is missing.
@@ -111,7 +111,7 @@ class Keys:
 
         Raises:
             UnsupportedModel: it is missing.
-            InvalidModelFile: it is something else, of another length, or holds what is no number.
+            InvalidModelFile: another type or length, or NaN.
         """
         values = self.gguf.require(key, np.ndarray)
         if values.dtype.kind != "f" or values.shape != (n,) or not np.isfinite(values).all():
@@ -119,7 +119,7 @@ class Keys:
         return [float(value) for value in values]
 
     def thresholds(self, name: str, n: int) -> list[float | None]:
-        """A number for each of ``n`` layers, None where it is below all others: minus infinity.
+        """A number for each of ``n`` layers; None for minus infinity.
 
         Raises:
             UnsupportedModel: it is missing.
@@ -132,7 +132,7 @@ class Keys:
         return [None if np.isneginf(value) else float(value) for value in values]
 
     def flags(self, name: str, n: int) -> list[bool] | int | None:
-        """A truth value for each of ``n`` layers, a number that stands for a pattern, or None where it is missing.
+        """A boolean for each of ``n`` layers, the period of a pattern, or None if it is missing.
 
         Raises:
             InvalidModelFile: it is something else, or of another length.
@@ -160,7 +160,7 @@ class Keys:
             raise self._unsupported(key, f"accepted: {', '.join(map(str, accepted))}, or no such key")
 
     def neutral(self, *names: str) -> None:
-        """Keys that change nothing here, whatever their value."""
+        """Keys whose value has no effect here."""
         self._seen.update(map(self._key, names))
 
     def refuse_others(self) -> None:

@@ -11,7 +11,7 @@ from slm_core.architectures._rope import FloatArray, Rope
 from slm_core.architectures._spec import ModelSpec, RopeSpec, TemperatureSpec
 
 ReadFactors = Callable[[str], FloatArray | None]
-"""Reads a table of divisors from the file, None where it has none."""
+"""Reads a table of divisors from the file; None if it has none."""
 
 
 def ropes_of(spec: ModelSpec, n_ctx: int, read_factors: ReadFactors) -> dict[RopeSpec, Rope]:

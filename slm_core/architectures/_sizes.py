@@ -79,7 +79,7 @@ def read_sizes_without_attention(keys: Keys) -> Sizes:
 
 
 def read_n_layers(keys: Keys) -> int:
-    """The number of blocks alone."""
+    """Only the number of blocks."""
     return keys.size("block_count", largest=_MAX_LAYERS)
 
 

@@ -14,7 +14,7 @@ EMBEDDING = "token_embd.weight"
 POSITIONS = "position_embd.weight"
 TEXT_TYPES = "token_types.weight"
 DENSE = ("dense_2", "dense_3")
-"""Layers behind an encoder's last norm, by the names that files have."""
+"""Layers after an encoder's last norm, by their names in files."""
 
 
 class RopeStyle(Enum):

@@ -1,4 +1,4 @@
-"""bloom: ALiBi, a norm behind the embedding, layer norms, biases everywhere, no gate."""
+"""bloom: ALiBi, a norm after the embedding, layer norms, biases everywhere, no gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""command-r: Command R and Aya. Layers side by side behind one layer norm without a bias, scaled logits."""
+"""command-r: Command R and Aya. Parallel attention and feed-forward after one bias-free layer norm, scaled logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slm_core.architectures._tables import attention, gated, norms
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a command-r; Command R+ has norms of its heads, each with weights of its own."""
+    """Read a command-r; Command R+ has norms per head, each with its own weights."""
     sizes = read_sizes(keys)
     block = attention(sizes) | gated(sizes) | norms(sizes.n_embd, "attn_norm")
     if "blk.0.attn_q_norm.weight" in keys.gguf.tensors:

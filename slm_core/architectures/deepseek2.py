@@ -1,4 +1,4 @@
-"""deepseek2: DeepSeek V2 and V3, Moonlight. Latent attention; experts beside one that every token uses."""
+"""deepseek2: DeepSeek V2 and V3, Moonlight. Latent attention; routed and shared experts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _attention(keys: Keys, sizes: Sizes, latent: LatentSpec, n_rotated: int) -> 
 def _routed(keys: Keys, sizes: Sizes, layer: LayerSpec) -> LayerSpec:
     gating = Gating.SIGMOID if keys.count("expert_gating_func", 1) == 2 else Gating.SOFTMAX
     normalized, grouped = keys.flag("expert_weights_norm", False), gating is Gating.SIGMOID
-    # V2 ranks groups by their best expert alone, which its files cannot say.
+    # V2 ranks groups by their best expert only; its files have no key for this.
     chosen = read_experts(keys, normalized=normalized, gating=gating, grouped=grouped)
     n_ff = keys.size("expert_feed_forward_length")
     table = experts(sizes, chosen.n_experts, n_ff) | shared_expert(sizes, n_ff * keys.size("expert_shared_count"))

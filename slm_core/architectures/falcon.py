@@ -10,7 +10,7 @@ from slm_core.architectures._tables import biases, fused_attention, norms, ungat
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a falcon; where there are two norms, ``attn_norm_2`` is attention's."""
+    """Read a falcon; if there are two norms, ``attn_norm_2`` is attention's."""
     sizes = read_sizes(keys)
     keys.only("tensor_data_layout", "jploski")  # queries before keys before values, as everywhere
     before = norms(sizes.n_embd, "attn_norm")

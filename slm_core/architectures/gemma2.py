@@ -1,4 +1,4 @@
-"""gemma2: a gemma with norms behind its layers, too, capped scores and logits, and a window in every other layer."""
+"""gemma2: a gemma with post-norms, too, soft-capped scores and logits, and a window in every other layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LAYERS_OF_27B = 46
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a gemma2; files that do not say the window and the caps mean those of all published models."""
+    """Read a gemma2; the defaults of the window and the soft-caps are those of all published models."""
     sizes = read_sizes(keys)
     rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT, default_freq_base=10_000.0)
     block, windows = sandwiched_block(sizes), read_windows(keys, sizes.n_layers, period=2, default=4096)

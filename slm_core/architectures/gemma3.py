@@ -15,7 +15,7 @@ _LAYERS_OF_27B = 62
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a gemma3; what a file does not say of positions and caps is as in all published models."""
+    """Read a gemma3; the defaults of positions and soft-caps are those of all published models."""
     return _spec(keys, causal=True)
 
 

@@ -52,7 +52,7 @@ def spec(keys: Keys) -> ModelSpec:
 
 
 def share_keys(keys: Keys, layers: list[LayerSpec], n_shared: int) -> list[LayerSpec]:
-    """``layers``, of which the last ``n_shared`` read the keys and values of the last of their kind before them."""
+    """``layers``; the last ``n_shared`` read the keys and values of the last earlier layer of their kind."""
     first = max(0, len(layers) - n_shared)
     of_kind = {layer.window: index for index, layer in enumerate(layers[:first])}
     if any(layer.window not in of_kind for layer in layers[first:]):

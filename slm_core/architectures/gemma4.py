@@ -1,4 +1,4 @@
-"""gemma4: layers with a window have heads of their own; embeddings for each layer, shared keys, or experts beside."""
+"""gemma4: sliding-window layers have other heads; per-layer embeddings, shared keys, or routed experts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def spec(keys: Keys) -> ModelSpec:
 
 
 def _ropes(keys: Keys, windows: list[int | None], sizes: list[Sizes]) -> tuple[RopeSpec, RopeSpec]:
-    """Of layers that see everything, of which a table leaves most of a head unturned, and of those with a window."""
+    """RoPE of global layers, whose table leaves most of a head unrotated, and of sliding-window layers."""
     whole, part = (
         next((each.head_dim for each, window in zip(sizes, windows, strict=True) if (window is None) is sees_all), 0)
         for sees_all in (True, False)

@@ -1,4 +1,4 @@
-"""gemma-embedding: EmbeddingGemma. A gemma3 that sees both ways, and two dense layers behind its last norm."""
+"""gemma-embedding: EmbeddingGemma. A bidirectional gemma3 with two dense layers after its last norm."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def spec(keys: Keys) -> ModelSpec:
 
 
 def _feed_forward(keys: Keys, sizes: Sizes) -> tuple[Table, ExpertsSpec | None]:
-    """Experts, beside one that every token uses; or that one alone, as an ordinary layer."""
+    """Routed experts and a shared expert; or only the shared one, as a dense layer."""
     if not keys.count("expert_count", 0):
         keys.neutral("expert_used_count")
         keys.only("expert_shared_feed_forward_length", 0, sizes.n_ff)

@@ -1,4 +1,4 @@
-"""granitemoe: a granite with experts, in some beside one that every token uses."""
+"""granitemoe: a granite with routed experts, and in some models a shared expert."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from slm_core.architectures._tables import attention, experts, gated, mamba, nor
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a jamba; blocks without key heads have a state, those with a router have experts."""
+    """Read a jamba; blocks without key heads are recurrent, blocks with a router have experts."""
     sizes, attends = read_hybrid_sizes(keys)
     recurrent = read_mamba(keys)
     keeping = mamba(sizes, recurrent) | norms(recurrent.n_rank, "ssm_dt_norm")

@@ -11,7 +11,7 @@ from slm_core.architectures._sizes import read_sizes
 from slm_core.architectures._spec import Gating, LayerSpec, ModelSpec, RopeStyle, TemperatureSpec
 from slm_core.architectures._tables import Table, attention, experts, gated, norms, shared_expert
 
-CHUNK, TEMPERATURE_LENGTH, TEMPERATURE_SCALE = 8192, 8192, 0.1  # files say none of these
+CHUNK, TEMPERATURE_LENGTH, TEMPERATURE_SCALE = 8192, 8192, 0.1  # files have no keys for these
 _NOPE_STEP = 4
 _EXPERTS_WITHOUT_NORMS = 128  # Maverick, the one that normalizes no queries and keys; files do not say it
 
@@ -36,7 +36,7 @@ def spec(keys: Keys) -> ModelSpec:
 
 
 def _placed(layer: LayerSpec, head_norms: tuple[str, ...], *, sees_all: bool) -> LayerSpec:
-    """What a layer does with positions. Heads are rotated whole, so a norm behind that is the same before it."""
+    """The positions of a layer. RoPE rotates whole heads, so a norm after it equals a norm before it."""
     if sees_all:
         temperature = TemperatureSpec(TEMPERATURE_SCALE, TEMPERATURE_LENGTH, offset=1)
         return replace(layer, rope=None, temperature=temperature)

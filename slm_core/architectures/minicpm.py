@@ -10,7 +10,7 @@ from slm_core.architectures._spec import ModelSpec
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a minicpm; files that lack the multipliers are of MiniCPM-2B, which has those given here."""
+    """Read a minicpm; the defaults of the multipliers are those of MiniCPM-2B."""
     whole = llama.spec(keys)
     return replace(
         whole,

@@ -12,7 +12,7 @@ from slm_core.architectures._spec import ModelSpec, TemperatureSpec
 def spec(keys: Keys) -> ModelSpec:
     """Read a mistral3."""
     whole = llama.spec(keys)
-    keys.neutral("attention.temperature_length")  # the original context length stands for it
+    keys.neutral("attention.temperature_length")  # equals the original context length
     scale = keys.number("attention.temperature_scale", 0.0, zero=True)
     if not scale:
         return whole

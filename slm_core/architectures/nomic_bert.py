@@ -1,4 +1,4 @@
-"""nomic-bert: a bert with half-split RoPE, gated feed-forward layers, and biases in its norms alone."""
+"""nomic-bert: a bert with half-split RoPE, gated feed-forward layers, and biases in norms only."""
 
 from __future__ import annotations
 

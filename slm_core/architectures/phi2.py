@@ -1,4 +1,4 @@
-"""phi2: Phi 1, 1.5 and 2. Layer norms and biases everywhere, both layers side by side behind one norm, no gate."""
+"""phi2: Phi 1, 1.5 and 2. Layer norms and biases, parallel attention and feed-forward after one norm, no gate."""
 
 from __future__ import annotations
 

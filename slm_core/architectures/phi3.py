@@ -1,4 +1,4 @@
-"""phi3: Phi 3, 3.5 and 4. A llama with fused matrices, half-split RoPE, LongRoPE in those for long contexts."""
+"""phi3: Phi 3, 3.5 and 4. A llama with fused matrices and half-split RoPE; models for long contexts have LongRoPE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qwen2moe: Qwen1.5 and Qwen2 with experts, one more of which every token uses, as far as a gate of its own lets it."""
+"""qwen2moe: Qwen1.5 and Qwen2 with routed experts and a gated shared expert."""
 
 from __future__ import annotations
 

@@ -9,15 +9,15 @@ from slm_core.architectures.qwen2vl import read_sections, with_sections
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a qwen3vl: a qwen3 whose pairs turn by time, height and width in turns, by time where those have no more.
+    """Read a qwen3vl: a qwen3 with interleaved M-RoPE: time, height, width, then time for the remaining pairs.
 
-    Models that add further rows of an image in their first blocks are read as the qwen3 that they are for text.
+    Models with DeepStack are read as a qwen3, which they are for text.
     """
     return in_turns(keys, qwen3.spec(keys))
 
 
 def in_turns(keys: Keys, whole: ModelSpec) -> ModelSpec:
-    """``whole``, its pairs turned by the three in turns; as it is where blocks add further rows of an image.
+    """``whole`` with interleaved M-RoPE; unchanged for models with DeepStack.
 
     Raises:
         InvalidModelFile: the sections do not add up to a head's pairs.

@@ -9,5 +9,5 @@ from slm_core.architectures.qwen3vl import in_turns
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a qwen3vlmoe: a qwen3moe whose pairs turn as those of a qwen3vl."""
+    """Read a qwen3vlmoe: a qwen3moe with the M-RoPE of a qwen3vl."""
     return in_turns(keys, qwen3moe.spec(keys))

@@ -14,7 +14,7 @@ _RANKS = {"w": "decay", "a": "iclr", "v": "value_residual_mix", "g": "gate"}
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read an rwkv7; what its first block has of the first block's values is not used."""
+    """Read an rwkv7; the first block's value mixing is not used."""
     n_ff, head_dim = keys.size("feed_forward_length"), keys.size("wkv.head_size")
     sizes = read_sizes_without_attention(keys)
     if sizes.n_embd % head_dim:
@@ -47,6 +47,6 @@ def _layer(sizes: Sizes, n_ff: int, ranks: dict[str, int], recurrent: Rwkv7Spec)
 
 
 def _low_rank(name: str, width: int, rank: int) -> Table:
-    """Down, up, and what is added; the gate adds nothing."""
+    """The down and up matrices, and the bias; the gate has no bias."""
     table = linear(f"time_mix_{name}1", (rank, width)) | linear(f"time_mix_{name}2", (width, rank))
     return table if name == "g" else table | norms(width, f"time_mix_{name}0")

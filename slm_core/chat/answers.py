@@ -1,4 +1,4 @@
-"""Answers of a session: how they begin, and those that stop in the middle, into a dump and on from there."""
+"""Answers of a session: their beginning, and unfinished answers in dumps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from slm_core.sampling import SamplerChain
 
 
 def check_kind(name: str, value: object, kind: type, *others: type) -> None:
-    """Refuse what is neither None nor of a kind: a thing that looks right would be passed over in silence.
+    """Refuse a value that is neither None nor of the kind: another value could be ignored silently.
 
     Raises:
-        InvalidOption: it says what is accepted.
+        InvalidOption: with the accepted values.
     """
     if value is not None and not isinstance(value, (kind, *others)):
         raise InvalidOption(
@@ -45,7 +45,7 @@ def own_constraint(constraint: Constraint | Spec | None, vocab: Vocab) -> Constr
 
 
 def check_source(speculation: Speculation | None, shift: TokenShift | None) -> None:
-    """Refuse what an answer's tokens cannot come through.
+    """Refuse options that an answer cannot combine.
 
     Raises:
         InvalidOption: one is something else, or both are given.
@@ -88,7 +88,7 @@ def begun(
 
 
 def kept(running: Generation | None, sampler: Sampler) -> UnfinishedAnswer | None:
-    """What a dump holds of an answer; None where there is none that is unfinished.
+    """An unfinished answer for a dump; None if there is none.
 
     Args:
         running: the answer.
@@ -118,13 +118,13 @@ def kept(running: Generation | None, sampler: Sampler) -> UnfinishedAnswer | Non
 
 
 def taken_up(history: SessionSource, vocab: Vocab, sampler: Sampler, answer: UnfinishedAnswer) -> Generation:
-    """A generation that waits to go on where a dumped one stood.
+    """A generation that continues a dumped one.
 
     Args:
         history: the dump's.
         vocab: the model's.
         sampler: the session's own, in the dumped state.
-        answer: what the dump held.
+        answer: the dumped answer.
     """
     if answer.sampler is not None:
         sampler = SamplerChain.for_vocab(answer.sampler.sampling, vocab)

@@ -1,4 +1,4 @@
-"""Arguments of a call, as a model wrote them, made what a function's annotations say."""
+"""Arguments of a call, converted from the model's JSON to the types of a function's annotations."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _EXACT = 2**53
 
 
 class Misfit(ValueError):
-    """Arguments that do not fit; the message tells a model what is wrong."""
+    """Arguments do not fit; the message is for the model."""
 
 
 def fitted(function: Callable[..., object], arguments: Mapping[str, object]) -> dict[str, object]:
     """The arguments to call a function with.
 
     Args:
-        function: what is called; its annotations are those that ``toolschema`` knows.
+        function: the called function; ``toolschema`` knows its annotations.
         arguments: JSON values by name.
 
     Returns:
-        The same, with members of Enums, floats and tuples where the annotations want them.
+        The arguments, with members of Enums, floats and tuples as annotated.
 
     Raises:
         Misfit: one is missing, is unknown, or is of another type.

@@ -1,4 +1,4 @@
-"""Several answers to what a session holds: they branch off from it and leave it as it is."""
+"""Several answers to one session: they branch off and leave the session unchanged."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def completions(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What completions have in common: options, what may be said, whether control tokens are text, seconds."""
+    """Options that all completions share: sampling, constraint, whether control tokens are text, timeout."""
 
     sampling: Sampling
     constraint: Constraint | None
@@ -135,7 +135,7 @@ class _Claimed:
         return self._session.prefill(cancelled, progress=progress)
 
     def close(self) -> None:
-        """Forget what branched off, and give the sequences back."""
+        """Drop the branches, and free their sequences."""
         self.branches.close()
         for seq_id in self._seq_ids:
             release(self._session.context, seq_id)

@@ -68,7 +68,7 @@ class ChatOptions:
         tools: what the model may call: functions, which the chat runs; JSON schemas and pydantic models, whose calls
             are left to the caller.
         thinking: ask for reasoning, or for none; None leaves it to the template.
-        overflow: what happens where a question, and room for its answer, do not fit; see ``overflow.Overflow``.
+        overflow: the policy if a question and its answer do not fit; see ``overflow.Overflow``.
 
     Raises:
         InvalidOption: there is no such policy.
@@ -109,15 +109,15 @@ class Steering(AnswerSteering, total=False):
 
 
 class Chat(Closing):
-    """A conversation. After each change all messages are rendered, and what the KV cache shares with that is kept.
+    """A conversation. After each change all messages are rendered; the longest common prefix stays in the KV cache.
 
     Args:
         session: holds the tokens; closed with the chat. What it holds already is kept as far as the messages agree.
         formatter: the model's chat format.
         system: content of a first, system message.
-        messages: what was said before.
-        options: sampling, tools, thinking; the session's sampling where None.
-        n_answers: answers given before: each one draws from a stream of its own.
+        messages: earlier messages.
+        options: sampling, tools, thinking; None for the session's sampling.
+        n_answers: the number of earlier answers: each answer has its own random stream.
 
     Raises:
         TemplateError: the chat format refuses the messages.
@@ -148,7 +148,7 @@ class Chat(Closing):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation, with what was said so far of an answer that streams; a system message is number 0."""
+        """The conversation, with the text so far of a streaming answer; a system message is number 0."""
         if self._stream is None:
             return self._messages
         return (*self._messages, Message(Role.ASSISTANT, self._stream.text))
@@ -159,7 +159,7 @@ class Chat(Closing):
         """Say something (a string is a user's message) and stream the answer.
 
         Where the model calls functions among the tools, they are run, and it answers again. If anything raises, the
-        chat is as it was before; what functions did is done.
+        chat is unchanged; side effects of functions remain.
 
         Raises:
             TemplateError: the chat format refuses the messages.
@@ -183,7 +183,7 @@ class Chat(Closing):
         return await self.stream(content, **steering).arun()
 
     def proceed(self, **steering: Unpack[Steering]) -> ChatStream:
-        """Go on where the messages end: run the calls that have no results yet, and stream the answer.
+        """Continue after the last message: run the calls without results, and stream the answer.
 
         For a chat that was restored in the middle of a turn, or whose turn was cancelled or came to its limit there.
 
@@ -221,7 +221,7 @@ class Chat(Closing):
     # Editing.
 
     def edit(self, i: int, content: str) -> None:
-        """Replace the content of message ``i``; what follows is computed again when it is needed."""
+        """Replace the content of message ``i``; later messages are computed again when they are needed."""
         self._settle()
         messages = list(self._messages)
         i = self._checked_index(i)
@@ -229,14 +229,14 @@ class Chat(Closing):
         self._become(tuple(messages))
 
     def delete(self, i: int) -> None:
-        """Take message ``i`` out; what follows is computed again when it is needed."""
+        """Remove message ``i``; later messages are computed again when they are needed."""
         self._settle()
         messages = list(self._messages)
         del messages[self._checked_index(i)]
         self._become(tuple(messages))
 
     def forget(self, i: int) -> EditLevel:
-        """Take message ``i`` out of the KV cache without computing anything again: what follows keeps what it saw.
+        """Cut message ``i`` out of the KV cache and compute nothing: later tokens keep their values.
 
         Returns:
             CUT where that was done; TRUNCATE or REPLAY where the context, or a template in which messages depend
@@ -272,7 +272,7 @@ class Chat(Closing):
     def dump(self) -> bytes:
         """Everything: messages, options, and the session with its KV cache; of tools, their schemas.
 
-        Between the answers of a turn, this does not end it: ``proceed`` goes on in the restored chat.
+        A dump between the answers of a turn does not end the turn: ``proceed`` continues it in the restored chat.
         """
         if self._stream is not None:
             self._settle()
@@ -298,10 +298,10 @@ class Chat(Closing):
         overflow: Overflow | None = None,
         tools: Sequence[Tool] | None = None,
     ) -> Self:
-        """A chat that goes on where a dumped one stood, in a new context of ``model``; on another backend, too.
+        """A chat that continues a dumped one, in a new context of ``model``, also on another backend.
 
         Args:
-            model: what goes on.
+            model: the model of the restored chat.
             data: the dump.
             n_ctx: positions of the new context; None for as many as the dump says, up to the longest context that
                 the model was trained for, or 4096 where that is more.
@@ -346,7 +346,7 @@ class Chat(Closing):
     # Steps that several calls share.
 
     def _talk(self, asked: tuple[Message, ...], steering: Steering, pending: Sequence[ToolCall] = ()) -> ChatStream:
-        """Begin a turn: ``asked`` and what comes of it; the chat takes it over as it begins."""
+        """Begin a turn with the messages ``asked``; the chat changes when the turn begins."""
         before, tokens = (self._messages, self.options, self._n_answers), self.session.tokens
 
         def undo() -> None:
@@ -418,7 +418,7 @@ class Chat(Closing):
         return self._known_tools
 
     def _make_room(self, asked: tuple[Message, ...]) -> tuple[tuple[Message, ...], Overflowed | None]:
-        """Drop messages where the policy says so; returns what is kept, and what was dropped."""
+        """Drop messages by the policy; returns the kept ones, and the dropped ones."""
         context, options = self.session.context, self.options
         room = context.n_free + context.length(self.session.seq_id)
 
@@ -449,7 +449,7 @@ class Chat(Closing):
         return level
 
     def _settle(self) -> None:
-        """A turn that nobody iterates any more ends here: what was said so far becomes the answer."""
+        """End a turn that is no longer iterated: the text so far becomes the answer."""
         if self._turn is not None:
             self._turn.end()
 
@@ -499,6 +499,6 @@ def _checked_tools(schemas: Sequence[Tool]) -> Sequence[Tool]:
 
 
 def _removed_span(before: Sequence[int], after: Sequence[int]) -> tuple[int, int]:
-    """Where ``before`` has what ``after`` lacks, if it is one span."""
+    """The one range of ``before`` that is missing in ``after``, if there is one."""
     start = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
     return start, start + len(before) - len(after)

@@ -1,4 +1,4 @@
-"""Contrastive decoding: say what a large model finds likelier than a small one does."""
+"""Contrastive decoding: choose tokens that a large model finds likelier than a small one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ContrastiveSampler:
         return self._inner.sample(self.scores(logits))
 
     def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What is drawn from, float32 [V]: the difference of log probabilities; -inf where a token is left out."""
+        """The scores to sample from, float32 [V]: the difference of log probabilities; -inf for removed tokens."""
         other = self._amateur.next_logits()
         if other is None:
             raise SessionError("the amateur's session gave no logits")
@@ -65,7 +65,7 @@ class ContrastiveSampler:
         self._amateur.append_tokens([token])
 
     def set_history(self, tokens: Sequence[int]) -> None:
-        """Replace what penalties see, and what the amateur's session holds."""
+        """Replace the history of penalties and of the amateur's session."""
         self._inner.set_history(tokens)
         self._amateur.follow(tokens)
 
@@ -78,7 +78,7 @@ class ContrastiveSampler:
         return type(self)(self._amateur.fork(), self._inner.clone(), self._vocab, plausibility=self._plausibility)
 
     def state(self) -> bytes:
-        """The state of what draws; the amateur follows what ``set_history`` says."""
+        """The state of the inner sampler; the amateur follows ``set_history``."""
         return self._inner.state()
 
     def set_state(self, state: bytes) -> None:

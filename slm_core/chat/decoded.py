@@ -45,15 +45,15 @@ class DecodedSequence:
 
     @property
     def row(self) -> NDArray[np.float32] | None:
-        """The logits that follow the history, float32 [V], where they are known."""
+        """The logits after the history, float32 [V], if they are known."""
         return self._rows[0] if self._rows else None
 
     def keep(self, row: NDArray[np.float32] | None) -> None:
-        """Take ``row`` for what follows the history; None where that is not known."""
+        """Set the logits after the history; None if they are not known."""
         self._rows = deque() if row is None else deque([row])
 
     def take(self, token: int) -> None:
-        """The history has grown by a token: go on where it was expected, else forget what was."""
+        """The history has grown by a token: use the rows of an expected token, else drop them."""
         if self._ahead and self._ahead[0] != token:
             self.settle()
         if self._ahead:
@@ -68,7 +68,7 @@ class DecodedSequence:
             self.forget_from(self.n_held)
 
     def forget_from(self, length: int) -> None:
-        """Take decoded tokens from ``length`` on out of the context; they are decoded again where still wanted."""
+        """Remove decoded tokens from ``length`` on; those still in the history are decoded again."""
         if self.context.edit_level >= EditLevel.TRUNCATE:
             self.context.truncate(Pos(self.seq_id, length))
         else:
@@ -90,12 +90,12 @@ class DecodedSequence:
         expected: Sequence[int] = (),
         progress: PrefillProgress | None = None,
     ) -> NDArray[np.float32] | None:
-        """The logits that follow ``tokens``, float32 [V], and in the same batch those that follow ``expected``.
+        """The logits after ``tokens``, float32 [V], and in the same batch those after each token of ``expected``.
 
         Args:
             tokens: the history.
             cancelled: asked before each batch.
-            expected: what is likely to come next; of it, what one batch and the context have room for is decoded.
+            expected: a draft of the next tokens; as much of it as fits into one batch and the context is decoded.
             progress: called before the first batch and after each.
 
         Returns:
@@ -112,7 +112,7 @@ class DecodedSequence:
     def next_top(
         self, tokens: Sequence[int], k: int, cancelled: Callable[[], bool], progress: PrefillProgress | None = None
     ) -> Row | None:
-        """The ``k`` largest logits that follow ``tokens``, which are not kept; the whole row, where that is known.
+        """The ``k`` largest logits after ``tokens``, which are not kept; the whole row, if it is known.
 
         For the arguments see ``next_row``.
         """
@@ -130,7 +130,7 @@ class DecodedSequence:
         expected: Sequence[int] = (),
         progress: PrefillProgress | None = None,
     ) -> Logits | None:
-        """Decode those of ``tokens`` that are not held; see ``next_row``. Rows are valid until the next call."""
+        """Decode the tokens that the context does not hold; see ``next_row``. Rows are valid until the next call."""
         return self._run(self.context.decode, tokens, cancelled, expected, progress)
 
     def _run(
@@ -141,7 +141,7 @@ class DecodedSequence:
         expected: Sequence[int],
         progress: PrefillProgress | None,
     ) -> R | None:
-        """What ``decode`` gives of the last batch; None where there was none, too."""
+        """The result of ``decode`` for the last batch; None if there was no batch."""
         if self._batch is None:
             self._batch = self.context.new_batch()
         batch = self._batch

@@ -1,4 +1,4 @@
-"""Token healing: a prompt's end is spelled anew where its tokens keep the likeliest ones from following."""
+"""Token healing: the last tokens of a prompt are replaced if they split a likely longer token."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def heal(session: Session, sampler: Sampler | None = None) -> str:
     boundaries and token healing", 2023).
 
     Args:
-        session: its history's end is healed; where that raises, the session stays as it was.
-        sampler: chooses the tokens; the likeliest where None.
+        session: its last tokens are healed; if this raises, the session is unchanged.
+        sampler: chooses the tokens; None for the likeliest.
 
     Returns:
-        What the model said beyond the prompt; often "".
+        The generated text beyond the prompt; often "".
 
     Raises:
         SamplingError: the sampler can choose no token.
@@ -82,7 +82,7 @@ class Spellings:
         return edge
 
     def fitting(self, wanted: bytes) -> list[int]:
-        """Tokens that begin with ``wanted`` and end with a character, and those after which the rest can be said."""
+        """Tokens that begin with ``wanted`` and end with a character, and tokens after which the rest can follow."""
         tokens = [self._ids[i] for i in self._beginning_with(wanted) if _is_text(self._data[i][len(wanted) :])]
         for n in range(1, len(wanted)):
             if self._can_say(wanted[n:]):

@@ -17,24 +17,24 @@ class Mark:
         self._marks = weakref.ref(marks)
 
     def is_one_of(self, marks: Marks) -> bool:
-        """Whether they are those of the session that made it."""
+        """Whether the mark is of this session."""
         return self._marks() is marks
 
 
 class Marks:
-    """The marks of one session, and where in its history they stand; those that nobody holds are forgotten."""
+    """The marks of one session and their positions in its history; unreferenced marks are forgotten."""
 
     def __init__(self) -> None:
         self._places: weakref.WeakKeyDictionary[Mark, int] = weakref.WeakKeyDictionary()
 
     def add(self, place: int) -> Mark:
-        """A mark that stands before the token at ``place``."""
+        """A mark before the token at ``place``."""
         mark = Mark(self)
         self._places[mark] = place
         return mark
 
     def place(self, mark: Mark) -> int:
-        """Where a mark stands.
+        """The position of a mark.
 
         Raises:
             InvalidMark: of another session, or stale.
@@ -46,21 +46,21 @@ class Marks:
         return self._places[mark]
 
     def places(self) -> dict[Mark, int]:
-        """Where all of them stand now, for ``bring_back``."""
+        """The positions of all marks, for ``bring_back``."""
         return dict(self._places)
 
     def bring_back(self, places: Mapping[Mark, int]) -> None:
-        """Make marks stand where they stood."""
+        """Restore the positions of marks."""
         self._places.update(places)
 
     def truncate(self, length: int) -> None:
-        """The history ends at ``length``: marks behind it are stale."""
+        """The history ends at ``length``: later marks are stale."""
         for mark, place in self.places().items():
             if place > length:
                 del self._places[mark]
 
     def remove(self, start: int, end: int) -> None:
-        """[start, end) is gone from the history: marks within are stale, those behind move."""
+        """[start, end) is removed from the history: marks within are stale, later ones move."""
         for mark, place in self.places().items():
             if start < place < end:
                 del self._places[mark]

@@ -58,11 +58,11 @@ class Extraction:
 class Oracle:
     """Asks a chat's model about the chat so far.
 
-    Every call leaves no trace in the chat: messages, tokens, lengths and next logits are what they were, on
+    No call leaves a trace in the chat: messages, tokens, lengths and next logits stay the same, on
     success, on an error, on a raising callback, on a cancelled answer. Answers are greedy unless sampling is given.
 
     Args:
-        chat: what the questions are about.
+        chat: the chat to ask about.
     """
 
     def __init__(self, chat: Chat) -> None:
@@ -76,7 +76,7 @@ class Oracle:
         stopping_criteria: Sequence[StoppingCriterion] = (),
         constraint: Constraint | Spec | None = None,
     ) -> Answer:
-        """The answer to a question, as the chat's next user message; ``constraint`` is what may be said."""
+        """The answer to a question that is asked as the chat's next user message; ``constraint`` restricts it."""
         return self._ask(question, sampling, stopping_criteria, constraint, thinking=self._chat.options.thinking)
 
     def think(
@@ -114,9 +114,9 @@ class Oracle:
         return Choice(values[int(scores.argmax())], tuple(probabilities.tolist()))
 
     def extract(self, schema: object, question: str | None = None, *, sampling: Sampling = GREEDY) -> Extraction:
-        """A JSON value that fits a schema, from what the chat holds; the model can say nothing else.
+        """A JSON value that fits a schema, from the chat; the answer cannot be anything else.
 
-        Where the prompt has the model reason first, it may; what follows is the JSON.
+        If the prompt opens reasoning, the model reasons first; the JSON follows.
 
         Args:
             schema: a pydantic model class, or a JSON schema as a mapping or text.
@@ -126,7 +126,7 @@ class Oracle:
         Raises:
             OracleError: the answer was not complete when its tokens, or the room in the context, were at an end; or
                 a pydantic model has rules beyond its schema that it breaks.
-            ConstraintError: the schema asks for what cannot be enforced.
+            ConstraintError: the schema cannot be enforced.
         """
         wanted, thinking = Schema(schema), self._chat.options.thinking
         reasoning_end = self._chat.formatter.reasoning_end(thinking=thinking)

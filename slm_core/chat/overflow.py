@@ -52,10 +52,10 @@ class Fitted:
     """Messages that fit.
 
     Attributes:
-        messages: what is kept.
-        dropped: what is not.
-        start: where those were.
-        summary: what takes their place.
+        messages: the kept messages.
+        dropped: the dropped messages.
+        start: the index of the first dropped message.
+        summary: the message in their place.
     """
 
     messages: tuple[Message, ...]
@@ -68,7 +68,7 @@ def name_of(overflow: Overflow) -> str:
     """The name of a policy.
 
     Raises:
-        InvalidOption: there is no such policy, or a name alone does not say enough.
+        InvalidOption: an unknown policy, or a policy that needs a function.
     """
     if isinstance(overflow, Summarize):
         return "summarize"
@@ -80,7 +80,7 @@ def name_of(overflow: Overflow) -> str:
 
 
 def reserved(n_ctx: int, max_tokens: int | None) -> int:
-    """Positions kept free for an answer: what it may take at most, and no more than a quarter of the context."""
+    """Positions kept free for an answer: its ``max_tokens``, at most a quarter of the context."""
     quarter = n_ctx // _ANSWER_SHARE
     return quarter if max_tokens is None else min(max_tokens, quarter)
 
@@ -99,7 +99,7 @@ def fit(
         overflow: how.
         count: the tokens that messages take.
         room: positions that they may take.
-        reserve: of those, positions for the answer.
+        reserve: positions for the answer, of these.
 
     Raises:
         ContextFull: even system message and last turn do not fit.
@@ -123,7 +123,7 @@ def fit(
 
 
 def _turns(messages: Sequence[Message]) -> tuple[int, list[int]]:
-    """Where the first turn begins, and where turns end that may be dropped with all before them; 0 turns, too."""
+    """The start of the first turn, and the ends of all turns up to which messages may be dropped; 0 turns, too."""
     first = 1 if messages and messages[0].role is Role.SYSTEM else 0
     begins = [i for i, message in enumerate(messages) if i > first and message.role is Role.USER]
     return first, [first, *begins]

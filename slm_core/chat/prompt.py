@@ -20,7 +20,7 @@ _Span = tuple[int, int, int]
 def encode_segments(vocab: Vocab, segments: Iterable[Segment]) -> list[int]:
     """Tokens of a prompt; no content can become a special token, nor a part of one.
 
-    The prompt is tokenized whole, as the model's makers did. Only where content spells a special token is the text up
+    The prompt is tokenized as a whole, as in training. Only where content spells a special token is the text up
     to the next special token of the control text tokenized without parsing any.
     """
     return PromptEncoder(vocab).encode(segments)
@@ -52,7 +52,7 @@ class PromptEncoder:
         return list(self._ids)
 
     def _shared(self, pieces: Sequence[Segment]) -> tuple[int, _Span]:
-        """Spans before the last place where both prompts can be cut, and the span there."""
+        """Spans before the last position where both prompts can be split, and the span at this position."""
         place = 0
         for old, new in zip(self._pieces, pieces, strict=False):
             if (old.text, old.control) != (new.text, new.control):
@@ -71,7 +71,7 @@ def _from(pieces: Sequence[Segment], place: int) -> Iterator[Segment]:
 
 
 def _encode(vocab: Vocab, pieces: Sequence[Segment]) -> tuple[list[int], list[_Span]]:
-    """Tokens of a prompt, and where it has special tokens that are meant."""
+    """Tokens of a prompt, and the positions of intended special tokens."""
     text = "".join(piece.text for piece in pieces)
     ids = vocab.encode(text, add_special=False, parse_special=True)
     spans = list(_markers(vocab).spans(vocab, text, ids))
@@ -121,7 +121,7 @@ def _encode_plain(vocab: Vocab, parts: Sequence[str]) -> Iterator[int]:
 
 
 def _within_control(spans: Iterable[_Span], pieces: Sequence[Segment]) -> list[_Span]:
-    """Those of the spans that lie in control text altogether; both are in the order of the text."""
+    """The spans that are completely in control text; both are in the order of the text."""
     content: list[tuple[int, int]] = []
     place = 0
     for piece in pieces:
@@ -139,7 +139,7 @@ def _within_control(spans: Iterable[_Span], pieces: Sequence[Segment]) -> list[_
 
 
 class _Markers:
-    """The special tokens of a vocabulary, found out one by one: control tokens, and those parsed in any text."""
+    """The special tokens of a vocabulary, tested one by one: control tokens, and tokens parsed in any text."""
 
     def __init__(self) -> None:
         self._texts: dict[int, str | None] = {}
@@ -170,7 +170,7 @@ class _Markers:
 
 
 def _is_parsed(vocab: Vocab, token: int, spelled: str) -> bool:
-    """Whether a token is matched as one: only on request, or whatever stands around it. One that merges make is not."""
+    """Whether a token is matched as special: on request, or in any text. A token made by merges is not special."""
     contexts = ("{}", *(f"{before}{{}}{after}" for before, after in _NEIGHBOURS))
     matched = [token in vocab.encode(text.format(spelled), add_special=False, parse_special=False) for text in contexts]
     return not matched[0] or all(matched)

@@ -20,7 +20,7 @@ class Schema:
         schema: a pydantic model class, or a JSON schema as a mapping or text.
 
     Attributes:
-        spec: what rules the answer.
+        spec: the constraint of the answer.
 
     Raises:
         ConstraintError: it is neither.
@@ -37,10 +37,10 @@ class Schema:
         return f"Give me JSON with the keys {keys}." if keys else "Answer in JSON."
 
     def read(self, text: str) -> object:
-        """The value of an answer that the spec has ruled, as a pydantic object where the schema is such a model.
+        """The value of a constrained answer, as a pydantic object if the schema is a pydantic model.
 
         Raises:
-            OracleError: the model has a rule of its own that the value breaks.
+            OracleError: a validator of the pydantic model refuses the value.
         """
         value: object = json.loads(text)
         if self._model is None:

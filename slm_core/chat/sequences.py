@@ -1,4 +1,4 @@
-"""Which sequences of a context somebody works in: sessions, and what branches off from them."""
+"""The sequences of a context that are in use by sessions and their branches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def claim(context: Context, seq_id: int | None, owner: object) -> int:
 
 
 def check_free(context: Context, n: int, what: str) -> None:
-    """Refuse work that takes ``n`` sequences where fewer are free.
+    """Refuse work that needs ``n`` sequences if fewer are free.
 
     Raises:
         InvalidSequence: it says how many the context would need.

@@ -39,12 +39,12 @@ from slm_core.types import Capability, EditLevel, PrefillProgress, Segment
 
 
 class Session(Closing):
-    """One token history and what was said.
+    """One token history and its text.
 
     Text is decoded lazily: ``append`` only queues tokens, ``generate`` decodes them. Not for concurrent use.
 
     Args:
-        context: the KV cache; sessions may share one, each with a sequence of its own.
+        context: the KV cache; sessions may share one, each in its own sequence.
         vocab: the model's vocabulary.
         seq_id: an empty sequence that no other session has; None for the first such.
         sampling: for answers that bring no sampling of their own.
@@ -99,7 +99,7 @@ class Session(Closing):
     def append(self, content: str | Sequence[Segment]) -> int:
         """Add text, which is never parsed for control tokens, or segments; returns the number of tokens.
 
-        A text that begins the history gets what the model puts before a text (BOS).
+        A text at the start of the history gets the model's BOS token.
 
         Raises:
             ContextFull: no room; nothing changed.
@@ -147,18 +147,18 @@ class Session(Closing):
         Args:
             sampling: instead of the session's.
             stopping_criteria: asked in order after each token.
-            constraint: what may be said; a constraint is copied and stays where it is.
+            constraint: restricts the answer; a constraint object is copied and not advanced.
             sampler: instead of the chain that ``sampling`` describes, which then gives length and stops only.
             special: whether control tokens other than EOG become text.
-            speculation: drafts for the answer; what is said is the same, or drawn from the same distribution.
-            shift: go on when the context is full, by dropping tokens; ``Answer.overflowed`` tells how many.
+            speculation: drafts for the answer; the answer is the same, or drawn from the same distribution.
+            shift: continue when the context is full, by dropping tokens; ``Answer.overflowed`` counts them.
             timeout: seconds from the first step on, pauses not counted, after which the answer ends as cancelled with
                 ``Answer.timed_out``; in prefill, within one batch.
             on_event: called with each event, before the iteration yields it.
             progress: called with the tokens of the prompt that are decoded and those there are to decode.
 
         Raises:
-            SessionError: there is nothing to continue, or a paused generation is to go on with other options.
+            SessionError: there is nothing to continue, or a paused generation would continue with other options.
             InvalidOption: a value of the wrong kind, a timeout that is not above 0, or speculation and shift together.
             ConstraintError: the spec of a constraint is invalid or unsupported.
         """
@@ -179,7 +179,7 @@ class Session(Closing):
         if sampler is None:
             sampler = self._sampler if sampling is None else SamplerChain.for_vocab(sampling, self.vocab)
         sampler.set_history(self._source.tokens)
-        self._abandon()  # not before: what raises above leaves the answer that is being made
+        self._abandon()  # only now: an error above must not end the current answer
         self._source.decoded.settle()
         n_cached = self.n_tokens - self.n_pending
         begun = Progress(self.n_tokens, n_cached, options.max_tokens, options.stop, time_left_s=seconds)
@@ -196,7 +196,7 @@ class Session(Closing):
         expected: Sequence[int] = (),
         progress: PrefillProgress | None = None,
     ) -> NDArray[np.float32] | None:
-        """Decode what is pending, then the logits that follow, float32 [V]; None where ``cancelled`` came true.
+        """Decode pending tokens; returns the next logits, float32 [V]; None if ``cancelled`` became true.
 
         Args:
             cancelled: asked before each batch.
@@ -212,7 +212,7 @@ class Session(Closing):
         """Decode the whole history; returns what ``next_logits`` does."""
         row = self.next_logits(cancelled, progress=progress)
         if row is not None and self.n_pending and self._source.decoded.decode(self._source.tokens, cancelled) is None:
-            return None  # what was taken back from the context could not be decoded again: cancelled
+            return None  # cancelled before removed tokens were decoded again
         return row
 
     def beam_search(
@@ -226,19 +226,19 @@ class Session(Closing):
     ) -> BeamAnswer:
         """Search for the most likely answers; the session stays as it is, with all of it decoded.
 
-        To go on with an answer that was found, give its tokens to ``append_tokens``.
+        To continue with a hypothesis, pass its tokens to ``append_tokens``.
 
         Args:
-            beams: how to search; ``Beams()`` where None.
-            constraint: what may be said; it stays where it is.
+            beams: options of the search; None for ``Beams()``.
+            constraint: restricts the answers; it is not advanced.
             special: whether control tokens other than EOG become text.
-            cancelled: asked before each batch; where it comes true, the search ends with what it has.
+            cancelled: called before each batch; when it returns true, the search ends with its current hypotheses.
             progress: called after each batch of the prompt.
 
         Raises:
             InvalidSequence: fewer than ``beams.width`` sequences of the context are free.
             ContextFull: no room for a single step.
-            SamplingError: what is asked for leaves no answer.
+            SamplingError: no answer satisfies the options.
             ConstraintError: the spec of a constraint is invalid or unsupported.
         """
         self._check_settled()
@@ -268,9 +268,9 @@ class Session(Closing):
         Args:
             n: completions.
             sampling: instead of the session's.
-            best_of: make so many, and keep those n with the largest mean log probability.
+            best_of: generate this many, and keep the n with the largest mean log probability.
             stopping_criteria: asked in order after each token of each completion.
-            constraint: what may be said; each completion has a copy.
+            constraint: restricts the answers; each completion has a copy.
             special: whether control tokens other than EOG become text.
             timeout: seconds after which they are cancelled.
             on_event: called with each event, before the iteration yields it.
@@ -292,12 +292,12 @@ class Session(Closing):
         )
 
     def score(self, content: str | Sequence[int], *, top: int = 0) -> Score:
-        """How likely the model finds what might come next; leaves no trace.
+        """Log probabilities of a text that would come next; the session stays unchanged.
 
         Args:
             content: text, which is never parsed for control tokens, or tokens. Text that begins a history gets what
                 the model puts before a text (BOS), which is then among the tokens.
-            top: how many of the likeliest tokens are told in the place of each; see ``Score.top``.
+            top: the number of likeliest tokens to list at each position; see ``Score.top``.
 
         Raises:
             InvalidOption: ``top`` is no such number.
@@ -356,15 +356,15 @@ class Session(Closing):
         self._source.marks.truncate(length)
 
     def remove(self, start: Mark, end: Mark, *, exact: bool = False) -> EditLevel:
-        """Forget what lies between two marks.
+        """Remove the tokens between two marks.
 
         Args:
-            start: where it begins.
-            end: where it ends, exclusive.
-            exact: compute what remains afresh; otherwise it is cut, and what follows keeps what it saw.
+            start: the first removed token.
+            end: the end, exclusive.
+            exact: decode later tokens again; otherwise the tokens are cut, and later tokens keep their values.
 
         Returns:
-            The edit that was made: CUT, or TRUNCATE / REPLAY where what follows is computed again.
+            The edit: CUT, or TRUNCATE / REPLAY if later tokens are decoded again.
 
         Raises:
             InvalidMark: of another session, stale, or end before start.
@@ -392,7 +392,7 @@ class Session(Closing):
 
         Raises:
             InvalidSequence: the sequence is taken, or none is left.
-            ContextFull: no room for a copy where storage is not shared.
+            ContextFull: storage is not shared, and there is no room for a copy.
         """
         self._check_settled()
         twin = Session(self.context, self.vocab, seq_id=seq_id, sampling=self.sampling)
@@ -426,7 +426,7 @@ class Session(Closing):
     def restore(
         cls, context: Context, vocab: Vocab, data: bytes, *, seq_id: int | None = None, owns_context: bool = False
     ) -> Self:
-        """A session that goes on where a dumped one stood; in another context, or on another backend, too.
+        """A session that continues a dumped one, also in another context or on another backend.
 
         The sampler is the session's own chain. Pass stopping criteria to ``generate`` again: dumps hold no code.
 
@@ -447,9 +447,9 @@ class Session(Closing):
 
     @contextlib.contextmanager
     def scratch_branch(self) -> Iterator[Session]:
-        """A session to go elsewhere in: whatever is done with it, also where it raises, leaves no trace in this one.
+        """A session for a side branch: this session stays unchanged, even if the branch raises.
 
-        A fork where forks share storage and a sequence is left; else this session itself, taken back afterwards.
+        A fork if forks share storage and a sequence is free; else this session itself, rolled back afterwards.
         """
         self._check_settled()
         if Capability.SHARED_FORK in self.context.capabilities and free_sequences(self.context):
@@ -497,19 +497,19 @@ class Session(Closing):
             self._generation = answers.taken_up(self._source, self.vocab, self._sampler, state.answer)
 
     def _abandon(self) -> None:
-        """An unfinished answer can no longer go on: the history it belongs to changes."""
+        """Drop an unfinished answer, because its history changes."""
         if self._generation is not None:
             self._generation.cancel()
             self._generation = None
 
     def _return_to(self, tokens: list[int], n_held: int) -> None:
-        """Make ``tokens`` the history again, and hold the first ``n_held``; those that wait may have no room now."""
+        """Make ``tokens`` the history again, and hold the first ``n_held``; the others may have no room now."""
         self._check_settled()
         kept = min(common_prefix(self._source.tokens, tokens), n_held)
         if kept < self._source.decoded.n_held:
             self._source.decoded.forget_from(kept)
         self._edited(tokens)
-        with contextlib.suppress(ContextFull):  # a fork may share what was taken back: that freed no room
+        with contextlib.suppress(ContextFull):  # a fork may share the removed tokens, so removing them freed no room
             self._source.decoded.decode(tokens[:n_held], lambda: False)
 
     def _edited(self, tokens: list[int]) -> None:

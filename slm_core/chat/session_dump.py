@@ -29,12 +29,12 @@ class OwnSampler:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedAnswer:
-    """An answer that is to go on.
+    """An unfinished answer.
 
     Attributes:
-        progress: where it stands.
-        sampler: its own, or None where it uses the session's.
-        constraint: the state of what rules it, or None.
+        progress: its tokens and counters.
+        sampler: its own, or None for the session's.
+        constraint: the state of its constraint, or None.
         special: whether control tokens become text.
         speculation: how it is drafted for, if it is.
     """
@@ -132,7 +132,7 @@ def check_history(state: SessionState, held: Sequence[int], n_vocab: int, n_free
 
     Raises:
         InvalidSnapshot: it contradicts the restored sequence, or holds no tokens of this vocabulary.
-        ContextFull: what is yet to be decoded does not fit.
+        ContextFull: the pending tokens do not fit.
     """
     if tuple(held) != state.tokens[: len(held)]:
         raise InvalidSnapshot("the dump's history contradicts its sequence")

@@ -1,4 +1,4 @@
-"""What the answers of a session extend: its tokens, and what the context has decoded of them."""
+"""The history of a session for its generations: its tokens, and the part that the context has decoded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SessionSource:
 
     Attributes:
         tokens: the history.
-        decoded: what the context has decoded of it, and ahead of it.
+        decoded: the decoded part of it, and tokens decoded ahead.
         marks: places in the history.
         closed: whether the session is closed.
     """
@@ -98,17 +98,17 @@ class SessionSource:
         self.tokens.append(token)
 
     def settle(self) -> None:
-        """Forget what was decoded ahead of the history."""
+        """Remove tokens that were decoded ahead of the history."""
         self.decoded.settle()
 
     def shift_out(self, start: int, end: int) -> EditLevel:
-        """Forget [start, end) of the history while an answer is made, which goes on."""
+        """Remove [start, end) of the history during an answer, which continues."""
         self.check_open()
         self.settle()
         return self.take_out(start, end)
 
     def take_out(self, start: int, end: int, *, exact: bool = False) -> EditLevel:
-        """Forget [start, end) of the history, of which nothing is decoded ahead; see ``Session.remove``."""
+        """Remove [start, end) of the history, with nothing decoded ahead; see ``Session.remove``."""
         level, n_held = self._context.edit_level, self.decoded.n_held
         if start < min(end, n_held):
             if level is EditLevel.CUT and not exact:
@@ -123,7 +123,7 @@ class SessionSource:
         return min(level, EditLevel.TRUNCATE) if exact else level
 
     def check_open(self) -> None:
-        """Refuse what a closed session cannot do: ``SessionError``."""
+        """Raise ``SessionError`` if the session is closed."""
         if self.closed:
             raise SessionError("the session is closed")
 

@@ -1,4 +1,4 @@
-"""One answer of a chat in the making: what the model says, told apart by the chat format."""
+"""One streaming answer of a chat, parsed by the chat format."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class AnswerStream(EventStream):
 
     Args:
         generation: makes it.
-        parser: tells it apart.
+        parser: parses it.
         finished: is given its message.
-        n_calls: tool calls of the chat before it: those of this answer are numbered on, where the model gives no ids.
-        overflowed: what was dropped to make room for it, where that had to be.
+        n_calls: earlier tool calls of the chat: calls without ids from the model are numbered from here.
+        overflowed: messages dropped to make room for it, if any.
 
     Attributes:
         text: its content so far.
@@ -113,7 +113,7 @@ class AnswerStream(EventStream):
 
 
 def parsed(raw: Answer, parser: StreamParser) -> Answer:
-    """An answer whose text the chat format tells apart: content, reasoning, tool calls and malformed calls."""
+    """An answer that the chat format parses into content, reasoning, tool calls and malformed calls."""
     parser.feed(raw.text)
     _, message = parser.finish()
     return replace(

@@ -1,4 +1,4 @@
-"""The tools of a chat: what the model is told of them, and how its calls are run."""
+"""The tools of a chat: their schemas for the model, and running its calls."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class Toolbox:
         return tool is not None and not _is_function(tool) and _problem(tool, call) is None
 
     def run(self, call: ToolCall) -> ToolResult:
-        """Run a call that is not left to the caller; whatever it raises is in the result."""
+        """Run a call that is not left to the caller; the result contains its exception."""
         try:
             function, arguments = self._prepare(call)
             return ToolResult(call, as_text(function(**arguments)))
-        except Exception as error:  # whatever the tool raises: the caller's policy says what becomes of it
+        except Exception as error:  # the caller's policy decides
             return _failed(call, error)
 
     async def arun(self, call: ToolCall) -> ToolResult:
@@ -104,7 +104,7 @@ class Toolbox:
 
 
 def as_text(result: object) -> str:
-    """What a model is told of a result: a text as it is, else its JSON.
+    """The text of a result for the model: a text unchanged, other values as JSON.
 
     Raises:
         TypeError, ValueError: it is neither text nor JSON, a dataclass, an Enum or a pydantic object.
@@ -152,7 +152,7 @@ def _closed(schema: Any) -> Mapping[str, object]:
 
 
 def _name(schema: Any) -> str:
-    """The name in a schema, which may be the inner part alone."""
+    """The name in a schema, which may be the inner part only."""
     function = schema.get("function", schema)
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:

@@ -1,4 +1,4 @@
-"""A turn of a chat: the model answers; where it calls tools, they are run, and it answers again."""
+"""A turn of a chat: the model answers; if it calls tools, they are run, and it answers again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ToolUse:
             or the name of the tool that its first answer calls, in one block of calls.
         strict: rule every call by its tool's schema, also where ``choice`` is "auto".
         errors: see ``ToolErrors``.
-        max_rounds: answers whose calls are run; those of the next one are left to the caller.
+        max_rounds: the number of answers whose calls are run; later calls are left to the caller.
 
     Raises:
         InvalidOption: a value that does not fit.
@@ -58,7 +58,7 @@ class ToolUse:
             raise InvalidOption(f"strict_tools={self.strict!r} (accepted: True, False)")
 
     def rules(self, toolbox: Toolbox, formatter: Formatter, *, thinking: bool | None) -> Rules:
-        """What rules the first answer of a turn, and what rules the others; None for nothing.
+        """The constraints of a turn's first answer and of the others; None for no constraint.
 
         Raises:
             InvalidOption: an unknown choice, or one that cannot be enforced in this chat format.
@@ -136,7 +136,7 @@ class ChatStream(EventStream):
 
     @property
     def answer(self) -> Answer:
-        """The last answer, with what the rounds before it came to.
+        """The last answer, with the earlier rounds and the results of their calls.
 
         Raises:
             SessionError: the turn is not over yet.
@@ -159,11 +159,11 @@ class ChatStream(EventStream):
 
     @property
     def overflowed(self) -> Overflowed | None:
-        """What was dropped to make room for that answer, where that had to be."""
+        """Messages dropped to make room for that answer, if any."""
         return None if self._current is None else self._current.overflowed
 
     def cancel(self) -> None:
-        """End it as soon as possible, from any thread; what was said so far becomes the answer."""
+        """End it as soon as possible, from any thread; the text so far becomes the answer."""
         self._cancelled = True
         if self._current is not None:
             self._current.cancel()
@@ -191,7 +191,7 @@ class ChatStream(EventStream):
         return self
 
     def end(self) -> None:
-        """End it here: what was said so far becomes the answer.
+        """End it: the text so far becomes the answer.
 
         Raises:
             SessionError: a tool is running, which must not change the chat that calls it.
@@ -301,7 +301,7 @@ class ChatStream(EventStream):
             self._turn.add([Message(Role.USER, _complaint(malformed))])
 
     def _take(self, result: ToolResult) -> ToolResult:
-        """A result becomes a message; with the last of them the model is told of malformed calls, too."""
+        """Append a result as a message; the last one is followed by messages about malformed calls."""
         if result.error is not None and self._use.errors == "raise":
             raise ToolError(f"{result.call.name}: {result.content}", result.call) from result.error
         self._results.append(result)
@@ -331,5 +331,5 @@ def open_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
 
 
 def _complaint(malformed: Sequence[MalformedCall]) -> str:
-    """What the model is told of calls that it wrote wrongly."""
+    """Messages to the model about malformed calls."""
     return "\n".join(f"Error: a tool call could not be read: {call.reason}. It was not run." for call in malformed)

@@ -76,7 +76,7 @@ class Checkpoint(Closing):
         return self.metadata.require(key, type_)
 
     def get(self, key: str, type_: type[T], default: D) -> T | D:
-        """The metadata value of ``key``, strictly typed, or ``default`` where there is none; see ``Metadata.typed``."""
+        """The metadata value of ``key``, strictly typed, or ``default`` if there is none; see ``Metadata.typed``."""
         return self.metadata.typed(key, type_, default)
 
     def tensor_data(self, name: str) -> NDArray[np.uint8]:
@@ -94,7 +94,7 @@ class Checkpoint(Closing):
         return data
 
     def fingerprint(self) -> str:
-        """A name for the content, whatever the path and date: 64 hexadecimal digits.
+        """A digest of the content, independent of path and date: 64 hexadecimal digits.
 
         It covers the metadata, the vocabulary, and names, shapes, types and samples of all tensors.
 

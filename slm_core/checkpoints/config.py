@@ -10,10 +10,10 @@ from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf.cursor import shown
 
 MAX_PARTS = 4096
-"""Layers, or experts: far beyond any model; bounds what a hostile number costs."""
+"""The largest number of layers or experts, far beyond any model: bounds the cost of hostile numbers."""
 
 _MAX_SIZE = 2**31 - 1
-_LARGEST = 1e30  # far beyond any sense, far from where arithmetic with it overflows
+_LARGEST = 1e30  # far above any real value, and arithmetic with it does not overflow
 
 _NEUTRAL = """
 _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled _name_or_path _num_labels
@@ -27,7 +27,7 @@ task_specific_params tokenizer_class torch_dtype torchscript transformers.js_con
 unsloth_fixed unsloth_version use_bfloat16 use_cache use_mrope vocab_size
 """
 NEUTRAL = frozenset(_NEUTRAL.split())
-"""Keys that say nothing about what a model computes, or that are read elsewhere."""
+"""Keys without effect on the forward pass, or that are read elsewhere."""
 
 
 class Config:
@@ -165,7 +165,7 @@ class Config:
             raise UnsupportedModel(f"{self._told(name)}, which is not implemented (accepted: {spelled})")
 
     def neutral(self, *names: str) -> None:
-        """Keys that change nothing here, whatever their value."""
+        """Keys whose value has no effect here."""
         self._seen.update(names)
 
     def refuse_others(self) -> None:

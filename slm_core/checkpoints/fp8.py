@@ -31,7 +31,7 @@ def find_scales(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
     """The name of each FP8 matrix's scales.
 
     Raises:
-        InvalidModelFile: there are none, or they do not fit.
+        InvalidModelFile: scales are missing or do not fit.
         UnsupportedModel: they are of a type that is not known here.
     """
     scale_names = {}

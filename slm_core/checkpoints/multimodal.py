@@ -1,4 +1,4 @@
-"""Directories of models that see or hear: the text model is read, and works alone."""
+"""Directories of multimodal models: only the text model is read."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _pooling(folder: Path) -> dict[str, PlainValue]:
 
 
 def _with_dense(folder: Path, recipe: Recipe) -> Recipe:
-    """``recipe`` with the dense layers after pooling, of which EmbeddingGemma has two.
+    """``recipe`` with the dense layers after pooling; EmbeddingGemma has two.
 
     Raises:
         UnsupportedModel: another model has such layers, or they are of another kind.

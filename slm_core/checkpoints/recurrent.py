@@ -90,7 +90,7 @@ def heads_keys(config: Config, prefix: str, n_inner: int) -> dict[str, PlainValu
 def of_states_alone(
     config: Config, architecture: str, block: Parts, keys: Mapping[str, PlainValue], *, tied: bool
 ) -> Recipe:
-    """A model of recurrent layers alone, each after a norm."""
+    """A model with only recurrent layers, each after a norm."""
     config.only("hidden_act", *SILU)
     config.only("use_bias", False)
     config.only("use_conv_bias", True)

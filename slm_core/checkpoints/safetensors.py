@@ -51,13 +51,13 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """One file; opening reads and checks its header alone.
+    """One file; opening reads and checks its header only.
 
     Args:
         path: the file.
 
     Attributes:
-        path: likewise.
+        path: its path.
         tensors: by name.
 
     Raises:

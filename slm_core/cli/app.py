@@ -66,7 +66,7 @@ class Group(TyperGroup):
             raise
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        except Exception as error:  # whatever it is, users get one line
+        except Exception as error:  # users get one line for every error
             if ctx.params.get("debug"):
                 raise
             expected = isinstance(error, (SlmError, OSError))

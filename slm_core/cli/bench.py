@@ -26,7 +26,7 @@ class Result:
 
     Attributes:
         model: the file.
-        backend: what ran it.
+        backend: the backend that ran it.
         device: where.
         threads: CPU threads asked for; None for the backend's choice.
         load_s: seconds to load.

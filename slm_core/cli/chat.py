@@ -79,7 +79,7 @@ class ConversationOptions:
     def begin(self, loaded: LoadedModel, sampling: Sampling | None) -> Chat:
         """Go on with the conversation of the file, or begin one.
 
-        What the command line says of sampling, reasoning, context and overflow goes before what the file says.
+        Options of the command line (sampling, reasoning, context, overflow) override those of the file.
         """
         if self.file is None or not self.file.exists():
             return loaded.chat(
@@ -108,7 +108,7 @@ class Repl:
         load_on: loads the same model on the backend of a name.
         loaded: the model.
         talk: the conversation.
-        file: where it is kept, written whole after each line that changed it, and at the end.
+        file: the file of the conversation, written after each line that changed it, and at the end.
         stats: tell tokens and seconds of each answer.
     """
 
@@ -192,7 +192,7 @@ class Repl:
             self._say("\n(interrupted: the conversation is as it was before)")
 
     def _keep(self) -> None:
-        """Write the conversation to its file, where it changed."""
+        """Write the conversation to its file if it changed."""
         if self._file is None or self._saved == self._chat.messages:
             return
         try:
@@ -312,7 +312,7 @@ class Repl:
         old.close()
 
     def _say(self, text: str) -> None:
-        """Something of the program's own, apart from what the model says."""
+        """Print the program's own text, in another style than the model's."""
         err().print(Text(text, style="dim"), soft_wrap=True)
 
 

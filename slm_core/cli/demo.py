@@ -67,11 +67,11 @@ class Engine:
 
 @dataclass
 class Show:
-    """The steps, each printed with what it changed.
+    """The steps, each printed with its effect.
 
     Attributes:
         console: where to.
-        engines: those that take part.
+        engines: the engines to use.
         failures: why an installed engine could not take part, by name.
         agreed: whether all answers were the same tokens on all engines.
     """
@@ -123,7 +123,7 @@ class Show:
         self._verdict(f"{n_tokens} tokens", same)
 
     def truncate(self) -> None:
-        """Take back all but the first question, then ask for what was said later."""
+        """Truncate everything after the first answer, then ask about a later message."""
         self._title("Truncate", "take back everything after the first answer")
         with self._forks() as chats:
             held = [_held(chat) for chat in chats]
@@ -161,7 +161,7 @@ class Show:
                 self._ask("Where do I live?", others, "copy 2")
 
     def move(self) -> None:
-        """Dump on each engine, restore on the next one, and go on in both places."""
+        """Dump on each engine, restore on the next one, and continue on both."""
         alone = len(self.engines) == 1
         self._title("Dump and restore", "on the same engine: no other is installed" if alone else "on another engine")
         question = "What is my name?"
@@ -208,7 +208,7 @@ class Show:
         return stream.answer
 
     def _ask(self, question: str, chats: Sequence[Chat], copy: str = "", both: str = "") -> None:
-        """Ask each chat, and show the answer once where all agree."""
+        """Ask each chat, and show the answer once if all agree."""
         answers = [chat.send(question) for chat in chats]
         self._you(question + (f"  ({copy})" if copy else ""))
         same = self._compare(answers)
@@ -269,7 +269,7 @@ class Show:
 
 
 def _load(name: str) -> LoadedModel:
-    """The demo model on an engine; on one thread where that can be said: a few megabytes gain nothing from more."""
+    """The demo model on an engine, on one thread if the engine allows it: so small a model gains nothing from more."""
     try:
         return load(demo_model_path(), backend=name, n_threads=1)
     except InvalidOption:

@@ -90,7 +90,7 @@ def tokenize(
 
 
 def _quoted(piece: bytes) -> str:
-    """The text of a token in quotes; its bytes where it is part of a character only."""
+    """The text of a token in quotes; its bytes if it is a part of a character."""
     try:
         return json.dumps(piece.decode(), ensure_ascii=False)
     except UnicodeDecodeError:
@@ -135,7 +135,7 @@ def _value_text(value: object) -> str:
 
 
 def _refusal(name: str, path: Path) -> str | None:
-    """Why a backend cannot run the file; None where it can."""
+    """Why a backend cannot run the file; None if it can."""
     backend = registry().backend(name)
     status = backend.status()
     if not status.installed:
@@ -145,7 +145,7 @@ def _refusal(name: str, path: Path) -> str | None:
 
 
 def remarks(status: BackendStatus) -> str:
-    """What an engine says of itself, and how to get what is missing."""
+    """The status of an engine, and how to install missing packages."""
     complete = not status.hint or status.hint in status.reason
     return status.reason if complete else f"{status.reason} (to get it: {status.hint})"
 

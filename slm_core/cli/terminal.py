@@ -27,7 +27,7 @@ _TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Cancellable(Protocol):
-    """Something that can be told to stop."""
+    """An object that can be cancelled."""
 
     def cancel(self) -> None:
         """Stop as soon as possible."""
@@ -52,17 +52,17 @@ def _console(*, stderr: bool) -> Console:
 
 
 def complain(message: str) -> None:
-    """One line about what went wrong."""
+    """Print an error in one line."""
     err().print(Text("error: ", style="bold red") + Text(" ".join(message.split())), soft_wrap=True)
 
 
 def note(message: str) -> None:
-    """One line about what happened, on standard error."""
+    """Print a note in one line on standard error."""
     err().print(Text(message, style="dim"), soft_wrap=True)
 
 
 def write(console: Console, text: str, style: str = "") -> None:
-    """Write streamed text at once; what could steer a terminal is left out on one."""
+    """Write streamed text at once; on a terminal, without control characters."""
     if not console.is_terminal:
         console.file.write(text)
     elif text := _TERMINAL_CONTROLS.sub("", text):
@@ -77,7 +77,7 @@ def print_json(value: object) -> None:
 
 @contextmanager
 def progress_of(label: str) -> Iterator[Callable[[float], None] | None]:
-    """A progress bar on standard error while something loads; None where that is no terminal."""
+    """A progress bar on standard error while something loads; None if it is not a terminal."""
     console = err()
     if not console.is_terminal:
         yield None
@@ -89,9 +89,9 @@ def progress_of(label: str) -> Iterator[Callable[[float], None] | None]:
 
 
 class PrefillBar:
-    """A progress bar on standard error while a long prompt is decoded; nothing where that is no terminal.
+    """A progress bar on standard error while a long prompt is decoded, if it is a terminal.
 
-    To be called with the tokens that are decoded and those there are to decode.
+    Call it with the number of decoded tokens and their total.
     """
 
     def __init__(self) -> None:

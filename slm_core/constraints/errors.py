@@ -27,9 +27,9 @@ def regex_error(message: str, pattern: str, origins: Sequence[int]) -> Constrain
     """An error in a regular expression, at its place in ``pattern``.
 
     Args:
-        message: shows the expression on a line, indented by four, and carets under what is wrong.
+        message: shows the expression on a line, indented by four, and carets under the error.
         pattern: the expression as it was given.
-        origins: where in it each character of the expression that llguidance saw comes from.
+        origins: the position in it of each character of the expression that llguidance got.
     """
     caret = re.search(r"^ {4}( *)\^+$", message, re.MULTILINE)
     reason = _REASON.search(message)
@@ -42,7 +42,7 @@ def regex_error(message: str, pattern: str, origins: Sequence[int]) -> Constrain
 
 
 def check_grammar(body: Mapping[str, Any], explain: Callable[[str], ConstraintError] = constraint_error) -> None:
-    """Raise where llguidance refuses a grammar as it stands, whatever the vocabulary."""
+    """Raise if llguidance refuses a grammar for every vocabulary."""
     from llguidance import LLMatcher
 
     is_error, messages = LLMatcher.validate_grammar_with_warnings(json.dumps({"grammars": [dict(body)]}))

@@ -13,13 +13,13 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class FreeText:
-    """A place in free text; equal where the same may follow.
+    """A state in free text; states are equal if the same tokens may follow.
 
     Attributes:
         marker: the bytes that end it.
         token: the control token that ends it, or None.
-        end: of its last bytes, those that begin the marker, or a character that is not complete.
-        empty: whether nothing was said since the beginning or the last control token.
+        end: its last bytes, if they begin the marker or an incomplete character.
+        empty: whether there is no text since the beginning or the last control token.
     """
 
     marker: bytes
@@ -28,11 +28,11 @@ class FreeText:
     empty: bool = True
 
     def after(self, token: int, data: bytes) -> Self | None:
-        """The place after a token; None where the free text ends, or may have.
+        """The state after a token; None if the free text ends or may have ended.
 
         Args:
             token: which was allowed.
-            data: its bytes; none where it is a control token.
+            data: its bytes; none for a control token.
         """
         if token == self.token:
             return None

@@ -12,7 +12,7 @@ def gbnf_to_lark(text: str, root: str, depth: int) -> str:
 
     Args:
         text: the grammar.
-        root: the rule that is what may be said.
+        root: the start rule.
         depth: how deep groups may nest.
 
     Raises:
@@ -73,7 +73,7 @@ class _Writer:
         return f"{name}?" if nullable else name
 
     def _pattern(self, node: Node) -> str:
-        """A regular expression; "" where the node says nothing."""
+        """A regular expression; "" for an empty node."""
         match node:
             case Chars(ranges=ranges):
                 return "[" + "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in ranges) + "]"

@@ -82,7 +82,7 @@ class _Parser:
         self._text = text
         self._depth = depth
         self._at = 0
-        self._refs: dict[str, int] = {}  # name to where it is used first
+        self._refs: dict[str, int] = {}  # rule name to the position of its first use
 
     def grammar(self, root: str) -> dict[str, Node]:
         rules: dict[str, Node] = {}
@@ -149,7 +149,7 @@ class _Parser:
         return Ref(word[0])
 
     def _repeated(self, item: Node, *, lines: bool) -> Node:
-        """An item with what repeats it; several such signs apply one after another."""
+        """An item with its repetition signs; several signs apply one after another."""
         n_signs = -1
         while True:
             start, n_signs = self._at, n_signs + 1
@@ -263,7 +263,7 @@ class _Parser:
 
 
 def merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ranges sorted, joined where they touch, and without surrogates."""
+    """Sorted ranges, adjacent ones joined, without surrogates."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Which parts of a GBNF grammar can be regular expressions without changing what it says.
+"""Finds the parts of a GBNF grammar that can become regular expressions without changing its language.
 
 GBNF is read character by character; llguidance reads terminals, each as long as it can. A terminal of several
 characters is fast (its tokens are checked by a finite automaton), but says something else where its end is ambiguous:
@@ -48,10 +48,10 @@ class Terminals:
             self._settle()
         except _TooMuchWorkError:
             self._all_apart = True
-        self._steps_left = sys.maxsize  # what is asked from now on is cheap
+        self._steps_left = sys.maxsize  # later queries are cheap
 
     def is_terminal(self, node: Node) -> bool:
-        """Whether a node is a terminal; a reference is one where the rule's body is."""
+        """Whether a node is a terminal; a reference is one if the rule's body is."""
         body = self.body(node)
         if isinstance(body, Chars):
             return True
@@ -63,7 +63,7 @@ class Terminals:
         )
 
     def body(self, node: Node) -> Node:
-        """A node, or what it refers to."""
+        """A node, or the body of the rule that it refers to."""
         while isinstance(node, Ref) and node.name in self._regular:
             node = self._rules[node.name]
         return node
@@ -151,14 +151,14 @@ class Terminals:
             self._apart |= ambiguous
 
     def _ambiguous(self) -> set[Node]:
-        """Terminals that would swallow what belongs to the next one."""
+        """Terminals that could consume characters of the next terminal."""
         follow = self._follow_sets()
         longer = [node for node in follow if not isinstance(node, Chars)]
         followed = [(node, after) for node, after in follow.items() if after]
         return {long for long in longer if any(self._swallows(long, node, after) for node, after in followed)}
 
     def _swallows(self, long: Node, short: Node, after: int) -> bool:
-        """Whether ``long`` may go on, with a character of ``after``, where ``short`` is complete."""
+        """Whether ``long`` may continue with a character of ``after`` when ``short`` is complete."""
         self._step()
         a, b = self._automaton(short), self._automaton(long)
         pairs = [(p, q) for p in _bits(a.first) for q in _bits(b.first) if a.masks[p] & b.masks[q]]
@@ -223,7 +223,7 @@ class _TooMuchWorkError(Exception):
 
 
 class _Alphabet:
-    """The characters of a grammar, in classes that no part of it tells apart; sets of them are bit masks."""
+    """The characters of a grammar in equivalence classes; sets of classes are bit masks."""
 
     def __init__(self, rules: Mapping[str, Node]) -> None:
         nodes = [node for body in rules.values() for node in _characters(body)]
@@ -239,7 +239,7 @@ class _Alphabet:
 
 
 class _Automaton:
-    """The position automaton of a terminal; counted repeats are taken for endless ones.
+    """The position automaton of a terminal; counted repeats become unbounded ones.
 
     Attributes:
         masks: the characters of each position.
@@ -330,7 +330,7 @@ def _references(node: Node) -> set[str]:
 
 
 def _regular_rules(rules: Mapping[str, Node]) -> set[str]:
-    """Rules from which no way leads into a circle: those all of whose references are regular, from the ground up."""
+    """Rules without recursion: all rules that they refer to are regular."""
     references = {name: _references(body) for name, body in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, refs in references.items():

@@ -42,12 +42,12 @@ class GrammarBuilder:
     """Writes the grammar of one spec.
 
     Args:
-        vocab: tells which texts are control tokens.
+        vocab: has the control tokens.
         table: of the same vocabulary.
         limits: on the spec.
 
     Attributes:
-        free: where the answer begins with free text, the place before it.
+        free: the state before the free text, if the answer begins with free text.
     """
 
     def __init__(self, vocab: Vocab, table: TokenTable, limits: Limits) -> None:
@@ -174,7 +174,7 @@ class GrammarBuilder:
         return f"WHITE? {self._literal(text)}" if text else ""
 
     def _calls(self, spec: ToolCalls) -> str:
-        """Calls as they stand between ``begin`` and ``end``, as an expression."""
+        """The calls between ``begin`` and ``end``, as an expression."""
         style = spec.format.style
         if style == "named":
             before, between = spec.format.before, spec.format.between

@@ -19,12 +19,12 @@ def quoted(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text as a regular expression that matches it, fit to stand between slashes."""
+    """A text as a regular expression that matches it, escaped for slashes."""
     return "".join(c if c in _PLAIN or c > "\x7f" else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def between_slashes(pattern: str) -> tuple[str, list[int]]:
-    """A regular expression made fit to stand between slashes, and where each character of that comes from."""
+    """A regular expression escaped for slashes, and the origin of each of its characters."""
     parts, origins, i = [], [], 0
     while i < len(pattern):
         part = pattern[i : i + 2] if pattern[i] == "\\" else pattern[i]
@@ -63,7 +63,7 @@ def literal_parts(text: str, vocab: Vocab, table: TokenTable) -> list[str | int]
 
 
 class Opening:
-    """What ends free text: a text, or a control token; then the rest of what was spelled.
+    """The end of free text: a text or a control token, then the rest of the marker.
 
     Args:
         text: spelled out.
@@ -71,7 +71,7 @@ class Opening:
         table: of the same vocabulary.
 
     Raises:
-        ConstraintError: a control token stands after other text.
+        ConstraintError: a control token after other text.
     """
 
     def __init__(self, text: str, vocab: Vocab, table: TokenTable) -> None:
@@ -103,5 +103,5 @@ def atom(part: str | int) -> str:
 
 
 def sequence(text: str, vocab: Vocab, table: TokenTable) -> str:
-    """A text, with the control tokens that it spells, as items of a rule; nothing where it is empty."""
+    """A text, with the control tokens that it spells, as items of a rule; an empty text has none."""
     return " ".join(atom(part) for part in literal_parts(text, vocab, table))

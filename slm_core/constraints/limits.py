@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on compiling a constraint and on each mask; whatever exceeds one raises ``ConstraintError``.
+    """Bounds on compiling a constraint and on each mask; exceeding one raises ``ConstraintError``.
 
     The last five are those of llguidance's parser, in its own units.
 

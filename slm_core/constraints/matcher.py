@@ -31,7 +31,7 @@ def compile(spec: Spec, vocab: Vocab, *, limits: Limits = DEFAULT_LIMITS) -> Gra
     """A constraint for one answer. What it is made from is kept: the same spec is cheap the next time.
 
     Args:
-        spec: what may be said.
+        spec: the specification of the constraint.
         vocab: of the model that is to say it.
         limits: how much work it may be.
 
@@ -56,7 +56,7 @@ def restore(vocab: Vocab, state: bytes, *, limits: Limits = DEFAULT_LIMITS) -> G
     """The constraint whose ``state()`` that was, at the same place.
 
     Args:
-        vocab: the same vocabulary, on whatever backend.
+        vocab: the same vocabulary, on any backend.
         state: from ``GrammarConstraint.state``.
         limits: how much work it may be.
 
@@ -109,7 +109,7 @@ class GrammarConstraint:
 
     @property
     def forced(self) -> tuple[int, ...]:
-        """The tokens that must follow, where there is one way to go on only."""
+        """The tokens that must follow, if there is only one continuation."""
         return tuple(self._forced)
 
     @property
@@ -128,7 +128,7 @@ class GrammarConstraint:
         return np.minimum(logits, self._table.ceiling(self._allowed()))
 
     def advance(self, token: int) -> Advance:
-        """Take a token; an EOG token answers ``Stop``, and is taken where the constraint is complete.
+        """Consume a token; an EOG token gives ``Stop``, and is allowed if the constraint is complete.
 
         Raises:
             InvalidToken: the token may not follow; nothing changed.
@@ -147,7 +147,7 @@ class GrammarConstraint:
         return self._took(token, announced=bool(announced))
 
     def clone(self) -> Self:
-        """An independent copy that stands at the same place."""
+        """An independent copy in the same state."""
         twin = object.__new__(type(self))
         twin.spec, twin._vocab, twin._table = self.spec, self._vocab, self._table
         twin._prototype, twin._matcher, twin._free = self._prototype, self._matcher.deep_copy(), self._free
@@ -159,7 +159,7 @@ class GrammarConstraint:
         return json.dumps({"spec": self.spec.to_dict(), "tokens": self._tokens}).encode()
 
     def _took(self, token: int, *, announced: bool) -> Advance:
-        """The matcher has taken a token: note it, and find out what it leads to."""
+        """Record a consumed token and compute the next state."""
         forced = deque(self._forced)
         if forced:
             forced.popleft()
@@ -202,7 +202,7 @@ class GrammarConstraint:
         return allowed
 
     def _check_sound(self) -> None:
-        """Raise where the matcher has failed, which is for good; another takes its place."""
+        """Raise if the matcher has failed, which is permanent; a new matcher replaces it."""
         if self._matcher.is_error():
             message = self._matcher.get_error()
             self._rebuild()

@@ -35,7 +35,7 @@ def check_multiples(grammars: Sequence[Mapping[str, Any]], most: int) -> None:
 
 
 def _schemas(grammar: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas in a grammar; those that are no JSON are left to llguidance's complaint."""
+    """The schemas in a grammar; llguidance reports those that are not JSON."""
     yield grammar.get("json_schema")
     decoder = json.JSONDecoder()
     for part in str(grammar.get("lark_grammar", "")).split(_INLINE)[1:]:
@@ -69,7 +69,7 @@ def _divisors(schema: Any) -> tuple[set[int], bool]:
 
 
 def _as_integer(divisor: float) -> int:
-    """A divisor without its decimal point: remainders are those of digits. At least 1."""
+    """A divisor without its decimal point, at least 1: remainders are computed on digits."""
     if isinstance(divisor, int):
         return max(1, abs(divisor))
     if not math.isfinite(divisor):

@@ -68,7 +68,7 @@ def schema_text(schema: object) -> str:
 
 
 def lower_schema(schema: Any, limits: Limits, root: str = "#") -> Any:
-    """The schema with only what is enforced left in it, to stand at ``root`` of a larger one.
+    """The schema with enforced keywords only, for the place ``root`` of a larger one.
 
     Args:
         schema: JSON values.
@@ -133,7 +133,7 @@ class _Lowering:
 
 
 def _pointed_at(schema: Any, pointer: str) -> object:
-    """What a JSON pointer points at; the whole where that is not found, which llguidance will complain about."""
+    """The value at a JSON pointer; the whole schema if there is none, which llguidance reports."""
     target = schema
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""What may be said, without a vocabulary: frozen values that compare, hash and serialize."""
+"""Specifications of constraints, without a vocabulary: frozen values that compare, hash and serialize."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Regex(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Lark(Spec):
-    """A context-free grammar in llguidance's variant of Lark; its rule ``start`` is what may be said.
+    """A context-free grammar in llguidance's variant of Lark, with the start rule ``start``.
 
     Attributes:
         grammar: its text.
@@ -101,7 +101,7 @@ class Gbnf(Spec):
 
     Attributes:
         grammar: its text.
-        root: the rule that is what may be said.
+        root: the start rule.
     """
 
     kind = "gbnf"
@@ -134,12 +134,12 @@ class Choice(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Triggered(Spec):
-    """Free text until a marker, then what another spec says, then nothing more.
+    """Free text until a marker, then the text of another spec, then the end.
 
     Free text may be anything, control tokens included, and may be all there is.
 
     Attributes:
-        spec: what follows the marker.
+        spec: the spec of the text after the marker.
         marker: the text, or control token spelled out, that ends the freedom.
         required: whether the marker must come.
     """
@@ -159,12 +159,12 @@ class Triggered(Spec):
 
 @dataclass(frozen=True, slots=True)
 class AfterThinking(Spec):
-    """Reasoning first, which is free, then white space, then what another spec says.
+    """Free reasoning text, then white space, then the text of another spec.
 
     For a prompt after which the model reasons, whether it opens the block itself or the prompt has.
 
     Attributes:
-        spec: what follows the reasoning.
+        spec: the spec of the text after the reasoning.
         end: the text, or control token spelled out, that ends the reasoning.
     """
 

@@ -43,7 +43,7 @@ class TokenTable:
         eog: the tokens that end an answer, int64.
         control: the tokens that are no text, without those, sorted.
         tokenizer: llguidance's.
-        prototypes: what constraints that stand at the beginning are made of, by grammar; the ones used last.
+        prototypes: matchers at the beginning, by grammar, to copy; the most recently used ones.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -51,7 +51,7 @@ class TokenTable:
 
         self.size = vocab.size
         self.eog = np.array(sorted(vocab.eog_ids), np.int64)
-        # Where nothing ends an answer, llguidance gets a token of its own to end one with.
+        # If the vocabulary has no EOG token, llguidance gets an artificial one.
         eos = self.eog.tolist() or [vocab.size]
         source = _Source(vocab, eos)
         self.control = [i for i in source.special_token_ids if i not in eos]
@@ -90,7 +90,7 @@ class Prototype:
 
     Attributes:
         matcher: at the beginning; to be copied.
-        free: the place before the free text that the answer begins with, or None where it begins with none.
+        free: the state before the free text, or None if the answer does not begin with free text.
         masks: which tokens may follow at places in that free text.
     """
 
@@ -131,7 +131,7 @@ class _Source:
             lengths = range(min(self._longest, len(data)), 0, -1)
             n = next((n for n in lengths if data[:n] in self._by_bytes), 0)
             if not n:
-                return ids  # llguidance forces no more than what is returned
+                return ids  # llguidance forces only the returned tokens
             ids.append(self._by_bytes[data[:n]])
             data = data[n:]
         return ids

@@ -1,4 +1,4 @@
-"""Tool calls: from the tools and the way a model writes calls, what makes an invalid call impossible."""
+"""Tool calls: grammars that allow only valid calls, from the tools and the model's format of calls."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class MappedFile:
 
     Args:
         path: the file.
-        wanted: what it should be, for messages.
+        wanted: the expected value, for messages.
 
     Attributes:
         path: the path as it was given.
@@ -98,7 +98,7 @@ class HeldBytes:
     """Bytes in memory in the place of a file.
 
     Attributes:
-        path: what stands for a path in messages.
+        path: the path in messages.
         size: bytes.
     """
 
@@ -144,7 +144,7 @@ class Cursor:
     Attributes:
         data: the file.
         offset: the position, in bytes from the start of the file.
-        size: where the file ends.
+        size: the file's size.
     """
 
     __slots__ = ("_items_left", "data", "offset", "path", "size")
@@ -166,7 +166,7 @@ class Cursor:
         return InvalidModelFile(f"{self.path}: {message}")
 
     def skip(self, n_bytes: int, what: str) -> int:
-        """Move past ``n_bytes`` and return where they start.
+        """Move past ``n_bytes`` and return their start.
 
         Raises:
             InvalidModelFile: the file ends before that.
@@ -228,7 +228,7 @@ class Cursor:
         return self.data[at : at + n_bytes].decode("utf-8", "surrogateescape")
 
     def skip_texts(self, n: int, what: str) -> None:
-        """Move past ``n`` strings; the one loop over a whole vocabulary, so it makes no calls of its own."""
+        """Move past ``n`` strings. This loop runs over a whole vocabulary, so it calls no functions."""
         data, offset, unpack = self.data, self.offset, _U64.unpack_from
         try:
             for _ in range(n):

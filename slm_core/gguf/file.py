@@ -57,7 +57,7 @@ class GgufFile(Closing):
         shard_paths: all files, in order; one for a model that is not sharded.
         version: of the format, 2 or 3.
         metadata: the key-value pairs (of the first shard), read when asked for; see ``Metadata`` for how values look.
-        tensors: where each tensor is, by name, in file order; of all shards.
+        tensors: the place of each tensor, by name, in file order; of all shards.
         alignment: of tensor data, in bytes.
         size_bytes: of all files.
     """
@@ -102,7 +102,7 @@ class GgufFile(Closing):
         return self.metadata.require(key, type_)
 
     def get(self, key: str, type_: type[T], default: D) -> T | D:
-        """The metadata value of ``key``, strictly typed, or ``default`` where there is none; see ``Metadata.typed``."""
+        """The metadata value of ``key``, strictly typed, or ``default`` if there is none; see ``Metadata.typed``."""
         return self.metadata.typed(key, type_, default)
 
     def tensor_data(self, name: str) -> NDArray[np.uint8]:
@@ -122,7 +122,7 @@ class GgufFile(Closing):
         return self._shards[tensor.shard].file.view(tensor.offset, tensor.n_bytes)
 
     def fingerprint(self) -> str:
-        """A name for the content: 64 hexadecimal digits (blake2b-256), whatever the path and date of the file.
+        """A digest of the content: 64 hexadecimal digits (blake2b-256), independent of path and date.
 
         It covers the whole header (all metadata, all names, shapes, types and places of tensors) and of each tensor
         eight evenly spread pieces of 4 KiB, the first and the last among them, or all of it where that is less.

@@ -19,7 +19,7 @@ MetadataValue: TypeAlias = "bool | int | float | str | NDArray[Any] | list[str] 
 """A scalar, a string, an array of numbers (a new NumPy array), of strings, or of arrays (a list)."""
 
 OWN = "slm."
-"""Keys that begin like this are no part of GGUF: they say what configurations say, and its own keys cannot."""
+"""Prefix of keys that are not part of GGUF: properties of configurations that have no key there."""
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -74,7 +74,7 @@ class Metadata(Mapping[str, MetadataValue]):
     gives the stored bytes of every string back.
 
     Args:
-        cursor: at the first pair; left behind the last.
+        cursor: at the first pair; moved past the last.
         n_pairs: how many pairs the header announces.
     """
 
@@ -180,7 +180,7 @@ def _value_type(cursor: Cursor, what: str) -> ValueType:
 
 
 def _array_header(cursor: Cursor, what: str) -> tuple[ValueType, int]:
-    """Read an array's item type and length, and check that the file has room for so many items."""
+    """Read an array's item type and length, and check that the file is large enough for them."""
     item = _value_type(cursor, what)
     variable = {ValueType.STRING: _MIN_STRING_BYTES, ValueType.ARRAY: _MIN_ARRAY_BYTES}
     min_bytes = variable[item] if item in variable else _SCALARS[item].itemsize

@@ -1,4 +1,4 @@
-"""What the readers of models ask of a source: a GGUF file, or what presents itself as one."""
+"""The interface of model sources: a GGUF file, or an object that behaves like one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WeightSource(Protocol):
         ...
 
     def get(self, key: str, type_: type[T], default: D) -> T | D:
-        """The metadata value of ``key``, strictly typed, or ``default`` where there is none."""
+        """The metadata value of ``key``, strictly typed, or ``default`` if there is none."""
         ...
 
     def tensor_data(self, name: str) -> NDArray[np.uint8]:
@@ -54,7 +54,7 @@ class WeightSource(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """A name for the content, whatever the path and date: 64 hexadecimal digits."""
+        """A digest of the content, independent of path and date: 64 hexadecimal digits."""
         ...
 
     def close(self) -> None:

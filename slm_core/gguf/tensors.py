@@ -68,7 +68,7 @@ def read_tensors(cursor: Cursor, n_tensors: int, alignment: int, shard: int) -> 
         shard: recorded in each ``TensorInfo``.
 
     Returns:
-        the tensors in directory order, and where the directory ends.
+        the tensors in directory order, and the end of the directory.
 
     Raises:
         InvalidModelFile: the directory is damaged, or a tensor is misaligned, overlaps another or leaves the file.

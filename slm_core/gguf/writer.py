@@ -52,7 +52,7 @@ class GgufWriter:
         alignment: of tensor data, in bytes; what ``general.alignment`` says, or 32.
 
     Attributes:
-        header: what is in front of the tensors' data.
+        header: all bytes before the tensors' data.
         size_bytes: of the whole file.
     """
 
@@ -94,7 +94,7 @@ class GgufWriter:
 
 
 class TensorSink:
-    """Takes the data of a file's tensors, in order, in pieces of any size that end where tensors end."""
+    """Writes the data of a file's tensors, in order, in pieces of any size that do not cross tensors."""
 
     def __init__(self, file: BinaryIO, tensors: Sequence[NewTensor], alignment: int) -> None:
         self._file = file
@@ -103,7 +103,7 @@ class TensorSink:
         self._left = 0
 
     def write(self, piece: NDArray[np.uint8]) -> None:
-        """Append bytes of the tensor whose turn it is: uint8 [n_bytes], C-contiguous.
+        """Append bytes of the current tensor: uint8 [n_bytes], C-contiguous.
 
         Raises:
             ValueError: that is more than is left of it, or than there are tensors.
@@ -135,10 +135,10 @@ def stored_uint32(value: int) -> bytes:
 
 
 def stored(value: PlainValue) -> bytes:
-    """A metadata value as a file holds it; of several in a row, the first tells what they are.
+    """A metadata value as stored in a file; the first item of a list gives the type of all items.
 
     Raises:
-        OverflowError, struct.error: a number outside what an unsigned or a float of 32 bits holds.
+        OverflowError, struct.error: a number out of range of a 32-bit unsigned integer or float.
     """
     if isinstance(value, (bool, int, float, str)):
         kind, raw = _scalar(value)

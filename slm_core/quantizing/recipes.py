@@ -28,7 +28,7 @@ class QuantizationRecipe:
     Attributes:
         name: in capitals.
         file_type: its number in ``general.file_type``.
-        main_type: what most matrices get.
+        main_type: the type of most matrices.
     """
 
     name: str

@@ -55,7 +55,7 @@ def quantize_model(
         progress: called with the finished share, 0 to 1; an exception that it raises ends the work and leaves no file.
 
     Returns:
-        The plan, with what was done to each tensor; its file is closed.
+        The plan, with the type of each tensor; its file is closed.
 
     Raises:
         InvalidOption: an option is wrong; nothing was written.

@@ -79,7 +79,7 @@ _UNSAID = object()
 
 
 def _check_switches(arguments: Mapping[str, object], options: dict[str, tuple[str, object]]) -> None:
-    """What ``do_sample`` and ``logprobs``, which only say yes or no, mean beside the others."""
+    """Resolve the switches ``do_sample`` and ``logprobs`` with the other options."""
     if arguments.get("do_sample") is True and options.get("temperature", ("", 1))[1] == 0:
         raise InvalidOption("do_sample=True contradicts temperature=0")
     if arguments.get("logprobs") is False and arguments.get("top_logprobs"):
@@ -105,7 +105,7 @@ def _minus_one_is(meaning: object) -> Callable[[str, object], object]:
 
 
 def _logprobs(name: str, value: object) -> object:
-    """OpenAI's chat has ``logprobs`` as a switch beside ``top_logprobs``."""
+    """In OpenAI's chat API ``logprobs`` is a switch and ``top_logprobs`` the number."""
     return _UNSAID if isinstance(value, bool) else value
 
 

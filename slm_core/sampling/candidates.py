@@ -41,7 +41,7 @@ def keep(ids: Ids, logits: Values, mask: NDArray[np.bool_], min_keep: int) -> Ca
 
 
 def remove(ids: Ids, logits: Values, places: Places) -> Candidates:
-    """All but those at ``places``, which ascend."""
+    """All candidates except those at ``places``, ascending."""
     if len(places) > _MOST_PIECES:
         return np.delete(ids, places), np.delete(logits, places)
     edges = [-1, *places.tolist(), len(ids)]
@@ -50,7 +50,7 @@ def remove(ids: Ids, logits: Values, places: Places) -> Candidates:
 
 
 def find(ids: Ids, tokens: NDArray[np.integer], n_vocab: int) -> tuple[Places, NDArray[np.bool_]]:
-    """Where tokens stand among the candidates, and which of them do."""
+    """The indices of tokens among the candidates, and a mask of the tokens that are candidates."""
     if len(ids) == n_vocab:
         known = tokens < n_vocab
         return tokens[known].astype(np.intp), known
@@ -61,7 +61,7 @@ def find(ids: Ids, tokens: NDArray[np.integer], n_vocab: int) -> tuple[Places, N
 
 
 def best_of(logits: Values) -> np.floating:
-    """The largest; nan where there is one. For a few candidates in a third of the time that max() takes."""
+    """The largest; nan if there is one. For few candidates it takes a third of max()'s time."""
     best: np.floating = logits[logits.argmax()]
     return best
 
@@ -117,7 +117,7 @@ def fewest(keys: Values, weights: Values, mass: float, at_least: int) -> Places:
 
 
 def n_to_reach(ranked: Values, mass: float, at_least: int) -> int:
-    """How many of the first weights reach ``mass`` together; one more than there are where they do not."""
+    """The number of first weights whose sum reaches ``mass``; if all do not reach it, one more than their count."""
     return max(at_least, 1 + int(np.add.accumulate(ranked, dtype=np.float64).searchsorted(mass)))
 
 
@@ -128,14 +128,14 @@ def _kth_largest(values: Values, k: int) -> float:
 
 
 def shortlist(values: Values, k: int) -> Candidates | None:
-    """Places, ascending, and values of a few that include the k largest; None where all have to be looked at.
+    """Indices, ascending, and values of a subset with the k largest; None if the whole row must be searched.
 
     The k-th largest of the maxima of disjoint groups is a bound: k values reach it, and only groups whose maximum does
     have any. One pass finds the maxima; of the rest, next to nothing is read, where a partition moves all of it. None
     also where that bound is -inf, or the largest value is not finite.
     """
     n_rows = 1 << math.isqrt(len(values) // (4 * k)).bit_length()  # a power of two, by which most vocabularies divide
-    n_groups = len(values) // n_rows  # about as many values as are read after the pass
+    n_groups = len(values) // n_rows  # about the number of values read after the pass
     if n_groups < 4 * k:
         return None
     grouped, rest = values[: n_rows * n_groups].reshape(n_rows, n_groups), values[n_rows * n_groups :]

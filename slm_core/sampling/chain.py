@@ -37,7 +37,7 @@ class SamplerChain:
         known: instead of ``eog_ids``, all that is known of the vocabulary.
 
     Raises:
-        InvalidOption: an option needs to know more of the vocabulary; ``for_vocab`` tells it.
+        InvalidOption: an option needs the vocabulary; use ``for_vocab``.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SamplerChain:
 
     @classmethod
     def for_vocab(cls, sampling: Sampling, vocab: Vocab, *, stream: int = 0) -> Self:
-        """A chain that knows what the options need to know of a vocabulary.
+        """A chain with the properties of a vocabulary that its options need.
 
         Raises:
             InvalidOption: an option names a token that it does not have, or a breaker that is in none.
@@ -83,7 +83,7 @@ class SamplerChain:
 
     @property
     def n_top(self) -> int | None:
-        """How many of the largest logits the chain looks at, and at no other; None where it looks at (nearly) all."""
+        """The k if the chain reads only the k largest logits; None if it reads (nearly) all."""
         if self._is_greedy:
             return 1
         return self._n_needed if 0 < self._n_needed <= MOST_RANKED else None
@@ -93,7 +93,7 @@ class SamplerChain:
 
         Args:
             tokens: int32 [k], largest logit first; of equal ones, the lower id.
-            logits: float32 [k], theirs; all of a row where it has fewer.
+            logits: float32 [k], of these tokens; all of a row with fewer tokens.
             n_vocab: of the whole row, V.
 
         Raises:
@@ -111,7 +111,7 @@ class SamplerChain:
     def distribution(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """What ``sample`` would draw from; draws nothing.
 
-        The token that is accepted next counts as drawn from it, whoever drew it: steps that learn (mirostat, adaptive
+        The next accepted token counts as drawn from it: steps that learn (mirostat, adaptive
         temperature) learn then.
 
         Args:
@@ -144,11 +144,11 @@ class SamplerChain:
             self._last = None
 
     def set_history(self, tokens: Sequence[int] | NDArray[np.int32], *, n_said: int = 0) -> None:
-        """Replace what penalties see. The stream of random numbers, and what was learned, go on.
+        """Replace the history of penalties. The random stream and the memory of steps continue.
 
         Args:
             tokens: the history.
-            n_said: how many of them are of an answer that goes on; 0 where one begins.
+            n_said: the number of last tokens that belong to the current answer; 0 at its beginning.
         """
         self._history.replace(tokens)
         self._n_said = n_said
@@ -194,7 +194,7 @@ class SamplerChain:
         state = StepState(self._history.tokens, self._n_said, n_vocab, self._memory, self._stream.aside())
         ids, kept = self._run_steps(candidates, state)
         probs = softmax(kept).astype(np.float64, copy=False)
-        if math.isnan(probs[0]):  # all are where a logit is, or an infinite one is the largest
+        if math.isnan(probs[0]):  # all are NaN if a logit is NaN, or if the largest is infinite
             raise SamplingError(f"no token can be chosen: after the steps the largest logit is {kept.max()}")
         if self._keeps_last:
             self._last = (ids, probs, state.learned)
@@ -205,7 +205,7 @@ class SamplerChain:
         return int(ids[_place(probs, number)]) if len(ids) > 1 else int(ids[0])
 
     def _candidates(self, logits: NDArray[np.float32]) -> Candidates:
-        """All tokens that a logit does not exclude; or a few, where the first step keeps none of the others."""
+        """All tokens with a finite logit; or a subset that contains every token that the first step keeps."""
         few = shortlist(logits, self._n_needed) if self._n_needed else None
         if few is not None:
             return few[0], few[1].astype(np.float64)

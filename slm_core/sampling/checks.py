@@ -160,7 +160,7 @@ READERS: Mapping[str, Reader] = {
     "max_tokens": _integer(0, optional=True),
     "stop": _texts,
 }
-"""How each option is read: what checks it, and gives it the type in which it is kept."""
+"""A function for each option that checks it and converts its type."""
 
 
 def check_order(order: Sequence[str], custom: Mapping[str, object]) -> None:
@@ -189,7 +189,7 @@ _RIDERS = {
     "mirostat_tau": ("mirostat", "mirostat"),
     "mirostat_eta": ("mirostat", "mirostat"),
 }
-"""Options that act only where a step runs, and the options that make it run."""
+"""Options that need a step, and the options that turn this step on."""
 
 
 def check_together(sampling: Sampling) -> None:

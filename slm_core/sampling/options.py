@@ -138,7 +138,7 @@ class Sampling:
 
         Args:
             name: the preset.
-            options: what shall differ from it, by any spelling.
+            options: options that differ from it, in any spelling.
         """
         if name not in PRESETS:
             raise InvalidOption(f"unknown preset {name!r} (accepted: {', '.join(PRESETS)})")

@@ -1,4 +1,4 @@
-"""Steps that penalize tokens for what came before."""
+"""Steps that penalize tokens of the history."""
 
 from __future__ import annotations
 

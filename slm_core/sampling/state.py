@@ -1,4 +1,4 @@
-"""What a chain remembers: the history, and what its steps may know of it."""
+"""The memory of a chain: the history, and the state that its steps get."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from slm_core.sampling.candidates import Candidates, Ids, Values
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """What a step may know besides the candidates.
+    """The input of a step besides the candidates.
 
     Attributes:
         history: the tokens before, oldest first, int32 [n]; as many as the widest window of the chain's steps.
         n_said: tokens of the answer so far.
         n_vocab: vocabulary size V.
-        memory: what steps learned with the tokens before, by name.
+        memory: numbers that steps learned from earlier tokens, by name.
         uniform: the next number in [0, 1) that the steps of this draw share; the same if the draw is made again.
         learned: what to put into ``memory`` when a token is taken.
     """

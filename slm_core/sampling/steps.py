@@ -19,7 +19,7 @@ from slm_core.sampling.order import ORDER, TRUNCATION
 from slm_core.sampling.state import Step, StepState
 
 _KEEP_THE_BEST = frozenset(TRUNCATION) - {"typical_p"}
-"""Steps after which the likeliest token is the same: where greedy comes next, they need not run."""
+"""Steps that keep the likeliest token: greedy choice skips them."""
 
 MOST_RANKED = 1024
 """Candidates up to which to rank all costs less than to search them step by step."""
@@ -30,9 +30,9 @@ class Known:
     """What steps need to know of a vocabulary.
 
     Attributes:
-        eog_ids: the tokens that end an answer; None where nobody said.
-        breaker_ids: the tokens that hold a text of ``dry_breakers``; None where nobody looked.
-        n_vocab: its size V; None where nobody said.
+        eog_ids: the EOG tokens; None if unknown.
+        breaker_ids: the tokens that contain a text of ``dry_breakers``; None if not computed.
+        n_vocab: its size V; None if unknown.
     """
 
     eog_ids: Collection[int] | None = None
@@ -56,7 +56,7 @@ def build_steps(sampling: Sampling, known: Known) -> list[tuple[str, Step]]:
 
 
 def _fuse_truncation(sampling: Sampling, steps: list[tuple[str, Step]]) -> list[tuple[str, Step]]:
-    """The steps, with top_k and what of top_p and min_p comes right after it in one."""
+    """The steps; top_k and a top_p and min_p right after it become one step."""
     names = [name for name, _ in steps]
     start = names.index("top_k")
     end = start + 1

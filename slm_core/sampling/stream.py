@@ -9,7 +9,7 @@ MASK64 = 2**64 - 1
 
 
 class UniformStream:
-    """Numbers in [0, 1), a function of where they start and how many were taken.
+    """Random numbers in [0, 1), a function of the seed and of the number of draws.
 
     Args:
         seed: of a family of streams.
@@ -26,7 +26,7 @@ class UniformStream:
         return _unit(self.start + self.n_draws)
 
     def aside(self) -> Callable[[], float]:
-        """Numbers of a stream beside this one, which depends on how many were taken; takes none."""
+        """Numbers of a second stream, which depends on the number of draws; draws none itself."""
         return _aside(self.start + self.n_draws).__next__
 
 

@@ -1,4 +1,4 @@
-"""Steps that make the distribution sharper or flatter, and mirostat, which steers by what was said."""
+"""Steps that make the distribution sharper or flatter, and mirostat, which adapts to earlier tokens."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def mirostat_1(ids: Ids, logits: Values, state: StepState, *, tau: float) -> Can
 
 
 def _zipf_k(s: float, mu: float, n_vocab: int) -> float:
-    """How many tokens to keep where probabilities fall with rank to the power -s."""
+    """The number of tokens to keep if probabilities fall with rank to the power -s."""
     eps = s - 1
     if s <= 0:
         return math.inf

@@ -1,4 +1,4 @@
-"""bert: BERT and its kin (MiniLM, BGE, E5, GTE), encoders. Learned positions, norms behind each layer, no gate."""
+"""bert: BERT and its kin (MiniLM, BGE, E5, GTE), encoders. Learned positions, post-norms, no gate."""
 
 from __future__ import annotations
 

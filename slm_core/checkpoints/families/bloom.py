@@ -1,4 +1,4 @@
-"""bloom: BLOOM. ALiBi, a norm behind the embedding, layer norms, biases everywhere, no gate."""
+"""bloom: BLOOM. ALiBi, a norm after the embedding, layer norms, biases everywhere, no gate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OUTSIDE = with_biases(
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a bloom; the first ones were saved without what generates, and have other keys for sizes."""
+    """Read a bloom; the first ones were saved without the LM head, and have other keys for sizes."""
     n_embd = config.size("hidden_size", config.size("n_embed", 64))
     n_heads = config.size("n_head", config.size("num_attention_heads", 8))
     sizes = make_sizes(

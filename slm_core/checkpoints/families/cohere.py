@@ -1,4 +1,4 @@
-"""cohere: Command R and Aya. Layers side by side behind one norm, scaled logits."""
+"""cohere: Command R and Aya. Parallel attention and feed-forward after one norm, scaled logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""deepseek_v2: DeepSeek V2 Lite and others. Latent attention; experts beside one that every token uses."""
+"""deepseek_v2: DeepSeek V2 Lite and others. Latent attention; routed and shared experts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _sizes(config: Config, head_dim: int, n_kv_heads: int) -> Sizes:
 
 
 def _attention(up: UpProjection, compressed: bool) -> dict[str, Part]:
-    """Queries may be compressed, too; the matrix for keys and values is taken apart."""
+    """Queries may be compressed, too; the matrix for keys and values is split."""
     names = {"attn_q_a": "q_a_proj", "attn_q_a_norm": "q_a_layernorm", "attn_q_b": "q_b_proj"}
     names = names if compressed else {"attn_q": "q_proj"}
     names |= {"attn_kv_a_mqa": "kv_a_proj_with_mqa", "attn_kv_a_norm": "kv_a_layernorm", "attn_output": "o_proj"}

@@ -1,4 +1,4 @@
-"""exaone4: EXAONE 4. Norms behind its layers and of each head; the large one slides in three layers of four."""
+"""exaone4: EXAONE 4. Post-norms and norms per head; the large one has sliding windows in three layers of four."""
 
 from __future__ import annotations
 

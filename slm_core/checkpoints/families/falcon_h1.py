@@ -48,7 +48,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def _multiplied(config: Config, block: Parts, keys: dict[str, PlainValue]) -> Parts:
-    """The block, each matrix times what is multiplied with before or behind it."""
+    """The block; the multipliers before and after a matrix are folded into it."""
     into, gate_and_down = config.number("attention_in_multiplier", 1.0), _several(config, "mlp_multipliers", 2)
     factors = {
         "attn_q": into,

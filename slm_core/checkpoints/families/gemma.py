@@ -1,4 +1,4 @@
-"""gemma: Gemma 1. Norms whose weights stand for what they are more than 1."""
+"""gemma: Gemma 1. Norm weights are stored minus 1."""
 
 from __future__ import annotations
 

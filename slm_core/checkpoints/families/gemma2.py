@@ -1,4 +1,4 @@
-"""gemma2: Gemma 2. Norms before and behind its layers, caps, and a window in every other layer."""
+"""gemma2: Gemma 2. Pre-norms and post-norms, soft-caps, and a window in every other layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemma3: Gemma 3 with a part that sees images; the text model is read, and works alone."""
+"""gemma3: Gemma 3 with vision; only the text model is read."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _FREQ_BASE, _LOCAL_FREQ_BASE = 1e6, 1e4
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a gemma3; those that see images, too, leave sizes out."""
+    """Read a gemma3; configurations of models with vision omit sizes."""
     sizes = read_sizes(
         config,
         hidden_size=2304,

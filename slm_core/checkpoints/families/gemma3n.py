@@ -1,4 +1,4 @@
-"""gemma3n: Gemma 3n with parts that see images and hear; the text model is read, and works alone."""
+"""gemma3n: Gemma 3n with vision and audio; only the text model is read."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from slm_core.errors import UnsupportedModel
 from slm_core.gguf import PlainValue
 
 _LAUREL_RANK = 64  # files do not say it
-_SPARSE_LAYERS, _SPARSITY = 10, 0.95  # where a configuration does not say it
+_SPARSE_LAYERS, _SPARSITY = 10, 0.95  # defaults
 _KEYS = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 SANDWICH = weights(
     {
@@ -93,7 +93,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def without_shared_keys(recipe: Recipe, n_shared: int) -> Recipe:
-    """``recipe``, whose last blocks read the keys and values of others: what a directory has of theirs is unused."""
+    """``recipe`` whose last blocks read other blocks' keys and values: their own tensors are unused."""
     first = max(0, len(recipe.blocks) - n_shared)
     shared = [{name: part for name, part in block.items() if name not in _KEYS} for block in recipe.blocks[first:]]
     if not shared:
@@ -116,7 +116,7 @@ def _n_ff(config: Config, n_layers: int) -> int:
 
 
 def _thresholds(config: Config, n_layers: int) -> list[float]:
-    """From which deviation on so large a share of normal numbers is below; minus infinity where none has to be."""
+    """The deviation below which this share of normal numbers lies; minus infinity for a share of 0."""
     default = [_SPARSITY if i < _SPARSE_LAYERS < n_layers else 0.0 for i in range(n_layers)]
     shares = config.items("activation_sparsity_pattern", float, n_layers) or default
     if not all(0 <= share < 1 for share in shares):

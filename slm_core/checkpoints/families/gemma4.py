@@ -1,4 +1,4 @@
-"""gemma4: Gemma 4 with parts that see images and hear; the text model is read, and works alone."""
+"""gemma4: Gemma 4 with vision and audio; only the text model is read."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ def recipe(config: Config) -> Recipe:
     )
     config.only("hidden_activation", *GELU_TANH)
     config.only("attention_bias", False)
-    config.only("use_bidirectional_attention", "vision")  # of images alone
+    config.only("use_bidirectional_attention", "vision")  # for images only
     slides = sliding_layers(config, sizes.n_layers, lambda i: (i + 1) % 6 > 0)
-    slides[-1] = False  # whatever is stated, as its class has it
+    slides[-1] = False  # always, as in its class
     n_shared = config.count("num_kv_shared_layers", 0)
     metadata, positions = _keys(config, sizes, slides, n_shared)
     extra, outside = _extra(config, metadata)

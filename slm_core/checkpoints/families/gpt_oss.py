@@ -14,7 +14,7 @@ from slm_core.gguf import PlainValue
 _NORMS = weights({"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"})
 _ROUTER = weights({"ffn_gate_inp": "mlp.router"})
 _ALTERNATING = {"ffn_gate_exps": 0, "ffn_up_exps": 1}
-"""Rows of what goes up, for each expert."""
+"""Rows of the up matrix, for each expert."""
 
 
 def recipe(config: Config) -> Recipe:
@@ -43,7 +43,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def _experts(*, packed: bool) -> Parts:
-    """Matrices as (in, out), but for packed ones, whose rows are whole blocks: (out, in)."""
+    """Matrices as (in, out); packed ones as (out, in), because their rows are whole blocks."""
     parts = {"ffn_down_exps.bias": Part("mlp.experts.down_proj_bias")}
     ending = BLOCKS if packed else ""
     parts["ffn_down_exps.weight"] = Part(f"mlp.experts.down_proj{ending}", None if packed else Transposed())

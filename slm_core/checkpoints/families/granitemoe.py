@@ -35,7 +35,7 @@ def granite_recipe(config: Config, n_shared: int) -> Recipe:
 
 
 def gated_pair(theirs: str, suffix: str, axis: int) -> dict[str, Part]:
-    """Gate and what goes up in one tensor, the gate first."""
+    """Gate and up matrices in one tensor, the gate first."""
     parts = weights({f"ffn_{name}_{suffix}": f"{theirs}.input_linear" for name in ("gate", "up")})
     for i, name in enumerate(("gate", "up")):
         parts = changed(parts, Slice(axis, 2, i), f"ffn_{name}_{suffix}")

@@ -52,7 +52,7 @@ def _state(config: Config, sizes: Sizes) -> dict[str, PlainValue]:
 
 
 def _feed_forward(config: Config) -> tuple[Parts, dict[str, PlainValue]]:
-    """Experts, beside one that every token uses; or that one alone, as an ordinary layer."""
+    """Routed experts and a shared expert; or only the shared one, as a dense layer."""
     n_experts, n_shared = config.count("num_local_experts", 8), config.size("shared_intermediate_size", 1024)
     n_used = config.count("num_experts_per_tok", 2)
     if n_experts > MAX_PARTS:
@@ -71,7 +71,7 @@ def _alone() -> Parts:
 
 
 def _positions(config: Config, sizes: Sizes) -> Positions:
-    """Of most there are none: blocks with a state know the order of tokens."""
+    """Most models have no RoPE: recurrent blocks encode the order of tokens."""
     config.only("position_embedding_type", "nope", "rope")
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
     if "position_embedding_type" in config and config.text("position_embedding_type") == "rope":

@@ -1,4 +1,4 @@
-"""granitemoeshared: Granite 3 with experts, one of which every token uses."""
+"""granitemoeshared: Granite 3 with routed experts and a shared expert."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def _positions(config: Config, head_dim: int, n_ctx: int) -> Positions:
-    """Those of up to ``n_ctx`` tokens: published models stretch them by the length of longer texts."""
+    """RoPE for up to ``n_ctx`` tokens: published models scale it by the length of longer texts."""
     rope = stated_rope(config, 10_000.0)
     if rope.kind != "dynamic":
         return read_rope(config, head_dim, n_ctx)

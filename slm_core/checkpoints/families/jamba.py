@@ -49,7 +49,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def _periodic(config: Config, name: str, period: int, offset: int) -> Callable[[int], bool]:
-    """Whether a block is one of those that come again and again."""
+    """Whether a block index is in a periodic pattern."""
     n, first = config.size(f"{name}_period", period), config.count(f"{name}_offset", offset)
     return lambda i: i % n == first
 

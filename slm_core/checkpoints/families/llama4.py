@@ -1,4 +1,4 @@
-"""llama4: Llama 4 with a part that sees images; the text model is read, and works alone."""
+"""llama4: Llama 4 with vision; only the text model is read."""
 
 from __future__ import annotations
 

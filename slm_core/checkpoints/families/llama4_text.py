@@ -53,7 +53,7 @@ def _check_constants(config: Config, n_experts: int) -> None:
 
 
 def _check_layers(config: Config, sizes: Sizes, step: int) -> None:
-    """Which layers have positions, and which experts, is counted; a configuration may list them besides."""
+    """Layers with RoPE, and layers with experts, follow from periods; a configuration may also list them."""
     config.only("no_rope_layer_interval", _NOPE_STEP)
     lists = {
         "no_rope_layers": [int((i + 1) % _NOPE_STEP != 0) for i in range(sizes.n_layers)],
@@ -65,7 +65,7 @@ def _check_layers(config: Config, sizes: Sizes, step: int) -> None:
 
 
 def _experts() -> dict[str, Part]:
-    """The matrices of all experts, stored as (in, out), gates before what goes up."""
+    """The matrices of all experts, stored as (in, out), gate before up."""
     both, down = "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"
     gate, up = (Part(both, Both(Transposed(), Slice(1, 2, i))) for i in range(2))
     return {

@@ -30,7 +30,7 @@ classifier_activation classifier_bias classifier_pooling cls_token_id decoder_bi
 global_rope_theta initializer_cutoff_factor layer_norm_eps local_rope_theta mlp_dropout position_embedding_type
 reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction tie_word_embeddings
 """
-"""Of training, and of what is behind the last norm."""
+"""Keys of training, and of heads after the last norm."""
 
 
 def recipe(config: Config) -> Recipe:
@@ -67,7 +67,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def _bases(config: Config) -> tuple[float, float]:
-    """The bases of RoPE, in layers that see all and in those with a window."""
+    """The bases of RoPE in global layers and in sliding-window layers."""
     if "rope_parameters" not in config:
         local = config.number("local_rope_theta", _LOCAL_FREQ_BASE)
         return config.number("global_rope_theta", _FREQ_BASE), local

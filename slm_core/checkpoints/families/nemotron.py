@@ -1,4 +1,4 @@
-"""nemotron: Minitron and Nemotron 4. Layer norms whose weights stand for what they are more than 1; squared ReLU."""
+"""nemotron: Minitron and Nemotron 4. Layer norms with weights stored minus 1; squared ReLU."""
 
 from __future__ import annotations
 

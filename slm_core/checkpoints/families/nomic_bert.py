@@ -1,4 +1,4 @@
-"""nomic_bert: Nomic Embed, an encoder. A bert with RoPE, gates, and biases in its norms alone."""
+"""nomic_bert: Nomic Embed, an encoder. A bert with RoPE and gates; only norms have biases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ attention_probs_dropout_prob dense_seq_output fused_bias_fc fused_dropout_add_ln
 pad_vocab_size_multiple reorder_and_upcast_attn rotary_scaling_factor summary_activation summary_first_dropout
 summary_proj_to_labels summary_type summary_use_proj tie_word_embeddings use_flash_attn use_xentropy
 """
-"""What changes nothing up to the length that it was trained for, behind which RoPE would have to be stretched."""
+"""Keys without effect up to the training length; beyond it RoPE would have to be scaled."""
 
 
 def recipe(config: Config) -> Recipe:
@@ -79,7 +79,7 @@ def _of_its_own_code(config: Config) -> tuple[Sizes, Positions]:
     )
     config.only("activation_function", "swiglu")
     for name in ("causal", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "qkv_proj_bias", "use_rms_norm"):
-        config.flag(name)  # its class has others where it is missing
+        config.flag(name)  # required: its class has another default
         config.only(name, False)
     for name in ("parallel_block", "parallel_block_tied_norm", "scale_attn_by_inverse_layer_idx"):
         config.only(name, False)

@@ -1,4 +1,4 @@
-"""olmo2: OLMo 2. Norms behind its layers, and over all queries and all keys."""
+"""olmo2: OLMo 2. Post-norms, and norms over all queries and all keys."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def recipe(config: Config) -> Recipe:
     sizes = read_sizes(config, eps=1e-5, num_key_value_heads=8)
     config.only("hidden_act", *SILU)
     for name in ("attention_bias", "lm_head_bias"):
-        config.flag(name)  # there are none where it is missing
+        config.flag(name)  # off by default
         config.only(name, True)
     config.only("router_jitter_noise", 0.01)  # how near to the best an expert takes part: files do not say it
     config.neutral("input_jitter_noise")

@@ -9,7 +9,7 @@ from slm_core.checkpoints.rope import read_rope
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a qwen2; those that slide are not implemented."""
+    """Read a qwen2; sliding windows are not implemented."""
     sizes = read_sizes(config, num_key_value_heads=32)
     config.only("hidden_act", *SILU)
     refuse_windows(config, sizes)
@@ -18,7 +18,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def refuse_windows(config: Config, sizes: Sizes) -> None:
-    """Refuse layers that slide, of which no published model has any."""
+    """Refuse sliding-window layers; no published model has them."""
     config.only("use_sliding_window", False)
     config.neutral("sliding_window")
     config.only("layer_types", ["full_attention"] * sizes.n_layers)

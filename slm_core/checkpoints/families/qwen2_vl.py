@@ -17,11 +17,11 @@ _NEUTRAL = """
 image_token_id video_token_id vision_config vision_end_token_id vision_start_token_id vision_token_id
 """
 IMAGES = frozenset(_NEUTRAL.split())
-"""Keys of what sees."""
+"""Keys of the vision model."""
 
 
 def recipe(config: Config) -> Recipe:
-    """Read the text model of a qwen2_vl; in new configurations it has a part of its own."""
+    """Read the text model of a qwen2_vl; new configurations have it in a section."""
     config.neutral(*IMAGES)
     text = config.part("text_config") if "text_config" in config else config
     if text is not config:
@@ -47,8 +47,8 @@ def in_sections(
     Args:
         config: read for them.
         head_dim: D.
-        freq_base: where it says none.
-        sections: likewise; None where it has to say them.
+        freq_base: the default.
+        sections: the default; None if they are required.
         interleaved: whether pairs of the three take turns, rather than follow each other.
 
     Raises:

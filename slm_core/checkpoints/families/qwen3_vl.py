@@ -23,14 +23,14 @@ def recipe(config: Config) -> Recipe:
 def text_model(
     config: Config, architecture: str, sizes: Sizes, feed_forward: Parts, metadata: Mapping[str, PlainValue]
 ) -> Recipe:
-    """The text model, and what all of Qwen3-VL's have in common.
+    """The text model, with the properties that all Qwen3-VL models share.
 
     Args:
         config: of the whole.
         architecture: as GGUF files name it.
         sizes: of the text model.
         feed_forward: the tensors of such a layer.
-        metadata: what the file says of it.
+        metadata: the metadata of the file.
     """
     config.neutral(*IMAGES)
     vision, text = config.aside("vision_config"), config.part("text_config")

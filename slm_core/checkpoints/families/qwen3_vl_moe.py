@@ -1,4 +1,4 @@
-"""qwen3_vl_moe: Qwen3-VL with experts. The text model is read: a qwen3_moe whose pairs turn as those of a qwen3_vl."""
+"""qwen3_vl_moe: Qwen3-VL with experts. Only the text model is read: a qwen3_moe with the M-RoPE of a qwen3_vl."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ from slm_core.checkpoints.recipe import Part, Recipe, biases, weights
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import PlainValue
 
-_N_CTX = 2**20  # whatever the configuration says, a state has no end; the number is that of GGUF files
+_N_CTX = 2**20  # as in GGUF files; a recurrent state has no limit
 _HEAD_EPS = 64e-5  # of the norm of each head, which neither GGUF files nor the reference implementation have a key for
 _REFERENCE = "Rwkv7ForCausalLM"  # flash-linear-attention's begins with four capitals
 _RANKS = {"decay": ("decay", 64), "iclr": ("a", 64), "value_residual_mix": ("v", 16), "gate": ("gate", 128)}
 _NEUTRAL = """
 attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm max_position_embeddings num_heads use_l2warp
 """
-"""What a forward pass is computed by, and what is computed of it in training; the number of heads is made of others."""
+"""Keys of kernels and of training; the number of heads follows from other keys."""
 
 _NORMS = weights({"attn_norm": "attn_norm", "attn_norm_2": "ffn_norm", "time_mix_ln": "attn.g_norm"})
 _MATRICES = weights(
@@ -48,7 +48,7 @@ _SHARES = (6, 1, 1)
 
 
 def recipe(config: Config) -> Recipe:
-    """Read an rwkv7; what the first block may have to mix its own values with themselves is not used."""
+    """Read an rwkv7; the first block's value mixing is not used."""
     return _of_reference(config) if _REFERENCE in config.strings("architectures") else _of_linear_attention(config)
 
 
@@ -126,7 +126,7 @@ def _reference_block(*, is_first: bool) -> dict[str, Part]:
 
 
 def _vectors(mixing: str) -> dict[str, Part]:
-    """The shares of what is mixed, and other numbers for each channel; ``mixing`` is time mixing's name."""
+    """The mixing ratios and other numbers per channel; ``mixing`` is the name of time mixing."""
     return {
         "time_mix_lerp_fused.weight": Part(f"{mixing}.x_{{x}}", Reshaped(_SHARES), 6, letters="rwkvag"),
         **{f"time_mix_{name}.weight": Part(f"{mixing}.{name}", Reshaped()) for name in ("k_k", "k_a", "r_k")},
@@ -135,13 +135,13 @@ def _vectors(mixing: str) -> dict[str, Part]:
 
 
 def _n_ff(config: Config, n_embd: int) -> int:
-    """The width of channel mixing, made of the ratio, in steps of 32, where it is not stated."""
+    """The width of channel mixing; if it is not stated, from the ratio, rounded to 32."""
     ratio = config.number("hidden_ratio", 4)
     return config.size("intermediate_size", max(1, 32 * math.ceil(int(n_embd * ratio) / 32)))
 
 
 def _heads(config: Config, n_embd: int) -> dict[str, PlainValue]:
-    """The width of heads, of which the epsilon of their norm is made, and that of other norms."""
+    """The width of heads, which gives the epsilon of their norm, and the epsilon of other norms."""
     if config.is_null("head_dim"):
         head_dim = n_embd // config.size("num_heads") or 1
         config.neutral("head_dim")
@@ -157,7 +157,7 @@ def _heads(config: Config, n_embd: int) -> dict[str, PlainValue]:
 
 
 def _rank(config: Config, name: str, default: int) -> int:
-    """A rank; null stands for a formula that versions of the package do not agree on."""
+    """A rank; null means a formula that differs between versions of the package."""
     key = f"{name}_low_rank_dim"
     if config.is_null(key):
         raise UnsupportedModel(f"{config.source}: {key!r} is null (accepted: the rank)")
