@@ -1,4 +1,4 @@
-"""Finds the C++ extension, or says why there is none."""
+"""Imports the C++ extension, or gives the reason why there is none."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import ModuleType
 from slm_core.errors import BackendUnavailable
 
 _NAME = "slm_native._native"
-_NOTE = "slm_native._native_missing"  # written by CMake where it could not build the extension
+_NOTE = "slm_native._native_missing"  # written by CMake if it could not build the extension
 _STUB = Path(__file__).with_name("_native.pyi")
 
 
 def why_missing() -> str | None:
-    """Why the extension was not built; None where it is there, sound or not."""
+    """Why the extension was not built; None if it exists, working or not."""
     if importlib.util.find_spec(_NAME) is not None:
         return None
     if importlib.util.find_spec(_NOTE) is not None:

@@ -45,7 +45,7 @@ def read_streams(tensors: Tensors) -> Streams:
 
 
 def read_layer_embeddings(tensors: Tensors) -> LayerEmbeddingTable | None:
-    """The table and what goes with it, None where the model has none."""
+    """The per-layer embeddings and their projection; None if the model has none."""
     if not tensors.has("per_layer_token_embd.weight"):
         return None
     return LayerEmbeddingTable(
@@ -56,7 +56,7 @@ def read_layer_embeddings(tensors: Tensors) -> LayerEmbeddingTable | None:
 
 
 def read_altup(tensors: Tensors, prefix: str) -> AltUp | None:
-    """A block's, None where it has none."""
+    """A block's weights; None if it has none."""
     if not tensors.has(f"{prefix}altup_router.weight"):
         return None
     return AltUp(
@@ -69,7 +69,7 @@ def read_altup(tensors: Tensors, prefix: str) -> AltUp | None:
 
 
 def read_laurel(tensors: Tensors, prefix: str) -> Laurel | None:
-    """A block's, None where it has none."""
+    """A block's weights; None if it has none."""
     if not tensors.has(f"{prefix}laurel_l.weight"):
         return None
     left, right = tensors.linear(f"{prefix}laurel_l"), tensors.linear(f"{prefix}laurel_r")
@@ -77,7 +77,7 @@ def read_laurel(tensors: Tensors, prefix: str) -> Laurel | None:
 
 
 def read_layer_embedding(tensors: Tensors, prefix: str) -> LayerEmbedding | None:
-    """A block's, None where it has none."""
+    """A block's weights; None if it has none."""
     if not tensors.has(f"{prefix}inp_gate.weight"):
         return None
     gate, project = tensors.linear(f"{prefix}inp_gate"), tensors.linear(f"{prefix}proj")

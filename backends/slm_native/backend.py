@@ -1,4 +1,4 @@
-"""The native backend: finds out what it can run, and loads it."""
+"""The native backend: status, support, loading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slm_native.offload import Offload
 from slm_native.profile import Profile, find_profile
 
 _RANK, _TUNED_RANK = 10, 60
-"""Below ordinary optimised engines, and above them where its products were measured beside theirs."""
+"""Ranks: below other optimized engines, and above them if its products were measured against theirs."""
 _OPTIONS = MappingProxyType(
     {
         "tier": f"which kernels compute: {', '.join(TIERS)} (auto: torch on a device of torch's, else C++, else NumPy)",
@@ -146,7 +146,7 @@ def _offload(options: Mapping[str, object]) -> Offload | None:
 
 
 def _profile(source: ModelSource, options: ModelOptions) -> Profile | None:
-    """What the torch tier is told by a file; one that is named is for no other tier."""
+    """The profile of the torch tier; other tiers refuse a named profile."""
     named = cast("str | None", options.backend_options.get("profile"))
     is_torch = uses_torch(str(options.backend_options.get("tier", "auto")), options.device)
     return find_profile(source if isinstance(source, Path) else None, named) if is_torch or named is not None else None
@@ -164,7 +164,7 @@ def _kernels(options: ModelOptions, offload: Offload | None, profile: Profile | 
 
 
 def _torch_devices() -> tuple[tuple[DeviceStatus, ...], str]:
-    """Torch's devices, and what is to be said of its tier in one line."""
+    """Torch's devices, and a line about its tier."""
     if (missing := torch_devices.why_missing()) is not None:
         return torch_devices.missing_devices(missing), f"no tier torch: {missing}"
     try:

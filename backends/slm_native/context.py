@@ -37,7 +37,7 @@ class NativeContext(ContextBase):
 
     Args:
         transformer: the model.
-        options: the sizes, and the KV types (any; what the kernels prefer unless given).
+        options: the sizes, and the KV types (any; the kernels' default if None).
         fingerprint: of the model.
 
     Raises:
@@ -52,7 +52,7 @@ class NativeContext(ContextBase):
         ]
         room = _room(spec, options, *types, keeps_windows=transformer.keeps_windows)
         _check_kv_types(types, transformer.kv_types)
-        self._memory = transformer.new_memory(room)  # refuses what no memory could hold
+        self._memory = transformer.new_memory(room)  # refuses sizes that exceed the memory
         self._transformer = transformer
         self._positions = transformer.positions(options.n_ctx)
         self._mrope_positions = (
@@ -185,7 +185,7 @@ def _move_by(move: Rotate, n_mrope_positions: int, keys: Array, _: int, blocks: 
 def _room(spec: ModelSpec, options: ContextOptions, kv_type_k: str, kv_type_v: str, *, keeps_windows: bool) -> Room:
     """A layout for each group of layers; one of no layers where none keeps anything.
 
-    A window that sees all positions that there may be is none.
+    A window at least as long as the context counts as none.
     """
     sizes = {layer.window for layer in spec.layers if layer.window is not None}
     narrow = {window for window in sizes if keeps_windows and window < options.n_ctx}
@@ -211,7 +211,7 @@ def _layout(shape: KvShape, blocks: Sequence[int], kv_type_k: str, kv_type_v: st
 
 
 def _payload_format(room: Room, rope_kind: str) -> str:
-    """What must be the same of two contexts for one to take what the other gave."""
+    """A key that must be equal for one context to import another's payload."""
     groups = [(layout, "") for layout in room.layouts]
     groups += [(layout, f";window={window}") for window, layouts in room.windows.items() for layout in layouts]
     first, _ = groups[0]

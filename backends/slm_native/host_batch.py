@@ -16,7 +16,7 @@ from slm_native.positions import Positions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostBatch:
-    """A batch in host memory, and where its keys, values and states go.
+    """A batch in host memory, with the destinations of its keys, values and states.
 
     Attributes:
         tokens: ids [T], ``EMBEDDED`` for an embedding row.
@@ -24,7 +24,7 @@ class HostBatch:
         positions: position of each token in its sequence [T].
         places: position of each token for RoPE [T]; for M-RoPE [T, 3]: time, height, width.
         output_mask: the tokens whose rows are returned, bool [T].
-        plan: where keys, values and states go, and which tokens attend to which.
+        plan: the destinations of keys, values and states, and the attention mask.
         layers: the KV cache of each attention layer.
         embedded: the context's position embeddings.
     """

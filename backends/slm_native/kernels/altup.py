@@ -27,7 +27,7 @@ class Laurel:
 class AltUp:
     """Alternating updates (Baykal et al. 2023, https://arxiv.org/abs/2301.13310) of one block.
 
-    The block runs on one of N streams; the others are predicted before it, and corrected by what it made.
+    The block runs on one of N streams; the others are predicted before it, and corrected by its output.
     """
 
     router: Linear  # (N, E)
@@ -51,7 +51,7 @@ class AltUpOps(Ops):
 
     @abstractmethod
     def as_large(self, x: Array, like: Array) -> Array:
-        """``x`` times what gives its rows the root mean square of those of ``like``; both [T, width].
+        """``x`` scaled so that its rows have the root mean square of the rows of ``like``; both [T, width].
 
         The mean square of ``x`` is taken to be 1e-5 at least, as in gemma3n.
         """

@@ -36,7 +36,7 @@ class FixedShape(NamedTuple):
 
 
 class Device(ABC):
-    """Holds what operations compute with, and moves it between the host and where they compute.
+    """Holds the arrays of operations, and moves them between the host and the device.
 
     An ``Array`` is a float32 array in the tier's own memory: NumPy's, or a tensor on a device. It comes from an
     operation or ``from_host``, and ``to_host`` reads it back.
@@ -48,19 +48,19 @@ class Device(ABC):
     """Where it computes: "cpu", "cuda:0"."""
 
     picks_top: bool = False
-    """Whether ``top_logits`` is computed where logits are."""
+    """Whether ``top_logits`` is computed on the device."""
     chunk: int | None = None
-    """Tokens that are computed at a time where a sequence brings several; None for all of a batch."""
+    """Tokens that are computed at a time if a sequence has several; None for the whole batch."""
     splits: bool = False
     """Whether layers are on several devices."""
     captures: bool = False
     """Whether steps of fixed shapes are captured: then they wait for nothing, and no weight moves."""
     failures: tuple[type[Exception], ...] = ()
-    """What steps raise where the device fails them, as for want of memory."""
+    """The exceptions of steps if the device fails, for example out of memory."""
     reads_file: bool
     """Whether steps read weights from the mapped file; else ``prepare`` has read them."""
     kv_type: KvType = KvType.F32
-    """What keys and values are stored in where no type is asked for."""
+    """The default KV type."""
     kv_types: tuple[KvType, ...] = tuple(KvType)
     """What they can be stored in."""
 
@@ -70,7 +70,7 @@ class Device(ABC):
 
     @abstractmethod
     def from_host(self, values: NDArray[Any]) -> Array:
-        """NumPy's numbers, float32 or integers, where this tier computes."""
+        """A NumPy array, float32 or integers, on this tier's device."""
 
     @abstractmethod
     def to_host(self, x: Array) -> FloatArray:
@@ -81,11 +81,11 @@ class Device(ABC):
         return self.from_host(values)
 
     def entering(self, x: Array, layer: int) -> Array:
-        """``x`` where that layer computes; the one behind the last stands for the output matrix."""
+        """``x`` on that layer's device; the number of layers means the output matrix."""
         return x
 
     def spread(self, items: Sequence[T]) -> Sequence[T]:
-        """What each layer is given [L], where it computes."""
+        """The inputs of each layer [L], on its device."""
         return items
 
     def place(self, plan: BatchPlan) -> BatchPlan:
@@ -93,11 +93,11 @@ class Device(ABC):
         return plan
 
     def stage(self, values: NDArray[Any]) -> Array:
-        """NumPy's numbers, which a step is told; they are where this tier computes once they have ``arrived``."""
+        """A NumPy array as an input of a step; it is on the device once it has ``arrived``."""
         return self.from_host(values)
 
     def arrived(self, staged: T) -> T:
-        """All that ``place`` and ``stage`` gave for a step, in dataclasses and containers, where this tier computes."""
+        """All results of ``place`` and ``stage`` for a step, in dataclasses and containers, on the device."""
         return staged
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
@@ -109,10 +109,10 @@ class Device(ABC):
         return HostPageStore(layout, n_pages)
 
     def top_logits(self, logits: Array, k: int) -> TopLogits:
-        """The ``k`` largest of each row, 1 <= k <= V, and the total: what the host makes of whole rows, by definition.
+        """The ``k`` largest of each row, 1 <= k <= V, and the log-sum-exp, as the host computes them from whole rows.
 
         Args:
-            logits: [rows, V], at least one row; those that are no number count as the largest.
+            logits: [rows, V], at least one row; NaN counts as the largest.
             k: how many.
         """
         return top_of_rows(self.to_host(logits), k)
@@ -144,7 +144,7 @@ class Device(ABC):
 
     @abstractmethod
     def ready(self) -> None:
-        """Called when the last weight is prepared; never, where weights come and go."""
+        """Called when the last weight is prepared; never if weights are offloaded."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -152,7 +152,7 @@ class Device(ABC):
 
     @abstractmethod
     def prepare(self, tensor: QuantizedTensor) -> Weight:
-        """Make a matrix ready for ``embed`` and ``matmul``; where the host computes, nothing is copied or read.
+        """Prepare a matrix for ``embed`` and ``matmul``; on the host nothing is copied or read.
 
         Args:
             tensor: shape (out, in).
@@ -174,7 +174,7 @@ class Device(ABC):
 
 def top_of_rows(rows: FloatArray, k: int) -> TopLogits:
     """The ``k`` largest logits of each row [rows, V], and the total, in NumPy."""
-    ranks = np.argsort(-rows, axis=1, kind="stable")[:, :k]  # what is no number comes last
+    ranks = np.argsort(-rows, axis=1, kind="stable")[:, :k]  # NaN comes last
     broken = np.isnan(rows).any(axis=1)
     ranks[broken, 0] = np.isnan(rows[broken]).argmax(axis=1)
     best = rows.max(axis=1, keepdims=True)

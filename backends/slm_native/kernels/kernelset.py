@@ -1,4 +1,4 @@
-"""A kernel set: what computes a model, chosen once, when the model is loaded (``select_kernels``).
+"""A kernel set: the operations of a tier, chosen once, when the model is loaded (``select_kernels``).
 
 It is a device, which holds weights, inputs and the KV cache; operations; and a pass that fuses steps. An operation
 that a tier can only compute fast together with its neighbours is added to ``Ops`` as the composition of these
@@ -34,7 +34,7 @@ class KernelSet(Device, RecurrentOps, RwkvOps, AltUpOps):
         return SteppedPerHead(self, linears)
 
     def fuse(self, steps: Sequence[Step]) -> Sequence[Step]:
-        """The same steps, in fewer calls where this tier has some: one peephole pass over neighbours.
+        """The same steps, in fewer calls if this tier has fused ones: one peephole pass over neighbours.
 
         Args:
             steps: of all layers of a model, in order.

@@ -36,7 +36,7 @@ def route(scores: FloatArray, spec: ExpertsSpec, selection_bias: FloatArray | No
     Args:
         scores: the router's product [T, X].
         spec: how to choose.
-        selection_bias: added to what is compared, but not to the weights (DeepSeek-V3), [X].
+        selection_bias: added to the scores for selection, but not to the weights (DeepSeek-V3), [X].
     """
     shares = _shares(scores, spec.gating)
     ranked = shares if selection_bias is None else shares + selection_bias
@@ -54,7 +54,7 @@ def route(scores: FloatArray, spec: ExpertsSpec, selection_bias: FloatArray | No
 
 
 def _in_best_groups(ranked: FloatArray, spec: ExpertsSpec) -> FloatArray:
-    """What is compared [T, X], but for experts outside the groups whose two best have the largest sums."""
+    """The scores for selection [T, X], without experts outside the groups whose two best have the largest sums."""
     groups = ranked.reshape(len(ranked), spec.n_groups, -1)
     sums = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
     best = np.argsort(-sums, axis=1, kind="stable")[:, : spec.n_groups_used]
@@ -68,12 +68,12 @@ class MoeLayer(ABC):
 
     @abstractmethod
     def run(self, x: Array, norm: Norm | None, router_input: Array | None = None) -> Array:
-        """The weighted sum of what each token's experts make of it; only experts that a token uses are run.
+        """The weighted sum of the outputs of each token's experts; only selected experts are run.
 
         Args:
             x: [T, E].
-            norm: of what the experts read.
-            router_input: what the router reads [T, E], where that is not what the experts read.
+            norm: of the experts' input.
+            router_input: the router's input [T, E], if it differs from the experts' input.
 
         Returns:
             [T, E].
@@ -110,7 +110,7 @@ class SteppedMoe(MoeLayer):
     def _routed(self, x: Array, routes: Routes) -> Array:
         ops, experts, n_used = self._ops, self._experts, routes.experts.shape[1]
         flat = routes.experts.reshape(-1)
-        order = np.argsort(flat, kind="stable")  # (token, choice) pairs, those of one expert side by side
+        order = np.argsort(flat, kind="stable")  # (token, choice) pairs, grouped by expert
         grouped = ops.rows(x, order // n_used)
         if experts.spec.scales_input:
             grouped = grouped * self._device.on_device_of(grouped, routes.weights.reshape(-1)[order, None])
@@ -126,7 +126,7 @@ class SteppedMoe(MoeLayer):
         return self._weighted(ops.concatenated(parts), routes, order)
 
     def _weighted(self, outputs: Array, routes: Routes, order: NDArray[np.intp]) -> Array:
-        """The sum for each token of what its experts made [T * n_used, E], in the order given."""
+        """The sum for each token of its experts' outputs [T * n_used, E], in this order."""
         ops, n_used = self._ops, routes.experts.shape[1]
         place, mixed = np.empty_like(order), None
         place[order] = np.arange(len(order))

@@ -49,7 +49,7 @@ class Ops(ABC):
         """``x @ weight.T + bias``: [T, in] to [T, out]; ``bias`` is [out]."""
 
     def normed(self, x: Array, norm: Norm | None) -> Array:
-        """``x`` normalized, or as it is where there is no norm."""
+        """``x`` normalized, or unchanged if there is no norm."""
         if norm is None:
             return x
         if norm.kind is NormKind.LAYER:
@@ -94,7 +94,7 @@ class Ops(ABC):
             flat: heads side by side.
             width: of a head, D.
             norm: its weight covers a head [D], each head by itself [heads, D], or all of them as one [heads * D].
-            rotation: by what; None where heads stay.
+            rotation: the angles; None without RoPE.
         """
         if norm is not None and norm.weight.shape == flat.shape[1:]:
             flat, norm = self.normed(flat, norm), None
@@ -135,7 +135,7 @@ class Ops(ABC):
             cache: one layer of the cache; it holds the keys and values of these tokens, too.
             plan: what ``place`` gave.
             scale: factor on ``q · k``.
-            scoring: what else is done with scores.
+            scoring: other operations on scores.
 
         Returns:
             [T, H, D].
@@ -166,7 +166,7 @@ class Ops(ABC):
             pages: the sequence's pages.
             n_held: positions held, S.
             scale: factor on ``q · k``.
-            scoring: what else is done with scores.
+            scoring: other operations on scores.
             bidirectional: whether the queries are a bidirectional block.
 
         Returns:
@@ -196,7 +196,7 @@ class Ops(ABC):
             k: [S, K, D], H a multiple of K; query head h reads key head h // (H / K).
             v: [S, K, D].
             scale: factor on ``q · k``.
-            scoring: what else is done with scores.
+            scoring: other operations on scores.
             block: the queries' bidirectional block, if they are part of one.
 
         Returns:
@@ -212,7 +212,7 @@ class Ops(ABC):
             k: [T, K, D].
             v: [T, K, D].
             scale: factor on ``q · k``.
-            scoring: what else is done with scores; of a window, half lies to each side of a query.
+            scoring: other operations on scores; of a window, half lies to each side of a query.
 
         Returns:
             [T, H, D].
@@ -234,7 +234,7 @@ class Ops(ABC):
             norm: of ``x``.
             gate: (F, E).
             up: (F, E).
-            activation: of the gate, or of what ``up`` makes where there is none.
+            activation: of the gate, or of the output of ``up`` if there is none.
             threshold: see ``above_threshold``, through which the gate goes before its activation.
 
         Raises:
@@ -275,7 +275,7 @@ class Ops(ABC):
 
     @abstractmethod
     def above_threshold(self, x: Array, n_deviations: float) -> Array:
-        """By how much numbers of a row are above its mean and so many of its standard deviations; 0 where they are not.
+        """The excess of a row's numbers over its mean plus this many standard deviations; 0 if there is none.
 
         The deviation is the root of the mean square: ``max(0, x - mean(x) - n_deviations * std(x))``, for x [T, width].
         """

@@ -1,4 +1,4 @@
-"""What operations take besides activations."""
+"""The parameters of operations besides activations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WeightBytes(NamedTuple):
     Attributes:
         embedding: those before the first block.
         blocks: those of each block [L].
-        output: those behind the last.
+        output: those after the last.
         tied: whether the embedding is the output matrix, too.
         absent: what of the blocks is not there at any time, where they are streamed.
     """
@@ -69,7 +69,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
-    """How activations are normalized, and what they are multiplied with and shifted by then."""
+    """A norm: its kind, weight and bias."""
 
     weight: Array  # [width], or [heads, D]
     bias: Array | None  # [width]
@@ -88,7 +88,7 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """A layer of experts, of which each token uses a few."""
+    """An MoE layer."""
 
     spec: ExpertsSpec  # how they are chosen
     router: Linear  # (X, E)
@@ -110,7 +110,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
-    """What attention does with scores besides a softmax; nothing, where nothing is given.
+    """Operations of attention on scores besides softmax; none by default.
 
     Attributes:
         window: a query sees this many positions, its own included.
@@ -157,7 +157,7 @@ class Attention:
     """The weights of an attention layer."""
 
     q: Linear  # (H*D, E)
-    k: Linear | None  # (K*D, E), None where another layer's are read
+    k: Linear | None  # (K*D, E), None if another layer's keys are read
     v: Linear | None  # (K*D, E), None there, and where what makes keys makes values
     q_norm: Norm | None  # [D], [H, D] or [H*D]
     k_norm: Norm | None  # [D], [K, D] or [K*D]
@@ -188,7 +188,7 @@ class LatentAttention:
     R rotated values of a query, N that are not, C width of the latent, U of a head's result, Q of compressed queries.
     """
 
-    q_down: Linear | None  # (Q, E), where queries are compressed, too
+    q_down: Linear | None  # (Q, E), if queries are compressed, too
     q_norm: Norm | None  # [Q]
     q: Linear  # (H*(N+R), E) or (H*(N+R), Q)
     kv_down: Linear  # (C+R, E)

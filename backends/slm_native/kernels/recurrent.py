@@ -91,7 +91,7 @@ class RecurrentOps(Ops):
         Args:
             x: [B, T, H, P] of B sequences with T tokens each.
             steps: [B, T, H].
-            a: [H, N], or [H, 1] where all N numbers of a channel decay alike.
+            a: [H, N], or [H, 1] if all N numbers of a channel have the same decay.
             b: [B, T, G, N], H a multiple of G.
             c: [B, T, G, N].
             state: before the first token, [B, H, P, N].
@@ -116,11 +116,11 @@ class RecurrentOps(Ops):
             x: tokens of B sequences, one after another, [B * T, E].
             norm: before its first product.
             residual: [B * T, E].
-            scale: on what the layer makes.
-            before: what it remembers: a window [B, W - 1, ...], and all but a short convolution a state.
+            scale: a factor on the layer's output.
+            before: its memory: a window [B, W - 1, ...], and a state, except for a short convolution.
 
         Returns:
-            ``residual`` with what the layer makes of ``x``, and what it remembers after the last token.
+            ``residual`` plus the layer's output for ``x``, and its memory after the last token.
         """
         (projected,) = self.project(x, norm, [weights.project])
         several = projected.reshape(len(before[0]), -1, projected.shape[-1])
@@ -133,7 +133,7 @@ class RecurrentOps(Ops):
     def between_products(
         self, weights: RecurrentWeights, projected: Array, before: Sequence[Array]
     ) -> tuple[Array, tuple[Array, ...]]:
-        """What a layer makes of its first product [B, T, ...], and what it remembers after the last token."""
+        """The layer after its first product [B, T, ...], and its memory after the last token."""
         if isinstance(weights, ShortConv):
             y, window = self.gated_convolution(projected, before[0], weights.taps)
             return y, (window,)

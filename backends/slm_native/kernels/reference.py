@@ -25,7 +25,7 @@ _PANEL_WEIGHTS = 1 << 22  # 16 MiB of float32: enough for BLAS to be busy, littl
 
 @dataclass(slots=True, eq=False)
 class ReferenceWeight(Weight):
-    """A matrix and, where it is kept, its float32 form [out, in]."""
+    """A matrix and, if it is kept, its float32 form [out, in]."""
 
     expanded: FloatArray | None = None
 
@@ -281,7 +281,7 @@ class ReferenceKernels(KernelSet):
 
 
 def _softmax(scores: FloatArray, sinks: FloatArray | None) -> FloatArray:
-    """Over the last axis of [K, H/K, T, S], with a further score for each head where there are sinks [H]."""
+    """Over the last axis of [K, H/K, T, S], with a further score for each head if there are sinks [H]."""
     largest = scores.max(axis=-1, keepdims=True)
     sink = None if sinks is None else sinks.reshape(*scores.shape[:2], 1, 1)
     if sink is not None:
@@ -293,7 +293,7 @@ def _softmax(scores: FloatArray, sinks: FloatArray | None) -> FloatArray:
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:
-    with np.errstate(over="ignore"):  # exp overflows to inf where the quotient is rightly zero
+    with np.errstate(over="ignore"):  # if exp overflows to inf, the quotient is zero, as it should be
         y: FloatArray = np.reciprocal(1 + np.exp(-x))
     return y
 

@@ -24,7 +24,7 @@ that channel mixing saw [B, 1, E]."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """Two matrices one after another, and what is added; what lies between them depends on the use."""
+    """A low-rank product: two matrices and a bias; the operation between them depends on the use."""
 
     down: Linear  # (rank, E)
     up: Linear  # (E, rank)
@@ -63,7 +63,7 @@ class ChannelMix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RwkvBlock:
-    """A whole block: both mixings, each behind its norm; what they make is added to what entered."""
+    """A whole block: both mixings, each after its norm; their outputs are added to the residual stream."""
 
     time_norm: Norm
     time: Rwkv7

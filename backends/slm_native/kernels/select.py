@@ -48,13 +48,13 @@ def select_kernels(
         expanded_bytes: how much memory weights expanded to floats may take; None for the tier's own measure.
         dtype: number format of the torch tier's products: "float32", "bfloat16", "float16", or "auto" for the device's
             best. The other tiers have it from the weights.
-        profile: of the torch tier; its dtype holds where none is asked for.
+        profile: of the torch tier; its dtype is the default.
         device_map: how many layers each of the torch tier's devices gets, in order, or "auto" for by memory.
 
     Raises:
         InvalidOption: an unknown tier or dtype, one that the tier has not, a negative size, no thread, threads where
             the extension does not compute, or an instruction set that is unknown or that this machine lacks.
-        BackendUnavailable: what is asked for is missing, or there and broken.
+        BackendUnavailable: the tier or device is missing or broken.
     """
     if tier not in TIERS:
         raise InvalidOption(f"unknown tier {tier!r} (accepted: {', '.join(TIERS)})")
@@ -82,13 +82,13 @@ def select_kernels(
 
 
 def tuned_types(device: str = "auto") -> frozenset[int]:
-    """Types of weights, by ggml's numbers, whose products on a device were measured beside other engines'.
+    """Weight types, by ggml's numbers, whose products on a device were measured against other engines.
 
     Makes no kernel set: no thread starts, and torch is asked in another process.
 
     Raises:
         InvalidOption: ``SLM_NATIVE_ISA`` is unknown or missing.
-        BackendUnavailable: no such device, or what computes on it is missing or broken.
+        BackendUnavailable: no such device, or its library is missing or broken.
     """
     if uses_torch("auto", device):
         _check_torch(f"device {device!r} is torch's")
@@ -117,7 +117,7 @@ def _host(tier: str, n_threads: int | None, expanded_bytes: int) -> KernelChoice
 
 
 def _host_isa(tier: str) -> str | None:
-    """The instruction set that is forced; refuses what asks for an extension that there is not."""
+    """The forced instruction set; refused if there is no extension."""
     isa = os.environ.get(ISA_VARIABLE) or None
     missing = _extension.why_missing()
     if missing is not None and (tier == "cpu" or isa):

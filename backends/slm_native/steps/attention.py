@@ -27,7 +27,7 @@ class AttentionStep(Step):
         residual: how the result is added.
         head_dim: D.
         scale: factor on q · k.
-        scoring: what else is done with scores.
+        scoring: other operations on scores.
         plan: kind of the plan that it is given.
         cache: number of the KV cache that it reads; None where nothing is kept.
         has_temperature: whether queries are multiplied by a factor that depends on their position.

@@ -52,11 +52,11 @@ class LayerParts(NamedTuple):
 
     Attributes:
         attention: comes first.
-        laurel: beside attention.
-        feed_forward: None where the call ends after attention.
-        is_parallel: whether the feed-forward layer reads what enters the layer.
+        laurel: LAuReL, parallel to attention.
+        feed_forward: None if the call ends after attention.
+        is_parallel: whether the feed-forward layer reads the layer's input.
         embedding: lets the layer's own embedding in.
-        scale: a factor on what leaves it.
+        scale: a factor on its output.
         altup: around all of these.
     """
 
@@ -90,7 +90,7 @@ class CpuLayers(Step):
     """A fused layer group: neighbouring layers in one call.
 
     Attributes:
-        kernels: what computes.
+        kernels: the tier's kernels.
         layers: the layers.
         plan: kind of the plan that all of them have.
         has_streams: whether AltUp's residual streams enter and leave.
@@ -137,7 +137,7 @@ class CpuRwkvLayers(Step):
     """RWKV-7's neighbouring layers in one call; step by step where an output mask is to be applied.
 
     Attributes:
-        kernels: what computes.
+        kernels: the tier's kernels.
         blocks: the layers.
         steps: what they are made of.
     """
@@ -190,7 +190,7 @@ class Fusion:
         self._states = states
 
     def fuse(self, steps: Sequence[Step]) -> list[Step]:
-        """The same steps in fewer calls, where all matrices of a call have kernels."""
+        """The same steps in fewer calls, if all matrices of a call have kernels."""
         fused: list[Step] = []
         place = 0
         while place < len(steps):
@@ -201,7 +201,7 @@ class Fusion:
         return fused
 
     def _fused_at(self, steps: Sequence[Step], place: int) -> tuple[Step, int]:
-        """The longest call that begins at a place, and of how many steps it is; one step, where there is none."""
+        """The longest call that begins at a step, and its number of steps; the step itself if there is none."""
         step = steps[place]
         parts, n_steps = layer_at(steps, place)
         if parts is not None and (whole := self._layers(parts, steps[place : place + n_steps])) is not None:
@@ -234,7 +234,7 @@ class Fusion:
 
 
 def _joined(before: Step, after: Step) -> list[Step]:
-    """Two neighbours, as one call where they are alike."""
+    """Two neighbours, as one call if they can be joined."""
     match before, after:
         case CpuLayers(), CpuLayers() if (before.plan, before.has_streams) == (after.plan, after.has_streams):
             return [before.joined(after)]
@@ -244,7 +244,7 @@ def _joined(before: Step, after: Step) -> list[Step]:
 
 
 def layer_at(steps: Sequence[Step], place: int) -> tuple[LayerParts | None, int]:
-    """A layer's attention, feed-forward layer and what follows them, and how many steps these are."""
+    """A layer's attention, feed-forward layer and following steps, and the number of these steps."""
     following: list[Step] = list(steps[place + 1 : place + 4])
     match steps[place]:
         case AltUpStep() as altup:
@@ -276,7 +276,7 @@ def attention_of(step: Step) -> LayerParts | None:
 
 
 def native_layer(parts: LayerParts) -> _native.Layer | None:
-    """A layer in C++; None where there are no kernels for one of its matrices."""
+    """A layer in C++; None if one of its matrices has no kernel."""
     attention, altup, embedding = parts.attention, parts.altup, _embedding(parts)
     latent = native_latent(attention.weights) if isinstance(attention, MultiHeadLatentAttention) else None
     moe = parts.feed_forward.moe if isinstance(parts.feed_forward, MoeStep) else None
@@ -317,7 +317,7 @@ def native_altup(step: AltUpStep) -> _native.AltUp | None:
 
 
 def native_embedding(embedding: LayerEmbedding) -> _native.LayerEmbedding | None:
-    """How a layer lets its own embedding in, likewise."""
+    """The per-layer embedding in C++, likewise."""
     linears = native_linears(embedding.gate, embedding.project)
     if linears is None:
         return None
@@ -326,7 +326,7 @@ def native_embedding(embedding: LayerEmbedding) -> _native.LayerEmbedding | None
 
 
 def native_latent(latent: LatentAttention) -> _native.Latent | None:
-    """Attention to latents in C++, likewise."""
+    """Latent attention in C++, likewise."""
     linears = native_linears(latent.q_down, latent.q, latent.kv_down)
     if linears is None or not isinstance(latent.k_up, CpuPerHead) or not isinstance(latent.v_up, CpuPerHead):
         return None
@@ -349,7 +349,7 @@ def _linears(parts: LayerParts) -> list[Linear | None]:
 
 
 def _norms(parts: LayerParts) -> list[Norm | None]:
-    """Of what enters, of q, k and v, after attention, before and after the feed-forward layer, and LAuReL's."""
+    """The norms of the input, of q, k and v, after attention, before and after the feed-forward layer, and LAuReL's."""
     attention, step = parts.attention, parts.feed_forward
     weights = attention.weights
     heads = (None,) * 3 if isinstance(weights, LatentAttention) else (weights.q_norm, weights.k_norm, weights.v_norm)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class CpuWeight(ReferenceWeight):
-    """A matrix and, where its type has C++ kernels, their handle on the same bytes.
+    """A matrix and, if its type has C++ kernels, their handle on the same bytes.
 
     Attributes:
         packed: the handle.
@@ -32,24 +32,24 @@ class CpuWeight(ReferenceWeight):
 
 @functools.cache
 def extension() -> ModuleType:
-    """The extension, which is there where there are kernels; looked for once."""
+    """The extension, which exists if there are kernels; imported once."""
     return _extension.load()
 
 
 def handle_of(linear: Linear) -> _native.Weights | None:
-    """The matrix in C++; None where its product is more than that."""
+    """The matrix in C++; None if its linear has a scale or a bias."""
     assert isinstance(linear.weight, CpuWeight), "a weight that another kernel set prepared"
     return linear.weight.packed if linear.scale is None else None
 
 
 def plain_handles(*linears: Linear) -> list[_native.Weights] | None:
-    """All matrices in C++; None where one is not, or has a bias."""
+    """All matrices in C++; None if one is not, or has a bias."""
     handles = [handle for linear in linears if linear.bias is None and (handle := handle_of(linear)) is not None]
     return handles if len(handles) == len(linears) else None
 
 
 def native_linear(linear: Linear) -> _native.Linear | None:
-    """A linear in C++; None where there are no kernels for its matrix."""
+    """A linear in C++; None if its matrix has no kernel."""
     assert isinstance(linear.weight, CpuWeight), "a weight that another kernel set prepared"
     weight, last = linear.weight, linear.weight.last
     if weight.packed is None:
@@ -63,7 +63,7 @@ def native_linear(linear: Linear) -> _native.Linear | None:
 
 
 def native_linears(*linears: Linear | None) -> list[_native.Linear | None] | None:
-    """Linears in C++, None for one that there is not; None in all, where there are no kernels for one's matrix."""
+    """Linears in C++, None for absent ones; None for the whole list if a matrix has no kernel."""
     natives = [None if linear is None else native_linear(linear) for linear in linears]
     is_complete = all(handle is not None or linear is None for handle, linear in zip(natives, linears, strict=True))
     return natives if is_complete else None
@@ -76,7 +76,7 @@ def native_norm(norm: Norm) -> _native.Norm:
 
 
 def optional_norm(norm: Norm | None) -> _native.Norm | None:
-    """Likewise, where there is one."""
+    """Likewise, if there is one."""
     return None if norm is None else native_norm(norm)
 
 

@@ -1,4 +1,4 @@
-"""The cpu tier: C++ kernels that read the file's blocks as they lie there, NumPy for what they do not cover yet."""
+"""The cpu tier: C++ kernels that read the file's blocks in place, and NumPy for all other operations."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ class CpuKernels(CpuRecurrentKernels):
         return f"C++ kernels ({self.isa}, {threads})"
 
     def prepare(self, tensor: QuantizedTensor) -> CpuWeight:
-        """Check the matrix, and hand it to C++ where there are kernels for its type."""
+        """Check the matrix, and pass it to C++ if its type has kernels."""
         super().prepare(tensor)
         if tensor.ggml_type not in self._types:
             return CpuWeight(tensor)
         return CpuWeight(tensor, packed=self._native.matrix(tensor.data, int(tensor.ggml_type), *tensor.shape))
 
     def embed(self, weight: Weight, token_ids: NDArray[np.int32] | Array) -> Array:
-        """In C++ where there are kernels, else as the reference does."""
+        """In C++ if there are kernels, else as in the reference tier."""
         assert isinstance(weight, CpuWeight), "a weight that another kernel set prepared"
         if weight.packed is None:
             return super().embed(weight, token_ids)
@@ -125,7 +125,7 @@ class CpuKernels(CpuRecurrentKernels):
         return rows
 
     def matmul(self, x: Array, weight: Weight, bias: Array | None = None) -> Array:
-        """In C++ where there are kernels, else as the reference does."""
+        """In C++ if there are kernels, else as in the reference tier."""
         assert isinstance(weight, CpuWeight), "a weight that another kernel set prepared"
         if weight.packed is None:
             return super().matmul(x, weight, bias)
@@ -176,7 +176,7 @@ class CpuKernels(CpuRecurrentKernels):
         return inner
 
     def moe(self, experts: Experts) -> MoeLayer:
-        """In one call, where all matrices have kernels."""
+        """In one call, if all matrices have kernels."""
         native = native_moe(experts)
         return super().moe(experts) if native is None else CpuMoe(self._native, native)
 
@@ -203,7 +203,7 @@ class CpuKernels(CpuRecurrentKernels):
         return self._native.mixed([np.ascontiguousarray(each) for each in arrays], np.ascontiguousarray(shares))
 
     def per_head(self, linears: Sequence[Linear]) -> PerHead:
-        """In one call, where all matrices have kernels and nothing follows."""
+        """In one call, if all matrices have kernels and nothing follows."""
         handles = plain_handles(*linears)
         return super().per_head(linears) if handles is None else CpuPerHead(self._native, handles)
 
@@ -217,7 +217,7 @@ class CpuKernels(CpuRecurrentKernels):
         return turned
 
     def fuse(self, steps: Sequence[Step]) -> Sequence[Step]:
-        """Layers in one call, where all matrices have kernels."""
+        """Layers in one call, if all matrices have kernels."""
         return Fusion(self._native, self._states).fuse(steps)
 
     def place(self, plan: BatchPlan) -> CpuPlan:

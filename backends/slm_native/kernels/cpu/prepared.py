@@ -21,7 +21,7 @@ class CpuMoe(MoeLayer):
     """A layer in C++.
 
     Args:
-        kernels: what computes.
+        kernels: the tier's kernels.
         native: the layer.
 
     Attributes:
@@ -40,7 +40,7 @@ class CpuMoe(MoeLayer):
 
 
 def native_moe(experts: Experts) -> _native.Mixture | None:
-    """A layer in C++; None where there are no kernels for one of its matrices."""
+    """A layer in C++; None if one of its matrices has no kernel."""
     each, shared = experts.experts, experts.shared
     optional = () if shared is None else (shared.gate, shared.up, shared.down)
     linears = [experts.router, *(one.up for one in each), *(one.down for one in each)]
@@ -76,7 +76,7 @@ class CpuPerHead(PerHead):
     """Matrices in C++.
 
     Args:
-        kernels: what computes.
+        kernels: the tier's kernels.
         weights: of the heads [H].
 
     Attributes:

@@ -52,7 +52,7 @@ class CpuRecurrentKernels(ReferenceKernels):
         return self._states.gated_convolution(*_contiguous(projected, window, taps))
 
     def mamba(self, weights: Mamba, projected: Array, window: Array, state: Array) -> tuple[Array, Array, Array]:
-        """In one call, where both matrices within have kernels."""
+        """In one call, if both matrices within have kernels."""
         native = _native_mamba(weights)
         if native is None:
             return super().mamba(weights, projected, window, state)
@@ -76,7 +76,7 @@ class CpuRecurrentKernels(ReferenceKernels):
         scale: float,
         before: Sequence[Array],
     ) -> tuple[Array, tuple[Array, ...]]:
-        """In one call, where all matrices have kernels."""
+        """In one call, if all matrices have kernels."""
         cached = self._layers.get(weights)
         if cached is None or cached[0] is not norm:
             cached = self._layers[weights] = norm, _native_layer(weights, norm)
@@ -88,7 +88,7 @@ class CpuRecurrentKernels(ReferenceKernels):
     def time_mix(
         self, weights: Rwkv7, x: Array, last: Array, state: Array, first_value: Array | None
     ) -> tuple[Array, Array, Array]:
-        """In one call, where all matrices have kernels."""
+        """In one call, if all matrices have kernels."""
         native = native_time_mix(weights)
         if native is None:
             return super().time_mix(weights, x, last, state, first_value)
@@ -96,7 +96,7 @@ class CpuRecurrentKernels(ReferenceKernels):
         return self._states.time_mix(x, last, state, first_value, native)
 
     def channel_mix(self, weights: ChannelMix, x: Array, last: Array) -> Array:
-        """In one call, where both matrices have kernels."""
+        """In one call, if both matrices have kernels."""
         native = native_channel_mix(weights)
         if native is None:
             return super().channel_mix(weights, x, last)
@@ -106,7 +106,7 @@ class CpuRecurrentKernels(ReferenceKernels):
 
 
 _Layers: TypeAlias = "WeakKeyDictionary[RecurrentWeights, tuple[Norm | None, _native.StateLayer | None]]"
-"""Layers in C++, each with the norm that it was made with; None where there are no kernels for one of its matrices."""
+"""Layers in C++, each with its norm; None if one of its matrices has no kernel."""
 
 
 def _native_layer(weights: RecurrentWeights, norm: Norm | None) -> _native.StateLayer | None:
@@ -157,7 +157,7 @@ def _eps(norm: Norm | None) -> float:
 
 
 def native_rwkv_block(block: RwkvBlock) -> _native.RwkvBlock | None:
-    """A block in C++; None where there are no kernels for one of its matrices, or one is more than its product."""
+    """A block in C++; None if a matrix has no kernel, or a linear has a scale or a bias."""
     time, channel, output = (
         native_time_mix(block.time),
         native_channel_mix(block.channel),

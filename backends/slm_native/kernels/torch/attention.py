@@ -22,7 +22,7 @@ def attend(
         k: [S, K, D].
         v: [S, K, D].
         scale: factor on ``q · k``.
-        scoring: what else is done with scores.
+        scoring: other operations on scores.
         block: the queries' bidirectional block, if they are part of one.
 
     Returns:
@@ -54,7 +54,7 @@ def attend_at(positions: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, 
         k: [S, K, D], those of positions from 0 on; behind the last query's they are anybody's.
         v: [S, K, D].
         scale: factor on ``q · k``.
-        scoring: what else is done with scores.
+        scoring: other operations on scores.
 
     Returns:
         [T, H, D].
@@ -79,7 +79,7 @@ def attend_bidirectionally(q: Tensor, k: Tensor, v: Tensor, scale: float, scorin
         k: [T, K, D].
         v: [T, K, D].
         scale: factor on ``q · k``.
-        scoring: what else is done with scores.
+        scoring: other operations on scores.
 
     Returns:
         [T, H, D].
@@ -101,7 +101,7 @@ def attend_one_token_each(
         cache: one layer of the cache.
         group: the sequences.
         scale: factor on ``q · k``.
-        scoring: what else is done with scores.
+        scoring: other operations on scores.
 
     Returns:
         [B, H, D].
@@ -147,7 +147,7 @@ def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, mask: Tensor, scal
         distance: from each query to each key, [B or 1, T, S].
         mask: the keys that a query attends to, of the same shape.
         scale: factor on ``q · k``.
-        scoring: what else is done with scores.
+        scoring: other operations on scores.
 
     Returns:
         [B, H, T, D].

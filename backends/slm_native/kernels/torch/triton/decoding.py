@@ -184,7 +184,7 @@ def attend_decoding(
         cache: one layer of the cache, in any of its types.
         group: the sequences; each holds a token at least.
         scale: factor on ``q · k``.
-        scoring: what else is done with scores.
+        scoring: other operations on scores.
 
     Returns:
         float32 [B, H, D].
