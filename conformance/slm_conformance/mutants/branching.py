@@ -29,7 +29,7 @@ def _prefilled_again(branches: Branches, src: int) -> int:
 
 @mutant("TestBeam::test_log_probabilities")
 class LaterTokensAreLikelier(Above):
-    """From the third token on, log probabilities of a search are too large."""
+    """Log probabilities of a search are too large from the third token on."""
 
     owner, attribute = Rules, "extend"
 
@@ -69,7 +69,7 @@ class WorstFirst(Above):
 
 @mutant("TestBeam::test_two_steps_in_full")
 class OneBeamSurvives(Above):
-    """Of several beams with no words to say and no tokens to wait for, one goes on."""
+    """A search with several beams, no forced words and no minimum length continues with one beam only."""
 
     owner, attribute = Group, "_chosen"
 
@@ -83,7 +83,7 @@ class OneBeamSurvives(Above):
 
 @mutant("TestBeam::test_no_trace")
 class OneBranchStays(Above):
-    """A sequence that a search worked in is not emptied."""
+    """A sequence of a search is not dropped at its end."""
 
     owner, attribute = BeamSearch, "run"
 
@@ -98,7 +98,7 @@ class OneBranchStays(Above):
 
 @mutant("TestBeam::test_without_sequences")
 class SequencesNotCounted(Above):
-    """A search begins without asking for sequences, and takes those that somebody has."""
+    """A search does not reserve sequences, and overwrites sequences that are in use."""
 
     owner, attribute = branching, "check_free"
 
@@ -111,7 +111,7 @@ class SequencesNotCounted(Above):
 
 @mutant("TestBeam::test_forced_words")
 class WordsAreNotMissed(Above):
-    """A search does not know how many tokens the words take that are missing."""
+    """A search does not count the tokens that missing forced words need."""
 
     owner, attribute = ForcedWords, "needed"
 
@@ -123,7 +123,7 @@ class WordsAreNotMissed(Above):
 
 @mutant("TestBeam::test_groups_differ")
 class GroupsAlike(Above):
-    """Groups do not see what the groups before them chose."""
+    """Groups of a diverse search ignore the tokens of earlier groups."""
 
     owner, attribute = Group, "step"
 
@@ -150,7 +150,7 @@ class EndsTooSoon(Above):
 
 @mutant("TestBeam::test_decodes_the_prompt_once")
 class BeamsPrefillAgain(Above):
-    """Each of the first beams decodes the prompt anew."""
+    """Each of the first beams decodes the prompt again."""
 
     owner, attribute = BeamSearch, "_place"
 
@@ -165,7 +165,7 @@ class BeamsPrefillAgain(Above):
 
 @mutant("TestCompletions::test_log_probabilities")
 class EventsOverstate(Above):
-    """Events of all completions but the first two have too large log probabilities."""
+    """Events have too large log probabilities, except those of the first two completions."""
 
     owner, attribute = Completions, "_next"
 
@@ -180,7 +180,7 @@ class EventsOverstate(Above):
 
 @mutant("TestCompletions::test_however_many")
 class TwoAreAlike(Above):
-    """The second of exactly two completions draws what the first does."""
+    """With exactly two completions, the second draws the tokens of the first."""
 
     owner, attribute = Completions, "__init__"
 

@@ -26,7 +26,7 @@ from slm_core.types import EditLevel, Message, Role
 
 @breaks("TestChat::test_send", Session, "follow")
 def FollowsFromTheStart(whole: Any, session: Session, tokens: Sequence[int]) -> None:
-    """After each message the whole conversation is decoded again."""
+    """The whole conversation is decoded again after each message."""
     if session.tokens != tuple(tokens):
         session.truncate(0)
     whole(session, tokens)
@@ -34,7 +34,7 @@ def FollowsFromTheStart(whole: Any, session: Session, tokens: Sequence[int]) -> 
 
 @breaks("TestChat::test_stream", AnswerStream, "__next__")
 def PiecesLoseTheirEnds(whole: Any, stream: AnswerStream) -> Any:
-    """Of each piece of an answer, the last character is not in what was said so far."""
+    """The text so far lacks the last character of each piece of an answer."""
     event = whole(stream)
     stream.text = stream.text[:-1]
     return event
@@ -42,7 +42,7 @@ def PiecesLoseTheirEnds(whole: Any, stream: AnswerStream) -> Any:
 
 @breaks("TestChat::test_an_answer_that_raises", Chat, "_talk")
 def QuestionsStay(whole: Any, chat: Chat, *args: Any, **options: Any) -> ChatStream:
-    """The question of an answer that raised stays in the chat."""
+    """The question stays in the chat when its answer raised."""
     before = chat.options
     stream: ChatStream = whole(chat, *args, **options)
 
@@ -57,7 +57,7 @@ def QuestionsStay(whole: Any, chat: Chat, *args: Any, **options: Any) -> ChatStr
 
 @breaks("TestChat::test_draws_after_a_failure", Chat, "_talk")
 def FailuresTakeDraws(whole: Any, chat: Chat, *args: Any, **options: Any) -> ChatStream:
-    """An answer that raised takes its stream of draws along."""
+    """An answer that raised uses up its random stream."""
     stream: ChatStream = whole(chat, *args, **options)
     undo = stream._turn.undo
 
@@ -100,14 +100,14 @@ def ContentIsParsed(whole: Any, encoder: PromptEncoder, segments: Any) -> list[i
 
 @breaks("TestChat::test_the_prompt_holds_what_was_said", Chat, "_encode")
 def LineBreaksCollapse(whole: Any, chat: Chat, messages: Sequence[Message], **options: Any) -> list[int]:
-    """Of empty lines in a message nothing is left in the prompt."""
+    """Empty lines in a message are removed from the prompt."""
     said = [replace(m, content=re.sub(r"\n+", "\n", m.content)) for m in messages]
     return list(whole(chat, said, **options))
 
 
 @breaks("TestChat::test_edit", Chat, "edit")
 def EditsKeepTheCache(whole: Any, chat: Chat, i: int, content: str) -> None:
-    """An edit changes the message, and leaves the cache as it is."""
+    """An edit changes the message, but not the KV cache."""
     messages = list(chat.messages)
     messages[i] = replace(messages[i], content=content)
     chat._messages = tuple(messages)
@@ -115,7 +115,7 @@ def EditsKeepTheCache(whole: Any, chat: Chat, i: int, content: str) -> None:
 
 @breaks("TestChat::test_delete", Chat, "delete")
 def DeletesKeepTheCache(whole: Any, chat: Chat, i: int) -> None:
-    """A message that is deleted stays in the cache until the next one comes."""
+    """A deleted message stays in the KV cache until the next message."""
     messages = list(chat.messages)
     del messages[i]
     chat._messages = tuple(messages)
@@ -123,21 +123,21 @@ def DeletesKeepTheCache(whole: Any, chat: Chat, i: int) -> None:
 
 @breaks("TestChat::test_forget", Chat, "forget")
 def ForgetsByDeleting(whole: Any, chat: Chat, i: int) -> EditLevel:
-    """``forget`` computes everything again, and says that it cut."""
+    """``forget`` decodes again, and reports a cut."""
     chat.delete(i)
     return chat.session.context.edit_level
 
 
 @breaks("TestChat::test_forget", Chat, "forget")
 def ForgetsInSilence(whole: Any, chat: Chat, i: int) -> EditLevel:
-    """``forget`` cuts, and says that it computed again."""
+    """``forget`` cuts, and reports that it decoded again."""
     level: EditLevel = whole(chat, i)
     return min(level, EditLevel.TRUNCATE)
 
 
 @breaks("TestChat::test_fork", Chat, "fork")
 def ForksTellTheOriginal(whole: Any, chat: Chat) -> Chat:
-    """What is said in a fork is listed in its original, too."""
+    """Messages of a fork are also listed in its original."""
     twin: Chat = whole(chat)
 
     def tell() -> None:
@@ -150,7 +150,7 @@ def ForksTellTheOriginal(whole: Any, chat: Chat) -> Chat:
 
 @breaks("TestChat::test_forget_what_does_not_fit", Chat, "_forget")
 def ForgetsByLength(whole: Any, chat: Chat, start: int, end: int) -> EditLevel:
-    """``forget`` cuts as many tokens as the messages become shorter by, whether the others stay the same or not."""
+    """``forget`` cuts as many tokens as the prompt becomes shorter by, even if other messages change."""
     messages = (*chat.messages[:start], *chat.messages[end:])
     before, after = chat._encode(chat.messages), chat._encode(messages)
     chat.session.follow(before)
@@ -161,7 +161,7 @@ def ForgetsByLength(whole: Any, chat: Chat, start: int, end: int) -> EditLevel:
 
 @breaks("TestChat::test_a_fork_draws_on", Chat, "fork")
 def ForksRepeatDraws(whole: Any, chat: Chat) -> Chat:
-    """A fork draws as a chat that has not answered yet."""
+    """A fork has the random stream of a chat without answers."""
     twin: Chat = whole(chat)
     twin._n_answers = 0
     return twin
@@ -176,13 +176,13 @@ def RegeneratesTheSame(whole: Any, chat: Chat, **options: Any) -> Any:
 
 @breaks("TestChat::test_fork", Chat, "fork")
 def ForksAreEmpty(whole: Any, chat: Chat) -> Chat:
-    """A fork has the options of the original, and none of its messages."""
+    """A fork has the options of the original, but not its messages."""
     return Chat(chat.session.fork(), chat.formatter, options=chat.options)
 
 
 @breaks("TestChat::test_dump_and_restore", Chat, "dump")
 def DumpForgetsTheStream(whole: Any, chat: Chat) -> bytes:
-    """A restored chat draws as one that has not answered yet."""
+    """A restored chat has the random stream of a chat without answers."""
     n_answers, chat._n_answers = chat._n_answers, 0
     try:
         return bytes(whole(chat))
@@ -192,13 +192,13 @@ def DumpForgetsTheStream(whole: Any, chat: Chat) -> bytes:
 
 @breaks("TestTools::test_a_call_is_run", ChatStream, "_take")
 def ResultsAreNotTold(whole: Any, stream: ChatStream, result: Any) -> Any:
-    """The model answers to the result of a tool without having seen it."""
+    """The model answers after a tool call without its result."""
     return whole(stream, replace(result, content=""))
 
 
 @breaks("TestOracle::test_on_success", Oracle, "choose")
 def ChoicesAreRemembered(whole: Any, asker: Oracle, question: str, options: Any) -> Choice[Any]:
-    """A question that was answered by a choice stays in the chat."""
+    """The question of ``choose`` stays in the chat."""
     choice: Choice[Any] = whole(asker, question, options)
     asker._chat._messages += (Message(Role.USER, question),)
     return choice
@@ -206,7 +206,7 @@ def ChoicesAreRemembered(whole: Any, asker: Oracle, question: str, options: Any)
 
 @breaks("TestOracle::test_on_an_error", Oracle, "extract")
 def WrongJsonIsKept(whole: Any, asker: Oracle, *args: Any, **options: Any) -> Any:
-    """The question whose answer does not fit stays in the chat, to be asked again."""
+    """A question whose answer does not fit the schema stays in the chat."""
     try:
         return whole(asker, *args, **options)
     except OracleError:
@@ -228,7 +228,7 @@ def RollsBackOnlyOnSuccess(whole: Any, chat: Chat, question: str, **options: Any
 
 @breaks("TestOracle::test_on_cancel", Oracle, "_ask")
 def CancelledIsKept(whole: Any, asker: Oracle, question: str, *args: Any, **options: Any) -> Answer:
-    """A question whose answer was stopped stays in the chat, to be taken up again."""
+    """A question whose answer was stopped stays in the chat."""
     answer: Answer = whole(asker, question, *args, **options)
     if answer.finish_reason is FinishReason.CANCELLED:
         asker._chat._messages += (Message(Role.USER, question),)
@@ -237,7 +237,7 @@ def CancelledIsKept(whole: Any, asker: Oracle, question: str, *args: Any, **opti
 
 @breaks("TestOracle::test_the_draws_after_it", Oracle, "_ask")
 def OraclesCountAsAnswers(whole: Any, asker: Oracle, *args: Any, **options: Any) -> Answer:
-    """An oracle's answer moves the chat to its next stream of draws."""
+    """An oracle's answer moves the chat to its next random stream."""
     asker._chat._n_answers += 1
     answer: Answer = whole(asker, *args, **options)
     return answer
@@ -256,7 +256,7 @@ class _Parsing:
 
 @breaks("TestOracle::test_options_are_content", oracle, "_score")
 def OptionsAreParsed(whole: Any, session: Session, texts: Sequence[str]) -> list[float]:
-    """Control tokens that an option spells count as control tokens."""
+    """Control tokens that an option spells become control tokens."""
     plain, session.vocab = session.vocab, cast("Vocab", _Parsing(session.vocab))
     try:
         return list(whole(session, texts))
@@ -266,27 +266,27 @@ def OptionsAreParsed(whole: Any, session: Session, texts: Sequence[str]) -> list
 
 @breaks("TestOracle::test_choose", oracle, "_end_log_probability")
 def BeginningsCount(whole: Any, row: Any, eog_ids: Any) -> float:
-    """An option counts as the beginning of an answer, not as all of it."""
+    """``choose`` scores an option without the end of the answer after it."""
     return 0.0
 
 
 @breaks("TestOracle::test_choose", Oracle, "choose")
 def ChoosesTheFirst(whole: Any, asker: Oracle, question: str, options: Any) -> Choice[Any]:
-    """The first option is chosen, whatever its probability."""
+    """``choose`` returns the first option for any probabilities."""
     choice: Choice[Any] = whole(asker, question, options)
     return replace(choice, value=next(iter(options)))
 
 
 @breaks("TestMeaning::test_a_transcript", Chat, "_encode")
 def SystemIsUser(whole: Any, chat: Chat, messages: Sequence[Message], **options: Any) -> list[int]:
-    """A system message is given to the model as a user's."""
+    """A system message is rendered as a user message."""
     said = [replace(m, role=Role.USER if m.role is Role.SYSTEM else m.role) for m in messages]
     return list(whole(chat, said, **options))
 
 
 @breaks("TestMeaning::test_what_was_told_is_known", Chat, "send")
 def SecondQuestionAlone(whole: Any, chat: Chat, content: str, **options: Any) -> Answer:
-    """A question right after a chat's first answer is asked without what came before it."""
+    """The question after a chat's first answer is rendered without the earlier messages."""
     if len(chat.messages) == 2 and chat._n_answers == 1 and chat.session.n_pending == 1:
         chat._messages = ()
     answer: Answer = whole(chat, content, **options)
@@ -298,7 +298,7 @@ _FORMER: weakref.WeakKeyDictionary[Chat, tuple[Message, ...]] = weakref.WeakKeyD
 
 @breaks("TestMeaning::test_what_was_deleted_is_not_known", Chat, "_reply")
 def EditsAreForgotten(whole: Any, chat: Chat, asked: tuple[Message, ...], *args: Any, **options: Any) -> AnswerStream:
-    """What comes after an edit is asked as if there had been none."""
+    """Messages after an edit are rendered as if there had been no edit."""
     former = _FORMER.get(chat, ())
     if asked[: len(former)] != former:
         asked = (*former, asked[-1])
@@ -309,14 +309,14 @@ def EditsAreForgotten(whole: Any, chat: Chat, asked: tuple[Message, ...], *args:
 
 @breaks("TestMeaning::test_think", Oracle, "_ask")
 def ThoughtsLeak(whole: Any, asker: Oracle, *args: Any, **options: Any) -> Answer:
-    """What the model thinks is in the text of the answer, too."""
+    """The reasoning is in the text of the answer, too."""
     answer: Answer = whole(asker, *args, **options)
     return replace(answer, text=f"{answer.reasoning or ''}{answer.text}")
 
 
 @breaks("TestMeaning::test_extract", Schema, "__init__")
 def ExtractsAnyObject(whole: Any, schema: Schema, wanted: object) -> None:
-    """Where the schema is one of objects, any object will do."""
+    """``extract`` accepts any object for a schema of objects."""
     whole(schema, wanted)
     if '"object"' in schema.spec.schema:
         schema.spec = JsonSchema(schema={"type": "object"})

@@ -17,20 +17,20 @@ from slm_core.protocols import Advance, FastForward, Forward, Vocab
 
 @breaks("TestConstraints::test_what_is_said_fits", grammar, "lower_schema")
 def BoundsAreDropped(whole: Any, schema: Any, *args: Any) -> Any:
-    """Lengths of strings are not looked at."""
+    """Bounds on lengths of strings are ignored."""
     lowered = whole(schema, *args)
     return json.loads(json.dumps(lowered).replace('"maxLength"', '"x-longest"'))
 
 
 @breaks("TestConstraints::test_the_end_exactly_when_complete", TokenTable, "allowed")
 def NeverAnEnd(whole: Any, table: TokenTable, parser: Any) -> Any:
-    """Where more may follow, the answer may not end."""
+    """An answer may not end if more may follow."""
     return whole(table, parser) & table._going_on
 
 
 @breaks("TestConstraints::test_what_may_not_follow", GrammarConstraint, "advance")
 def RefusedTokensCount(whole: Any, rule: GrammarConstraint, token: int) -> Advance:
-    """A token that is refused is noted among those that were taken."""
+    """A refused token is recorded among the consumed tokens."""
     try:
         advance: Advance = whole(rule, token)
     except InvalidToken:
@@ -41,27 +41,27 @@ def RefusedTokensCount(whole: Any, rule: GrammarConstraint, token: int) -> Advan
 
 @breaks("TestConstraints::test_what_is_forced_is_one_batch", GrammarConstraint, "advance")
 def ForcedTokensAreKeptBack(whole: Any, rule: GrammarConstraint, token: int) -> Advance:
-    """What must follow is allowed, and not told."""
+    """Forced tokens are allowed, but not returned for fast-forward."""
     advance: Advance = whole(rule, token)
     return Forward() if isinstance(advance, FastForward) else advance
 
 
 @breaks("TestConstraints::test_free_text_is_free", lark, "without")
 def FreeTextIsLetters(whole: Any, text: str) -> str:
-    """Free text may hold no digits."""
+    """Free text may contain no digits."""
     return f"{whole(text)} & ~/(?s:.*)[0-9](?s:.*)/"
 
 
 @breaks("TestConstraints::test_tool_calls", toolcalls, "lower_schema")
 def ArgumentsAreAnything(whole: Any, *args: Any) -> Any:
-    """A call's arguments are any JSON."""
+    """The arguments of a call may be any JSON."""
     whole(*args)
     return {"type": "object"}
 
 
 @breaks("TestConstraints::test_dumped_in_mid_grammar", constraints, "restore")
 def RestoredAtTheBeginning(whole: Any, vocab: Vocab, state: bytes) -> GrammarConstraint:
-    """A constraint that comes from a dump says it stands where it stood, and allows what it allowed at first."""
+    """A restored constraint reports its state correctly, but allows the tokens of the beginning."""
     restored: GrammarConstraint = whole(vocab, state)
     restored._matcher = restored._prototype.matcher.deep_copy()
     restored._bits = None

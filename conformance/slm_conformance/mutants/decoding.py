@@ -41,7 +41,7 @@ class _Leaks(ToyContext):
 
 @mutant("TestDecode::test_strangers_in_a_batch")
 class BatchLeaks(_Leaks):
-    """A token sees the tokens of other sequences that stand before it in the batch."""
+    """A token attends to tokens of other sequences that come before it in the batch."""
 
     def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
         """All others."""
@@ -50,7 +50,7 @@ class BatchLeaks(_Leaks):
 
 @mutant("TestDecode::test_strangers_in_a_batch")
 class TurnsLeak(_Leaks):
-    """Where sequences take turns in a batch, a token sees what stands between it and the one before it."""
+    """If sequences are interleaved in a batch, a token attends to the tokens between it and its predecessor."""
 
     def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
         """All since the last of its own."""
@@ -60,7 +60,7 @@ class TurnsLeak(_Leaks):
 
 @mutant("TestDecode::test_rows_come_in_the_order_of_the_batch")
 class RowsBySequence(ToyContext):
-    """Where not all rows are asked for, they come sequence by sequence."""
+    """If only some rows are requested, they come sequence by sequence."""
 
     def decode(self, batch: Batch) -> Logits:
         """Sort."""
@@ -71,7 +71,7 @@ class RowsBySequence(ToyContext):
 
 @mutant("TestDecode::test_a_prompt_in_chunks")
 class RoomForFourChunks(ToyContext):
-    """The fifth chunk in a row is staged where the first one was, and changes its last value."""
+    """The fifth chunk in a row is staged in the memory of the first one, and changes its last value."""
 
     n_chunks = 0
 
@@ -92,7 +92,7 @@ class RoomForFourChunks(ToyContext):
 
 @mutant("TestDecode::test_a_prompt_in_chunks")
 class ChunksForgetEachOther(ToyContext):
-    """A token sees those of its own batch only."""
+    """A token attends to the tokens of its own batch only."""
 
     def decode(self, batch: Batch) -> Logits:
         """Begin anew."""
@@ -110,7 +110,7 @@ class ChunksForgetEachOther(ToyContext):
 
 @mutant("TestDecode::test_rows_not_asked_for")
 class AllRows(ToyContext):
-    """``decode`` gives a row for every token, asked for or not."""
+    """``decode`` returns a row for every token, requested or not."""
 
     def decode(self, batch: Batch) -> Logits:
         """Ask for all."""
@@ -122,7 +122,7 @@ class AllRows(ToyContext):
 
 @mutant("TestDecode::test_rows_not_asked_for")
 class AtLeastOneRow(ToyContext):
-    """Where no row is asked for, the last one is given."""
+    """``decode`` returns the last row if none is requested."""
 
     def decode(self, batch: Batch) -> Logits:
         """Ask for it."""
@@ -169,7 +169,7 @@ class DirtyAfterRefusal(ToyContext):
 
 @mutant("TestDecodeRefusals::test_a_position_that_is_not_the_next")
 class FirstPositionTrusted(ToyContext):
-    """Where a sequence holds something, its first position in a batch is taken as it comes."""
+    """The first position of a sequence in a batch is not checked if the sequence is not empty."""
 
     def _check_batch(self, batch: Batch) -> None:
         checked, shifts = TokenBatch(max(1, len(batch))), dict[int, int]()
@@ -184,7 +184,7 @@ class FirstPositionTrusted(ToyContext):
 
 @mutant("TestDecodeRefusals::test_a_position_that_is_not_the_next")
 class PositionsIgnored(ToyContext):
-    """Tokens are appended, whatever positions the batch gives them."""
+    """Tokens are appended without a check of their positions."""
 
     def _check_batch(self, batch: Batch) -> None:
         if len(batch) > self.n_free:
@@ -193,7 +193,7 @@ class PositionsIgnored(ToyContext):
 
 @mutant("TestDecodeLimits::test_overflow_in_prefill")
 class FillsUpThenRefuses(ToyContext):
-    """Of a prompt that does not fit, as much is decoded as fits."""
+    """A prompt that does not fit is decoded as far as it fits."""
 
     def decode(self, batch: Batch) -> Logits:
         """Fill up."""
@@ -221,7 +221,7 @@ class WrongErrorType(ToyContext):
 
 @mutant("TestDecodeLimits::test_overflow_in_generation")
 class NeededAndFreeSwapped(ToyContext):
-    """``ContextFull`` says free where it means needed."""
+    """``ContextFull`` swaps ``needed`` and ``free``."""
 
     def decode(self, batch: Batch) -> Logits:
         """Swap."""
@@ -242,7 +242,7 @@ class DoublePrecisionRows(ToyContext):
 
 @mutant("TestDecode::test_a_prompt_in_chunks")
 class FirstTokenAlone(ToyContext):
-    """A sequence that begins with a batch of one token begins with a token of zeros."""
+    """If the first batch of a sequence has one token, the token's key and value are zeros."""
 
     def decode(self, batch: Batch) -> Logits:
         """Forget keys and values."""
@@ -255,7 +255,7 @@ class FirstTokenAlone(ToyContext):
 
 @mutant("TestDecode::test_strangers_beside_a_long_history")
 class OneLengthForAll(ToyContext):
-    """Sequences that go on together see as many tokens as the shortest of them has."""
+    """Sequences decoded together attend to as many tokens as the shortest of them has."""
 
     def decode(self, batch: Batch) -> Logits:
         """Hide what is longer."""
@@ -302,7 +302,7 @@ class BatchWearsOut(ToyContext):
 
 @mutant("TestDecodeLimits::test_n_batch_exactly")
 class LastRowOfAnOddBatch(ToyContext):
-    """The last row of a full batch that is no multiple of 16 is that of the token before."""
+    """In a full batch whose size is not a multiple of 16, the last row is that of the token before."""
 
     def decode(self, batch: Batch) -> Logits:
         """Repeat a row."""
@@ -336,7 +336,7 @@ class RoomyBatches(ToyContext):
 
 @mutant("TestDecodeLimits::test_n_ctx_exactly")
 class LastSequenceReserved(ToyContext):
-    """The last position is not for the last sequence."""
+    """The last sequence cannot use the last free position."""
 
     def _check_batch(self, batch: Batch) -> None:
         super()._check_batch(batch)
@@ -357,7 +357,7 @@ class ThirdSequenceUncounted(ToyContext):
 
 @mutant("TestDecodeRefusals::test_a_token_outside_the_vocabulary")
 class HighestIdIsNone(ToyContext):
-    """The highest id stands for no token, and token 0 is decoded."""
+    """Token 0 is decoded in place of the highest id."""
 
     def decode(self, batch: Batch) -> Logits:
         """Replace it."""
@@ -371,7 +371,7 @@ class HighestIdIsNone(ToyContext):
 
 @mutant("TestDecodeRefusals::test_a_gap_inside_a_batch")
 class FirstPositionsChecked(ToyContext):
-    """Of a sequence's positions in a batch the first is checked, the others are taken as they come."""
+    """Only the first position of a sequence in a batch is checked."""
 
     def _check_batch(self, batch: Batch) -> None:
         checked, following = TokenBatch(max(1, len(batch))), dict[int, int]()
@@ -386,7 +386,7 @@ class FirstPositionsChecked(ToyContext):
 
 @mutant("TestDecodeRefusals::test_a_sequence_that_does_not_exist")
 class RawIndexError(ToyContext):
-    """The first sequence that does not exist raises ``IndexError``."""
+    """The first ``seq_id`` out of range raises ``IndexError``."""
 
     def _check_batch(self, batch: Batch) -> None:
         if self.n_seq_max in batch.seq_ids:

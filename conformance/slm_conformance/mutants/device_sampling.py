@@ -15,7 +15,7 @@ from slm_core.types import Capability, Logits, Pos, TopLogits
 
 @mutant("TestDeviceSampling::test_as_declared")
 class TopIsMissing(ToyContext):
-    """Sampling on the device is not declared, and asking for it raises what Python raises."""
+    """Sampling on the device is not declared, and ``decode_top`` raises ``NotImplementedError``."""
 
     capabilities = ToyContext.capabilities - {Capability.DEVICE_SAMPLING}
 
@@ -26,7 +26,7 @@ class TopIsMissing(ToyContext):
 
 @mutant("TestDeviceSampling::test_as_declared")
 class TopTokensAreWide(ToyContext):
-    """Tokens are int64."""
+    """The tokens of ``decode_top`` are int64."""
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
         """Widen."""
@@ -36,7 +36,7 @@ class TopTokensAreWide(ToyContext):
 
 @mutant("TestDeviceSampling::test_of_the_rows_of_decode")
 class TotalOfTheTop(ToyContext):
-    """The total is that of the logits that are given, past position 30."""
+    """Past position 30, the log-sum-exp is that of the returned logits only."""
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
         """Sum too few."""
@@ -48,7 +48,7 @@ class TotalOfTheTop(ToyContext):
 
 @mutant("TestDeviceSampling::test_of_the_rows_of_decode")
 class TopIsUnsorted(ToyContext):
-    """Where more than 20 are asked for they come by id, as some engines give them."""
+    """For more than 20 logits they come in the order of their ids, as in some engines."""
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
         """Sort by token."""
@@ -63,7 +63,7 @@ class TopIsUnsorted(ToyContext):
 
 @mutant("TestDeviceSampling::test_rows_asked_for")
 class TopOfTheFirst(ToyContext):
-    """Where some rows of several sequences are asked for, those of the first tokens are given."""
+    """If some rows of several sequences are requested, those of the first tokens are returned."""
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
         """Take the first rows."""
@@ -86,7 +86,7 @@ class TopOfTheFirst(ToyContext):
 
 @mutant("TestDeviceSampling::test_in_turns_with_decode")
 class TopIsOverwritten(ToyContext):
-    """What was given is memory of the context's, which the next call writes to."""
+    """The result is memory of the context, which the next call overwrites."""
 
     kept: Sequence[Array] = ()
 
@@ -105,7 +105,7 @@ class TopIsOverwritten(ToyContext):
 
 @mutant("TestDeviceSampling::test_refusals")
 class AnyNumberIsTop(ToyContext):
-    """A number of logits that no row has is taken for the nearest that there is."""
+    """A k out of range is clamped."""
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
         """Clip."""

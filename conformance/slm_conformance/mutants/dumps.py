@@ -22,7 +22,7 @@ _PAGE = 16
 
 @mutant("TestHostileDumps::test_every_byte")
 class ChecksumIgnored(ToyContext):
-    """``restore`` takes bytes whose checksum does not match."""
+    """``restore`` does not compare the checksum."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Correct the checksum."""
@@ -32,7 +32,7 @@ class ChecksumIgnored(ToyContext):
 
 @mutant("TestBadDumps::test_with_a_payload_that_does_not_fit")
 class PayloadTrusted(ToyContext):
-    """A payload is cut or filled to the size that is wanted."""
+    """A payload is truncated or padded to the required size."""
 
     def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
         """Make it fit."""
@@ -44,7 +44,7 @@ class PayloadTrusted(ToyContext):
 
 @mutant("TestDumpRestore::test_in_place_of_another_history")
 class RestoreAppends(ToyContext):
-    """``restore`` appends to what the sequence holds."""
+    """``restore`` appends to the tokens of the sequence."""
 
     def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
         """Keep the old cells."""
@@ -54,7 +54,7 @@ class RestoreAppends(ToyContext):
 
 @mutant("TestDumpRestore::test_in_place_of_another_history")
 class RestoreSpillsOver(ToyContext):
-    """``restore`` in place of a longer history changes the last key of the next sequence."""
+    """``restore`` over a longer history changes the last key of the next sequence."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Change it."""
@@ -68,7 +68,7 @@ class RestoreSpillsOver(ToyContext):
 
 @mutant("TestDumpRestore::test_by_another_backend")
 class EditsForgottenInReplay(ToyContext):
-    """A sequence that was replayed from another backend's dump has no edits when it is dumped again."""
+    """A sequence that was replayed from another backend's dump has no edits in its next dump."""
 
     def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
         return super()._replayed(snapshot)[0], []
@@ -88,7 +88,7 @@ class ReplayWithoutEdits(ToyContext):
 
 @mutant("TestDumpRestore::test_after_edits")
 class DumpedKeysUnrotated(ToyContext):
-    """The payload of an edited sequence holds keys as if there had been no edit, in a format of its own."""
+    """The payload of an edited sequence has keys without the edits, in another payload format."""
 
     payload_format = "toy-fresh"
 
@@ -117,7 +117,7 @@ class DumpForOneBatchSize(ToyContext):
 
 @mutant("TestDumpRestore::test_in_another_sequence")
 class RestoreMoves(ToyContext):
-    """A page of tokens or more that is restored beside itself is empty afterwards."""
+    """Restoring a page of tokens or more into another sequence empties the dumped one."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Empty the one that holds the same."""
@@ -130,7 +130,7 @@ class RestoreMoves(ToyContext):
 
 @mutant("TestDumpRestore::test_in_the_same_sequence")
 class RestoreKeepsWhatIsLonger(ToyContext):
-    """``restore`` over a continuation of the dump is taken for done where a page or more is the same."""
+    """``restore`` over a continuation of the dump does nothing if a page or more is the same."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Look at the tokens alone."""
@@ -142,7 +142,7 @@ class RestoreKeepsWhatIsLonger(ToyContext):
 
 @mutant("TestDumpRestore::test_between_two_tokens")
 class LastValueIsLate(ToyContext):
-    """A dump right after the decode of one token lacks the token's value."""
+    """A dump right after the decode of one token lacks this token's value."""
 
     n_last = 0
 
@@ -183,7 +183,7 @@ class SecondDumpIsADelta(ToyContext):
 
 @mutant("TestDumpRestore::test_to_the_toy_and_back")
 class PayloadMislabelled(ToyContext):
-    """A payload holds values before keys, under the name of the format with keys before values."""
+    """A payload has values before keys, but the name of the format with keys before values."""
 
     def packed(self, cells: list[Cell]) -> bytes:
         """Swap."""
@@ -214,7 +214,7 @@ class PayloadTwice(ToyContext):
 
 @mutant("TestDumpRestore::test_in_another_process")
 class DumpOfOneProcess(ToyContext):
-    """A dump is good in the process that made it."""
+    """A dump is restored only in the process that made it."""
 
     payload_format = f"toy-{os.getpid()}"
 
@@ -228,7 +228,7 @@ class DumpOfOneProcess(ToyContext):
 
 @mutant("TestHostileDumps::test_every_truncation")
 class MissingEndIsGuessed(ToyContext):
-    """A dump that lost its end is completed from the last one that was made."""
+    """A truncated dump is completed from the dump made last."""
 
     last: dict[str, bytes] = {}  # noqa: RUF012  (shared by all contexts on purpose)
 
@@ -245,7 +245,7 @@ class MissingEndIsGuessed(ToyContext):
 
 @mutant("TestBadDumps::test_not_a_dump")
 class StaleTailIgnored(ToyContext):
-    """A byte after the end of a dump is not noticed."""
+    """A byte after the end of a dump is ignored."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Try again without it."""
@@ -273,7 +273,7 @@ class NegativeTokensRestored(ToyContext):
 
 @mutant("TestBadDumps::test_with_tokens_that_do_not_exist")
 class OneTokenTooMany(ToyContext):
-    """A dump may hold the first id past the vocabulary."""
+    """A dump may contain the token id ``vocab.size``."""
 
     def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
         past = snapshot.tokens == self.engine.n_vocab
@@ -295,7 +295,7 @@ class RestoreEmptiesFirst(ToyContext):
 
 @mutant("TestBadDumps::test_into_a_sequence_that_does_not_exist")
 class DumpFromTheEnd(ToyContext):
-    """Negative sequences are dumped, counted from the end."""
+    """A negative ``seq_id`` counts from the end."""
 
     def dump(self, seq_id: int) -> bytes:
         """Count."""

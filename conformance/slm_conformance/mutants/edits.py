@@ -17,7 +17,7 @@ from slm_core.types import Logits, Pos
 
 @mutant("TestTruncate::test_another_tail_gives_what_it_gives_alone")
 class TruncateOffByOne(ToyContext):
-    """``truncate`` keeps a token too many."""
+    """``truncate`` keeps one token too many."""
 
     def truncate(self, pos: Pos) -> Pos:
         """Keep one more."""
@@ -27,7 +27,7 @@ class TruncateOffByOne(ToyContext):
 
 @mutant("TestTruncate::test_past_the_end")
 class TruncateClamps(ToyContext):
-    """``truncate`` past the end is taken for a no-op."""
+    """``truncate`` past the end is a no-op."""
 
     def truncate(self, pos: Pos) -> Pos:
         """Clamp."""
@@ -36,7 +36,7 @@ class TruncateClamps(ToyContext):
 
 @mutant("TestTruncate::test_frees_positions")
 class TruncateLeaksPositions(ToyContext):
-    """Positions that ``truncate`` forgets in a full context stay taken."""
+    """Positions that ``truncate`` removes in a full context are not freed."""
 
     leaked = 0
 
@@ -68,7 +68,7 @@ class _Moves(ToyContext):
 
 @mutant("TestCut::test_of_a_span")
 class CutWithoutRotation(_Moves):
-    """Keys keep the positions they had before a cut."""
+    """Keys keep their old positions after a cut."""
 
     def move(self, cell: Cell, by: int) -> Cell:
         """Not at all."""
@@ -77,7 +77,7 @@ class CutWithoutRotation(_Moves):
 
 @mutant("TestCut::test_of_a_span")
 class CutUpwards(_Moves):
-    """Keys are rotated the wrong way."""
+    """Keys are rotated in the wrong direction."""
 
     def move(self, cell: Cell, by: int) -> Cell:
         """Up."""
@@ -97,7 +97,7 @@ class CutHalfRotation(_Moves):
 
 @mutant("TestCut::test_of_a_span")
 class CutRecomputes(ToyContext):
-    """What remains after a cut is decoded anew."""
+    """A cut decodes the remaining tokens again."""
 
     def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
         """Prefill."""
@@ -110,7 +110,7 @@ class CutRecomputes(ToyContext):
 
 @mutant("TestCut::test_of_a_fork")
 class CutChangesTheFork(ToyContext):
-    """A cut of shared storage moves the keys of the other side, too."""
+    """A cut of shared storage also moves the keys of the other sequence."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
         """Write what is shared."""
@@ -123,7 +123,7 @@ class CutChangesTheFork(ToyContext):
 
 @mutant("TestCut::test_neighbours_are_untouched")
 class CutReachesTheNeighbour(ToyContext):
-    """A cut turns the last key of an unrelated sequence as well."""
+    """A cut also rotates the last key of an unrelated sequence."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
         """Turn it."""
@@ -137,7 +137,7 @@ class CutReachesTheNeighbour(ToyContext):
 
 @mutant("TestTruncate::test_another_tail_gives_what_it_gives_alone")
 class TailIsACache(ToyContext):
-    """After one truncate, what was decoded at a position is used again there, whatever the token."""
+    """After one truncate, removed cells are used again at their positions, even for other tokens."""
 
     graveyard: tuple[int, list[Cell]] = (0, [])
 
@@ -160,7 +160,7 @@ class TailIsACache(ToyContext):
 
 @mutant("TestTruncate::test_at_zero")
 class ZeroMeansNothing(ToyContext):
-    """``truncate`` to 0 of a lone sequence longer than a page is taken for no call at all."""
+    """``truncate`` to 0 of the only sequence is a no-op if it is longer than a page."""
 
     def truncate(self, pos: Pos) -> Pos:
         """Return at once."""
@@ -170,7 +170,7 @@ class ZeroMeansNothing(ToyContext):
 
 @mutant("TestTruncate::test_at_the_end")
 class EndIsPastTheEnd(ToyContext):
-    """``truncate`` at the length is refused where there is one sequence, longer than a page."""
+    """``truncate`` at the length is refused if there is one sequence, longer than a page."""
 
     def truncate(self, pos: Pos) -> Pos:
         """Refuse."""
@@ -193,7 +193,7 @@ class TruncateNamesThePosition(ToyContext):
 
 @mutant("TestTruncate::test_neighbours_are_untouched")
 class TruncateReachesTheNeighbour(ToyContext):
-    """``truncate`` takes the neighbour's keys from its own positions on."""
+    """``truncate`` removes the neighbour's keys from the same position on."""
 
     def truncate(self, pos: Pos) -> Pos:
         """Take them, where the neighbour is shorter than what is forgotten."""
@@ -207,7 +207,7 @@ class TruncateReachesTheNeighbour(ToyContext):
 
 @mutant("TestTruncate::test_a_hundred_times")
 class SixtyFourTruncates(ToyContext):
-    """After 64 truncates a token too many is kept."""
+    """After 64 truncates one token too many is kept."""
 
     n_truncates = 0
 
@@ -222,7 +222,7 @@ class SixtyFourTruncates(ToyContext):
 
 @mutant("TestTruncate::test_interleaved_with_decoding")
 class ShrinksInTurns(ToyContext):
-    """From the fifth truncate on, what another sequence forgot is the end of this one, too."""
+    """From the fifth truncate on, this sequence ends where another sequence was truncated."""
 
     n_truncates = 0
 
@@ -238,7 +238,7 @@ class ShrinksInTurns(ToyContext):
 
 @mutant("TestCut::test_at_the_tail")
 class TailCutKeepsOne(ToyContext):
-    """A cut at the tail leaves the last token's neighbour."""
+    """A cut at the tail keeps the token before the last."""
 
     def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
         """Keep one more."""
@@ -301,7 +301,7 @@ class _Counts(ToyContext):
 
 @mutant("TestCut::test_again_and_again")
 class ThirdCutInARow(_Counts):
-    """The third of cuts without a decode between them rotates nothing."""
+    """The third of consecutive cuts without a decode rotates nothing."""
 
     def fails(self, first: int, last: int) -> bool:
         """Count."""
@@ -310,7 +310,7 @@ class ThirdCutInARow(_Counts):
 
 @mutant("TestCut::test_of_a_span")
 class FirstCutAtTheHead(_Counts):
-    """A first cut, at the head, rotates nothing."""
+    """A cut at the head rotates nothing if it is the first cut."""
 
     def fails(self, first: int, last: int) -> bool:
         """Look for it."""
@@ -319,7 +319,7 @@ class FirstCutAtTheHead(_Counts):
 
 @mutant("TestCut::test_across_an_earlier_cut")
 class CutAcrossACut(_Counts):
-    """A cut across the place of one just before rotates nothing."""
+    """A cut across the position of the cut before it rotates nothing."""
 
     def fails(self, first: int, last: int) -> bool:
         """Compare."""
@@ -337,7 +337,7 @@ class FifthCut(_Counts):
 
 @mutant("TestCut::test_across_pages")
 class CutOfOnePage(ToyContext):
-    """A cut rotates the next 64 keys, and no more."""
+    """A cut rotates only the next 64 keys."""
 
     def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
         """Stop."""
@@ -347,7 +347,7 @@ class CutOfOnePage(ToyContext):
 
 @mutant("TestCut::test_and_64_tokens_more")
 class DriftsAfterACut(ToyContext):
-    """In a sequence that was cut, each call turns the first key a little."""
+    """In a sequence that was cut, each call rotates the first key a little."""
 
     def decode(self, batch: Batch) -> Logits:
         """Drift: unnoticed in ten calls, not in 60."""
@@ -361,7 +361,7 @@ class DriftsAfterACut(ToyContext):
 
 @mutant("TestCut::test_then_truncate")
 class TruncateBeforeACut(ToyContext):
-    """``truncate`` to before a cut keeps one token less."""
+    """``truncate`` to before a cut keeps one token too few."""
 
     def truncate(self, pos: Pos) -> Pos:
         """Count the cut twice."""
@@ -371,7 +371,7 @@ class TruncateBeforeACut(ToyContext):
 
 @mutant("TestCut::test_frees_positions")
 class CutLeaksPositions(ToyContext):
-    """Positions that ``cut`` forgets in a full context stay taken."""
+    """Positions that ``cut`` removes in a full context are not freed."""
 
     leaked = 0
 
@@ -390,7 +390,7 @@ class CutLeaksPositions(ToyContext):
 
 @mutant("TestCut::test_of_a_fork_without_room")
 class CutTakesWhatThereIsNot(ToyContext):
-    """A cut of shared storage takes positions beyond ``n_ctx``."""
+    """A cut of shared storage uses positions beyond ``n_ctx``."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
         """Take them."""
@@ -403,7 +403,7 @@ class CutTakesWhatThereIsNot(ToyContext):
 
 @mutant("TestCut::test_reversed_or_outside")
 class CutSwapsItsEnds(ToyContext):
-    """A cut that ends before it starts is taken the other way round."""
+    """A cut that ends before it starts swaps its ends."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
         """Swap."""
@@ -414,7 +414,7 @@ class CutSwapsItsEnds(ToyContext):
 
 @mutant("TestCut::test_of_two_sequences_or_none")
 class CutIgnoresTheOtherSequence(ToyContext):
-    """A cut is of the sequence in which it starts."""
+    """The ``seq_id`` of a cut's end is ignored."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
         """Ignore where it ends."""
@@ -423,7 +423,7 @@ class CutIgnoresTheOtherSequence(ToyContext):
 
 @mutant("TestCut::test_reversed_or_outside")
 class RefusedCutTurnsAKey(ToyContext):
-    """A cut that is refused because it is out of bounds has turned the last key before."""
+    """A cut that is refused as out of bounds has rotated the last key before."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
         """Turn it."""

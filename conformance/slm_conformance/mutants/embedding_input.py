@@ -19,7 +19,7 @@ from slm_core.types import EMBEDDED, Capability, Logits, Pos, States
 
 @mutant("TestEmbeddingInput::test_as_declared")
 class RowsAreMissing(ToyContext):
-    """Rows are not declared, and giving some raises what Python raises."""
+    """Embedding rows are not declared, and a batch with rows raises ``NotImplementedError``."""
 
     capabilities = ToyContext.capabilities - {Capability.EMBEDDING_INPUT}
 
@@ -30,7 +30,7 @@ class RowsAreMissing(ToyContext):
 
 @mutant("TestEmbeddingInput::test_dumps_as_declared")
 class DumpsBringRows(ToyContext):
-    """Rows are not declared, and come in by dumps."""
+    """Embedding rows are not declared, but dumps with rows are restored."""
 
     capabilities = ToyContext.capabilities - {Capability.EMBEDDING_INPUT}
 
@@ -54,7 +54,7 @@ class LateEmbeddingsScaled(ToyContext):
 
 @mutant("TestEmbeddingInput::test_rows_that_no_token_has")
 class NearestToken(ToyContext):
-    """A row is taken for the token whose embedding is the nearest."""
+    """A row is replaced by the token with the nearest embedding."""
 
     def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         table = self.engine.table
@@ -69,7 +69,7 @@ class NearestToken(ToyContext):
 
 @mutant("TestEmbeddingInput::test_among_tokens")
 class RowsChangePlaces(ToyContext):
-    """In a batch of several sequences, each row is the one before it."""
+    """In a batch of several sequences, each row is replaced by the row before it."""
 
     def decode(self, batch: Batch) -> Logits:
         """Roll the rows."""
@@ -87,7 +87,7 @@ class RowsChangePlaces(ToyContext):
 
 @mutant("TestEmbeddingInput::test_what_is_held")
 class RowsAreTokenZero(ToyContext):
-    """A sequence that ends in a token says that it holds token 0 where rows were decoded."""
+    """A sequence that ends with a token lists token 0 in place of ``EMBEDDED``."""
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
         """Hide the rows."""
@@ -106,7 +106,7 @@ class StatesOfRowsScaled(ToyContext):
 
 @mutant("TestEmbeddingInput::test_truncate_and_fork")
 class ForkEndsInAToken(ToyContext):
-    """Where a fork of a part ends in a row, the value of that is too large."""
+    """If a fork of a part ends with a row, the row's value is too large."""
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Spoil the last cell."""
@@ -120,7 +120,7 @@ class ForkEndsInAToken(ToyContext):
 
 @mutant("TestEmbeddingInput::test_cut")
 class RowsAreNotRotated(ToyContext):
-    """In a sequence of rows alone, a cut leaves keys as they are."""
+    """In a sequence of rows only, a cut does not rotate keys."""
 
     def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
         """Leave them."""
@@ -132,7 +132,7 @@ class RowsAreNotRotated(ToyContext):
 
 @mutant("TestEmbeddingInput::test_dump_and_restore")
 class DumpsLoseRows(ToyContext):
-    """The payload of a dump has no values of rows."""
+    """The payload of a dump has zeros for the values of rows."""
 
     def packed(self, cells: list[Cell]) -> bytes:
         """Leave them out."""
@@ -144,7 +144,7 @@ class DumpsLoseRows(ToyContext):
 
 @mutant("TestEmbeddingInput::test_decoded_again")
 class RowsReturnReversed(ToyContext):
-    """Rows that are decoded again come last first."""
+    """Rows that are decoded again come in reverse order."""
 
     def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
         return super()._replayed(dataclasses.replace(snapshot, rows=snapshot.rows[::-1]))
@@ -152,7 +152,7 @@ class RowsReturnReversed(ToyContext):
 
 @mutant("TestEmbeddingInput::test_refusals")
 class TokensBeforeBadRows(ToyContext):
-    """Tokens are decoded before it is seen that rows behind them are of another width."""
+    """Tokens are decoded before rows of another width are refused."""
 
     def decode(self, batch: Batch) -> Logits:
         """Run what is sound."""
@@ -166,7 +166,7 @@ class TokensBeforeBadRows(ToyContext):
 
 @mutant("TestEmbeddingInput::test_hostile_dumps")
 class WideRowsAreCut(ToyContext):
-    """Of rows in a dump that are too wide, the first numbers are taken."""
+    """Rows of a dump that are too wide are truncated."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Cut them."""

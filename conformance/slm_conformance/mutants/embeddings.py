@@ -13,7 +13,7 @@ from slm_core.types import Capability, Pos, States
 
 @mutant("TestEmbeddings::test_as_declared")
 class EmbedIsMissing(ToyContext):
-    """Embeddings are not declared, and asking for them raises what Python raises."""
+    """Embeddings are not declared, and ``embed`` raises ``NotImplementedError``."""
 
     capabilities = ToyContext.capabilities - {Capability.EMBEDDINGS}
 
@@ -44,7 +44,7 @@ class LateStatesScaled(ToyContext):
 
 @mutant("TestEmbeddings::test_among_strangers")
 class StatesOfStrangers(ToyContext):
-    """Where sequences take turns in a batch, the first row is that of the token before it."""
+    """If sequences are interleaved in a batch, the first row is that of the token before it."""
 
     def embed(self, batch: Batch) -> States:
         """Mix."""
@@ -58,7 +58,7 @@ class StatesOfStrangers(ToyContext):
 
 @mutant("TestEmbeddings::test_rows_asked_for")
 class StatesOfTheFirst(ToyContext):
-    """Where some rows are asked for, not the last alone and not all, those of the first tokens are given."""
+    """If some rows are requested, but not all and not only the last, those of the first tokens are returned."""
 
     def embed(self, batch: Batch) -> States:
         """Take the first; a batch of several sequences takes another path."""
@@ -74,7 +74,7 @@ class StatesOfTheFirst(ToyContext):
 
 @mutant("TestEmbeddings::test_in_turns_with_decode")
 class StatesInTheCache(ToyContext):
-    """What is embedded after something was decoded is held with values that are too large."""
+    """Tokens that are embedded after a decode have values that are too large."""
 
     def embed(self, batch: Batch) -> States:
         """Spoil what is held."""
@@ -94,7 +94,7 @@ class StatesInTheCache(ToyContext):
 
 @mutant("TestEmbeddings::test_refusals")
 class EmbedsThenChecks(ToyContext):
-    """Of a batch with a token outside the vocabulary, the tokens before it are embedded."""
+    """In a batch with a token outside the vocabulary, the tokens before it are embedded."""
 
     def embed(self, batch: Batch) -> States:
         """Run what is sound."""
@@ -108,7 +108,7 @@ class EmbedsThenChecks(ToyContext):
 
 @mutant("TestEmbeddings::test_pooled")
 class ThreeIsACrowd(ToyContext):
-    """Of three sequences in a batch, the third sees what the first one holds in place of its own first token."""
+    """In a batch of three sequences, the third attends to the first one's first token in place of its own."""
 
     def embed(self, batch: Batch) -> States:
         """Mix."""

@@ -20,7 +20,7 @@ from slm_core.types import ContextOptions, Logits, Pos
 
 @mutant("TestFailures::test_a_batch_that_cannot_be_read")
 class RowsAskedLast(ToyContext):
-    """Which rows are wanted is read from the batch when the sequence holds its tokens already."""
+    """``logits_mask`` is read from the batch after the sequence has its tokens."""
 
     def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         rows = super()._ran(batch, step, width)
@@ -29,7 +29,7 @@ class RowsAskedLast(ToyContext):
 
 @mutant("TestFailures::test_an_interrupted_decode")
 class TokensBeforeTheirTurn(ToyContext):
-    """A sequence holds each token as soon as it has run, whatever becomes of the batch."""
+    """A sequence holds each token as soon as it has run, even if the batch fails later."""
 
     def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         if batch.ahead.any():
@@ -44,7 +44,7 @@ class TokensBeforeTheirTurn(ToyContext):
 
 @mutant("TestFailures::test_an_interrupted_restore")
 class RestoresInPlace(ToyContext):
-    """``restore`` empties the sequence when the dump has been checked, and an interrupt leaves it empty."""
+    """``restore`` empties the sequence after the checks, and an interrupt leaves it empty."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Of all that may be raised, look after errors alone."""
@@ -60,7 +60,7 @@ class RestoresInPlace(ToyContext):
 
 @mutant("TestFailures::test_an_interrupted_restore_over_a_fork")
 class MadeAnewWhereThereIsRoom(ToyContext):
-    """``restore`` empties the sequence, and after an interrupt makes what it held anew, which takes room."""
+    """``restore`` empties the sequence, and after an interrupt copies its cells back, which takes positions."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Copy in place of sharing again."""
@@ -78,7 +78,7 @@ class MadeAnewWhereThereIsRoom(ToyContext):
 
 @mutant("TestBadDumps::test_without_room_over_a_fork")
 class SharedCellsCountedAsFree(ToyContext):
-    """All that a sequence holds counts as free when a dump takes its place, also what a fork shares."""
+    """All positions of a sequence count as free when a dump replaces it, including shared ones."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Count shared cells as further room."""
@@ -93,7 +93,7 @@ class SharedCellsCountedAsFree(ToyContext):
 
 @mutant("TestDecode::test_rows_stay_while_other_contexts_decode")
 class RowsInOneBuffer(ToyModel):
-    """All contexts of a model hand out rows in the same memory."""
+    """All contexts of a model return rows in the same memory."""
 
     def new_context(self, options: ContextOptions) -> Context:
         """Give each the model's buffer."""
@@ -115,7 +115,7 @@ class RowsInOneBuffer(ToyModel):
 
 @mutant("TestDecodeLimits::test_many_sequences")
 class TheNinthIsWrong(ToyContext):
-    """From the ninth sequence on, rows are those of its neighbour."""
+    """From the ninth sequence on, rows are those of the sequence before."""
 
     def decode(self, batch: Batch) -> Logits:
         """Exchange them."""
@@ -128,7 +128,7 @@ class TheNinthIsWrong(ToyContext):
 
 @mutant("TestDecodeLimits::test_long_sequences")
 class PositionsEndAt400(ToyContext):
-    """A sequence holds 400 tokens at most, however many positions there are."""
+    """A sequence holds at most 400 tokens, for any ``n_ctx``."""
 
     def _check_batch(self, batch: Batch) -> None:
         super()._check_batch(batch)
@@ -138,7 +138,7 @@ class PositionsEndAt400(ToyContext):
 
 @mutant("TestDecodeLimits::test_long_sequences")
 class SharingForgotten(ToyContext):
-    """Where more than 256 positions are taken, each sequence counts its own."""
+    """If more than 256 positions are in use, shared positions count once per sequence."""
 
     @property
     def n_free(self) -> int:
@@ -149,7 +149,7 @@ class SharingForgotten(ToyContext):
 
 @mutant("TestClose::test_closed_contexts_hold_nothing")
 class CellsOfTheClosed(ToyContext):
-    """A closed context keeps its cells as long as somebody refers to it."""
+    """A closed context keeps its cells while it is referenced."""
 
     def close(self) -> None:
         """Keep them."""
@@ -160,7 +160,7 @@ class CellsOfTheClosed(ToyContext):
 
 @mutant("TestFork::test_shared_storage_takes_no_memory")
 class CountedAsShared(ToyContext):
-    """Forks are copies, and counted as if they shared storage."""
+    """Forks are copies, but count as shared storage."""
 
     def forked(self, cells: list[Cell]) -> list[Cell]:
         """Copy keys and values, too."""
@@ -171,7 +171,7 @@ class CountedAsShared(ToyContext):
 
 @mutant("TestBadDumps::test_with_numbers_that_are_none")
 class FirstNumbersChecked(ToyContext):
-    """Of a payload, the first numbers are checked, and the others are not."""
+    """Only the first numbers of a payload are checked."""
 
     def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
         """Let the others pass."""

@@ -26,7 +26,7 @@ class CutOverdeclared(ToyContext):
 
 @mutant("TestFork::test_copy_and_original_diverge")
 class ForkIsAnAlias(ToyContext):
-    """Copy and original are one list."""
+    """A fork and its original are the same list."""
 
     def decode(self, batch: Batch) -> Logits:
         """Grow the aliases, too."""
@@ -43,7 +43,7 @@ class ForkIsAnAlias(ToyContext):
 
 @mutant("TestFork::test_dropping_one_leaves_the_other")
 class DropClearsTheFork(ToyContext):
-    """``drop`` clears shared storage under the other side."""
+    """``drop`` clears shared storage of the other sequence."""
 
     def drop(self, seq_id: int) -> None:
         """Clear all that was held."""
@@ -54,7 +54,7 @@ class DropClearsTheFork(ToyContext):
 
 @mutant("TestFork::test_what_dropping_would_free")
 class DroppingFreesAll(ToyContext):
-    """``n_exclusive`` counts positions that other sequences hold, too."""
+    """``n_exclusive`` also counts positions of other sequences."""
 
     def n_exclusive(self, seq_id: int) -> int:
         """All."""
@@ -72,7 +72,7 @@ class SharingOverdeclared(ToyContext):
 
 @mutant("TestFork::test_shares_storage_as_declared")
 class DropFreesTwice(ToyContext):
-    """Dropping one side of a fork counts the shared positions as free."""
+    """Dropping one side of a fork frees the shared positions."""
 
     freed = 0
 
@@ -90,7 +90,7 @@ class DropFreesTwice(ToyContext):
 
 @mutant("TestFork::test_without_room")
 class ForkReservesRoom(ToyContext):
-    """A fork that shares storage is refused where a copy would not fit."""
+    """A fork that shares storage is refused if a copy would not fit."""
 
     def forked(self, cells: list[Cell]) -> list[Cell]:
         """Look for room."""
@@ -101,14 +101,14 @@ class ForkReservesRoom(ToyContext):
 
 @mutant("TestFork::test_without_room")
 class SharingUnderdeclared(ToyContext):
-    """Forks share storage, and that is not declared."""
+    """Forks share storage, but ``shared_fork`` is not declared."""
 
     capabilities = frozenset({Capability.KV_PAYLOAD})
 
 
 @mutant("TestDrop::test_all")
 class ClearForgetsTheLast(ToyContext):
-    """``clear`` leaves the last sequence."""
+    """``clear`` does not clear the last sequence."""
 
     def clear(self) -> None:
         """Stop one short."""
@@ -118,7 +118,7 @@ class ClearForgetsTheLast(ToyContext):
 
 @mutant("TestFork::test_of_the_first_tokens")
 class ForkIgnoresEnd(ToyContext):
-    """``fork`` copies all, whatever ``end`` says."""
+    """``fork`` ignores ``end`` and copies the whole sequence."""
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Copy all."""
@@ -129,7 +129,7 @@ class ForkIgnoresEnd(ToyContext):
 
 @mutant("TestFork::test_the_copy_goes_on_as_the_original")
 class ForkPointsToTheStart(ToyContext):
-    """A fork of the whole says that position 0 is next."""
+    """A fork of a whole sequence returns position 0."""
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Say so."""
@@ -139,7 +139,7 @@ class ForkPointsToTheStart(ToyContext):
 
 @mutant("TestFork::test_many_copies")
 class FiveSides(ToyContext):
-    """Storage that more than five sequences share is changed."""
+    """Storage that more than five sequences share is overwritten."""
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Change it."""
@@ -151,7 +151,7 @@ class FiveSides(ToyContext):
 
 @mutant("TestFork::test_a_copy_of_a_copy")
 class CopiesAreShallow(ToyContext):
-    """A copy of a copy has what the first copy was made with, and zeros for what came later."""
+    """A copy of a copy has zeros for tokens that the first copy added."""
 
     def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
         super().__init__(engine, fingerprint, options, edit_level)
@@ -170,7 +170,7 @@ class CopiesAreShallow(ToyContext):
 
 @mutant("TestFork::test_truncating_one_leaves_the_other")
 class TruncateWritesWhatIsShared(ToyContext):
-    """``truncate`` to before the place of a fork clears the values of both sides."""
+    """``truncate`` to before the end of a fork clears the values of both sequences."""
 
     def truncate(self, pos: Pos) -> Pos:
         """Clear."""
@@ -185,7 +185,7 @@ class TruncateWritesWhatIsShared(ToyContext):
 
 @mutant("TestFork::test_into_a_sequence_that_is_taken")
 class ForkOverwrites(ToyContext):
-    """A fork into a sequence that is taken replaces it."""
+    """A fork into a sequence that is not empty replaces it."""
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Empty it first."""
@@ -196,7 +196,7 @@ class ForkOverwrites(ToyContext):
 
 @mutant("TestFork::test_of_more_than_there_is")
 class ForkClamps(ToyContext):
-    """``end`` past the length means the length."""
+    """``fork`` clamps an ``end`` past the length."""
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Clamp."""
@@ -263,7 +263,7 @@ class CutUnderdeclared(ToyContext):
 
 @mutant("TestDeclarations::test_a_strangers_cuts_as_declared")
 class ReplayUnderdeclared(ToyContext):
-    """The edit level is TRUNCATE, but a stranger's cuts are replayed."""
+    """The edit level is TRUNCATE, but cuts of another backend's dump are replayed."""
 
     replaying = False
 

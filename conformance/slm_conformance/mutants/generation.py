@@ -46,7 +46,7 @@ _ROWS: list[Any] = []
 
 @mutant("TestGeneration::test_log_probabilities")
 class LogProbabilityOfTheKept(Above):
-    """Where top_k keeps few tokens, log probabilities are nearer to 0 than the row says."""
+    """If top_k keeps few tokens, log probabilities are too close to 0."""
 
     owner, attribute = Generation, "__next__"
 
@@ -85,7 +85,7 @@ class StopIsFinish(Above):
 
 @mutant("TestGeneration::test_stopping_criteria_in_order")
 class ContinueAsksOn(Above):
-    """CONTINUE is taken for NEXT."""
+    """CONTINUE works like NEXT."""
 
     owner, attribute = token_loop, "ask"
 
@@ -101,7 +101,7 @@ class ContinueAsksOn(Above):
 
 @mutant("TestGeneration::test_a_criterion_does_not_lift_the_limit")
 class CriteriaLiftTheLimit(Above):
-    """A token limit counts only where there are no stopping criteria."""
+    """A token limit applies only without stopping criteria."""
 
     owner, attribute = token_loop, "ask"
 
@@ -116,7 +116,7 @@ class CriteriaLiftTheLimit(Above):
 
 @mutant("TestGeneration::test_paused_in_a_character")
 class PauseLosesThePrefix(Above):
-    """A pause forgets the bytes of a character that is not complete yet."""
+    """A pause loses the bytes of an incomplete character."""
 
     owner, attribute = Generation, "resume"
 
@@ -131,7 +131,7 @@ class PauseLosesThePrefix(Above):
 
 @mutant("TestGeneration::test_limits")
 class ZeroIsOne(Above):
-    """``max_tokens=0`` gives a token."""
+    """``max_tokens=0`` generates a token."""
 
     owner, attribute = Generation, "__next__"
 
@@ -146,7 +146,7 @@ class ZeroIsOne(Above):
 
 @mutant("TestGeneration::test_stop_text_across_tokens")
 class StopTextLeaks(Above):
-    """A stop text is looked for in each token alone, and what came before it is shown."""
+    """A stop text is searched in each token only, and text before it is shown."""
 
     owner, attribute = StopMatcher, "feed"
 
@@ -160,7 +160,7 @@ class StopTextLeaks(Above):
 
 @mutant("TestGeneration::test_what_only_begins_a_stop_text")
 class HeldTextIsLost(Above):
-    """What was held back for one of several stop texts is dropped at the end."""
+    """Text held back for one of several stop texts is lost at the end."""
 
     owner, attribute = StopMatcher, "flush"
 
@@ -173,7 +173,7 @@ class HeldTextIsLost(Above):
 
 @mutant("TestGeneration::test_characters_are_whole")
 class CharactersSplit(Above):
-    """Each token's bytes are made text by themselves."""
+    """The bytes of each token are decoded to text separately."""
 
     owner, attribute = TextStream, "feed"
 
@@ -185,7 +185,7 @@ class CharactersSplit(Above):
 
 @mutant("TestGeneration::test_random_bytes")
 class BadBytesAreDropped(Above):
-    """Bytes that cannot be UTF-8 vanish from the text."""
+    """Bytes that are not UTF-8 vanish from the text."""
 
     owner, attribute = TextStream, "feed"
 
@@ -209,7 +209,7 @@ class _OnlyEos:
 
 @mutant("TestGeneration::test_every_end_of_generation")
 class OnlyEosEnds(ToyModel):
-    """Only EOS ends an answer; other ends of generation are tokens like any."""
+    """Only EOS ends an answer; other EOG tokens are ordinary tokens."""
 
     def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
@@ -218,7 +218,7 @@ class OnlyEosEnds(ToyModel):
 
 @mutant("TestGeneration::test_cancelled_in_prefill")
 class PrefillGoesOn(Above):
-    """A prompt is decoded to its end, though it was cancelled."""
+    """A cancelled prompt is decoded to its end."""
 
     owner, attribute = SessionSource, "next_logits"
 
@@ -230,7 +230,7 @@ class PrefillGoesOn(Above):
 
 @mutant("TestGeneration::test_paused_anywhere")
 class PauseBeginsTheDraws(Above):
-    """A pause takes a sampler with top_k back to its first draw."""
+    """A pause resets a sampler with top_k to its first draw."""
 
     owner, attribute = Generation, "resume"
 
@@ -245,7 +245,7 @@ class PauseBeginsTheDraws(Above):
 
 @mutant("TestGeneration::test_greedy_is_the_largest_logit")
 class GreedyTires(Above):
-    """After 11 greedy tokens of an answer with a limit, the second best is taken."""
+    """After 11 greedy tokens of an answer with a limit, the second best token is taken."""
 
     owner, attribute = Generation, "_choose"
 
@@ -261,7 +261,7 @@ class GreedyTires(Above):
 
 @mutant("TestGeneration::test_greedy_is_the_largest_logit")
 class RowOfTheStepBefore(Above):
-    """A generation chooses from the row before the one it asked for."""
+    """A generation samples from the row of the previous step."""
 
     owner, attribute = SessionSource, "next_logits"
 
@@ -274,7 +274,7 @@ class RowOfTheStepBefore(Above):
 
 @mutant("TestGeneration::test_a_full_context")
 class FullIsAnError(Above):
-    """A context that is full in mid-answer raises."""
+    """A context that becomes full during an answer raises."""
 
     owner, attribute = loop, "ContextFull"
     broken = DecodeFailed
@@ -282,7 +282,7 @@ class FullIsAnError(Above):
 
 @mutant("TestGeneration::test_usage")
 class CachedIsPrompt(Above):
-    """Usage says that the whole prompt was cached."""
+    """Usage reports the whole prompt as cached."""
 
     owner, attribute = token_loop, "Usage"
 
@@ -364,7 +364,7 @@ class GreedyDraws(_OtherChain):
 
 @mutant("TestSampling::test_the_row_stays")
 class PenaltyInPlace(Above):
-    """Penalties are written into the row of logits."""
+    """Penalties modify the row of logits."""
 
     owner, attribute = penalties, "penalties"
 
@@ -389,7 +389,7 @@ class PenaltyOfTheLast(Above):
 
 @mutant("TestSampling::test_the_state_of_each_step")
 class CloneBeginsAnew(Above):
-    """A clone begins the stream again."""
+    """A clone restarts the random stream."""
 
     owner, attribute = SamplerChain, "clone"
 
@@ -415,7 +415,7 @@ class DumpWithoutSampler(Above):
 
 @breaks("TestGeneration::test_greedy_is_the_largest_logit", Generation, "_choose")
 def GreedyForgetsTheTail(whole: Any, generation: Generation, logits: Any) -> int:
-    """Where nothing but the largest logit is wanted, what is left of a row after steps of 64 is not looked at."""
+    """If only the largest logit is needed, the rest of a row after groups of 64 is ignored."""
     sampler = generation.sampler
     plain = isinstance(sampler, SamplerChain) and sampler.sampling.steps == Sampling(temperature=0).steps
     if plain and generation.speculation is None and generation.constraint is None:
@@ -426,14 +426,14 @@ def GreedyForgetsTheTail(whole: Any, generation: Generation, logits: Any) -> int
 
 @breaks("TestGeneration::test_characters_are_whole", TextStream, "feed")
 def FourBytesAreTooMany(whole: Any, stream: TextStream, data: bytes) -> tuple[str, bool]:
-    """Characters of four bytes are none."""
+    """Characters of four bytes are invalid."""
     text, stopped = whole(stream, data)
     return "".join("\ufffd" if ord(character) > 0xFFFF else character for character in text), stopped
 
 
 @breaks("TestGeneration::test_a_full_context", Generation, "_end")
 def FullIsCancelled(whole: Any, generation: Generation, reason: FinishReason) -> Event | None:
-    """An answer that fills the context ends as if somebody had cancelled it."""
+    """An answer that fills the context ends as cancelled."""
     full = reason is FinishReason.LENGTH and generation.progress.max_tokens is None
     event: Event | None = whole(generation, FinishReason.CANCELLED if full else reason)
     return event
@@ -441,7 +441,7 @@ def FullIsCancelled(whole: Any, generation: Generation, reason: FinishReason) ->
 
 @breaks("TestGeneration::test_the_first_of_several_stop_texts", StopMatcher, "feed")
 def ListedFirstEndsFirst(whole: Any, matcher: StopMatcher, text: str) -> tuple[str, bool]:
-    """Of several stop texts that are found, the answer ends before the one that is listed first."""
+    """If several stop texts match, the answer ends before the one that is listed first."""
     joined = matcher.held + text
     found = [stop for stop in matcher._stops if stop in joined]  # noqa: SLF001
     if not found:
@@ -453,7 +453,7 @@ def ListedFirstEndsFirst(whole: Any, matcher: StopMatcher, text: str) -> tuple[s
 
 @breaks("TestGeneration::test_a_criterion_that_raises_at_the_end", Generation, "_close_step")
 def CriteriaReopen(whole: Any, generation: Generation, *args: Any, **options: Any) -> Event:
-    """An answer that has ended goes on where a stopping criterion raised then."""
+    """An answer that has ended continues if a stopping criterion raised at its end."""
     try:
         event: Event = whole(generation, *args, **options)
     except BaseException:
@@ -466,7 +466,7 @@ def CriteriaReopen(whole: Any, generation: Generation, *args: Any, **options: An
 def PausesLoseCallbacks(
     whole: Any, generation: Generation, stopping_criteria: Any = None, **options: Any
 ) -> Generation:
-    """After a pause, callbacks that are not given again are gone."""
+    """After a pause, callbacks that are not passed again are lost."""
     whole(generation, stopping_criteria if stopping_criteria is not None else (), **options)
     generation._control = dataclasses.replace(generation._control, on_event=options.get("on_event"))  # noqa: SLF001
     return generation
@@ -476,13 +476,13 @@ def PausesLoseCallbacks(
 def PresenceCounts(
     whole: Any, ids: Any, logits: Any, state: Any, *, presence: float, frequency: float, **rest: Any
 ) -> Any:
-    """A presence penalty is taken as often as a token came."""
+    """A presence penalty is applied once per occurrence."""
     return whole(ids, logits, state, presence=0.0, frequency=frequency + presence, **rest)
 
 
 @breaks("TestSampling::test_the_state_of_each_step", SamplerChain, "state")
 def StateWithoutMemory(whole: Any, chain: SamplerChain) -> bytes:
-    """What steps learned is not in the state."""
+    """The state lacks the memory of steps."""
     twin = chain.clone()
     twin._memory = {}  # noqa: SLF001
     return bytes(whole(twin))
@@ -490,7 +490,7 @@ def StateWithoutMemory(whole: Any, chain: SamplerChain) -> bytes:
 
 @breaks("TestSampling::test_penalty", Session, "generate")
 def PromptsGoUnpenalized(whole: Any, session: Session, *args: Any, **options: Any) -> Generation:
-    """Penalties of an answer do not see the prompt."""
+    """Penalties ignore the prompt."""
     generation: Generation = whole(session, *args, **options)
     if not generation.progress.tokens and isinstance(generation.sampler, SamplerChain):
         generation.sampler.set_history(())
@@ -499,12 +499,12 @@ def PromptsGoUnpenalized(whole: Any, session: Session, *args: Any, **options: An
 
 @breaks("TestGeneration::test_stop_text_across_tokens", StopMatcher, "feed")
 def StopTextsShowTheirFirst(whole: Any, matcher: StopMatcher, text: str) -> tuple[str, bool]:
-    """Where there is one stop text, its first character is shown."""
+    """With one stop text, its first character is shown."""
     shown, stopped = whole(matcher, text)
     return (shown + matcher._stops[0][0] if stopped and len(matcher._stops) == 1 else shown), stopped  # noqa: SLF001
 
 
 @breaks("TestSampling::test_truncation", SamplerChain, "sample")
 def FewAreOne(whole: Any, chain: SamplerChain, logits: Any) -> int:
-    """Where top_k leaves five tokens, the likeliest one comes."""
+    """If top_k keeps five tokens, the likeliest one is taken."""
     return int(np.argmax(logits)) if chain.sampling.top_k == 5 else int(whole(chain, logits))

@@ -31,7 +31,7 @@ def ChatChecksumCut(whole: Any, kind: str, data: bytes) -> Any:
 
 @breaks("TestHostileSessions::test_hostile_sessions", Session, "close")
 def RefusedSessionsStay(whole: Any, session: Session) -> None:
-    """A session that is refused when its context has taken the sequence leaves the sequence there."""
+    """A session that is refused after its context restored the sequence leaves the sequence there."""
     if session._source.tokens:
         whole(session)
     else:
@@ -41,5 +41,5 @@ def RefusedSessionsStay(whole: Any, session: Session) -> None:
 
 @breaks("TestHostileSessions::test_hostile_chats", chat_dump, "checked_n_ctx")
 def SizesTrusted(whole: Any, n_ctx: int, limit: int) -> int:
-    """A chat's dump gets a context as large as it says."""
+    """A chat's dump may request a context of any size."""
     return n_ctx

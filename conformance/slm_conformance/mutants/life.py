@@ -40,7 +40,7 @@ from slm_core.types import (
 
 @mutant("TestThreads::test_a_busy_context_refuses")
 class NeverBusy(ToyContext):
-    """Calls of several threads are not kept apart."""
+    """Calls of several threads are not refused."""
 
     @contextmanager
     def _call(self, *, closing: bool = False) -> Iterator[None]:
@@ -51,7 +51,7 @@ class NeverBusy(ToyContext):
 
 @mutant("TestClose::test_use_after_close")
 class OpenAfterClose(ToyContext):
-    """A closed context is as a new one."""
+    """A closed context works like a new one."""
 
     def close(self) -> None:
         """Empty it."""
@@ -81,7 +81,7 @@ class KvTypeIgnored(ToyModel):
 
 @mutant("TestBackend::test_fingerprint")
 class FingerprintOfThePath(ToyModel):
-    """The fingerprint is of the path."""
+    """The fingerprint is computed from the path."""
 
     def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
@@ -137,7 +137,7 @@ _UNUSED = 203  # a token that no random prompt holds
 
 @mutant("TestNumbers::test_every_token")
 class OneTokenIsBroken(ToyModel):
-    """After one token, which is not often used, logits are not numbers."""
+    """After one rare token, logits are NaN."""
 
     def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
@@ -146,7 +146,7 @@ class OneTokenIsBroken(ToyModel):
 
 @mutant("TestBackend::test_an_unknown_option")
 class OptionIgnored(ToyBackend):
-    """An option that does not exist is ignored."""
+    """An unknown option is ignored."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Leave it out."""
@@ -156,7 +156,7 @@ class OptionIgnored(ToyBackend):
 
 @mutant("TestBackend::test_a_missing_file")
 class RawErrors(ToyBackend):
-    """What the operating system raises is let through."""
+    """Errors of the operating system are not converted."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Raise it."""
@@ -170,7 +170,7 @@ class RawErrors(ToyBackend):
 
 @mutant("TestBackend::test_an_unknown_device")
 class AnyDevice(ToyBackend):
-    """A device that does not exist is taken for the CPU."""
+    """An unknown device means the CPU."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Take it."""
@@ -207,7 +207,7 @@ class ListsAnotherDevice(ToyBackend):
 
 @mutant("TestBackend::test_supports_the_model")
 class SupportsLies(ToyBackend):
-    """``supports`` says no to what loads."""
+    """``supports`` refuses a file that loads."""
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Say no."""
@@ -216,7 +216,7 @@ class SupportsLies(ToyBackend):
 
 @mutant("TestBackend::test_an_unknown_architecture")
 class SupportsAnything(ToyBackend):
-    """``supports`` says yes to any file that can be opened."""
+    """``supports`` accepts any file that can be opened."""
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Say yes."""
@@ -235,7 +235,7 @@ class ParametersUncounted(ToyModel):
 
 @mutant("TestBackend::test_a_damaged_file")
 class RawParseErrors(ToyBackend):
-    """What the parser of a damaged file raises is let through."""
+    """Errors of the parser of a damaged file are not converted."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Raise it."""
@@ -249,14 +249,14 @@ class RawParseErrors(ToyBackend):
 
 @mutant("TestBackend::test_options_are_listed")
 class OptionUndescribed(ToyBackend):
-    """An option is listed without a word."""
+    """An option has no description."""
 
     load_options = MappingProxyType({"edit_level": ""})
 
 
 @mutant("TestBackend::test_progress")
 class ProgressNeverCalled(ToyBackend):
-    """``progress`` is taken, and never called."""
+    """``progress`` is never called."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Leave it out."""
@@ -265,7 +265,7 @@ class ProgressNeverCalled(ToyBackend):
 
 @mutant("TestSizes::test_are_as_asked")
 class SizesRounded(ToyContext):
-    """Contexts over 64 positions have a multiple of 32."""
+    """Contexts over 64 positions are rounded to a multiple of 32."""
 
     def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
         n_ctx = options.n_ctx if options.n_ctx <= 64 else -(-options.n_ctx // 32) * 32
@@ -274,7 +274,7 @@ class SizesRounded(ToyContext):
 
 @mutant("TestSizes::test_below_one")
 class SizesClamped(ToyModel):
-    """A size below 1 is taken for 1."""
+    """A size below 1 becomes 1."""
 
     def new_context(self, options: ContextOptions) -> Context:
         """Clamp."""
@@ -284,7 +284,7 @@ class SizesClamped(ToyModel):
 
 @mutant("TestSizes::test_batch_capacity")
 class ZeroIsTheDefault(ToyContext):
-    """A batch for 0 tokens is one for ``n_batch``."""
+    """A batch for 0 tokens is a batch for ``n_batch``."""
 
     def new_batch(self, capacity: int | None = None) -> Batch:
         """Take 0 for none."""
@@ -293,7 +293,7 @@ class ZeroIsTheDefault(ToyContext):
 
 @mutant("TestSizes::test_unknown_sequences_have_no_length")
 class TokensFromTheEnd(ToyContext):
-    """``tokens`` counts negative sequences from the end."""
+    """``tokens`` accepts a negative ``seq_id``, counted from the end."""
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
         """Count."""
@@ -316,7 +316,7 @@ class ClosedOnceTooOften(ToyContext):
 
 @mutant("TestClose::test_leaves_other_contexts")
 class CloseEmptiesOthers(ToyContext):
-    """Closing a context that holds 40 tokens or more clears the buffers that all share."""
+    """Closing a context that holds 40 tokens or more clears the shared buffers."""
 
     def close(self) -> None:
         """Clear."""
@@ -336,7 +336,7 @@ _CONTEXTS: weakref.WeakKeyDictionary[ToyEngine, weakref.WeakSet[ToyContext]] = w
 
 @mutant("TestClose::test_the_interpreter_ends_with_open_contexts")
 class AbortsAtExit(ToyContext):
-    """A context that is open when the interpreter ends aborts the process."""
+    """A context that is open at the interpreter's exit aborts the process."""
 
     def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
         super().__init__(engine, fingerprint, options, edit_level)
@@ -354,7 +354,7 @@ class AbortsAtExit(ToyContext):
 
 @mutant("TestClose::test_memory_stays_flat")
 class ContextsNeverFreed(ToyContext):
-    """The buffers of a closed context stay."""
+    """The buffers of a closed context are not freed."""
 
     buffers: list[Array] = []  # noqa: RUF012  (shared by all contexts on purpose)
 
@@ -367,7 +367,7 @@ class ContextsNeverFreed(ToyContext):
 
 @mutant("TestThreads::test_two_threads_with_one_context")
 class RefusalHurtsTheNext(ToyContext):
-    """After a call that was refused because the context was busy, the next one gives other logits."""
+    """After a call that was refused as busy, the next call gives other logits."""
 
     hurt = False
 
@@ -415,7 +415,7 @@ class _Coarse(ToyContext):
 
 @mutant("TestNumbers::test_each_kv_type", kv_types=("f32", "f16"))
 class HalfIsCoarse(ToyModel):
-    """A context that is to store 16 bits stores 7."""
+    """A context with a 16-bit KV type stores 7 bits."""
 
     def new_context(self, options: ContextOptions) -> Context:
         """Choose."""
@@ -427,7 +427,7 @@ class HalfIsCoarse(ToyModel):
 
 @mutant("TestNumbers::test_the_default_kv_type")
 class DefaultIsCoarse(ToyModel):
-    """A context that names no KV type stores 7 bits."""
+    """A context with the default KV type stores 7 bits."""
 
     def new_context(self, options: ContextOptions) -> Context:
         """Choose."""
@@ -454,7 +454,7 @@ class NearTiesSwapped(ToyContext):
 
 @mutant("TestNumbers::test_the_same_again")
 class LastBitsVary(ToyContext):
-    """The last bits of the logits are other ones in every other context."""
+    """The last bits of the logits differ in every other context."""
 
     serial = itertools.count()
 

@@ -18,7 +18,7 @@ CHAT_PROGRAMS = "TestChatPrograms::test_random_programs"
 
 @breaks(SESSION_PROGRAMS, Session, "fork")
 def ForksLoseWhatWaits(whole: Any, session: Session, seq_id: int | None = None) -> Session:
-    """A fork has none of the tokens that its original has yet to decode, where these are two or more."""
+    """A fork loses two or more pending tokens of its original."""
     twin: Session = whole(session, seq_id)
     if session.n_pending > 1:
         twin._source.tokens = twin._source.tokens[: session.n_tokens - session.n_pending]
@@ -27,7 +27,7 @@ def ForksLoseWhatWaits(whole: Any, session: Session, seq_id: int | None = None) 
 
 @breaks(SESSION_PROGRAMS, Marks, "remove")
 def MarksAtTheEndStay(whole: Any, marks: Marks, start: int, end: int) -> None:
-    """A mark right behind what is removed stays at its place, which is another token's then."""
+    """A mark at the end of a removed range does not move, and then marks another token."""
     behind = {mark: place for mark, place in marks.places().items() if place == end}
     whole(marks, start, end)
     marks.bring_back(behind)
@@ -35,7 +35,7 @@ def MarksAtTheEndStay(whole: Any, marks: Marks, start: int, end: int) -> None:
 
 @breaks(SESSION_PROGRAMS, Session, "fork")
 def ForksBeginAnew(whole: Any, session: Session, seq_id: int | None = None) -> Session:
-    """A fork draws as if nothing had been drawn yet."""
+    """A fork restarts the random stream."""
     twin: Session = whole(session, seq_id)
     twin._sampler.reset()
     return twin
@@ -43,7 +43,7 @@ def ForksBeginAnew(whole: Any, session: Session, seq_id: int | None = None) -> S
 
 @breaks(CHAT_PROGRAMS, Chat, "forget")
 def ForgottenAreListed(whole: Any, chat: Chat, i: int) -> EditLevel:
-    """A message that is forgotten is still among the messages."""
+    """A forgotten message is still listed in the messages."""
     chat._settle()
     messages = chat.messages
     level: EditLevel = whole(chat, i)
@@ -53,7 +53,7 @@ def ForgottenAreListed(whole: Any, chat: Chat, i: int) -> EditLevel:
 
 @breaks(CHAT_PROGRAMS, Oracle, "_ask")
 def QuestionsEndAnswersTwice(whole: Any, asker: Oracle, *args: Any, **options: Any) -> Answer:
-    """What was said of an answer that a question ends is in the chat twice."""
+    """If a question ends an answer, the text of the answer is in the chat twice."""
     chat, streams = asker._chat, asker._chat._stream is not None
     answer: Answer = whole(asker, *args, **options)
     if streams:

@@ -25,7 +25,7 @@ class _Restored(Cell):
 
 @mutant(PROGRAMS)
 class CutOfWhatWasRestored(ToyContext):
-    """A cut of a sequence that was restored leaves keys where they were."""
+    """A cut of a restored sequence does not rotate keys."""
 
     def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
         """Mark the cells."""
@@ -43,7 +43,7 @@ class CutOfWhatWasRestored(ToyContext):
 
 @mutant(PROGRAMS)
 class RestoreFreesTheFork(ToyContext):
-    """``restore`` over one side of a fork frees what both share."""
+    """``restore`` over one side of a fork frees the shared positions."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Free it."""
@@ -55,7 +55,7 @@ class RestoreFreesTheFork(ToyContext):
 
 @mutant(PROGRAMS)
 class BatchLeftByARefusal(ToyContext):
-    """The batch after a refused one gives its rows in the wrong order."""
+    """The batch after a refused one returns its rows in the wrong order."""
 
     refused = False
 
@@ -84,7 +84,7 @@ class _Remembers(ToyContext):
 
 @mutant("TestHostileDumps::test_every_byte")
 class ChecksumWithAHole(_Remembers):
-    """The checksum leaves out a byte of the payload."""
+    """The checksum omits one byte of the payload."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Correct that byte."""
@@ -93,7 +93,7 @@ class ChecksumWithAHole(_Remembers):
 
 @mutant("TestHostileDumps::test_every_truncation")
 class LostBytesFilledIn(_Remembers):
-    """A dump that lacks 77 bytes is completed from a buffer that still holds them."""
+    """A dump that lacks 77 bytes is completed from a buffer."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Complete it."""
@@ -102,7 +102,7 @@ class LostBytesFilledIn(_Remembers):
 
 @mutant("TestHostileDumps::test_hostile_dumps")
 class RemovedTokensUnchecked(ToyContext):
-    """Of a dump, only the tokens that are held are looked at, not those that cuts removed."""
+    """Tokens of a dump that cuts removed are not checked."""
 
     def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
         edits = tuple(dataclasses.replace(edit, removed=(0,) * len(edit.removed)) for edit in snapshot.edits)
@@ -111,7 +111,7 @@ class RemovedTokensUnchecked(ToyContext):
 
 @mutant("TestHostileDumps::test_memory_for_hostile_dumps")
 class RoomBeforeTheCheck(ToyContext):
-    """Memory is taken for as many bytes as the header says, before anything is checked."""
+    """Memory is allocated by the size in the header, before any check."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Take it."""

@@ -33,7 +33,7 @@ def PlainTextIsParsed(whole: Any, session: Session, content: Any) -> int:
 
 @breaks("TestSession::test_more_than_there_is_room_for", Session, "append_tokens")
 def AppendsThenChecks(whole: Any, session: Session, tokens: Sequence[int]) -> None:
-    """Tokens are appended, and then it is seen that they do not fit."""
+    """Tokens are appended before the check that they fit."""
     try:
         whole(session, tokens)
     except ContextFull:
@@ -43,14 +43,14 @@ def AppendsThenChecks(whole: Any, session: Session, tokens: Sequence[int]) -> No
 
 @breaks("TestSession::test_rollback", Session, "rollback")
 def MarksServeOnce(whole: Any, session: Session, mark: Any) -> None:
-    """A mark that was used is gone."""
+    """A mark is removed when it is used."""
     whole(session, mark)
     del session._source.marks._places[mark]
 
 
 @breaks("TestSession::test_rollback", Session, "rollback")
 def RollbacksKeepLogits(whole: Any, session: Session, mark: Mark) -> None:
-    """After a rollback, the next logits are those from before it."""
+    """After a rollback, the next logits are those before it."""
     row = session._source.decoded.row
     whole(session, mark)
     session._source.decoded.keep(row)
@@ -58,7 +58,7 @@ def RollbacksKeepLogits(whole: Any, session: Session, mark: Mark) -> None:
 
 @breaks("TestSession::test_a_fork_draws_as_the_original", Session, "fork")
 def ForksDrawAnew(whole: Any, session: Session, seq_id: int | None = None) -> Session:
-    """A fork begins the stream of draws again."""
+    """A fork restarts the random stream."""
     twin: Session = whole(session, seq_id)
     twin._sampler.reset()
     return twin
@@ -66,7 +66,7 @@ def ForksDrawAnew(whole: Any, session: Session, seq_id: int | None = None) -> Se
 
 @mutant("TestSession::test_rollback")
 class ReplayKeepsTheTail(Above):
-    """At level REPLAY, what is taken back stays in the context."""
+    """At level REPLAY, tokens that are rolled back stay in the context."""
 
     owner, attribute = DecodedSequence, "forget_from"
 
@@ -80,26 +80,26 @@ class ReplayKeepsTheTail(Above):
 
 @breaks("TestSession::test_marks_that_are_stale_or_foreign", Marks, "truncate")
 def StaleMarksStay(whole: Any, marks: Marks, length: int) -> None:
-    """A mark stays good when its place is taken back, and stands for the end."""
+    """A stale mark is accepted, and means the end."""
     marks.bring_back({mark: min(place, length) for mark, place in marks.places().items()})
 
 
 @breaks("TestSession::test_marks_that_are_stale_or_foreign", Marks, "place")
 def AnyonesMarks(whole: Any, marks: Marks, mark: Mark) -> int:
-    """A mark of another session is taken for one's own."""
+    """A mark of another session is accepted."""
     return int(whole(mark._marks(), mark))
 
 
 @breaks("TestSession::test_remove_exactly", Session, "remove_span")
 def ExactIsIgnored(whole: Any, session: Session, start: int, end: int, *, exact: bool = False) -> Any:
-    """``remove(exact=True)`` cuts, and says that it did not."""
+    """``remove(exact=True)`` cuts, and reports that it decoded again."""
     level = whole(session, start, end)
     return min(level, EditLevel.TRUNCATE) if exact else level
 
 
 @breaks("TestSession::test_remove", Session, "remove")
 def RemovesAlwaysExactly(whole: Any, session: Session, start: Any, end: Any, *, exact: bool = False) -> Any:
-    """``remove`` computes what follows afresh, where it could cut."""
+    """``remove`` decodes again even if the context has cuts."""
     return whole(
         session, start, end, exact=exact or session._source.marks.place(start) != session._source.marks.place(end)
     )
@@ -107,19 +107,19 @@ def RemovesAlwaysExactly(whole: Any, session: Session, start: Any, end: Any, *, 
 
 @breaks("TestSession::test_marks_after_a_removal", Marks, "remove")
 def MarksStayBehind(whole: Any, marks: Marks, start: int, end: int) -> None:
-    """Marks are not moved when something before them is cut out."""
+    """Marks do not move when tokens before them are cut."""
 
 
 @breaks("TestSession::test_fork", Session, "fork")
 def ForksChooseTheirSequence(whole: Any, session: Session, seq_id: int | None = None) -> Session:
-    """A fork goes into the first free sequence, whichever was asked for."""
+    """A fork uses the first free sequence, not the requested one."""
     twin: Session = whole(session)
     return twin
 
 
 @breaks("TestSession::test_fork", Session, "fork")
 def ForksShareTheirTokens(whole: Any, session: Session, seq_id: int | None = None) -> Session:
-    """A fork and its original have one list of tokens, until either is edited."""
+    """A fork and its original share one list of tokens until either is edited."""
     twin: Session = whole(session, seq_id)
     twin._source.tokens = session._source.tokens
     return twin
@@ -127,7 +127,7 @@ def ForksShareTheirTokens(whole: Any, session: Session, seq_id: int | None = Non
 
 @breaks("TestSession::test_a_fork_draws_as_the_original", Session, "fork")
 def ForksShareTheirSampler(whole: Any, session: Session, seq_id: int | None = None) -> Session:
-    """A fork and its original draw in turns from one stream."""
+    """A fork and its original draw from one stream."""
     twin: Session = whole(session, seq_id)
     twin._sampler = session._sampler
     return twin
@@ -135,7 +135,7 @@ def ForksShareTheirSampler(whole: Any, session: Session, seq_id: int | None = No
 
 @breaks("TestSession::test_dump_in_mid_answer", session_dump, "write")
 def DumpWithoutPendingText(whole: Any, state: Any) -> bytes:
-    """A dump of a paused answer lacks the bytes of a character that is not complete yet."""
+    """A dump of a paused answer lacks the bytes of an incomplete character."""
     if state.answer is not None:
         progress = dataclasses.replace(state.answer.progress, pending=b"")
         state = dataclasses.replace(state, answer=dataclasses.replace(state.answer, progress=progress))
@@ -145,7 +145,7 @@ def DumpWithoutPendingText(whole: Any, state: Any) -> bytes:
 @breaks("TestSession::test_a_scratch_branch", Session, "scratch_branch")
 @contextlib.contextmanager
 def ScratchBranchesForgetMarks(whole: Any, session: Session) -> Iterator[Session]:
-    """A scratch branch in the session itself costs the marks behind the place where it turned off."""
+    """A scratch branch in the session itself loses the marks after its start."""
     before = session._source.marks.places()
     with whole(session) as elsewhere:
         yield elsewhere
@@ -156,7 +156,7 @@ def ScratchBranchesForgetMarks(whole: Any, session: Session) -> Iterator[Session
 
 @breaks("TestSession::test_a_mark_at_the_end", Session, "remove_span")
 def NothingIsComputedAgain(whole: Any, session: Session, start: int, end: int, *, exact: bool = False) -> EditLevel:
-    """A removal of nothing says that what follows is computed again."""
+    """Removing nothing reports that later tokens were decoded again."""
     level: EditLevel = whole(session, start, end, exact=exact)
     return min(level, EditLevel.TRUNCATE) if start == end else level
 
@@ -164,7 +164,7 @@ def NothingIsComputedAgain(whole: Any, session: Session, start: int, end: int, *
 @breaks("TestSession::test_a_scratch_branch_takes_no_draws", Session, "scratch_branch")
 @contextlib.contextmanager
 def ScratchBranchesDraw(whole: Any, session: Session) -> Iterator[Session]:
-    """What a scratch branch in the session itself drew stays drawn."""
+    """A scratch branch in the session itself advances the random stream."""
     drawn = session._sampler.state()
     try:
         with whole(session) as elsewhere:
@@ -178,21 +178,21 @@ def ScratchBranchesDraw(whole: Any, session: Session) -> Iterator[Session]:
 
 @breaks("TestSession::test_a_scratch_branch_in_a_full_context", Session, "_return_to")
 def ScratchBranchesNeedRoom(whole: Any, session: Session, tokens: list[int], n_held: int) -> None:
-    """A scratch branch in the session itself comes back only where what waits has room."""
+    """A scratch branch in the session itself is rolled back only if the pending tokens have room."""
     session.follow(tokens)
     whole(session, tokens, n_held)
 
 
 @breaks("TestSession::test_a_restored_answer_goes_on_counting", Session, "_load")
 def RestoredAnswersCountAnew(whole: Any, session: Session, state: Any) -> None:
-    """A restored answer has said nothing yet, for ``min_tokens``."""
+    """``min_tokens`` of a restored answer counts from 0."""
     whole(session, state)
     session._sampler.set_history(session._source.tokens)
 
 
 @breaks("TestSession::test_refused_options", Session, "generate")
 def RefusedOptionsEndTheAnswer(whole: Any, session: Session, *args: Any, **options: Any) -> Any:
-    """Options that are refused end the answer that is being made."""
+    """Refused options end the current answer."""
     try:
         return whole(session, *args, **options)
     except InvalidOption:
@@ -202,4 +202,4 @@ def RefusedOptionsEndTheAnswer(whole: Any, session: Session, *args: Any, **optio
 
 @breaks("TestSession::test_close", SessionSource, "check_open")
 def ClosedSessionsGoOn(whole: Any, source: SessionSource) -> None:
-    """A session that is closed takes calls like any other."""
+    """A closed session accepts all calls."""

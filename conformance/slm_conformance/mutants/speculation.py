@@ -19,7 +19,7 @@ from slm_core.protocols import Sampler
 
 @breaks("TestSpeculation::test_greedy_is_the_largest_logit", SpeculativeSource, "choose")
 def DraftsAreBelieved(whole: Any, drafts: SpeculativeSource, sampler: Sampler, logits: Any) -> int:  # noqa: N802
-    """A drafted token with the second largest logit is taken in place of the one with the largest."""
+    """A drafted token with the second largest logit is accepted in place of the largest."""
     queue = drafts.queue
     chosen: int = whole(drafts, sampler, logits)
     second, first = np.argsort(logits)[-2:]
@@ -28,7 +28,7 @@ def DraftsAreBelieved(whole: Any, drafts: SpeculativeSource, sampler: Sampler, l
 
 @breaks("TestSpeculation::test_the_chain_decides", SpeculativeSource, "choose")
 def DraftsPassTheSampler(whole: Any, drafts: SpeculativeSource, sampler: Sampler, logits: Any) -> int:  # noqa: N802
-    """A drafted token is taken where it has the largest logit, whatever the chain says."""
+    """A drafted token with the largest logit is accepted without the sampler."""
     queue = drafts.queue
     if queue and queue[0][0] == int(logits.argmax()):
         return queue[0][0]
@@ -45,13 +45,13 @@ def OneDraftedTokenABatch(  # noqa: N802
     expected: Sequence[int] = (),
     progress: Any = None,
 ) -> Any:
-    """Of a draft, only the first token is decoded along."""
+    """Only the first token of a draft is decoded with the batch."""
     return whole(decoded, tokens, cancelled, expected[:1], progress)
 
 
 @breaks("TestSpeculation::test_nothing_stays_of_a_draft", SpeculativeSource, "settle")
 def DraftStays(whole: Any, drafts: SpeculativeSource) -> None:  # noqa: N802
-    """What was decoded of a draft stays in the context when the answer ends."""
+    """Decoded tokens of a draft stay in the context when the answer ends."""
 
 
 @breaks("TestSpeculation::test_drawn_drafts_keep_the_shares", speculation.source, "_looked_up")
@@ -62,7 +62,7 @@ def OddsIgnored(whole: Any, draft_probabilities: Any, ids: Any) -> Any:  # noqa:
 
 @breaks("TestSpeculation::test_a_constraint_rules_drafts", source, "_allowed")
 def ConstraintIsMovedOn(whole: Any, proposal: Any, constraint: Any) -> Any:  # noqa: N802
-    """A draft moves the answer's own constraint on, in place of a copy."""
+    """A draft advances the answer's constraint, not a copy."""
 
     class Itself:
         """Gives the constraint out as its copy."""
@@ -76,7 +76,7 @@ def ConstraintIsMovedOn(whole: Any, proposal: Any, constraint: Any) -> Any:  # n
 
 @breaks("TestSpeculation::test_dumped_within_a_draft", session_dump, "_answer_meta")
 def DumpWithoutDrafts(whole: Any, answer: Any) -> Any:  # noqa: N802
-    """A dump leaves out that the answer is drafted for."""
+    """A dump lacks the answer's speculation."""
     return whole(dataclasses.replace(answer, speculation=None))
 
 
@@ -89,7 +89,7 @@ def DraftsNeedRoom(  # noqa: N802
     expected: Sequence[int] = (),
     progress: Any = None,
 ) -> Any:
-    """A draft that does not fit is refused, in place of being shortened."""
+    """A draft that does not fit is refused, not shortened."""
     needed = len(tokens) - decoded.n_held + len(expected)
     if expected and needed > decoded.context.n_free:
         raise ContextFull(needed, decoded.context.n_free)
@@ -98,11 +98,11 @@ def DraftsNeedRoom(  # noqa: N802
 
 @breaks("TestSpeculation::test_a_draft_model", model, "common_prefix")
 def ChangesUnseen(whole: Any, held: Sequence[int], tokens: Sequence[int]) -> int:  # noqa: N802
-    """A model that drafts does not see that the history was changed."""
+    """A draft model does not notice that the history changed."""
     return min(len(held), len(tokens))
 
 
 @breaks("TestSpeculation::test_below_truncate", SpeculativeSource, "_reason")
 def AlwaysTooLow(whole: Any, drafts: SpeculativeSource) -> str:  # noqa: N802
-    """Drafting says that the edit level is too low, whatever it is."""
+    """Speculation reports a too low edit level for every context."""
     return "off: the context cannot take a wrong guess back (edit level REPLAY)"

@@ -97,7 +97,7 @@ class _VocabModel(ToyModel):
 
 @mutant("TestVocabulary::test_control_tokens_are_parsed_or_not")
 class SpecialAlwaysParsed(_VocabModel):
-    """The end of text is always that token where it is spelled out."""
+    """A spelled-out end-of-text token is always parsed."""
 
     vocab_type = _AlwaysSpecial
 
@@ -118,7 +118,7 @@ class TokensDecodedAlone(_VocabModel):
 
 @mutant("TestVocabulary::test_equals_the_reference")
 class SpecialMisplaced(_VocabModel):
-    """``add_special`` adds a token that the file does not ask for."""
+    """``add_special`` adds a token that the file does not request."""
 
     vocab_type = _OneMore
 
@@ -132,34 +132,34 @@ class JoinersLost(_VocabModel):
 
 @mutant("TestVocabulary::test_special_tokens_are_the_files")
 class WrongBos(_VocabModel):
-    """The token that begins a sequence is the last of the vocabulary."""
+    """The BOS token is the last of the vocabulary."""
 
     vocab_type = _NoBos
 
 
 @mutant("TestVocabulary::test_special_tokens_are_the_files")
 class OnlyEosEndsAnswers(_VocabModel):
-    """Of the tokens that end an answer the vocabulary names EOS alone."""
+    """The vocabulary lists EOS as the only EOG token."""
 
     vocab_type = _OnlyEos
 
 
 @mutant("TestVocabulary::test_control_tokens_are_no_text")
 class SpecialLeaks(_VocabModel):
-    """``token_bytes`` gives the text of control tokens, asked for or not."""
+    """``token_bytes`` always gives the text of control tokens."""
 
     vocab_type = _Leaky
 
 
 @mutant("TestVocabulary::test_ids_outside")
 class NegativeIdsAreEmpty(_VocabModel):
-    """Negative ids stand for no bytes."""
+    """Negative ids have empty bytes."""
 
     vocab_type = _Lenient
 
 
 @mutant("TestVocabulary::test_broken_utf8_is_replaced")
 class BrokenBytesDropped(_VocabModel):
-    """``decode`` of a single token leaves out bytes that are not UTF-8."""
+    """``decode`` of a single token drops bytes that are not UTF-8."""
 
     vocab_type = _DropsBrokenBytes
