@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name the marker of slow scenarios; watch the run where a report is wanted."""
+    """Register the marker of slow scenarios; record the run if a report was requested."""
     config.addinivalue_line("markers", "slow: takes more than a few seconds (listed with --durations)")
     if config.getoption("--slm-report"):
         from slm_conformance.report.recorder import watch

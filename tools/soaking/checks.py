@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_conformance.suite.bench import held
+from slm_conformance.suite.bench import contents_of
 from slm_conformance.suite.tolerance import Tolerance
 from slm_core.chat import Session
 from slm_core.errors import SlmError
@@ -87,7 +87,7 @@ def same_greedy(site: Site, name: str, prompt: Sequence[int], actual: Answer, ex
 
 def refused(context: Context, call: Callable[[], object], what: str, *errors: type[SlmError]) -> None:
     """Require a call to raise one of ``errors``, in one line, and to leave the context as it was."""
-    before, expected = held(context), " or ".join(error.__name__ for error in errors)
+    before, expected = contents_of(context), " or ".join(error.__name__ for error in errors)
     try:
         call()
     except errors as error:
@@ -96,7 +96,7 @@ def refused(context: Context, call: Callable[[], object], what: str, *errors: ty
         raise Wrong(f"{what}: raised {type(error).__name__} ({error}), expected {expected}") from error
     else:
         raise Wrong(f"{what}: accepted, expected {expected}")
-    require(held(context) == before, f"{what}: refused, but the context changed")
+    require(contents_of(context) == before, f"{what}: refused, but the context changed")
 
 
 def _n_equal(first: Sequence[int], second: Sequence[int]) -> int:

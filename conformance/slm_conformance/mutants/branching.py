@@ -90,10 +90,10 @@ class OneBranchStays(Above):
     @staticmethod
     def broken(search: BeamSearch, row: Any, cancelled: Any) -> Any:
         """Lose sight of it."""
-        found = _RUN(search, row, cancelled)
+        result = _RUN(search, row, cancelled)
         branches = search._branches  # noqa: SLF001  (a mutant changes internals)
         branches._taken.discard(min(branches.taken, default=-1))  # noqa: SLF001
-        return found
+        return result
 
 
 @mutant("TestBeam::test_without_sequences")
@@ -172,10 +172,10 @@ class EventsOverstate(Above):
     @staticmethod
     def broken(completions: Completions) -> CompletionEvent | None:
         """By so much that it shows."""
-        found = _NEXT(completions)
-        if found is None or found.index < 2:
-            return found
-        return CompletionEvent(found.index, dataclasses.replace(found.event, logprob=found.event.logprob + 0.05))
+        event = _NEXT(completions)
+        if event is None or event.index < 2:
+            return event
+        return CompletionEvent(event.index, dataclasses.replace(event.event, logprob=event.event.logprob + 0.05))
 
 
 @mutant("TestCompletions::test_however_many")

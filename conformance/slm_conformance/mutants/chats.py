@@ -73,11 +73,11 @@ def FailuresTakeDraws(whole: Any, chat: Chat, *args: Any, **options: Any) -> Cha
 def ToolsStay(whole: Any, chat: Chat, *args: Any, **options: Any) -> ChatStream:
     """Tools that came with an answer that raised stay with the chat."""
     stream: ChatStream = whole(chat, *args, **options)
-    undo, given = stream._turn.undo, chat.options
+    undo, options_before = stream._turn.undo, chat.options
 
     def undo_less() -> None:
         undo()
-        chat.options = given
+        chat.options = options_before
 
     stream._turn = replace(stream._turn, undo=undo_less)
     return stream
@@ -101,8 +101,8 @@ def ContentIsParsed(whole: Any, encoder: PromptEncoder, segments: Any) -> list[i
 @breaks("TestChat::test_the_prompt_holds_what_was_said", Chat, "_encode")
 def LineBreaksCollapse(whole: Any, chat: Chat, messages: Sequence[Message], **options: Any) -> list[int]:
     """Empty lines in a message are removed from the prompt."""
-    said = [replace(m, content=re.sub(r"\n+", "\n", m.content)) for m in messages]
-    return list(whole(chat, said, **options))
+    collapsed = [replace(m, content=re.sub(r"\n+", "\n", m.content)) for m in messages]
+    return list(whole(chat, collapsed, **options))
 
 
 @breaks("TestChat::test_edit", Chat, "edit")
@@ -280,8 +280,8 @@ def ChoosesTheFirst(whole: Any, asker: Oracle, question: str, options: Any) -> C
 @breaks("TestMeaning::test_a_transcript", Chat, "_encode")
 def SystemIsUser(whole: Any, chat: Chat, messages: Sequence[Message], **options: Any) -> list[int]:
     """A system message is rendered as a user message."""
-    said = [replace(m, role=Role.USER if m.role is Role.SYSTEM else m.role) for m in messages]
-    return list(whole(chat, said, **options))
+    as_user = [replace(m, role=Role.USER if m.role is Role.SYSTEM else m.role) for m in messages]
+    return list(whole(chat, as_user, **options))
 
 
 @breaks("TestMeaning::test_what_was_told_is_known", Chat, "send")

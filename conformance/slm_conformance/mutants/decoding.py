@@ -176,8 +176,8 @@ class FirstPositionTrusted(ToyContext):
         for token, seq_id, position in zip(
             batch.tokens.tolist(), batch.seq_ids.tolist(), batch.positions.tolist(), strict=True
         ):
-            held = len(self.cells[seq_id]) if 0 <= seq_id < self.n_seq_max else 0
-            shift = shifts.setdefault(seq_id, held - position if held else 0)
+            length = len(self.cells[seq_id]) if 0 <= seq_id < self.n_seq_max else 0
+            shift = shifts.setdefault(seq_id, length - position if length else 0)
             checked.add(token, Pos(seq_id, position + shift))
         super()._check_batch(checked)
 

@@ -77,11 +77,11 @@ class RowsChangePlaces(ToyContext):
             return super().decode(batch)
         rolled, before = TokenBatch(len(batch)), iter(np.roll(batch.embeddings, 1, axis=0)[:, None])
         places = zip(batch.tokens.tolist(), batch.seq_ids.tolist(), batch.positions.tolist(), strict=True)
-        for (token, seq_id, index), wanted in zip(places, batch.logits_mask.tolist(), strict=True):
+        for (token, seq_id, index), has_logits in zip(places, batch.logits_mask.tolist(), strict=True):
             if token == EMBEDDED:
-                rolled.add_embeddings(next(before), Pos(seq_id, index), logits="last" if wanted else "none")
+                rolled.add_embeddings(next(before), Pos(seq_id, index), logits="last" if has_logits else "none")
             else:
-                rolled.add(token, Pos(seq_id, index), logits=wanted)
+                rolled.add(token, Pos(seq_id, index), logits=has_logits)
         return super().decode(rolled)
 
 
@@ -91,8 +91,8 @@ class RowsAreTokenZero(ToyContext):
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
         """Hide the rows."""
-        held = super().tokens(seq_id)
-        return held if not held or held[-1] == EMBEDDED else tuple(max(token, 0) for token in held)
+        tokens = super().tokens(seq_id)
+        return tokens if not tokens or tokens[-1] == EMBEDDED else tuple(max(token, 0) for token in tokens)
 
 
 @mutant("TestEmbeddingInput::test_hidden_states")

@@ -62,14 +62,14 @@ class StatesOfTheFirst(ToyContext):
 
     def embed(self, batch: Batch) -> States:
         """Take the first; a batch of several sequences takes another path."""
-        n, wanted = len(batch), batch.logits_mask
+        n, mask = len(batch), batch.logits_mask
         one = len(set(batch.seq_ids.tolist())) == 1
-        if not one or wanted.all() or wanted.sum() < 2:
+        if not one or mask.all() or mask.sum() < 2:
             return super().embed(batch)
         whole = self.new_batch()
         whole.extend(batch.tokens, Pos(int(batch.seq_ids[0]), int(batch.positions[0])), logits="all")
         assert len(whole) == n
-        return super().embed(whole)[: int(wanted.sum())]
+        return super().embed(whole)[: int(mask.sum())]
 
 
 @mutant("TestEmbeddings::test_in_turns_with_decode")

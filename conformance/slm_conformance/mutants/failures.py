@@ -34,12 +34,12 @@ class TokensBeforeTheirTurn(ToyContext):
     def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         if batch.ahead.any():
             return super()._ran(batch, step, width)
-        wanted, rows = batch.logits_mask.copy(), np.empty((len(batch), width), np.float32)
+        mask, rows = batch.logits_mask.copy(), np.empty((len(batch), width), np.float32)
         inputs = batch_inputs(batch)
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
-            made, rows[i] = step(token, self.cells[seq_id])
-            self.cells[seq_id].append(made)
-        return rows[wanted]
+            cell, rows[i] = step(token, self.cells[seq_id])
+            self.cells[seq_id].append(cell)
+        return rows[mask]
 
 
 @mutant("TestFailures::test_an_interrupted_restore")

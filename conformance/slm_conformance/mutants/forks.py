@@ -160,9 +160,9 @@ class CopiesAreShallow(ToyContext):
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Copy what was copied."""
         place = super().fork(src, dst, end)
-        known = self.copied.get(src, place.index)
-        self.cells[dst][known:] = [
-            dataclasses.replace(cell, values=np.zeros_like(cell.values)) for cell in self.cells[dst][known:]
+        n_copied = self.copied.get(src, place.index)
+        self.cells[dst][n_copied:] = [
+            dataclasses.replace(cell, values=np.zeros_like(cell.values)) for cell in self.cells[dst][n_copied:]
         ]
         self.copied[dst] = place.index
         return place

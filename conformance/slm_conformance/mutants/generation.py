@@ -154,8 +154,8 @@ class StopTextLeaks(Above):
     def broken(matcher: StopMatcher, text: str) -> tuple[str, bool]:
         """Hold nothing back."""
         whole, matcher.held = StopMatcher(matcher._stops), ""  # noqa: SLF001  (a mutant changes internals)
-        found = [at for at in (text.find(stop) for stop in whole._stops) if at >= 0]  # noqa: SLF001
-        return (text[: min(found)], True) if found else (text, False)
+        starts = [at for at in (text.find(stop) for stop in whole._stops) if at >= 0]  # noqa: SLF001
+        return (text[: min(starts)], True) if starts else (text, False)
 
 
 @mutant("TestGeneration::test_what_only_begins_a_stop_text")
@@ -443,12 +443,12 @@ def FullIsCancelled(whole: Any, generation: Generation, reason: FinishReason) ->
 def ListedFirstEndsFirst(whole: Any, matcher: StopMatcher, text: str) -> tuple[str, bool]:
     """If several stop texts match, the answer ends before the one that is listed first."""
     joined = matcher.held + text
-    found = [stop for stop in matcher._stops if stop in joined]  # noqa: SLF001
-    if not found:
+    matches = [stop for stop in matcher._stops if stop in joined]  # noqa: SLF001
+    if not matches:
         text_and_end: tuple[str, bool] = whole(matcher, text)
         return text_and_end
     matcher.held = ""
-    return joined[: joined.find(found[0])], True
+    return joined[: joined.find(matches[0])], True
 
 
 @breaks("TestGeneration::test_a_criterion_that_raises_at_the_end", Generation, "_close_step")

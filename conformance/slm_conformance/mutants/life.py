@@ -150,8 +150,8 @@ class OptionIgnored(ToyBackend):
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Leave it out."""
-        known = {name: value for name, value in options.backend_options.items() if name in self.load_options}
-        return super().load(source, dataclasses.replace(options, backend_options=known))
+        supported = {name: value for name, value in options.backend_options.items() if name in self.load_options}
+        return super().load(source, dataclasses.replace(options, backend_options=supported))
 
 
 @mutant("TestBackend::test_a_missing_file")

@@ -101,14 +101,16 @@ def play_mutants(mutants: Sequence[Mutant], results: Path | None, n_processes: i
         results: a JSON file of earlier results; new results are added to it.
         n_processes: the number of mutants played at a time; 0 plays none.
     """
-    known: dict[str, list[str]] = json.loads(results.read_text()) if results is not None and results.exists() else {}
-    new = [mutant for mutant in mutants if mutant.backend not in known] if n_processes else []
+    results_so_far: dict[str, list[str]] = (
+        json.loads(results.read_text()) if results is not None and results.exists() else {}
+    )
+    new = [mutant for mutant in mutants if mutant.backend not in results_so_far] if n_processes else []
     with ProcessPoolExecutor(max(1, n_processes)) as processes:
         for job in as_completed(jobs := {processes.submit(play_mutant, mutant): mutant for mutant in new}):
-            known[jobs[job].backend] = job.result()
+            results_so_far[jobs[job].backend] = job.result()
             if results is not None:
-                results.write_text(json.dumps(known, indent=1))
-    return {mutant.backend: known[mutant.backend] for mutant in mutants if mutant.backend in known}
+                results.write_text(json.dumps(results_so_far, indent=1))
+    return {mutant.backend: results_so_far[mutant.backend] for mutant in mutants if mutant.backend in results_so_far}
 
 
 def page(mutants: Sequence[Mutant], killed_by: Mapping[str, Sequence[str]]) -> str:
@@ -183,9 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("page", type=Path, help="the Markdown file to write")
     parser.add_argument("--results", type=Path, help="a JSON file that keeps the results")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="mutants played at a time; 0: none")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     mutants = all_mutants()
-    given.page.write_text(page(mutants, play_mutants(mutants, given.results, given.processes)))
+    args.page.write_text(page(mutants, play_mutants(mutants, args.results, args.processes)))
 
 
 if __name__ == "__main__":

@@ -136,13 +136,13 @@ class Reference:
         self._offsets.pop(seq_id, None)
 
     @staticmethod
-    def _append_positions(held: list[Offset], n: int, offsets: Sequence[Offset] | None) -> Array:
+    def _append_positions(earlier: list[Offset], n: int, offsets: Sequence[Offset] | None) -> Array:
         """Add the offsets of ``n`` more tokens; returns the positions of all tokens, [S, 3]."""
-        positions, after = _positions(held)
+        positions, after = _positions(earlier)
         start = after
         for i in range(n):
             position = (after,) * 3 if offsets is None else tuple(start + each for each in offsets[i])
-            held.append((position[0] - after, position[1] - after, position[2] - after))
+            earlier.append((position[0] - after, position[1] - after, position[2] - after))
             positions.append(position)
             after = max(after, *(each + 1 for each in position))
         return np.array(positions, np.float64)
@@ -198,20 +198,20 @@ class Reference:
         The two halves of a rotated pair are adjacent in a llama file, half a head apart in a qwen file.
         """
         angles = positions[:, None, self._section_of] * self._frequencies
-        turn = np.exp(1j * angles)  # [S, 1, D/2]
+        rotation = np.exp(1j * angles)  # [S, 1, D/2]
         half = self._shape.head_dim // 2
         if self._shape.architecture == "llama":
-            pairs = (x[..., 0::2] + 1j * x[..., 1::2]) * turn
+            pairs = (x[..., 0::2] + 1j * x[..., 1::2]) * rotation
             return np.stack((pairs.real, pairs.imag), axis=-1).reshape(x.shape)
-        pairs = (x[..., :half] + 1j * x[..., half:]) * turn
+        pairs = (x[..., :half] + 1j * x[..., half:]) * rotation
         return np.concatenate((pairs.real, pairs.imag), axis=-1)
 
 
-def _positions(held: Sequence[Offset]) -> tuple[list[tuple[int, ...]], int]:
+def _positions(offsets: Sequence[Offset]) -> tuple[list[tuple[int, ...]], int]:
     """The positions of tokens with these offsets, and the position of the next token."""
     positions: list[tuple[int, ...]] = []
     after = 0
-    for offset in held:
+    for offset in offsets:
         positions.append(tuple(after + each for each in offset))
         after = max(after, *(each + 1 for each in positions[-1]))
     return positions, after

@@ -91,15 +91,15 @@ class Twin:
         self._histories[run.seq_id] = (*before, _Inputs(run, rows))
         context, last = self._context, len(before)
         context.drop(0)
-        found = context.new_batch()
+        merged = context.new_batch()
         for i, one in enumerate(self._histories[run.seq_id]):
             if isinstance(one, _Inputs):
-                found = self._batched(found, one, wanted=i == last)
+                merged = self._batched(merged, one, has_logits=i == last)
                 continue
-            context.decode(found)
-            found.clear()
+            context.decode(merged)
+            merged.clear()
             context.cut(Pos(0, one.start), Pos(0, one.end))
-        return (context.embed(found) if hidden else context.decode(found)).copy()
+        return (context.embed(merged) if hidden else context.decode(merged)).copy()
 
     def fork(self, src: int, dst: int, end: int | None = None) -> None:
         """Make ``dst`` a copy of ``src[:end]``."""
@@ -122,13 +122,14 @@ class Twin:
         """Forget a sequence."""
         self._histories.pop(seq_id, None)
 
-    def _batched(self, batch: Batch, one: _Inputs, *, wanted: bool) -> Batch:
+    def _batched(self, batch: Batch, one: _Inputs, *, has_logits: bool) -> Batch:
         """Add a run to a batch, after decoding what is in it where there is no room."""
         n = len(one.run.tokens)
         if len(batch) + n > self._context.n_batch:
             self._context.decode(batch)
             batch.clear()
-        add_run(batch, replace(one.run, seq_id=0), self._context.length(0) + len(batch), one.rows, wanted=wanted)
+        first = self._context.length(0) + len(batch)
+        add_run(batch, replace(one.run, seq_id=0), first, one.rows, has_logits=has_logits)
         return batch
 
 
@@ -136,10 +137,10 @@ Oracle: TypeAlias = Reference | Twin
 """What scenarios compare with: see ``Bench.oracle``."""
 
 
-def add_run(batch: Batch, run: Run, first: int, rows: NDArray[np.float32] | None, *, wanted: bool) -> None:
+def add_run(batch: Batch, run: Run, first: int, rows: NDArray[np.float32] | None, *, has_logits: bool) -> None:
     """Add a run to a batch, from position ``first`` on; ``rows`` stand in place of its tokens where there are some."""
     place, n = Pos(run.seq_id, first), len(run.tokens)
-    logits: LogitsSelection = "all" if wanted else "none"
+    logits: LogitsSelection = "all" if has_logits else "none"
     if rows is None:
         batch.extend(run.tokens, place, logits=logits)
     else:

@@ -133,12 +133,12 @@ def _because(reason: str) -> str:
 
 
 def _counts(counts: Counter[Verdict]) -> str:
-    shown = (
+    parts = (
         f'<span class="{_CLASS[verdict]}">{counts[verdict]} {_text(word)}</span>'
         for verdict, word in PLURALS.items()
         if counts[verdict]
     )
-    return ", ".join(shown) or "nothing"
+    return ", ".join(parts) or "nothing"
 
 
 def _row(kind: str, first: str, cells: list[str]) -> str:

@@ -144,8 +144,8 @@ class Report:
 def one_line(text: str) -> str:
     """The first line that is not empty, of bounded length; what cannot be printed is shown as its escape."""
     line = next((line for line in text.splitlines() if line.strip()), "").strip()
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
-    return shown if len(shown) <= _MAX_CHARS else shown[: _MAX_CHARS - 1] + "…"
+    printable = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
+    return printable if len(printable) <= _MAX_CHARS else printable[: _MAX_CHARS - 1] + "…"
 
 
 def sections(adopted: dict[str, type[Scenarios]]) -> tuple[Section, ...]:

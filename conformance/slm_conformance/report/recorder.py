@@ -22,7 +22,7 @@ _ABSENT = "declared absent: "
 
 
 class Recorder:
-    """Registered with pytest where a report is wanted.
+    """A plugin of pytest, registered for runs with a report.
 
     Args:
         paths: where to write reports, checked.
@@ -62,12 +62,12 @@ class Recorder:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Note how a scenario ended; here the error itself is at hand."""
-        found = yield
+        report = yield
         if isinstance(item, pytest.Function) and item.module.__name__ in self._runs:
             results = self._runs[item.module.__name__].results.get(_scenario(item))
             if results is not None:
-                _note(results, item, call.when, _result(found, call, _noted(item)))
-        return found
+                _note(results, item, call.when, _result(report, call, _noted(item)))
+        return report
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -150,7 +150,7 @@ def _reason(found: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     if call.excinfo is None:  # an expected failure that did not happen
         return one_line(str(found.longrepr))
     error = call.excinfo.value
-    said = one_line(str(error))
-    if isinstance(error, (AssertionError, pytest.fail.Exception, pytest.skip.Exception)) and said:
-        return said
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = one_line(str(error))
+    if isinstance(error, (AssertionError, pytest.fail.Exception, pytest.skip.Exception)) and message:
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

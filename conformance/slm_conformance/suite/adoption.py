@@ -21,15 +21,15 @@ def fixtures_of(module: ModuleType, config: pytest.Config) -> BackendFixtures:
     Raises:
         pytest.UsageError: there is not exactly one class, or no backend is named.
     """
-    found = [
+    classes = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, BackendFixtures) and value is not BackendFixtures
     ]
-    if len(found) != 1:
-        names = ", ".join(value.__name__ for value in found) or "none"
+    if len(classes) != 1:
+        names = ", ".join(value.__name__ for value in classes) or "none"
         raise pytest.UsageError(f"{module.__name__} needs exactly one subclass of BackendFixtures (found: {names})")
-    return found[0]() if found[0].backend != COMMAND_LINE else _from_command_line(found[0], config)
+    return classes[0]() if classes[0].backend != COMMAND_LINE else _from_command_line(classes[0], config)
 
 
 def workshop_of(module: ModuleType, config: pytest.Config) -> Workshop:

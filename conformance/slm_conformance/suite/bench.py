@@ -127,19 +127,19 @@ class Workshop:
         return None if support.supported else support.reason
 
     def load(self, path: Path) -> Model:
-        """Load a file anew, as the adopter said."""
+        """Load a file again, with the adopter's options."""
         return self.backend.load(path, self.options())
 
     def options(self, progress: Progress | None = None) -> ModelOptions:
-        """How the adopter loads."""
+        """The adopter's load options."""
         return dataclasses.replace(self._options(self.n_threads), progress=progress)
 
     @functools.cached_property
     def n_threads(self) -> int | None:
-        """What ``load`` is told: see ``BackendFixtures.n_threads``."""
-        asked = self.fixtures.n_threads
-        if asked != "one":
-            return asked
+        """The argument of ``load``: see ``BackendFixtures.n_threads``."""
+        n_threads = self.fixtures.n_threads
+        if n_threads != "one":
+            return n_threads
         try:
             self.backend.load(self.source(self.fixtures.models[0]).path, self._options(1)).close()
         except InvalidOption:
@@ -151,24 +151,24 @@ class Workshop:
         return ModelOptions(fixtures.device, n_threads, None, fixtures.load_options)
 
     def _tolerance(self, name: str, kv_type: KvType) -> Tolerance:
-        """How far a model's logits may be from the reference."""
+        """The allowed error of a model's logits."""
         source = self.source(name)
         precision = self.fixtures.precision.get(source.weight_type, Precision.QUANTIZED)
         return Tolerance(source.weights, Precision(precision), kv_type)
 
     def _kv_types(self, name: str) -> tuple[KvType, ...]:
-        """The storage types for a model: those that the adopter names and whose blocks fit, or those that are taken."""
+        """The KV types for a model: the adopter's whose blocks fit, or all that are accepted."""
         weights = self.source(name).weights
         fits = weights is None or weights.shape.head_dim % _KV_BLOCK == 0
         named = [KvType(kv_type) for kv_type in self.fixtures.kv_types]
         if named:
             return tuple(kv_type for kv_type in named if fits or kv_type not in KV_LEVELS)
-        taken = tuple(kv_type for kv_type in KvType if self._takes(name, kv_type))
-        assert taken, f"{self.backend.name} refuses every KV type: {', '.join(KvType)}"
-        return taken
+        accepted = tuple(kv_type for kv_type in KvType if self._takes(name, kv_type))
+        assert accepted, f"{self.backend.name} refuses every KV type: {', '.join(KvType)}"
+        return accepted
 
     def _declared(self, name: str) -> tuple[EditLevel, frozenset[Capability]]:
-        """What a context of a model declares."""
+        """The edit level and capabilities of a model's contexts."""
         kv_type = self.kv_types(name)[0]
         with self.model(name).new_context(ContextOptions(64, 1, 16, kv_type, kv_type)) as context:
             return context.edit_level, context.capabilities
@@ -223,7 +223,7 @@ class Bench:
         name: of the model.
 
     Attributes:
-        notes: what reports say of the scenario where it holds.
+        notes: text for reports about a scenario that holds.
     """
 
     def __init__(self, workshop: Workshop, name: str) -> None:
@@ -232,9 +232,9 @@ class Bench:
         self.notes: list[str] = []
         self._stack = ExitStack()
 
-    def note(self, what: str) -> None:
-        """Say something of a scenario that holds; it stands in reports."""
-        self.notes.append(what)
+    def note(self, text: str) -> None:
+        """Add a note about a scenario that holds to the report."""
+        self.notes.append(text)
 
     def __enter__(self) -> Self:
         return self
@@ -398,25 +398,25 @@ class Bench:
             "kv_type": self.kv_type,
             "tokens": list(tokens),
         }
-        done = subprocess.run(  # noqa: S603  (this interpreter, our own code)
+        process = subprocess.run(  # noqa: S603  (this interpreter, our own code)
             [sys.executable, "-m", "slm_conformance.suite.child", task, json.dumps(arguments)],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             check=False,
             timeout=120,
         )
-        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        assert done.returncode == 0, f"{task} in another process ended with status {done.returncode}: {last}"
-        return done.stdout
+        last = process.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        assert process.returncode == 0, f"{task} in another process ended with status {process.returncode}: {last}"
+        return process.stdout
 
     # What a scenario finds.
 
     def agree(self, rows: Rows, expected: Rows, what: str, allowed: Tolerance | None = None) -> None:
-        """Fail where a row of logits is further from the expected one than the tolerance."""
+        """Fail if a row of logits is further from the expected one than the tolerance."""
         self._compare(rows, expected, what, (allowed or self.tolerance).row)
 
     def same(self, rows: Rows, others: Rows, what: str) -> None:
-        """Fail where two ways to decode the same tokens differ by more than two tolerances: each may err by one."""
+        """Fail if two ways to decode the same tokens differ by more than two tolerances: each may err by one."""
         self._compare(rows, others, what, 2 * self.tolerance.row)
 
     def states_agree(self, rows: Rows, expected: Rows, what: str) -> None:
@@ -431,16 +431,16 @@ class Bench:
         change: Callable[[int, Rows], Rows] = lambda i, row: row,
         factor: float = 1,
     ) -> None:
-        """Fail where a token that was chosen greedily is not the best after those before it, within the tolerance.
+        """Fail if a greedy token is not the best after the tokens before it, within the tolerance.
 
-        The tokens are decoded as they are (teacher forcing), so a choice between two that are equally good does not
-        change what is compared after it.
+        The tokens are decoded as they are (teacher forcing), so a choice between two equally good tokens does not
+        change later comparisons.
 
         Args:
-            prompt: what came before.
+            prompt: the tokens before.
             tokens: the choices, in order.
             what: for the message.
-            change: what was done to the logits before choice ``i``, such as a penalty or the mask of a constraint.
+            change: the change of the logits before choice ``i``, such as a penalty or the mask of a constraint.
             factor: by how much ``change`` may increase a difference of logits.
         """
         rows, n_gaps = self._rows_before(prompt, tokens)
@@ -455,9 +455,9 @@ class Bench:
                 )
 
     def same_choices(self, prompt: Sequence[int], first: Sequence[int], second: Sequence[int], what: str) -> None:
-        """Fail where two greedy answers part although the better token was clear (clause 9).
+        """Fail if two greedy answers diverge although the better token was clear (clause 9).
 
-        Where they part, both tokens must be the best within the tolerance. What follows has another history.
+        Where they diverge, both tokens must be the best within the tolerance. Later tokens have another history.
         """
         n = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), -1)
         if n < 0:
@@ -467,18 +467,18 @@ class Bench:
             self.chosen([*prompt, *first[:n]], [token], f"{what}: the answers part after {n} tokens, and there")
 
     def log_probabilities_agree(
-        self, prompt: Sequence[int], tokens: Sequence[int], found: Sequence[float], what: str
+        self, prompt: Sequence[int], tokens: Sequence[int], actual: Sequence[float], what: str
     ) -> None:
-        """Fail where the log-probability of a token, after those before it, is further off than the tolerance."""
+        """Fail if the error of a token's log-probability, after the tokens before it, exceeds the tolerance."""
         rows, n_gaps = self._rows_before(prompt, tokens)
         expected = log_softmax(rows)[np.arange(len(tokens)), list(tokens)]
         # One gap for rows of the reference, two for rows of the engine: its errors may be in opposite directions.
         allowed = 2 * min(n_gaps, 2) * self.tolerance.gap * np.linalg.norm(rows, axis=1) + 1e-5
-        errors = np.abs(np.asarray(found) - expected)
+        errors = np.abs(np.asarray(actual) - expected)
         worst = int(np.argmax(errors - allowed))
         if not errors[worst] <= allowed[worst]:
             pytest.fail(
-                f"{what}: token {worst} has log-probability {found[worst]:.5f}, expected {expected[worst]:.5f}"
+                f"{what}: token {worst} has log-probability {actual[worst]:.5f}, expected {expected[worst]:.5f}"
                 f" (allowed: {allowed[worst]:.1e} apart)",
                 pytrace=False,
             )
@@ -486,7 +486,7 @@ class Bench:
     def _rows_before(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[Rows, int]:
         """The row before each token, and how many gaps a choice may be behind its best (see ``Tolerance.gap``).
 
-        The rows are the reference's, or the backend's own where the reference cannot run the model.
+        The rows are the reference's, or the backend's own if the reference cannot run the model.
         """
         history = [*prompt, *tokens]
         if self.workshop.source(self.name).weights is not None:
@@ -509,19 +509,19 @@ class Bench:
     @contextmanager
     def refused(self, why: str, *errors: type[SlmError], context: Context | None = None) -> Iterator[None]:
         """The block must raise one of ``errors``, with a one-line message, and leave ``context`` as it was."""
-        before = None if context is None else held(context)
-        wanted = " or ".join(error.__name__ for error in errors)
+        before = None if context is None else contents_of(context)
+        expected = " or ".join(error.__name__ for error in errors)
         try:
             yield
         except errors as error:
             message = str(error)
-            assert message and "\n" not in message, f"{why}: the message of {wanted} is not one line: {message!r}"
+            assert message and "\n" not in message, f"{why}: the message of {expected} is not one line: {message!r}"
         except Exception as error:
-            raise AssertionError(f"{why}: raised {type(error).__name__} ({error}), not {wanted}") from error
+            raise AssertionError(f"{why}: raised {type(error).__name__} ({error}), not {expected}") from error
         else:
-            pytest.fail(f"{why}: accepted, but the contract says {wanted}", pytrace=False)
+            pytest.fail(f"{why}: accepted, but the contract says {expected}", pytrace=False)
         if context is not None:
-            assert held(context) == before, f"{why}: refused with {wanted}, but the context changed"
+            assert contents_of(context) == before, f"{why}: refused with {expected}, but the context changed"
 
 
 def log_softmax(rows: Rows) -> NDArray[np.float64]:
@@ -530,6 +530,6 @@ def log_softmax(rows: Rows) -> NDArray[np.float64]:
     return np.asarray(wide - np.logaddexp.reduce(wide, axis=-1, keepdims=True))
 
 
-def held(context: Context) -> tuple[object, ...]:
-    """What a context says it holds."""
+def contents_of(context: Context) -> tuple[object, ...]:
+    """The tokens of all sequences of a context, and its ``n_free``."""
     return (context.n_free, *(context.tokens(seq_id) for seq_id in range(context.n_seq_max)))

@@ -19,12 +19,14 @@ def main(task: str, arguments: str) -> None:
             close the model; "exit" ends with all left open.
         arguments: backend, path, device, n_threads, load_options, kv_type, tokens.
     """
-    given = json.loads(arguments)
-    options = ModelOptions(given["device"], given["n_threads"], backend_options=given["load_options"])
-    model = make_backend(given["backend"]).load(Path(given["path"]), options)
-    kv_type = KvType(given["kv_type"])
+    options_of_child = json.loads(arguments)
+    options = ModelOptions(
+        options_of_child["device"], options_of_child["n_threads"], backend_options=options_of_child["load_options"]
+    )
+    model = make_backend(options_of_child["backend"]).load(Path(options_of_child["path"]), options)
+    kv_type = KvType(options_of_child["kv_type"])
     context = model.new_context(ContextOptions(256, 4, 64, kv_type, kv_type))
-    logits = _feed(context, given["tokens"])
+    logits = _feed(context, options_of_child["tokens"])
     if task != "exit":
         sys.stdout.buffer.write(context.dump(0) if task == "dump" else logits.tobytes())
         model.close()

@@ -53,21 +53,21 @@ def find(name: str) -> Chosen:
     Raises:
         InvalidOption: there is no such scenario, or more than one.
     """
-    known = scenario_names()
+    names = scenario_names()
     plain, bracket, model = name.strip().partition("[")
     short = "::".join(plain.split("::")[-2:])
-    found = [short] if short in known else [one for one in known if one.partition("::")[2] == short]
-    if len(found) != 1:
-        near = found or _near(short, known)
+    matches = [short] if short in names else [one for one in names if one.partition("::")[2] == short]
+    if len(matches) != 1:
+        near = matches or _near(short, names)
         advice = f"did you mean {' or '.join(near)}?" if near else "pytest prints them: TestCut::test_of_a_fork"
-        raise InvalidOption(f"{'several scenarios are' if found else 'no scenario is'} named {name!r} ({advice})")
-    return Chosen(found[0], model.removesuffix("]") if bracket else None)
+        raise InvalidOption(f"{'several scenarios are' if matches else 'no scenario is'} named {name!r} ({advice})")
+    return Chosen(matches[0], model.removesuffix("]") if bracket else None)
 
 
-def _near(name: str, known: list[str]) -> list[str]:
+def _near(name: str, names: list[str]) -> list[str]:
     """Up to three scenarios with a similar name; the class may be right and the test wrong, or missing."""
-    tests = {one.partition("::")[2]: one for one in known}
-    whole = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    tests = {one.partition("::")[2]: one for one in names}
+    whole = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     return whole or [tests[test] for test in difflib.get_close_matches(name.rpartition("::")[2], tests, n=3)]
 
 
@@ -144,14 +144,14 @@ def _program(chosen: Chosen) -> list[str]:
 def _members(whole: ast.ClassDef, test: str) -> list[ast.stmt]:
     """The scenario, the methods that it calls, and the attributes of its class."""
     methods = {node.name: node for node in whole.body if isinstance(node, ast.FunctionDef)}
-    wanted, todo = {test}, [test]
+    members, todo = {test}, [test]
     while todo:
         for node in ast.walk(methods[todo.pop()]):
-            if isinstance(node, ast.Attribute) and node.attr in methods and node.attr not in wanted:
-                wanted.add(node.attr)
+            if isinstance(node, ast.Attribute) and node.attr in methods and node.attr not in members:
+                members.add(node.attr)
                 todo.append(node.attr)
     attributes = (ast.Assign, ast.AnnAssign)
-    return [node for node in whole.body if isinstance(node, attributes) or getattr(node, "name", None) in wanted]
+    return [node for node in whole.body if isinstance(node, attributes) or getattr(node, "name", None) in members]
 
 
 def _needed(module: ast.Module, names: set[str]) -> set[str]:
@@ -165,9 +165,9 @@ def _needed(module: ast.Module, names: set[str]) -> set[str]:
 
 def _names(node: ast.AST) -> set[str]:
     """All that a piece of source refers to; of annotations in quotes, too."""
-    found = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
     constants = [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant)]
-    return found | {text for text in constants if isinstance(text, str) and text.isidentifier()}
+    return names | {text for text in constants if isinstance(text, str) and text.isidentifier()}
 
 
 def _defines(node: ast.stmt) -> set[str]:
@@ -183,14 +183,14 @@ def _defines(node: ast.stmt) -> set[str]:
 
 
 def _imports(module: ast.Module, needed: set[str]) -> list[str]:
-    found = []
+    lines_of_imports = []
     for node in module.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias for alias in node.names if (alias.asname or alias.name).partition(".")[0] in needed]
             if names:
                 node.names = names
-                found.append(ast.unparse(node))
-    return found
+                lines_of_imports.append(ast.unparse(node))
+    return lines_of_imports
 
 
 def _own_imports(needed: set[str]) -> list[str]:

@@ -29,9 +29,12 @@ def hostile_dumps(dumps: Sequence[bytes], n: int, seed: int) -> Iterator[bytes]:
         seed: equal ones for an equal one.
     """
     rng = np.random.default_rng(seed)
-    taken = [_take_apart(dump) for dump in dumps]
+    parts_of_dumps = [_take_apart(dump) for dump in dumps]
     for i in range(n):
-        header, sections = json.loads(json.dumps(taken[i % len(taken)][0])), list(taken[i % len(taken)][1])
+        header, sections = (
+            json.loads(json.dumps(parts_of_dumps[i % len(parts_of_dumps)][0])),
+            list(parts_of_dumps[i % len(parts_of_dumps)][1]),
+        )
         for _ in range(1 + int(rng.integers(2))):
             (_change_header, _change_section, _resize_section, _add_edit)[rng.integers(4)](rng, header, sections)
         if rng.random() < 0.8:

@@ -136,7 +136,7 @@ class ToyContext:
 
     def _ran(self, batch: Batch, step: Step, width: int) -> Array:
         grown: dict[int, list[Cell]] = {}
-        rows, wanted = np.empty((len(batch), width), np.float32), batch.logits_mask.copy()
+        rows, mask = np.empty((len(batch), width), np.float32), batch.logits_mask.copy()
         inputs, done = batch_inputs(batch), 0
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
             cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
@@ -150,7 +150,7 @@ class ToyContext:
                 cells += self._ran_block(inputs[i:done], cells, rows[i:done])
         for seq_id, cells in grown.items():
             self.cells[seq_id] = cells
-        return rows[wanted]
+        return rows[mask]
 
     def _ran_block(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
         """Run a bidirectional block; fills its rows of logits or of hidden states."""
@@ -239,17 +239,17 @@ class ToyContext:
         """Tokens, edits, and the cells as they are."""
         with self._call():
             cells = self.cells[self._checked(seq_id)]
-            held = [cell.token for cell in cells]
+            tokens = [cell.token for cell in cells]
             return SequenceSnapshot(
                 "toy",
                 self.payload_format,
                 self.fingerprint,
-                tokens=np.array(token_ids(held), np.int32),
+                tokens=np.array(token_ids(tokens), np.int32),
                 edits=tuple(self.edits[seq_id]),
                 payload=self.packed(cells),
-                rows=rows_of(held),
-                ahead=all_ahead_of(held),
-                offsets=offsets_of(held),
+                rows=rows_of(tokens),
+                ahead=all_ahead_of(tokens),
+                offsets=offsets_of(tokens),
             ).to_bytes()
 
     def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:

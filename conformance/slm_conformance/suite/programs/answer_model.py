@@ -100,8 +100,8 @@ class AnswerModel:
             return text[:stop]
         if self.reason is not None:
             return text + self._rest(vocab)
-        held = max((n for s in self.stops for n in range(len(s)) if text.endswith(s[:n])), default=0)
-        return text[: len(text) - held]
+        n_held_back = max((n for s in self.stops for n in range(len(s)) if text.endswith(s[:n])), default=0)
+        return text[: len(text) - n_held_back]
 
     def _first_stop(self, text: str) -> int | None:
         return min((text.find(stop) for stop in self.stops if stop in text), default=None)
@@ -115,8 +115,8 @@ class AnswerModel:
         return self._data(vocab).decode("utf-8", "replace")[len(self._decoded(vocab)) :]
 
     def _data(self, vocab: Vocab) -> bytes:
-        said = (token for token in self.tokens if token not in vocab.eog_ids)
-        return b"".join(vocab.token_bytes(token, special=self.special) for token in said)
+        text_tokens = (token for token in self.tokens if token not in vocab.eog_ids)
+        return b"".join(vocab.token_bytes(token, special=self.special) for token in text_tokens)
 
 
 def spelled(sampling: Sampling) -> str:

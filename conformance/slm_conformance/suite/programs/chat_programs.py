@@ -117,13 +117,13 @@ class ChatPlayer:
         self._formatter: Formatter = self._script.names["loaded"].formatter
         self._script.run("options = chat_options(model.vocab)")
         self._script.run("said = [Message('user', 'hi'), Message('assistant', 'hello you')]")
-        said = tuple(self._script.names["said"])
+        messages = tuple(self._script.names["said"])
         for slot in range(2):
             line = f"chat_in(context, loaded, options[{options}], said)"
             self._script.run(f"c{slot} = {line}")
             history = History(self._reference, slot, self._context.edit_level)
-            history.extend(self._encoded(said))
-            self._slots[slot] = ChatSlot(history, said)
+            history.extend(self._encoded(messages))
+            self._slots[slot] = ChatSlot(history, messages)
 
     def play(self, program: Sequence[ChatStep]) -> None:
         """Play all steps.
@@ -212,9 +212,9 @@ class ChatPlayer:
     def _say(self, step: Say) -> None:
         self._settle(step.slot)
         slot, model = step.slot, self._slot(step.slot)
-        asked = (*model.messages, Message(Role.USER, step.text)) if step.text else _without_answers(model.messages)
-        errors, must = self._full(slot, asked), False
-        if not asked or asked[-1].role is not Role.USER:
+        messages = (*model.messages, Message(Role.USER, step.text)) if step.text else _without_answers(model.messages)
+        errors, must = self._full(slot, messages), False
+        if not messages or messages[-1].role is not Role.USER:
             errors, must = {SessionError}, True
         call = f"stream({step.text!r}" if step.text else "regenerate("
         stopping_criteria = (
@@ -226,11 +226,11 @@ class ChatPlayer:
         n_held = self._held(slot)
         if not self._script.run(f"t{slot} = c{slot}.{call}{stopping_criteria})", errors, must=must):
             return
-        kept = _n_common(model.history.tokens, prompt := self._encoded(asked, asks=True))
+        kept = _n_common(model.history.tokens, prompt := self._encoded(messages, asks=True))
         model.history.follow(prompt)
         can_truncate = kept >= n_held or model.history.level >= EditLevel.TRUNCATE
         n_cached = min(kept, n_held) if can_truncate else 0
-        model.messages, model.before, model.n_answers = asked, before, model.n_answers + 1
+        model.messages, model.before, model.n_answers = messages, before, model.n_answers + 1
         model.answer = AnswerModel(
             self._own,
             len(prompt),
@@ -268,14 +268,17 @@ class ChatPlayer:
             model.answer = None
             return
         stream = self._script.names[f"t{slot}"]
-        said = stream.answer.tokens[len(answer.tokens) :] if stream.over else self._chat(slot).session.tokens[n_before:]
-        self._take(slot, answer, said)
+        if stream.over:
+            new_tokens = stream.answer.tokens[len(answer.tokens) :]
+        else:
+            new_tokens = self._chat(slot).session.tokens[n_before:]
+        self._take(slot, answer, new_tokens)
         if stream.over:
             self._over(slot, answer, stream.answer)
 
-    def _take(self, slot: int, answer: AnswerModel, said: Sequence[int]) -> None:
+    def _take(self, slot: int, answer: AnswerModel, tokens: Sequence[int]) -> None:
         model, name = self._slot(slot), f"c{slot}.session.tokens"
-        for token in said:
+        for token in tokens:
             over = answer.reason is not None or answer.paused or answer.at_limit
             self._script.check(not over, f"len({name}) == {len(model.history.tokens)}", "it goes on after its end")
             self._check_choice(model.history, answer, token, model.n_answers, f"{name}[{len(model.history.tokens)}]")
@@ -292,7 +295,7 @@ class ChatPlayer:
         )
         history.extend([token])
 
-    def _over(self, slot: int, answer: AnswerModel, found: Answer) -> None:
+    def _over(self, slot: int, answer: AnswerModel, actual: Answer) -> None:
         model, name = self._slot(slot), f"t{slot}.answer"
         if answer.reason is None:
             full = self._context_of(slot).n_free == 0
@@ -300,14 +303,14 @@ class ChatPlayer:
             answer.reason = FinishReason.LENGTH
         self._finish(model, answer)
         counts = (answer.n_prompt, answer.n_cached, len(answer.tokens))
-        told = (found.usage.prompt_tokens, found.usage.cached_tokens, found.usage.completion_tokens)
-        ended = f"it ended with {found.finish_reason.value}"
+        usage = (actual.usage.prompt_tokens, actual.usage.cached_tokens, actual.usage.completion_tokens)
+        ended = f"it ended with {actual.finish_reason.value}"
         text = model.messages[-1].content
-        self._script.check(found.text == text, f"{name}.text == {text!r}", f"it is {found.text!r}")
+        self._script.check(actual.text == text, f"{name}.text == {text!r}", f"it is {actual.text!r}")
         self._script.check(
-            found.finish_reason is answer.reason, f"{name}.finish_reason == {answer.reason.value!r}", ended
+            actual.finish_reason is answer.reason, f"{name}.finish_reason == {answer.reason.value!r}", ended
         )
-        self._script.check(told == counts, f"{name}.usage == Usage{counts}", f"it is {told}")
+        self._script.check(usage == counts, f"{name}.usage == Usage{counts}", f"it is {usage}")
 
     # Changes.
 
@@ -347,8 +350,8 @@ class ChatPlayer:
         else:
             level = min(model.history.level, EditLevel.TRUNCATE)
             model.history.follow(after)
-        found = self._script.names["level"]
-        self._script.check(found is level, f"level is EditLevel.{level.name}", f"it says that it was {found}")
+        actual = self._script.names["level"]
+        self._script.check(actual is level, f"level is EditLevel.{level.name}", f"it says that it was {actual}")
 
     def _play_copy(self, step: ChatStep) -> None:
         slot = step.slot
@@ -387,41 +390,41 @@ class ChatPlayer:
     def _ask(self, step: Ask) -> None:
         self._settle(step.slot)
         slot, model = step.slot, self._slot(step.slot)
-        asked = (*model.messages, Message(Role.USER, step.text))
+        messages = (*model.messages, Message(Role.USER, step.text))
         sampling = self._options[step.options]
         stopping_criteria = "" if step.criterion is None else f", stopping_criteria=[{step.criterion.spelled()}]"
         line = f"asked = c{slot}.oracle().ask({step.text!r}, sampling=options[{step.options}]{stopping_criteria})"
         fails = step.criterion is not None and step.criterion.action is None
-        errors: Errors = ({CriterionError} if fails else set()) | self._full(slot, asked)
+        errors: Errors = ({CriterionError} if fails else set()) | self._full(slot, messages)
         if step.criterion is not None and step.criterion.action is StoppingAction.PAUSE:
             errors.add(SessionError)  # there is nobody to go on with it
         if not self._script.run(line, errors):
             return
         ahead = model.history.copy(_ASIDE)
-        ahead.follow(self._encoded(asked, asks=True))
+        ahead.follow(self._encoded(messages, asks=True))
         stops = (*sampling.stop, *self._formatter.stops)
         answer = AnswerModel(sampling, len(ahead.tokens), 0, stops, special=True, criterion=step.criterion)
-        found: Answer = self._script.names["asked"]
-        for i, token in enumerate(found.tokens):
+        actual: Answer = self._script.names["asked"]
+        for i, token in enumerate(actual.tokens):
             over = answer.reason is not None or answer.at_limit
             self._script.check(not over, f"len(asked.tokens) == {i}", "it goes on after its end")
             self._check_choice(ahead, answer, token, 0, f"asked.tokens[{i}]")
             self._script.check(not answer.take(token, self._vocab), "asked is None", "a stopping criterion raised")
         answer.reason = answer.reason or FinishReason.LENGTH
         text = self._formatter.parse(answer.shown(self._vocab)).content
-        self._script.check(found.text == text, f"asked.text == {text!r}", f"it is {found.text!r}")
+        self._script.check(actual.text == text, f"asked.text == {text!r}", f"it is {actual.text!r}")
 
     def _choose(self, step: Choose) -> None:
         self._settle(step.slot)
         slot, model = step.slot, self._slot(step.slot)
-        asked = (*model.messages, Message(Role.USER, step.text))
+        messages = (*model.messages, Message(Role.USER, step.text))
         line = f"choice = c{slot}.oracle().choose({step.text!r}, {list(step.options)})"
-        if not self._script.run(line, self._full(slot, asked)):
+        if not self._script.run(line, self._full(slot, messages)):
             return
         scores, slack = [], []
         for option in step.options:
             ahead = model.history.copy(_ASIDE)
-            ahead.follow(self._encoded(asked, asks=True))
+            ahead.follow(self._encoded(messages, asks=True))
             row, score, off = ahead.next_row(), 0.0, 0.0
             for token in self._vocab.encode(option, add_special=False, parse_special=False):
                 score, off = score + float(row[token] - np.logaddexp.reduce(row)), off + 2 * self._error(row)
@@ -430,12 +433,14 @@ class ChatPlayer:
             ends = np.logaddexp.reduce(row[sorted(self._vocab.eog_ids)]) - np.logaddexp.reduce(row)
             scores.append(score + float(ends))
             slack.append(off + 2 * self._error(row) + 1e-5)
-        found = self._script.names["choice"].probabilities
+        probabilities = self._script.names["choice"].probabilities
         for i in range(1, len(scores)):
-            wanted, bound = scores[i] - scores[0], slack[i] + slack[0]
-            told = float(np.log(found[i] / found[0])) if min(found) > 0 else wanted
-            line = f"abs(log(choice.probabilities[{i}] / choice.probabilities[0]) - {wanted:.5g}) <= {bound:.2g}"
-            self._script.check(abs(told - wanted) <= bound, line, f"it is {told:.5g}, by the reference {wanted:.5g}")
+            expected, bound = scores[i] - scores[0], slack[i] + slack[0]
+            actual = float(np.log(probabilities[i] / probabilities[0])) if min(probabilities) > 0 else expected
+            line = f"abs(log(choice.probabilities[{i}] / choice.probabilities[0]) - {expected:.5g}) <= {bound:.2g}"
+            self._script.check(
+                abs(actual - expected) <= bound, line, f"it is {actual:.5g}, by the reference {expected:.5g}"
+            )
 
     # Logits.
 
@@ -459,13 +464,13 @@ class ChatPlayer:
         for slot, model in enumerate(self._slots):
             if model is None:
                 continue
-            chat, name, messages, wanted = self._chat(slot), f"c{slot}", model.messages, tuple(model.history.tokens)
+            chat, name, messages, expected = self._chat(slot), f"c{slot}", model.messages, tuple(model.history.tokens)
             if model.answer is not None:
                 messages = (*messages, Message(Role.ASSISTANT, self._script.names[f"t{slot}"].text))
             line = f"[(m.role, m.content) for m in {name}.messages] == {[(str(m.role), m.content) for m in messages]}"
             self._script.check(chat.messages == messages, line, f"they are {chat.messages}")
             tokens = chat.session.tokens
-            self._script.check(tokens == wanted, f"{name}.session.tokens == {wanted}", f"they are {tokens}")
+            self._script.check(tokens == expected, f"{name}.session.tokens == {expected}", f"they are {tokens}")
             model.history.hold(self._held(slot))
         n_used = sum(self._context.length(seq_id) > 0 for seq_id in range(self._context.n_seq_max))
         n_open = sum(model is not None for model in self._slots)

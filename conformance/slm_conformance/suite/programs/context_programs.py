@@ -117,19 +117,19 @@ class Player:
             return
         line, call = self._call(step)
         errors, must = self._model.play(step)
-        wanted = " or ".join(sorted(error.__name__ for error in errors))
+        expected_errors = " or ".join(sorted(error.__name__ for error in errors))
         try:
             rows = call(self._context)
         except SlmError as error:
             if not isinstance(error, tuple(errors)):
-                found = f"raised {type(error).__name__} ({error})"
-                self._fail(line, f"it {found}, the contract says {wanted or 'nothing is wrong with it'}")
+                outcome = f"raised {type(error).__name__} ({error})"
+                self._fail(line, f"it {outcome}, the contract says {expected_errors or 'nothing is wrong with it'}")
             self._script.append(f"with suppress({type(error).__name__}):\n    {line}")
         except Exception as error:
             self._fail(line, f"it raised {type(error).__name__} ({error}), which is none of slm_core.errors")
         else:
             if errors and must:
-                self._fail(line, f"it was accepted, the contract says {wanted}")
+                self._fail(line, f"it was accepted, the contract says {expected_errors}")
             self._script.append(line)
             if errors:
                 self._model.make(step)
@@ -195,8 +195,8 @@ class Player:
         return None
 
     def _expected(self, step: Decode) -> Rows:
-        made = [self._appended(run, hidden=step.call == "embed") for run in step.runs]
-        return np.stack([made[i][j] for i, j in step.order()])
+        blocks = [self._appended(run, hidden=step.call == "embed") for run in step.runs]
+        return np.stack([blocks[i][j] for i, j in step.order()])
 
     def _appended(self, run: Run, *, hidden: bool) -> Rows:
         """What the oracle makes of a run: logits, or hidden states."""
@@ -215,18 +215,18 @@ class Player:
     def _compare_rows(self, step: Decode, rows: Rows | TopLogits | None, expected: Rows | None) -> None:
         if rows is None or expected is None:
             return
-        expected = expected[step.wanted()]
-        found = self._completed(rows, expected) if isinstance(rows, TopLogits) else rows
-        if found.shape != expected.shape:
-            self._fail(f"assert rows.shape == {expected.shape}", f"{step.call} gave rows of shape {found.shape}")
+        expected = expected[step.rows_with_logits()]
+        actual = self._completed(rows, expected) if isinstance(rows, TopLogits) else rows
+        if actual.shape != expected.shape:
+            self._fail(f"assert rows.shape == {expected.shape}", f"{step.call} gave rows of shape {actual.shape}")
         if not len(expected):
             return
         tolerance, oracle = self._bench.tolerance, self._oracle.name
-        errors, allowed = relative_errors(found, expected), tolerance.state if step.call == "embed" else tolerance.row
+        errors, allowed = relative_errors(actual, expected), tolerance.state if step.call == "embed" else tolerance.row
         i = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
         if not errors[i] <= allowed:
-            k = int(np.argmax(np.abs(found[i] - expected[i])))
-            right, off = float(expected[i, k]), float(abs(found[i, k] - expected[i, k]))
+            k = int(np.argmax(np.abs(actual[i] - expected[i])))
+            right, off = float(expected[i, k]), float(abs(actual[i, k] - expected[i, k]))
             of = f"rows[{i}, {k}]"
             if isinstance(rows, TopLogits):
                 of = f"rows.logits[{i}, {rows.tokens[i].tolist().index(k)}]"
@@ -243,12 +243,12 @@ class Player:
 
     def _compare_held(self) -> None:
         for seq_id in range(self._sizes.n_seq_max):
-            found, wanted = self._context.tokens(seq_id), self._model.tokens(seq_id)
-            if found != wanted:
-                self._fail(f"assert context.tokens({seq_id}) == {wanted}", f"sequence {seq_id} holds {found}")
+            actual, expected = self._context.tokens(seq_id), self._model.tokens(seq_id)
+            if actual != expected:
+                self._fail(f"assert context.tokens({seq_id}) == {expected}", f"sequence {seq_id} holds {actual}")
         if self._context.n_free != self._model.n_free and self._model.copied is not None:
-            seq_id, held = self._model.copied
-            self._model.held[seq_id] = held
+            seq_id, expected_copy = self._model.copied
+            self._model.held[seq_id] = expected_copy
         self._model.copied = None
         if self._context.n_free != self._model.n_free:
             self._fail(f"assert context.n_free == {self._model.n_free}", f"n_free is {self._context.n_free}")
@@ -282,23 +282,23 @@ def decode(
         woven: whether runs of tokens take turns, a token each.
     """
     step = Decode(tuple(Run(run[0], 0, *run[2:]) for run in runs), call, every, woven)
-    batch, wanted = context.new_batch(), set(step.wanted())
+    batch, rows_with_logits = context.new_batch(), set(step.rows_with_logits())
     for n, (i, j) in enumerate(step.order() if woven else ()):
-        batch.add(runs[i][2][j], Pos(runs[i][0], runs[i][1] + j), logits=n in wanted)
+        batch.add(runs[i][2][j], Pos(runs[i][0], runs[i][1] + j), logits=n in rows_with_logits)
     for run, placed in zip(step.runs, runs if not woven else (), strict=False):
-        _add(batch, run, placed[1], model.info.n_embd, wanted)
+        _add(batch, run, placed[1], model.info.n_embd, rows_with_logits)
     if call == "top":
         return context.decode_top(batch, N_TOP)
     return (context.embed(batch) if call == "embed" else context.decode(batch)).copy()
 
 
-def _add(batch: Batch, run: Run, first: int, n_embd: int, wanted: Collection[int]) -> None:
+def _add(batch: Batch, run: Run, first: int, n_embd: int, rows_with_logits: Collection[int]) -> None:
     """Add a run, one input at a time where not all of them want a row."""
-    n, done = len(run.tokens), len(batch)
+    n, start = len(run.tokens), len(batch)
     rows = None if run.kind == "tokens" else rows_of(run.tokens, n_embd)
-    wants = [done + i in wanted for i in range(n)]
+    wants = [start + i in rows_with_logits for i in range(n)]
     if all(wants) or not any(wants):
-        add_run(batch, run, first, rows, wanted=any(wants))
+        add_run(batch, run, first, rows, has_logits=any(wants))
         return
     offsets = _single_offsets(n) if run.kind == "image" else None
     for i in range(n):
@@ -314,11 +314,11 @@ def _add(batch: Batch, run: Run, first: int, n_embd: int, wanted: Collection[int
 
 def _single_offsets(n: int) -> list[NDArray[np.int32]]:
     """The offsets of each row of an image from where a token in its own place would stand, [1, 3] each."""
-    found, place = [], 0
+    offsets, place = [], 0
     for offset in image_offsets(n):
-        found.append(np.array([[axis - place for axis in offset]], np.int32))
+        offsets.append(np.array([[axis - place for axis in offset]], np.int32))
         place = max(place, 1 + max(offset))
-    return found
+    return offsets
 
 
 def rows_of(seeds: Sequence[int], n_embd: int) -> NDArray[np.float32]:

@@ -50,8 +50,8 @@ class Decode:
         places = [(i, j) for i, run in enumerate(self.runs) for j in range(len(run.tokens))]
         return sorted(places, key=lambda place: (place[1], place[0])) if self.woven else places
 
-    def wanted(self) -> list[int]:
-        """The inputs of the batch that a row is asked for."""
+    def rows_with_logits(self) -> list[int]:
+        """The inputs of the batch with logits."""
         return list(range(0, sum(len(run.tokens) for run in self.runs), self.every)) if self.every else []
 
 

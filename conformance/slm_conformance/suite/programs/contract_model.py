@@ -109,7 +109,7 @@ class ContractModel:
     @property
     def n_free(self) -> int:
         """Positions that no sequence holds; a shared one is taken once."""
-        return self.sizes.n_ctx - len({slot for held in self.held for slot in held.slots})
+        return self.sizes.n_ctx - len({slot for sequence in self.held for slot in sequence.slots})
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
         """What a sequence holds."""
@@ -203,8 +203,8 @@ class ContractModel:
             case Cut(seq_id, start, end):
                 return self._cut_errors(errors, seq_id, start, end)
             case Restore(seq_id, name, variant) if name in self.dumps:
-                found, must = self._restore_errors(seq_id, self.dumps[name], variant)
-                return errors | found, must or bool(errors)
+                restore_errors, must = self._restore_errors(seq_id, self.dumps[name], variant)
+                return errors | restore_errors, must or bool(errors)
         return errors, True
 
     def _decode_errors(self, step: Decode) -> Iterator[tuple[type[SlmError], bool]]:
@@ -258,7 +258,7 @@ class ContractModel:
 
     def _room(self, seq_id: int, start: int, end: int) -> int:
         """Slots that a sequence may have after a cut: those that are free, its own, and those it goes on sharing."""
-        others = {slot for i, held in enumerate(self.held) if i != seq_id for slot in held.slots}
+        others = {slot for i, sequence in enumerate(self.held) if i != seq_id for slot in sequence.slots}
         kept = self.held[seq_id].slots if start == end else self.held[seq_id].slots[:start]
         return self.sizes.n_ctx - len(others) + len(others & set(kept))
 

@@ -60,17 +60,17 @@ class Script:
             Mismatch: it raised something else, or did not raise what it must.
         """
         errors = errors or set()
-        wanted = " or ".join(sorted(error.__name__ for error in errors))
+        expected = " or ".join(sorted(error.__name__ for error in errors))
         try:
             exec(line, self.names)  # noqa: S102  (the lines are made by the suite)
         except Exception as error:
             if not isinstance(error, tuple(errors)):
                 kind = "" if isinstance(error, SlmError) else ", which is none of slm_core.errors"
-                self.fail(line, f"it raised {type(error).__name__} ({error}){kind}; expected: {wanted or 'no error'}")
+                self.fail(line, f"it raised {type(error).__name__} ({error}){kind}; expected: {expected or 'no error'}")
             self._lines.append(f"with suppress({type(error).__name__}):\n    {line}")
             return False
         if errors and must:
-            self.fail(line, f"it was accepted; expected: {wanted}")
+            self.fail(line, f"it was accepted; expected: {expected}")
         self._lines.append(line)
         return True
 

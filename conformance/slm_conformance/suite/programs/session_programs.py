@@ -294,8 +294,8 @@ class SessionPlayer:
         good = [i for i, mark in enumerate(self._marks) if mark.identity == identity and mark.place is not None]
         any_mark = step.any_mark or not good
         among = list(range(len(self._marks))) if any_mark else good[::-1]
-        wanted = (step.mark, step.mark) if isinstance(step, Rollback) else (step.start, step.end)
-        first, second = (among[i % len(among)] for i in wanted)
+        marks = (step.mark, step.mark) if isinstance(step, Rollback) else (step.start, step.end)
+        first, second = (among[i % len(among)] for i in marks)
         ordered = any_mark or self._place(first) <= self._place(second)
         return (first, second) if ordered else (second, first)
 
@@ -355,9 +355,9 @@ class SessionPlayer:
                 mark.place = None
 
     def _remove(self, slot: int, start: int, end: int, *, exact: bool) -> None:
-        model, found = self._slot(slot), self._script.names["level"]
-        wanted = model.history.remove(start, end, exact=exact)
-        self._script.check(found is wanted, f"level is EditLevel.{wanted.name}", f"it says that it was {found}")
+        model, level = self._slot(slot), self._script.names["level"]
+        expected = model.history.remove(start, end, exact=exact)
+        self._script.check(level is expected, f"level is EditLevel.{expected.name}", f"it says that it was {level}")
         if start == end:
             return
         model.answer = None
@@ -403,9 +403,9 @@ class SessionPlayer:
         if answer.criterion is not None and answer.criterion.action is None:
             errors.add(CriterionError)
         n_before = len(model.history.tokens)
-        done = self._script.run(f"read(g{slot}, {step.n_read}, seen := [])", errors)
-        self._follow(slot, self._session(slot).tokens[n_before:], step.n_read, raised=not done)
-        if done:
+        outcome = self._script.run(f"read(g{slot}, {step.n_read}, seen := [])", errors)
+        self._follow(slot, self._session(slot).tokens[n_before:], step.n_read, raised=not outcome)
+        if outcome:
             self._check_text(slot, n_shown)
 
     def _ask(self, step: Answer) -> bool:
@@ -430,13 +430,13 @@ class SessionPlayer:
         model.answer.own = step.options is not None
         return True
 
-    def _follow(self, slot: int, said: Sequence[int], n_read: int, *, raised: bool) -> None:
+    def _follow(self, slot: int, tokens: Sequence[int], n_read: int, *, raised: bool) -> None:
         """Lead the model along with what was said."""
         model, check, line = self._slot(slot), self._script.check, f"s{slot}.tokens[-1] is not None"
         answer = model.answer
         assert answer is not None, "it was asked for"
         criterion_raised = False
-        for token in said:
+        for token in tokens:
             over = answer.reason is not None or answer.paused or criterion_raised or answer.at_limit
             check(not over, f"len(s{slot}.tokens) == {len(model.history.tokens)}", "the answer goes on after its end")
             self._check_choice(slot, answer, token)
@@ -446,7 +446,7 @@ class SessionPlayer:
             check(criterion_raised or not answer.tokens, line, "something raised, and no stopping criterion did")
             return
         check(not criterion_raised, line, "a stopping criterion raised, and that is not told")
-        if len(said) < n_read and answer.reason is None and not answer.paused:
+        if len(tokens) < n_read and answer.reason is None and not answer.paused:
             full = self._context.n_free < max(1, self._session(slot).n_pending)
             check(answer.at_limit or full, f"not g{slot}.finished", "the answer stops before its end")
             answer.reason = FinishReason.LENGTH
@@ -464,22 +464,22 @@ class SessionPlayer:
     def _check_text(self, slot: int, n_shown: int) -> None:
         answer = self._slot(slot).answer
         assert answer is not None, "it was asked for"
-        told = "".join(event.text for event in self._script.names["seen"])
+        streamed = "".join(event.text for event in self._script.names["seen"])
         new = answer.shown(self._vocab)[n_shown:]
-        self._script.check(told == new, f"''.join(event.text for event in seen) == {new!r}", f"it is {told!r}")
+        self._script.check(streamed == new, f"''.join(event.text for event in seen) == {new!r}", f"it is {streamed!r}")
         if answer.reason is not None:
             self._check_answer(slot, answer, answer.reason)
 
     def _check_answer(self, slot: int, answer: AnswerModel, reason: FinishReason) -> None:
-        found, name, text = self._script.names[f"g{slot}"].answer, f"g{slot}.answer", answer.shown(self._vocab)
+        actual, name, text = self._script.names[f"g{slot}"].answer, f"g{slot}.answer", answer.shown(self._vocab)
         tokens, counts = tuple(answer.tokens), (answer.n_prompt, answer.n_cached, len(answer.tokens))
-        told = (found.usage.prompt_tokens, found.usage.cached_tokens, found.usage.completion_tokens)
-        ended = f"it ended with {found.finish_reason.value}"
+        usage = (actual.usage.prompt_tokens, actual.usage.cached_tokens, actual.usage.completion_tokens)
+        ended = f"it ended with {actual.finish_reason.value}"
         check = self._script.check
-        check(found.tokens == tokens, f"{name}.tokens == {tokens}", f"they are {found.tokens}")
-        check(found.text == text, f"{name}.text == {text!r}", f"it is {found.text!r}")
-        check(found.finish_reason is reason, f"{name}.finish_reason == {reason.value!r}", ended)
-        check(told == counts, f"{name}.usage == Usage{counts}", f"it is {told}")
+        check(actual.tokens == tokens, f"{name}.tokens == {tokens}", f"they are {actual.tokens}")
+        check(actual.text == text, f"{name}.text == {text!r}", f"it is {actual.text!r}")
+        check(actual.finish_reason is reason, f"{name}.finish_reason == {reason.value!r}", ended)
+        check(usage == counts, f"{name}.usage == Usage{counts}", f"it is {usage}")
 
     # What leaves no trace.
 
@@ -521,8 +521,8 @@ class SessionPlayer:
             ahead.extend([token])
             row = ahead.next_row()
         answer.reason = answer.reason or FinishReason.LENGTH
-        text, found = answer.shown(self._vocab), completion.answer.text
-        self._script.check(found == text, f"both[{i}].answer.text == {text!r}", f"it is {found!r}")
+        text, actual = answer.shown(self._vocab), completion.answer.text
+        self._script.check(actual == text, f"both[{i}].answer.text == {text!r}", f"it is {actual!r}")
 
     # After each step.
 
@@ -532,15 +532,19 @@ class SessionPlayer:
             if model is None:
                 continue
             session, name, history = self._session(slot), f"s{slot}", model.history
-            wanted, held = tuple(history.tokens), self._held(slot)
-            check(session.tokens == wanted, f"{name}.tokens == {wanted}", f"they are {session.tokens}")
+            expected, n_held = tuple(history.tokens), self._held(slot)
+            check(session.tokens == expected, f"{name}.tokens == {expected}", f"they are {session.tokens}")
             can_truncate = self._context.edit_level >= EditLevel.TRUNCATE
-            least = min(history.n_held, len(wanted) - 1) if can_truncate else 0
-            line = f"{name}.n_pending <= {len(wanted) - least}"
-            check(least <= held <= len(wanted), line, f"{session.n_pending} tokens are to be decoded again")
-            history.hold(held)
-            found = self._context.tokens(session.seq_id)[:held]
-            check(found == wanted[:held], f"context.tokens({name}.seq_id)[:{held}] == {wanted[:held]}", f"{found}")
+            least = min(history.n_held, len(expected) - 1) if can_truncate else 0
+            line = f"{name}.n_pending <= {len(expected) - least}"
+            check(least <= n_held <= len(expected), line, f"{session.n_pending} tokens are to be decoded again")
+            history.hold(n_held)
+            actual = self._context.tokens(session.seq_id)[:n_held]
+            check(
+                actual == expected[:n_held],
+                f"context.tokens({name}.seq_id)[:{n_held}] == {expected[:n_held]}",
+                f"{actual}",
+            )
         n_used = sum(self._context.length(seq_id) > 0 for seq_id in range(self._context.n_seq_max))
         n_open = sum(model is not None for model in self._slots)
         line = f"sum(context.length(s) > 0 for s in range({self._context.n_seq_max})) <= {n_open}"

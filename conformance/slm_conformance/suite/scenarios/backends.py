@@ -64,9 +64,11 @@ class TestBackend(Scenarios):
         """Model: ``info`` equals the file's metadata."""
         info, weights = bench.model.info, bench.weights()
         shape = weights.shape
-        found = (info.architecture, info.n_layers, info.n_embd, info.n_vocab)
+        properties = (info.architecture, info.n_layers, info.n_embd, info.n_vocab)
         expected = (shape.architecture, shape.n_layers, shape.n_embd, weights.n_vocab)
-        assert found == expected, f"architecture, n_layers, n_embd and n_vocab are {found}, the file says {expected}"
+        assert properties == expected, (
+            f"architecture, n_layers, n_embd and n_vocab are {properties}, the file says {expected}"
+        )
         n_params = sum(tensor.size for tensor in weights.tensors.values())
         assert info.n_params == n_params, f"n_params is {info.n_params}, the tensors have {n_params} elements"
         assert bench.vocab.size == weights.n_vocab, "vocab.size is another than the number of logits"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slm_conformance.suite.bench import Bench, held, log_softmax
+from slm_conformance.suite.bench import Bench, contents_of, log_softmax
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import next_row
 from slm_core.chat import Session
@@ -24,8 +24,8 @@ class TestBeam(Scenarios):
 
     def test_log_probabilities(self, bench: Bench) -> None:
         """Generation: the log probability of each token of a hypothesis follows from the tokens before it."""
-        found = _session(bench).beam_search(Beams(WIDTH, n_best=WIDTH, max_tokens=N_TOKENS)).hypotheses
-        for i, hypothesis in enumerate(found):
+        hypotheses = _session(bench).beam_search(Beams(WIDTH, n_best=WIDTH, max_tokens=N_TOKENS)).hypotheses
+        for i, hypothesis in enumerate(hypotheses):
             prompt = bench.tokens(N_PROMPT)
             bench.log_probabilities_agree(prompt, hypothesis.tokens, hypothesis.logprobs, f"hypothesis {i}")
 
@@ -64,9 +64,9 @@ class TestBeam(Scenarios):
     def test_no_trace(self, bench: Bench) -> None:
         """Generation: after a search, the context's tokens and the session's next logits are unchanged."""
         session = _session(bench)
-        before, holds = next_row(session), held(session.context)
+        before, holds = next_row(session), contents_of(session.context)
         session.beam_search(Beams(WIDTH - 1, max_tokens=N_TOKENS))
-        assert held(session.context) == holds, "a beam search left something in the context"
+        assert contents_of(session.context) == holds, "a beam search left something in the context"
         bench.same(next_row(session), before, "the next logits after a beam search")
 
     def test_decodes_the_prompt_once(self, bench: Bench) -> None:
@@ -75,8 +75,8 @@ class TestBeam(Scenarios):
         needed = WIDTH * N_TOKENS + (N_PROMPT if shared else N_PROMPT * (WIDTH + 1))
         session = Session(bench.context(n_ctx=needed, n_seq_max=WIDTH + 1), bench.vocab)
         session.append_tokens(bench.tokens(N_PROMPT))
-        found = session.beam_search(Beams(WIDTH, n_best=WIDTH, max_tokens=N_TOKENS, early_stopping="never"))
-        for hypothesis in found.hypotheses:
+        result = session.beam_search(Beams(WIDTH, n_best=WIDTH, max_tokens=N_TOKENS, early_stopping="never"))
+        for hypothesis in result.hypotheses:
             ended = hypothesis.tokens[-1] in bench.vocab.eog_ids
             assert ended or len(hypothesis.tokens) == N_TOKENS, (
                 f"a search for {N_TOKENS} tokens in {needed} positions ended after {len(hypothesis.tokens)}"

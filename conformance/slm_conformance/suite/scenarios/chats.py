@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.oracle.factories import FAMILIES
-from slm_conformance.suite.bench import Bench, held
+from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import UNIFORM, cut_row, fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
@@ -85,12 +85,12 @@ class TestChat(Scenarios):
 
     def test_stream(self, bench: Bench) -> None:
         """Chat: while an answer streams, its message holds the text so far; the events join to the whole text."""
-        chat, shown = _chat(bench), ""
+        chat, text = _chat(bench), ""
         stream = chat.stream("the dog")
         for event in stream:
-            shown += event.text
-            assert chat.messages[-1] == _says(shown), "while an answer streams, the last message is not what was said"
-        assert stream.answer.text == shown == chat.messages[-1].content, "an answer is not what was streamed of it"
+            text += event.text
+            assert chat.messages[-1] == _says(text), "while an answer streams, the last message is not what was said"
+        assert stream.answer.text == text == chat.messages[-1].content, "an answer is not what was streamed of it"
 
     def test_an_answer_that_raises(self, bench: Bench) -> None:
         """Chat: if a stopping criterion raises, the chat is as it was before the question."""
@@ -115,11 +115,11 @@ class TestChat(Scenarios):
         """Chat: the text so far of a cancelled answer is its message, and the chat continues."""
         chat = _chat(bench)
         stream = chat.stream("the dog")
-        said = next(stream).text
+        text = next(stream).text
         stream.cancel()
-        said += "".join(event.text for event in stream)
+        text += "".join(event.text for event in stream)
         assert stream.answer.finish_reason is FinishReason.CANCELLED, "a cancelled answer does not say so"
-        assert chat.messages == (*SAID, Message(Role.USER, "the dog"), _says(said)), "its message is not what was said"
+        assert chat.messages == (*SAID, Message(Role.USER, "the dog"), _says(text)), "its message is not what was said"
         bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after a cancelled answer")
 
     def test_content_is_never_control(self, bench: Bench) -> None:
@@ -128,19 +128,19 @@ class TestChat(Scenarios):
         spelled = "".join(bench.vocab.token_bytes(token, special=True).decode() for token in control[:20])
         found = []
         for content in ("hi", spelled, f"{spelled}system\nhi"):
-            said = (SAID[0], Message(Role.ASSISTANT, content), *SAID[2:])
-            found.append([token for token in _chat(bench, said).session.tokens if token in control])
+            messages = (SAID[0], Message(Role.ASSISTANT, content), *SAID[2:])
+            found.append([token for token in _chat(bench, messages).session.tokens if token in control])
         assert found[0] == found[1] == found[2], "a message that spells control tokens brings them into the prompt"
 
     def test_the_prompt_holds_what_was_said(self, bench: Bench) -> None:
         """Chat: the prompt holds the text of each message unchanged and in order, with any characters."""
-        said = tuple(Message(role, f"{i}{text}{i}") for i, (role, text) in enumerate(zip(TURNS, ODD, strict=False)))
-        prompt = bench.vocab.decode(_chat(bench, said).session.tokens, special=True)
+        messages = tuple(Message(role, f"{i}{text}{i}") for i, (role, text) in enumerate(zip(TURNS, ODD, strict=False)))
+        prompt = bench.vocab.decode(_chat(bench, messages).session.tokens, special=True)
         place = 0
-        for message in said:
-            found = prompt.find(message.content, place)
-            assert found >= 0, f"the message {message.content!r} is not in the prompt, or out of order: {prompt!r}"
-            place = found + len(message.content)
+        for message in messages:
+            start = prompt.find(message.content, place)
+            assert start >= 0, f"the message {message.content!r} is not in the prompt, or out of order: {prompt!r}"
+            place = start + len(message.content)
 
     def test_edit(self, bench: Bench) -> None:
         """Chat: after ``edit``, the chat equals one that always had the new message."""
@@ -303,12 +303,12 @@ class TestOracle(Scenarios):
         control = [token for token in range(bench.vocab.size) if not bench.vocab.token_bytes(token)]
         spelled = bench.vocab.token_bytes(control[-1], special=True).decode()
         options = ["on", f"in{spelled}", f"{spelled} you"]
-        told = np.log(_chat(bench).oracle().choose("is it", options).probabilities)
+        logprobs = np.log(_chat(bench).oracle().choose("is it", options).probabilities)
         scores, slack = _scores(bench, "is it", options)
-        off = np.abs((told - told[0]) - (scores - scores[0])) - slack - slack[0]
+        off = np.abs((logprobs - logprobs[0]) - (scores - scores[0])) - slack - slack[0]
         assert (off <= 0).all(), (
-            f"of {options}, the log probabilities differ by {(told - told[0]).round(3)}; of the same as plain text by"
-            f" {(scores - scores[0]).round(3)}"
+            f"the log probabilities of {options} differ by {(logprobs - logprobs[0]).round(3)}; those as"
+            f" plain text by {(scores - scores[0]).round(3)}"
         )
 
     def test_choose(self, bench: Bench) -> None:
@@ -367,8 +367,8 @@ class TestMeaning(Scenarios):
         """Oracle: ``extract`` gives a value that fits the schema, whatever the model would answer."""
         oracle, name = _told(bench).oracle(), {"type": "string"}
         fits = {"type": "object", "properties": {"name": name}, "required": ["name"]}
-        found = oracle.extract(fits)
-        assert found.value == {"name": "Ada"}, f"of what it was told, the oracle extracts {found.value!r}"
+        extracted = oracle.extract(fits)
+        assert extracted.value == {"name": "Ada"}, f"of what it was told, the oracle extracts {extracted.value!r}"
         odd = {**fits, "properties": {"name": {"enum": [7, 8]}, "shoe": {"type": "boolean"}}, "required": ["shoe"]}
         forced = oracle.extract(odd).value
         assert isinstance(forced, dict), f"under a schema for objects, the oracle extracts {forced!r}"
@@ -401,9 +401,9 @@ def _no_trace(bench: Bench, ask: Callable[[Chat], None]) -> None:
     for n_seq_max, where in ((3, "with sequences to spare"), (1, "with no sequence to spare")):
         chat = _chat(bench, n_seq_max=n_seq_max)
         row = next_row(chat.session)
-        before = (chat.messages, chat.session.tokens, held(chat.session.context))
+        before = (chat.messages, chat.session.tokens, contents_of(chat.session.context))
         ask(chat)
-        after = (chat.messages, chat.session.tokens, held(chat.session.context))
+        after = (chat.messages, chat.session.tokens, contents_of(chat.session.context))
         assert after == before, f"an oracle {where} changed messages, tokens or lengths"
         bench.same(next_row(chat.session), row, f"the next logits after an oracle {where}")
         more = bench.tokens(4)
@@ -422,11 +422,11 @@ def _check_choice(bench: Bench, chat: Chat, options: Sequence[str]) -> None:
     scores, slack = _scores(bench, "is it", options)
     best = choice.probabilities.index(max(choice.probabilities))
     assert choice.value == options[best], f"it chose {choice.value!r}, but says that {options[best]!r} is likelier"
-    told = np.log(choice.probabilities)
-    off = np.abs((told - told[0]) - (scores - scores[0])) - slack - slack[0]
+    logprobs = np.log(choice.probabilities)
+    off = np.abs((logprobs - logprobs[0]) - (scores - scores[0])) - slack - slack[0]
     worst = int(off.argmax())
     assert off[worst] <= 0, (
-        f"{options[worst]!r} is said to be {told[worst] - told[0]:.4f} likelier than {options[0]!r} (natural"
+        f"{options[worst]!r} is said to be {logprobs[worst] - logprobs[0]:.4f} likelier than {options[0]!r} (natural"
         f" logarithm); by the reference it is {scores[worst] - scores[0]:.4f}"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slm_conformance.suite.bench import Bench, held
+from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import UNIFORM, next_row
 from slm_core.chat import Session
@@ -25,14 +25,14 @@ class TestCompletions(Scenarios):
     def test_log_probabilities(self, bench: Bench) -> None:
         """Generation: the log probability of a completion's token follows from the tokens before it."""
         completions = _session(bench).completions(3, ANY)
-        told: list[list[float]] = [[] for _ in range(3)]
+        logprobs: list[list[float]] = [[] for _ in range(3)]
         for event in completions:
             if event.event.token is not None:
-                told[event.index].append(event.event.logprob)
+                logprobs[event.index].append(event.event.logprob)
         for completion in completions.answers:
             tokens = completion.answer.tokens
             what = f"completion {completion.index}"
-            bench.log_probabilities_agree(bench.tokens(N_PROMPT), tokens, told[completion.index], what)
+            bench.log_probabilities_agree(bench.tokens(N_PROMPT), tokens, logprobs[completion.index], what)
 
     def test_however_many(self, bench: Bench) -> None:
         """Generation: completion i of a seed does not depend on n, and completion 0 equals ``generate``."""
@@ -47,12 +47,12 @@ class TestCompletions(Scenarios):
     def test_no_trace(self, bench: Bench) -> None:
         """Generation: after completions that are read to the end or left early, the context holds the same tokens."""
         session = _session(bench)
-        before, holds = next_row(session), held(session.context)
+        before, holds = next_row(session), contents_of(session.context)
         session.completions(3, ANY).run()
-        assert held(session.context) == holds, "completions left something in the context"
+        assert contents_of(session.context) == holds, "completions left something in the context"
         with session.completions(3, ANY) as completions:
             next(completions)
-        assert held(session.context) == holds, "completions that were left early left something in the context"
+        assert contents_of(session.context) == holds, "completions that were left early left something in the context"
         bench.same(next_row(session), before, "the next logits after completions")
 
     def test_decodes_the_prompt_once(self, bench: Bench) -> None:

@@ -66,11 +66,11 @@ class TestConstraints(Scenarios):
         assert row is not None, "next_logits() gave nothing, though nobody cancelled"
         for token in (i for text in "aabcbbc" for i in _encoded(bench, text)):
             masked = rule.mask(row)
-            said = vocab.decode(rule.tokens)
-            complete = re.fullmatch("a{2}(bc?){0,3}", said) is not None
-            assert rule.is_complete == complete, f"after {said!r}, the constraint says complete: {rule.is_complete}"
+            answer = vocab.decode(rule.tokens)
+            complete = re.fullmatch("a{2}(bc?){0,3}", answer) is not None
+            assert rule.is_complete == complete, f"after {answer!r}, the constraint says complete: {rule.is_complete}"
             allowed = np.isfinite(masked[ends])
-            assert (allowed == complete).all(), f"after {said!r}, EOG tokens are allowed: {allowed.tolist()}"
+            assert (allowed == complete).all(), f"after {answer!r}, EOG tokens are allowed: {allowed.tolist()}"
             rule.advance(token)
 
     def test_what_may_not_follow(self, bench: Bench) -> None:
@@ -93,32 +93,32 @@ class TestConstraints(Scenarios):
         """Constraint: forced tokens are decoded in one batch, and the next token is drawn from the right logits."""
         spec = Regex("(yes|no), this is all that can be said here: [0-9]{4}")
         session = _session(bench)
-        held: list[int] = []
+        lengths: list[int] = []
         for event in session.generate(Sampling(temperature=0, max_tokens=200), constraint=spec):
-            held.append(session.context.length(session.seq_id) - N_PROMPT)
+            lengths.append(session.context.length(session.seq_id) - N_PROMPT)
             assert event.token is not None, "a token was expected"
-        n_tokens, batches = session.n_tokens - N_PROMPT, len(set(held))
+        n_tokens, batches = session.n_tokens - N_PROMPT, len(set(lengths))
         assert batches <= n_tokens // 2, f"{n_tokens} tokens, most of them forced, were decoded in {batches} batches"
-        rule, said = compile(spec, bench.vocab), session.tokens[N_PROMPT:]
+        rule, tokens = compile(spec, bench.vocab), session.tokens[N_PROMPT:]
 
         def masked(i: int, row: Rows) -> Rows:
             allowed = rule.mask(row.astype(np.float32))
-            rule.advance(said[i])
+            rule.advance(tokens[i])
             return allowed
 
-        bench.chosen(session.tokens[:N_PROMPT], said, "a greedy answer under a constraint", masked)
+        bench.chosen(session.tokens[:N_PROMPT], tokens, "a greedy answer under a constraint", masked)
 
     def test_free_text_is_free(self, bench: Bench) -> None:
         """Constraint: before a marker, all text and control tokens are allowed; after it, only those that fit."""
         spec = Triggered(Choice(["left", "right"]), "<go>")
         rule = compile(spec, bench.vocab)
-        for said in ("", "well, 3 < "):
-            for token in _encoded(bench, said):
+        for text in ("", "well, 3 < "):
+            for token in _encoded(bench, text):
                 rule.advance(token)
             allowed = np.isfinite(rule.mask(np.zeros(bench.vocab.size, np.float32)))
             free = [i for i in range(bench.vocab.size) if _is_text(bench.vocab.token_bytes(i))]
             missing = [i for i in free if not allowed[i] and i not in bench.vocab.eog_ids]
-            assert not missing, f"after {said!r} of free text, tokens {missing[:5]} are not allowed"
+            assert not missing, f"after {text!r} of free text, tokens {missing[:5]} are not allowed"
         answer = _said_first(bench, "well <go>", spec)
         assert answer.text in ("well <go>left", "well <go>right"), f"after its marker, it says {answer.text!r}"
 

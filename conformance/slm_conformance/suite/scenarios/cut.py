@@ -50,9 +50,9 @@ class TestCut(Scenarios):
     def test_between_decodes(self, bench: Bench) -> None:
         """Clause 4: tokens that were decoded after a cut can be cut, too."""
         context, reference = bench.context(), bench.oracle()
-        for turn, span in enumerate([(2, 5), (0, 9), (7, 8), (12, 20), (1, 17)]):
-            tokens = bench.tokens(15, seed=turn)
-            bench.agree(bench.feed(context, tokens), reference.decode(tokens), f"15 tokens after {turn} cuts")
+        for i, span in enumerate([(2, 5), (0, 9), (7, 8), (12, 20), (1, 17)]):
+            tokens = bench.tokens(15, seed=i)
+            bench.agree(bench.feed(context, tokens), reference.decode(tokens), f"15 tokens after {i} cuts")
             self._cut(context, reference, *span)
         more = bench.tokens(6, seed=9)
         bench.agree(bench.feed(context, more), reference.decode(more), "6 tokens after 5 cuts")

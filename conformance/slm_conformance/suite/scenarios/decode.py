@@ -67,15 +67,15 @@ class TestDecode(Scenarios):
         context = bench.context()
         runs = {seq_id: bench.tokens(6, seed=seq_id) for seq_id in (3, 1, 2)}
         batch = context.new_batch()
-        wanted = []
+        expected_rows = []
         for seq_id, tokens in runs.items():
             for i, token in enumerate(tokens):
                 batch.add(token, Pos(seq_id, i), logits=(i + seq_id) % 2 == 0)
                 if (i + seq_id) % 2 == 0:
-                    wanted.append((seq_id, i))
+                    expected_rows.append((seq_id, i))
         rows = context.decode(batch).copy()
         expected = {seq_id: bench.oracle().decode(tokens) for seq_id, tokens in runs.items()}
-        bench.agree(rows, np.array([expected[s][i] for s, i in wanted]), "every other row of three sequences")
+        bench.agree(rows, np.array([expected[s][i] for s, i in expected_rows]), "every other row of three sequences")
 
     def test_rows_not_asked_for(self, bench: Bench) -> None:
         """Context: tokens without a requested row give none, and later logits do not change."""
@@ -174,8 +174,10 @@ class TestDecodeLimits(Scenarios):
         try:
             context.decode(bench.batch(context, (0, 32, tokens[32:33])))
         except ContextFull as error:
-            said = (error.needed, error.free)
-            assert said == (1, 0), f"ContextFull says (needed, free) = {said}; 1 token is needed, 0 positions are free"
+            counts = (error.needed, error.free)
+            assert counts == (1, 0), (
+                f"ContextFull says (needed, free) = {counts}; 1 token is needed, 0 positions are free"
+            )
         context.drop(1)
         expected = bench.oracle().decode(tokens)[32:]
         bench.agree(bench.feed(context, tokens[32:]), expected, "what follows an overflow, once there is room")
@@ -202,9 +204,9 @@ class TestDecodeLimits(Scenarios):
         bench.agree(rows[-8:], bench.oracle().decode(tokens)[-8:], "the last 8 of 590 tokens")
         context.drop(0)
         assert context.n_free == n_ctx - 150, f"a fork of 150 is all that is held, and n_free is {context.n_free}"
-        found = bench.feed(context, others, seq_id=1)[-8:]
+        last_rows = bench.feed(context, others, seq_id=1)[-8:]
         expected = bench.oracle().decode([*tokens[:150], *others])[-8:]
-        bench.agree(found, expected, "the last 8 of 300 tokens after a fork of 150 whose other side was dropped")
+        bench.agree(last_rows, expected, "the last 8 of 300 tokens after a fork of 150 whose other side was dropped")
 
     def test_sequences_share_the_positions(self, bench: Bench) -> None:
         """Context: all sequences together hold at most ``n_ctx`` tokens."""

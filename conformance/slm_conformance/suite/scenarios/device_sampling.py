@@ -27,9 +27,9 @@ class TestDeviceSampling(Scenarios):
                 context.decode_top(batch, 3)
             return
         top = context.decode_top(batch, 3)
-        found = [(values.dtype.name, values.shape) for values in (top.tokens, top.logits, top.log_totals)]
-        wanted = [("int32", (5, 3)), ("float32", (5, 3)), ("float32", (5,))]
-        assert found == wanted, f"the 3 largest logits of 5 rows are {found}, not {wanted}"
+        types = [(values.dtype.name, values.shape) for values in (top.tokens, top.logits, top.log_totals)]
+        expected = [("int32", (5, 3)), ("float32", (5, 3)), ("float32", (5,))]
+        assert types == expected, f"the 3 largest logits of 5 rows are {types}, not {expected}"
 
     def test_of_the_rows_of_decode(self, bench: Bench) -> None:
         """Clause 12: tokens and logits are the largest of the row that ``decode`` gives, bit for bit."""
@@ -64,11 +64,11 @@ class TestDeviceSampling(Scenarios):
         tokens, context, reference = bench.tokens(30), _context(bench), bench.reference()
         bench.feed(context, tokens[:10])
         top = context.decode_top(bench.batch(context, (0, 10, tokens[10:20])), 5)
-        given = top.tokens.copy(), top.logits.copy(), top.log_totals.copy()
+        copies = top.tokens.copy(), top.logits.copy(), top.log_totals.copy()
         assert context.tokens(0) == tuple(tokens[:20]), "10 tokens decoded, and 10 once more: the sequence holds others"
         bench.agree(bench.feed(context, tokens[20:]), reference.decode(tokens)[20:], "decode after decode_top")
         after = top.tokens, top.logits, top.log_totals
-        assert all(map(np.array_equal, given, after)), "a later decode wrote into what decode_top had given"
+        assert all(map(np.array_equal, copies, after)), "a later decode wrote into what decode_top had given"
 
     def test_refusals(self, bench: Bench) -> None:
         """Clauses 1 and 12: an invalid k, and batches that ``decode`` refuses, raise and change nothing."""

@@ -38,7 +38,9 @@ class TestEmbeddingInput(Scenarios):
                 context.decode(batch)
             return
         logits = context.decode(batch)
-        assert logits.shape == (1, bench.model.info.n_vocab), f"5 rows of 1 that is wanted give logits {logits.shape}"
+        assert logits.shape == (1, bench.model.info.n_vocab), (
+            f"5 rows, one of them with logits, give logits {logits.shape}"
+        )
 
     def test_dumps_as_declared(self, bench: Bench) -> None:
         """Clauses 6 and 13: a dump with rows raises ``SnapshotMismatch`` if they are not declared."""
@@ -62,8 +64,8 @@ class TestEmbeddingInput(Scenarios):
     def test_rows_of_the_table(self, bench: Bench) -> None:
         """Clauses 9 and 13: rows of the embedding table give the logits of their tokens."""
         tokens = bench.tokens(N_SAMPLE)
-        found = _feed(_context(bench), _table(bench, tokens))
-        bench.agree(found, bench.workshop.expected(bench.name, 0), f"the rows of {N_SAMPLE} tokens, 64 at a time")
+        rows = _feed(_context(bench), _table(bench, tokens))
+        bench.agree(rows, bench.workshop.expected(bench.name, 0), f"the rows of {N_SAMPLE} tokens, 64 at a time")
 
     def test_rows_that_no_token_has(self, bench: Bench) -> None:
         """Clauses 8 and 13: rows that no token has work, one at a time and in chunks."""
@@ -86,8 +88,8 @@ class TestEmbeddingInput(Scenarios):
                 batch.add_embeddings(tables[0][i : i + 1], Pos(0, i), logits="last")
             if i % 2:
                 batch.add_embeddings(tables[1][i - 1 : i + 1], Pos(1, i - 1))
-        found, expected = context.decode(batch).copy(), bench.reference().decode(ours)
-        bench.agree(found, expected, "tokens among rows, beside rows of another sequence")
+        rows, expected = context.decode(batch).copy(), bench.reference().decode(ours)
+        bench.agree(rows, expected, "tokens among rows, beside rows of another sequence")
         after = bench.reference()
         after.decode(theirs)
         bench.agree(bench.feed(context, ours[:4], seq_id=1), after.decode(ours[:4]), "what follows those rows")
@@ -98,8 +100,8 @@ class TestEmbeddingInput(Scenarios):
         bench.feed(context, tokens[:4])
         _feed(context, _table(bench, tokens[4:7]))
         bench.feed(context, tokens[7:])
-        wanted = (*tokens[:4], *[EMBEDDED] * 3, *tokens[7:])
-        assert context.tokens(0) == wanted, f"the sequence holds {context.tokens(0)}, not {wanted}"
+        expected = (*tokens[:4], *[EMBEDDED] * 3, *tokens[7:])
+        assert context.tokens(0) == expected, f"the sequence holds {context.tokens(0)}, not {expected}"
         assert (context.length(0), context.n_free) == (10, context.n_ctx - 10), "a row takes one position"
 
     def test_hidden_states(self, bench: Bench) -> None:
@@ -139,8 +141,8 @@ class TestEmbeddingInput(Scenarios):
         context = bench.context(n_ctx=64)
         context.restore(0, data)
         assert context.tokens(0)[10:20] == (EMBEDDED,) * 10, "the restored sequence holds other tokens"
-        found = bench.feed(context, tokens[20:])
-        bench.agree(found, bench.reference().decode(tokens)[20:], "a restored dump with rows")
+        rows = bench.feed(context, tokens[20:])
+        bench.agree(rows, bench.reference().decode(tokens)[20:], "a restored dump with rows")
 
     def test_decoded_again(self, bench: Bench) -> None:
         """Clauses 6 and 13: rows in another backend's dump are decoded again from the dump."""
@@ -151,8 +153,8 @@ class TestEmbeddingInput(Scenarios):
         reference.decode(tokens[:20])
         if cut:
             reference.cut(8, 13)
-        found = bench.feed(context, tokens[20:], seq_id=1)
-        bench.agree(found, reference.decode(tokens[20:]), "another backend's dump with rows")
+        rows = bench.feed(context, tokens[20:], seq_id=1)
+        bench.agree(rows, reference.decode(tokens[20:]), "another backend's dump with rows")
 
     def test_refusals(self, bench: Bench) -> None:
         """Clauses 1 and 13: rows of a wrong shape or type, or with NaN, are refused, and nothing changes."""
@@ -205,12 +207,12 @@ def _table(bench: Bench, tokens: list[int]) -> Rows:
 
 
 def _feed(context: Context, rows: Rows, seq_id: int = 0, chunk: int = 64) -> Rows:
-    found = []
+    rows_of_batches = []
     for first in range(0, len(rows), chunk):
         batch = context.new_batch()
         batch.add_embeddings(rows[first : first + chunk], Pos(seq_id, context.length(seq_id)), logits="all")
-        found.append(context.decode(batch).copy())
-    return np.concatenate(found)
+        rows_of_batches.append(context.decode(batch).copy())
+    return np.concatenate(rows_of_batches)
 
 
 def _decode(bench: Bench, context: Context, rows: Rows, first: int) -> None:

@@ -26,9 +26,9 @@ class TestEmbeddings(Scenarios):
                 context.embed(batch)
             return
         states = context.embed(batch)
-        wanted = 5, bench.model.info.n_embd
-        assert states.dtype == np.dtype(np.float32) and states.shape == wanted, (
-            f"hidden states of 5 tokens are {states.dtype} {states.shape}, not float32 {wanted}"
+        shape = 5, bench.model.info.n_embd
+        assert states.dtype == np.dtype(np.float32) and states.shape == shape, (
+            f"hidden states of 5 tokens are {states.dtype} {states.shape}, not float32 {shape}"
         )
 
     def test_against_the_reference(self, bench: Bench) -> None:
@@ -53,10 +53,10 @@ class TestEmbeddings(Scenarios):
         """Clause 11: requested rows come in the order of the batch; none if none is requested."""
         tokens, context = bench.tokens(9), _context(bench)
         expected, batch = bench.reference().embed(tokens), context.new_batch()
-        wanted = [1, 2, 6]
+        indices = [1, 2, 6]
         for i, token in enumerate(tokens):
-            batch.add(token, Pos(0, i), logits=i in wanted)
-        bench.states_agree(context.embed(batch), expected[wanted], "hidden states of tokens 1, 2 and 6 of 9")
+            batch.add(token, Pos(0, i), logits=i in indices)
+        bench.states_agree(context.embed(batch), expected[indices], "hidden states of tokens 1, 2 and 6 of 9")
         batch.clear()
         batch.extend(tokens, Pos(1, 0))
         shapes = context.embed(batch).shape, context.embed(context.new_batch()).shape
@@ -89,11 +89,11 @@ class TestEmbeddings(Scenarios):
         texts = [bench.tokens(n, seed=n) for n in (7, 1, 12, 3, 20, 70)]
         states = [bench.reference().embed(text) for text in texts]
         for pooling in Pooling:
-            found = embed(context, texts, pooling, normalize=False).vectors
+            vectors = embed(context, texts, pooling, normalize=False).vectors
             expected = np.stack([_pooled(rows, pooling) for rows in states])
             # A mean or maximum moves by no more than all rows together do.
             allowed = [bench.tolerance.state * np.linalg.norm(rows) for rows in states]
-            errors = np.linalg.norm(found - expected, axis=1)
+            errors = np.linalg.norm(vectors - expected, axis=1)
             assert (errors <= allowed).all(), (
                 f"embeddings by {pooling} are {errors.round(6).tolist()} away, allowed {np.round(allowed, 6).tolist()}"
             )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slm_conformance.suite.bench import Bench, held
+from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.snapshots import foreign
 from slm_core.context.batch import TokenBatch
@@ -31,7 +31,7 @@ class TestFailures(Scenarios):
         """Clause 1: if an array of the batch cannot be read, nothing changes, and the context continues."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
-        before, n_reads = held(context), 0
+        before, n_reads = contents_of(context), 0
         while True:
             batch = _UnreadableBatch(10, n_reads)
             batch.extend(tokens[20:], Pos(0, 20), logits="all")
@@ -40,7 +40,9 @@ class TestFailures(Scenarios):
                 break
             except _Unreadable:
                 n_reads += 1
-            assert held(context) == before, f"reading the batch failed at read {n_reads}, and the context has changed"
+            assert contents_of(context) == before, (
+                f"reading the batch failed at read {n_reads}, and the context has changed"
+            )
         assert n_reads, "the batch was decoded, but never read"
         bench.agree(rows, bench.oracle().decode(tokens)[20:], f"a batch that failed to be read {n_reads} times")
 
@@ -65,9 +67,9 @@ class TestFailures(Scenarios):
         """Clauses 1 and 6: an interrupt (Ctrl-C) in ``restore`` leaves the sequence as it was."""
         tokens, source = bench.tokens(30), bench.context()
         bench.feed(source, bench.tokens(40, seed=1))
-        own = source.dump(0)
+        dump_of_source = source.dump(0)
         expected = bench.oracle().decode(tokens)[20:]
-        for data in (own, foreign(SequenceSnapshot.from_bytes(own)).to_bytes()):
+        for data in (dump_of_source, foreign(SequenceSnapshot.from_bytes(dump_of_source)).to_bytes()):
 
             def prepare(data: bytes = data) -> tuple[Context, Callable[[], object]]:
                 context = bench.context(n_batch=16)
@@ -154,11 +156,11 @@ def _interrupted(prepare: Callable[[], tuple[Context, Callable[[], object]]]) ->
     done = []
     for share in _SHARES:
         context, call = prepare()
-        before = held(context)
+        before = contents_of(context)
         try:
             _watch(call, int(n_calls * share))
         except KeyboardInterrupt:
-            assert held(context) == before, (
+            assert contents_of(context) == before, (
                 f"a call was interrupted after {share:.0%} of it, and the context has changed"
             )
             done.append((context, share))

@@ -33,11 +33,11 @@ class TestFork(Scenarios):
         reference.decode(tokens)
         context.fork(0, 1)
         reference.fork(0, 1)
-        for turn in range(3):
+        for i in range(3):
             for seq_id in (1, 0):
-                more = bench.tokens(5, seed=10 * turn + seq_id)
+                more = bench.tokens(5, seed=10 * i + seq_id)
                 rows = bench.feed(context, more, seq_id)
-                bench.agree(rows, reference.decode(more, seq_id), f"turn {turn} of sequence {seq_id} after a fork")
+                bench.agree(rows, reference.decode(more, seq_id), f"turn {i} of sequence {seq_id} after a fork")
 
     def test_many_copies(self, bench: Bench) -> None:
         """Clause 5: n copies with different tails are decoded in one batch."""
@@ -120,8 +120,10 @@ class TestFork(Scenarios):
         bench.feed(context, bench.tokens(5, seed=1), seq_id=1)
         n_shared = 12 if Capability.SHARED_FORK in bench.capabilities else 0
         for seq_id, expected in ((0, 20 - n_shared), (1, 17 - n_shared), (2, 0)):
-            said = context.n_exclusive(seq_id)
-            assert said == expected, f"n_exclusive({seq_id}) is {said}, not {expected}; {n_shared} are shared"
+            n_exclusive = context.n_exclusive(seq_id)
+            assert n_exclusive == expected, (
+                f"n_exclusive({seq_id}) is {n_exclusive}, not {expected}; {n_shared} are shared"
+            )
         free = context.n_free
         context.drop(0)
         assert context.n_free == free + 20 - n_shared, "drop freed another number of positions than n_exclusive said"

@@ -86,7 +86,7 @@ class TestGeneration(Scenarios):
 
     def test_stopping_criteria(self, bench: Bench) -> None:
         """Generation: FINISH ends as ``stop``, STOP as ``cancelled``, CONTINUE and NEXT end nothing."""
-        said = self._plain(bench, 6)
+        script = self._plain(bench, 6)
         ends = {
             StoppingAction.FINISH: (3, FinishReason.STOP),
             StoppingAction.STOP: (3, FinishReason.CANCELLED),
@@ -94,7 +94,7 @@ class TestGeneration(Scenarios):
             StoppingAction.NEXT: (6, FinishReason.LENGTH),
         }
         for action, (n_tokens, reason) in ends.items():
-            answer = _say(bench, said, stopping_criteria=[_at(3, action)])
+            answer = _say(bench, script, stopping_criteria=[_at(3, action)])
             assert (len(answer.tokens), answer.finish_reason) == (n_tokens, reason), (
                 f"a stopping criterion that says {action.name} after token 3 of 6: {len(answer.tokens)} tokens,"
                 f" ended with {answer.finish_reason.value}; expected {n_tokens}, {reason.value}"
@@ -103,15 +103,15 @@ class TestGeneration(Scenarios):
     def test_stopping_criteria_in_order(self, bench: Bench) -> None:
         """Generation: after NEXT the next stopping criterion is asked; after any other result it is not."""
         for action, n_asked in ((StoppingAction.NEXT, 4), (StoppingAction.CONTINUE, 0), (StoppingAction.FINISH, 0)):
-            asked: list[int] = []
+            calls: list[int] = []
 
-            def second(event: Event, draft: Draft, asked: list[int] = asked) -> StoppingAction:
-                asked.append(len(draft.tokens))
+            def second(event: Event, draft: Draft, calls: list[int] = calls) -> StoppingAction:
+                calls.append(len(draft.tokens))
                 return StoppingAction.NEXT
 
             _say(bench, self._plain(bench, 4), stopping_criteria=[_always(action), second])
-            assert len(asked) == n_asked, (
-                f"the stopping criterion after one that says {action.name} was asked {len(asked)} times, not {n_asked}"
+            assert len(calls) == n_asked, (
+                f"the stopping criterion after one that says {action.name} was asked {len(calls)} times, not {n_asked}"
             )
 
     def test_a_criterion_does_not_lift_the_limit(self, bench: Bench) -> None:
@@ -146,11 +146,11 @@ class TestGeneration(Scenarios):
 
     def test_paused_in_a_character(self, bench: Bench) -> None:
         """Generation: a pause inside a character or a partial stop text does not change the text."""
-        said = bench.vocab.encode("aé日🙂 bcdé🙂x", add_special=False, parse_special=False)
-        text = _text(bench, said)
+        script = bench.vocab.encode("aé日🙂 bcdé🙂x", add_special=False, parse_special=False)
+        text = _text(bench, script)
         for stop in (), (text[7:-1],), (text[5:] + "!",):
-            expected = _say(bench, said, stop=stop).text
-            answer = _say(bench, said, stop=stop, stopping_criteria=[_always(StoppingAction.PAUSE)])
+            expected = _say(bench, script, stop=stop).text
+            answer = _say(bench, script, stop=stop, stopping_criteria=[_always(StoppingAction.PAUSE)])
             assert answer.text == expected, (
                 f"paused after each token, with stop texts {stop}, {text!r} came out as {answer.text!r},"
                 f" expected {expected!r}"
@@ -167,23 +167,23 @@ class TestGeneration(Scenarios):
 
     def test_stop_text_across_tokens(self, bench: Bench) -> None:
         """Generation: a stop text ends the answer and is not shown, however tokens split it."""
-        said = bench.vocab.encode("abcdefghi", add_special=False, parse_special=False)
-        text = _text(bench, said)
+        script = bench.vocab.encode("abcdefghi", add_special=False, parse_special=False)
+        text = _text(bench, script)
         for first in range(1, len(text) - 1):
             for last in range(first + 1, len(text) + 1):
                 stop = text[first:last]
-                self._stops(bench, said, stop, text.partition(stop)[0])
+                self._stops(bench, script, stop, text.partition(stop)[0])
 
     def test_the_first_of_several_stop_texts(self, bench: Bench) -> None:
         """Generation: with several stop texts, the answer ends before the one that begins first."""
-        said = bench.vocab.encode("hello dog, the assistant", add_special=False, parse_special=False)
-        words = [token for token in said if len(_text(bench, [token])) > 2]
+        script = bench.vocab.encode("hello dog, the assistant", add_special=False, parse_special=False)
+        words = [token for token in script if len(_text(bench, [token])) > 2]
         for token in words:
             word = _text(bench, [token])
             stops = (word[-1:], word[1:], word[:2] + "!")
             for several in (stops, stops[::-1]):
-                answer = _say(bench, [said[0], token, said[-1]], stop=several)
-                text = _text(bench, [said[0], token, said[-1]])
+                answer = _say(bench, [script[0], token, script[-1]], stop=several)
+                text = _text(bench, [script[0], token, script[-1]])
                 first = min(text.find(stop) for stop in several if stop in text)
                 assert answer.text == text[:first], (
                     f"with stop texts {several}, {text!r} ended as {answer.text!r}, expected {text[:first]!r}"
@@ -198,8 +198,8 @@ class TestGeneration(Scenarios):
                 raise KeyError("a stopping criterion's own error")
             return StoppingAction.NEXT
 
-        said = [*letters, end, *letters]
-        running = _session(bench).generate(Sampling(max_tokens=5), sampler=Script(said), stopping_criteria=[burst])
+        script = [*letters, end, *letters]
+        running = _session(bench).generate(Sampling(max_tokens=5), sampler=Script(script), stopping_criteria=[burst])
         with pytest.raises(KeyError):
             list(running)
         assert not list(running), "an answer goes on after its end, where a stopping criterion raised there"
@@ -212,10 +212,13 @@ class TestGeneration(Scenarios):
     def test_stopping_criteria_stay_after_a_pause(self, bench: Bench) -> None:
         """Generation: after a pause, stopping criteria and ``on_event`` stay unless they are given again."""
         seen: list[int | None] = []
-        session, said = _session(bench), self._plain(bench, 6)
+        session, script = _session(bench), self._plain(bench, 6)
         stopping_criteria = [_at(2, StoppingAction.PAUSE), _at(4, StoppingAction.FINISH)]
         events = session.generate(
-            Sampling(max_tokens=6), sampler=Script(said), stopping_criteria=stopping_criteria, on_event=_tokens_to(seen)
+            Sampling(max_tokens=6),
+            sampler=Script(script),
+            stopping_criteria=stopping_criteria,
+            on_event=_tokens_to(seen),
         )
         for _event in events:
             pass
@@ -223,16 +226,16 @@ class TestGeneration(Scenarios):
         assert len(answer.tokens) == 4, (
             f"a stopping criterion that ends an answer at token 4 was lost: it has {len(answer.tokens)}"
         )
-        assert seen == said[:4], f"on_event saw {len(seen)} of 4 tokens of an answer that was paused"
+        assert seen == script[:4], f"on_event saw {len(seen)} of 4 tokens of an answer that was paused"
 
-    def _stops(self, bench: Bench, said: Sequence[int], stop: str, before: str) -> None:
-        shown = []
+    def _stops(self, bench: Bench, script: Sequence[int], stop: str, before: str) -> None:
+        texts = []
         session = _session(bench, n=2)
-        running = session.generate(Sampling(max_tokens=len(said), stop=(stop,)), sampler=Script(said))
+        running = session.generate(Sampling(max_tokens=len(script), stop=(stop,)), sampler=Script(script))
         for event in running:
-            shown.append(event.text)
+            texts.append(event.text)
         session.close()
-        assert "".join(shown) == before, f"stop text {stop!r}: {''.join(shown)!r} was shown, expected {before!r}"
+        assert "".join(texts) == before, f"stop text {stop!r}: {''.join(texts)!r} was shown, expected {before!r}"
         assert running.answer.text == before, f"stop text {stop!r}: the answer's text is {running.answer.text!r}"
         assert running.answer.finish_reason is FinishReason.STOP, (
             f"stop text {stop!r}: ended with {running.answer.finish_reason.value}, expected stop"
@@ -240,32 +243,32 @@ class TestGeneration(Scenarios):
 
     def test_what_only_begins_a_stop_text(self, bench: Bench) -> None:
         """Generation: text that only begins like a stop text is shown."""
-        said = bench.vocab.encode("abcdefgh", add_special=False, parse_special=False)
-        text = _text(bench, said)
-        answer = _say(bench, said, stop=(text[4:] + "!", text[2:5] + "?"))
+        script = bench.vocab.encode("abcdefgh", add_special=False, parse_special=False)
+        text = _text(bench, script)
+        answer = _say(bench, script, stop=(text[4:] + "!", text[2:5] + "?"))
         assert answer.text == text, f"nothing stopped it, but of {text!r} only {answer.text!r} came out"
 
     def test_characters_are_whole(self, bench: Bench) -> None:
         """Generation: joined events are the tokens' bytes as UTF-8, and no event ends inside a character."""
-        said = bench.vocab.encode("Grüße, 日本語 🙂🙃 é", add_special=False, parse_special=False)
-        data = b"".join(bench.vocab.token_bytes(token) for token in said)
-        shown = _shown(bench, said)
-        assert "".join(shown) == data.decode(), f"{''.join(shown)!r} came out of {data!r}"
-        assert not any("\ufffd" in part for part in shown), f"an event shows a part of a character: {shown}"
+        script = bench.vocab.encode("Grüße, 日本語 🙂🙃 é", add_special=False, parse_special=False)
+        data = b"".join(bench.vocab.token_bytes(token) for token in script)
+        texts = _shown(bench, script)
+        assert "".join(texts) == data.decode(), f"{''.join(texts)!r} came out of {data!r}"
+        assert not any("\ufffd" in part for part in texts), f"an event shows a part of a character: {texts}"
 
     def test_random_bytes(self, bench: Bench) -> None:
         """Generation: the text of any bytes equals their UTF-8 decoding with replacement."""
-        said = [token for token in bench.tokens(150, seed=21) if token not in bench.vocab.eog_ids]
-        data = b"".join(bench.vocab.token_bytes(token) for token in said)
-        shown, expected = "".join(_shown(bench, said)), data.decode("utf-8", "replace")
-        assert shown == expected, f"random tokens came out as {shown!r}, their bytes are {expected!r}"
+        script = [token for token in bench.tokens(150, seed=21) if token not in bench.vocab.eog_ids]
+        data = b"".join(bench.vocab.token_bytes(token) for token in script)
+        text, expected = "".join(_shown(bench, script)), data.decode("utf-8", "replace")
+        assert text == expected, f"random tokens came out as {text!r}, their bytes are {expected!r}"
 
     def test_every_end_of_generation(self, bench: Bench) -> None:
         """Generation: each EOG token ends the answer with ``stop`` and adds no text."""
         encode = bench.vocab.encode
         spelled = [encode(text, add_special=False, parse_special=True) for text in EOG_TEXTS]
-        known = {ids[0] for ids in spelled if len(ids) == 1 and not bench.vocab.token_bytes(ids[0])}
-        eog = known | set(bench.vocab.eog_ids) | ({bench.vocab.eos} if bench.vocab.eos is not None else set())
+        control = {ids[0] for ids in spelled if len(ids) == 1 and not bench.vocab.token_bytes(ids[0])}
+        eog = control | set(bench.vocab.eog_ids) | ({bench.vocab.eos} if bench.vocab.eos is not None else set())
         assert eog, "the model has no token that ends an answer"
         letters = self._plain(bench, 2)
         for token in sorted(eog):
@@ -286,8 +289,8 @@ class TestGeneration(Scenarios):
             return len(batches) > 3
 
         assert session.next_logits(cancelled) is None, "a prefill that was cancelled gave logits"
-        held = session.context.length(session.seq_id)
-        assert held == batches[-1] <= 24, f"cancelled after 3 batches of 8, but {held} tokens were decoded"
+        n_held = session.context.length(session.seq_id)
+        assert n_held == batches[-1] <= 24, f"cancelled after 3 batches of 8, but {n_held} tokens were decoded"
         bench.agree(next_row(session), fresh_row(bench, session), "the next logits after a prefill cancelled half-way")
 
     def test_a_full_context(self, bench: Bench) -> None:
@@ -322,38 +325,38 @@ def _session(bench: Bench, n: int = N_PROMPT) -> Session:
 
 def _run(
     session: Session,
-    said: Sequence[int],
+    script: Sequence[int],
     *,
     stopping_criteria: Sequence[StoppingCriterion] = (),
     stop: tuple[str, ...] = (),
     limit: int | None = None,
 ) -> Answer:
-    """An answer of given tokens; it is taken up again whenever it pauses."""
-    sampling = Sampling(max_tokens=len(said) if limit is None else limit, stop=stop)
-    running = session.generate(sampling, sampler=Script(said), stopping_criteria=stopping_criteria)
-    for _ in range(2 * len(said) + 2):
+    """An answer with scripted tokens; it continues after every pause."""
+    sampling = Sampling(max_tokens=len(script) if limit is None else limit, stop=stop)
+    running = session.generate(sampling, sampler=Script(script), stopping_criteria=stopping_criteria)
+    for _ in range(2 * len(script) + 2):
         for _event in running:
             pass
         if running.finished:
             return running.answer
         running = session.generate()
-    return pytest.fail(f"an answer of {len(said)} tokens at most did not end", pytrace=False)
+    return pytest.fail(f"an answer of {len(script)} tokens at most did not end", pytrace=False)
 
 
 def _say(
     bench: Bench,
-    said: Sequence[int],
+    script: Sequence[int],
     *,
     stopping_criteria: Sequence[StoppingCriterion] = (),
     stop: tuple[str, ...] = (),
     limit: int | None = None,
 ) -> Answer:
     """An answer of given tokens in a session of its own."""
-    return _run(_session(bench), said, stopping_criteria=stopping_criteria, stop=stop, limit=limit)
+    return _run(_session(bench), script, stopping_criteria=stopping_criteria, stop=stop, limit=limit)
 
 
-def _shown(bench: Bench, said: Sequence[int]) -> list[str]:
-    running = _session(bench).generate(Sampling(max_tokens=len(said)), sampler=Script(said))
+def _shown(bench: Bench, script: Sequence[int]) -> list[str]:
+    running = _session(bench).generate(Sampling(max_tokens=len(script)), sampler=Script(script))
     return [event.text for event in running]
 
 

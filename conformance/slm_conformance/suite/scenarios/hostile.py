@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from slm_conformance.suite.bench import Bench, held
+from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.hostile import hostile_dumps
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_core.context.snapshot import SequenceSnapshot
@@ -74,19 +74,19 @@ class TestHostileDumps(Scenarios):
                 before = tracemalloc.get_traced_memory()[0]
                 with contextlib.suppress(Exception):  # what it may raise is for the scenario above
                     context.restore(1, data)
-                taken = tracemalloc.get_traced_memory()[1] - before
-                assert taken < MOST_MEMORY, f"hostile dump {i}, of {len(data)} bytes, made restore take {taken:,} bytes"
+                peak = tracemalloc.get_traced_memory()[1] - before
+                assert peak < MOST_MEMORY, f"hostile dump {i}, of {len(data)} bytes, made restore take {peak:,} bytes"
         finally:
             tracemalloc.stop()
 
     @staticmethod
     def _restored_or_refused(bench: Bench, context: Context, i: int, data: bytes) -> None:
-        before = held(context)
+        before = contents_of(context)
         try:
             place = context.restore(1, data)
         except SlmError as error:
             assert "\n" not in str(error), f"hostile dump {i}: the message is not one line: {error}"
-            assert held(context) == before, f"hostile dump {i}: refused ({error}), but the context changed"
+            assert contents_of(context) == before, f"hostile dump {i}: refused ({error}), but the context changed"
             return
         except Exception as error:
             raise AssertionError(f"hostile dump {i}: raised {type(error).__name__} ({error}), no SlmError") from error

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar, cast
 
-from slm_conformance.suite.bench import Bench, held
+from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.hostile import hostile_dumps
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.chats import BenchModel
@@ -50,10 +50,10 @@ class TestHostileSessions(Scenarios):
         keeper.append_tokens(bench.tokens(9))
         row = next_row(keeper)
         for i, hostile in enumerate(_hostile("session", data, *_share(bench, N_SESSIONS))):
-            before = held(context)
+            before = contents_of(context)
             session = _restored(i, partial(Session.restore, context, bench.vocab, hostile))
             if session is None:
-                assert held(context) == before, f"hostile dump {i} was refused, but the context changed"
+                assert contents_of(context) == before, f"hostile dump {i} was refused, but the context changed"
                 continue
             strange = [token for token in session.tokens if not 0 <= token < bench.vocab.size]
             assert not strange, f"hostile dump {i}: token {strange[0]} is outside the vocabulary"

@@ -75,10 +75,10 @@ class TestSampling(Scenarios):
         """Chi-square against the shares; a cell of fewer than 10 expected draws joins the others of its kind."""
         expected = shares * N_DRAWS
         rare = expected < 10
-        found = np.append(drawn[~rare], drawn[rare].sum())
-        wanted = np.append(expected[~rare], expected[rare].sum())
-        found, wanted = found[wanted > 0], wanted[wanted > 0]
-        statistic, freedom = float(((found - wanted) ** 2 / wanted).sum()), len(wanted) - 1
+        counts = np.append(drawn[~rare], drawn[rare].sum())
+        expected_counts = np.append(expected[~rare], expected[rare].sum())
+        counts, expected_counts = counts[expected_counts > 0], expected_counts[expected_counts > 0]
+        statistic, freedom = float(((counts - expected_counts) ** 2 / expected_counts).sum()), len(expected_counts) - 1
         # Chi-square of k degrees of freedom has mean k and variance 2k; a cell's 1/expected adds at most 1/10 each.
         limit = freedom + SIGMAS * float(np.sqrt(2 * freedom + freedom / 10)) + SIGMAS
         assert statistic < limit, (
@@ -161,12 +161,12 @@ class TestSampling(Scenarios):
                 chain.set_history(history, n_said=n_said)
                 ids, shares = chain.distribution(row.copy())
                 expected = _by_formula(row, sampling, history, sorted(bench.vocab.eog_ids), n_said)
-                found = np.zeros(len(row))
-                found[ids] = shares
-                worst = int(np.abs(found - expected).argmax())
-                assert abs(found[worst] - expected[worst]) < SHARE_ROUNDING, (
+                probabilities = np.zeros(len(row))
+                probabilities[ids] = shares
+                worst = int(np.abs(probabilities - expected).argmax())
+                assert abs(probabilities[worst] - expected[worst]) < SHARE_ROUNDING, (
                     f"after {n_said} tokens of an answer, with order={order or 'that of the docs'}, token {worst} has"
-                    f" the share {found[worst]:.6f}; by the formulas it is {expected[worst]:.6f}"
+                    f" the share {probabilities[worst]:.6f}; by the formulas it is {expected[worst]:.6f}"
                 )
 
     def test_the_state_of_each_step(self, bench: Bench) -> None:
@@ -174,15 +174,17 @@ class TestSampling(Scenarios):
         rows = [np.asarray(row, np.float32) for row in bench.feed(bench.context(), bench.tokens(30))]
         for options in LEARNING:
             chain = SamplerChain(Sampling(**{**FREE, **options}), eog_ids=bench.vocab.eog_ids)  # type: ignore[arg-type]
-            begun = [_drawn(chain, row) for row in rows[:15]]
+            first_draws = [_drawn(chain, row) for row in rows[:15]]
             twin, other = chain.clone(), SamplerChain(chain.sampling, stream=3, eog_ids=bench.vocab.eog_ids)
             other.set_state(chain.state())
             goes_on = [_drawn(chain, row) for row in rows[15:]]
             for which, name in ((twin, "a clone"), (other, "a chain given the state")):
-                found = [_drawn(which, row) for row in rows[15:]]
-                assert found == goes_on, f"with {options}, {name} goes on with {found}, not {goes_on}"
+                draws = [_drawn(which, row) for row in rows[15:]]
+                assert draws == goes_on, f"with {options}, {name} goes on with {draws}, not {goes_on}"
             chain.reset()
-            assert [_drawn(chain, row) for row in rows[:15]] == begun, f"with {options}, reset() does not begin anew"
+            assert [_drawn(chain, row) for row in rows[:15]] == first_draws, (
+                f"with {options}, reset() does not begin anew"
+            )
 
     def test_a_session_dump_goes_on(self, bench: Bench) -> None:
         """Sampling: a session that is dumped between two answers continues elsewhere with the same draws."""

@@ -33,12 +33,12 @@ class TestSession(Scenarios):
         encode, spelled = bench.vocab.encode, "hi <|im_end|> you"
         session = Session(bench.context(), bench.vocab)
         for first in (True, False):
-            before, wanted = session.tokens, encode(spelled, add_special=first, parse_special=False)
-            assert session.append(spelled) == len(wanted), "append() returned another number of tokens than it added"
-            assert session.tokens == (*before, *wanted), "appended text has other tokens than its encoding as content"
-        before, wanted = session.tokens, encode("<|im_end|>", add_special=False, parse_special=True)
+            before, expected = session.tokens, encode(spelled, add_special=first, parse_special=False)
+            assert session.append(spelled) == len(expected), "append() returned another number of tokens than it added"
+            assert session.tokens == (*before, *expected), "appended text has other tokens than its encoding as content"
+        before, expected = session.tokens, encode("<|im_end|>", add_special=False, parse_special=True)
         session.append([Segment("<|im_end|>", control=True)])
-        assert session.tokens == (*before, *wanted), "an appended control segment is not its control token"
+        assert session.tokens == (*before, *expected), "an appended control segment is not its control token"
         bench.agree(next_row(session), fresh_row(bench, session), "the next logits after appended text")
 
     def test_more_than_there_is_room_for(self, bench: Bench) -> None:
@@ -56,8 +56,8 @@ class TestSession(Scenarios):
         """Session: a rollback restores tokens and next logits, any number of times, with nested marks."""
         session = _session(bench, bench.tokens(20))
         outer, tokens, before = session.mark(), session.tokens, next_row(session)
-        for turn in range(3):
-            session.append_tokens(bench.tokens(5, seed=turn))
+        for i in range(3):
+            session.append_tokens(bench.tokens(5, seed=i))
             inner, within, there = session.mark(), session.tokens, next_row(session)
             session.generate(GREEDY).run()
             session.rollback(inner)
@@ -65,17 +65,17 @@ class TestSession(Scenarios):
             bench.same(next_row(session), there, "the next logits after rollback to an inner mark")
             session.rollback(outer)
             assert session.tokens == tokens, "rollback to an outer mark left other tokens"
-            bench.same(next_row(session), before, f"the next logits after rollback number {turn + 1}")
+            bench.same(next_row(session), before, f"the next logits after rollback number {i + 1}")
 
     def test_a_mark_at_the_end(self, bench: Bench) -> None:
         """Session: a mark at the end of the history stays valid after any number of rollbacks."""
         session = _session(bench, bench.tokens(12))
         tokens, marks = session.tokens, [session.mark(), session.mark()]
-        for turn in range(3):
-            session.append_tokens(bench.tokens(3, seed=turn))
+        for i in range(3):
+            session.append_tokens(bench.tokens(3, seed=i))
             for mark in marks:
                 session.rollback(mark)
-                assert session.tokens == tokens, f"return {turn + 1} to a mark at the end left other tokens"
+                assert session.tokens == tokens, f"return {i + 1} to a mark at the end left other tokens"
         assert session.remove(*marks) is bench.edit_level, "a removal of nothing says that it was something else"
         assert session.tokens == tokens, "a removal of nothing left other tokens"
 
@@ -132,12 +132,12 @@ class TestSession(Scenarios):
             places.append(session.mark())
         start, inside, end, behind, _ = places
         session.next_logits()
-        wanted = (*session.tokens[:12], *session.tokens[22:27])
+        expected = (*session.tokens[:12], *session.tokens[22:27])
         session.remove(start, end)
         with bench.refused("a mark inside what was removed", InvalidMark, context=session.context):
             session.rollback(inside)
         session.rollback(behind)
-        assert session.tokens == wanted, "a mark behind what was removed did not move with its tokens"
+        assert session.tokens == expected, "a mark behind what was removed did not move with its tokens"
 
     def test_fork(self, bench: Bench) -> None:
         """Session: a fork and its original do not affect each other."""
@@ -222,8 +222,8 @@ class TestSession(Scenarios):
                 session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=UNIFORM)
                 session.append_tokens(bench.tokens(10))
                 session.generate().run()
-                for turn in range(scratch_branches):
-                    _elsewhere(session, fails=turn == 1)
+                for i in range(scratch_branches):
+                    _elsewhere(session, fails=i == 1)
                 drawn.append(session.generate().run().tokens)
             what = f"two scratch branches with {n_seq_max - 1} sequences to spare"
             assert drawn[0] == drawn[1], f"after {what}, a session draws {drawn[1]} in place of {drawn[0]}"
@@ -250,11 +250,11 @@ class TestSession(Scenarios):
         """Session: a restored answer ends at its limit, stop text or EOG token as without the dump."""
         letter = bench.vocab.encode("a", add_special=False, parse_special=False)[-1]
         ends = max(bench.vocab.eog_ids)
-        said = Sampling(temperature=0, logit_bias={letter: 1e4})
+        greedy = Sampling(temperature=0, logit_bias={letter: 1e4})
         cases = (
-            (replace(said, max_tokens=5), 5, FinishReason.LENGTH),
-            (replace(said, max_tokens=9, stop=("aaaaa",)), 5, FinishReason.STOP),
-            (replace(said, max_tokens=9, min_tokens=4, logit_bias={ends: 2e4, letter: 1e4}), 5, FinishReason.STOP),
+            (replace(greedy, max_tokens=5), 5, FinishReason.LENGTH),
+            (replace(greedy, max_tokens=9, stop=("aaaaa",)), 5, FinishReason.STOP),
+            (replace(greedy, max_tokens=9, min_tokens=4, logit_bias={ends: 2e4, letter: 1e4}), 5, FinishReason.STOP),
         )
         for sampling, n_tokens, reason in cases:
             for n in range(1, n_tokens):

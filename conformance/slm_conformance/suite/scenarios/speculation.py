@@ -52,36 +52,36 @@ class TestSpeculation(Scenarios):
         sampling = Sampling(temperature=0, max_tokens=N_TOKENS, banned_tokens=banned)
         with DraftModel(bench.context(n_seq_max=1), bench.vocab) as drafter:
             answer = _answer(bench, drafter, sampling)
-        said = set(answer.tokens) & set(banned)
-        assert not said, f"banned tokens were drafted, and said: {sorted(said)}"
+        drawn = set(answer.tokens) & set(banned)
+        assert not drawn, f"banned tokens were drafted, and said: {sorted(drawn)}"
 
     def test_one_batch_for_a_draft(self, bench: Bench) -> None:
         """Generation: a draft of seven right tokens is decoded in one batch, and saves seven."""
         bench.requires(EditLevel.TRUNCATE)
-        said = [token for token in bench.tokens(30, seed=5) if token not in bench.vocab.eog_ids][:17]
-        speculation = _speculation(DraftFunction(lambda tokens, n: said[len(tokens) - N_PROMPT :][:n]), n_max=7)
+        script = [token for token in bench.tokens(30, seed=5) if token not in bench.vocab.eog_ids][:17]
+        speculation = _speculation(DraftFunction(lambda tokens, n: script[len(tokens) - N_PROMPT :][:n]), n_max=7)
         session = _session(bench)
-        held = []
-        for _ in session.generate(Sampling(max_tokens=len(said)), sampler=Script(said), speculation=speculation):
-            held.append(session.context.length(session.seq_id) - N_PROMPT)
+        lengths = []
+        for _ in session.generate(Sampling(max_tokens=len(script)), sampler=Script(script), speculation=speculation):
+            lengths.append(session.context.length(session.seq_id) - N_PROMPT)
         # The first token comes of the prompt's batch; then each batch decodes a token and its draft.
         expected = [0, *[8] * 8, *[16] * 8]
-        assert held == expected, f"after each token, {held} were decoded after the prompt, expected {expected}"
+        assert lengths == expected, f"after each token, {lengths} were decoded after the prompt, expected {expected}"
 
     def test_nothing_stays_of_a_draft(self, bench: Bench) -> None:
         """Generation: an answer that ends inside a draft leaves only the history in the context."""
-        said = [token for token in bench.tokens(30, seed=5) if token not in bench.vocab.eog_ids]
+        script = [token for token in bench.tokens(30, seed=5) if token not in bench.vocab.eog_ids]
         for n in (2, 3, 6):
             session = _session(bench)
             session.generate(
                 Sampling(),
-                sampler=Script(said),
-                speculation=_speculation(DraftFunction(lambda tokens, n: said[len(tokens) - N_PROMPT :][:n])),
+                sampler=Script(script),
+                speculation=_speculation(DraftFunction(lambda tokens, n: script[len(tokens) - N_PROMPT :][:n])),
                 stopping_criteria=[_at(n, StoppingAction.FINISH)],
             ).run()
-            held = session.context.tokens(session.seq_id)
-            assert held == session.tokens[: len(held)], (
-                f"an answer of {n} tokens within a draft ended, but the context holds {len(held)} tokens,"
+            tokens_of_context = session.context.tokens(session.seq_id)
+            assert tokens_of_context == session.tokens[: len(tokens_of_context)], (
+                f"an answer of {n} tokens within a draft ended, but the context holds {len(tokens_of_context)} tokens,"
                 f" the history {session.n_tokens}"
             )
             session.append_tokens(bench.tokens(3, seed=7))
@@ -133,12 +133,12 @@ class TestSpeculation(Scenarios):
 
     def test_in_a_full_context(self, bench: Bench) -> None:
         """Generation: an answer that fills the context is as long with drafts as without."""
-        said = [token for token in bench.tokens(60, seed=5) if token not in bench.vocab.eog_ids]
+        script = [token for token in bench.tokens(60, seed=5) if token not in bench.vocab.eog_ids]
         lengths = []
-        for speculation in (None, _speculation(DraftFunction(lambda tokens, n: said[len(tokens) - N_PROMPT :][:n]))):
+        for speculation in (None, _speculation(DraftFunction(lambda tokens, n: script[len(tokens) - N_PROMPT :][:n]))):
             session = Session(bench.context(n_ctx=32), bench.vocab)
             session.append_tokens(bench.tokens(N_PROMPT))
-            answer = session.generate(Sampling(), sampler=Script(said), speculation=speculation).run()
+            answer = session.generate(Sampling(), sampler=Script(script), speculation=speculation).run()
             lengths.append(len(answer.tokens))
         assert lengths[0] == lengths[1], (
             f"an answer in a context with room for 12 tokens has {lengths[0]} of them, {lengths[1]} with drafts"

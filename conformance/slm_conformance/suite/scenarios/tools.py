@@ -52,14 +52,14 @@ class TestTools(Scenarios):
         session = Session(bench.context(n_ctx=384), bench.vocab)
         with Chat(session, formatter(TEMPLATE, model=bench.model), options=_options(bench)) as chat:
             answer = chat.send("which", tools=[pick], tool_choice="pick", max_rounds=1)
-            said = [(message.role, message.content) for message in chat.messages]
+            messages = [(message.role, message.content) for message in chat.messages]
             assert len(picked) == 1, f"a model that must call a tool once says {chat.messages[1]}"
-            told = [(Role.TOOL, f"you have {colour}") for colour in picked]
-            assert said[2:-1] == told, f"after its call, what the model was told is {said[2:-1]}"
-            assert said[-1] == (Role.ASSISTANT, answer.text), "the last message is not the answer"
+            expected = [(Role.TOOL, f"you have {colour}") for colour in picked]
+            assert messages[2:-1] == expected, f"after its call, what the model was told is {messages[2:-1]}"
+            assert messages[-1] == (Role.ASSISTANT, answer.text), "the last message is not the answer"
             rendered = encode_segments(bench.vocab, chat.formatter.render(chat.messages[:-1], tools=[pick]))
-            shown = session.tokens[: answer.usage.prompt_tokens]
-            assert list(shown) == rendered, "the answer was not made from the messages, the result among them"
+            prompt = session.tokens[: answer.usage.prompt_tokens]
+            assert list(prompt) == rendered, "the answer was not made from the messages, the result among them"
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after an answer to a result")
 
     def test_tools_after_a_failure(self, bench: Bench) -> None:
@@ -68,9 +68,9 @@ class TestTools(Scenarios):
         session = Session(bench.context(n_ctx=384), bench.vocab)
         options = replace(_options(bench), tools=before)
         with Chat(session, formatter(TEMPLATE, model=bench.model), options=options) as chat:
-            for given in ((_tool("turn"),), ()):
+            for tools in ((_tool("turn"),), ()):
                 with pytest.raises(KeyError):
-                    chat.send("which", tools=given, stopping_criteria=[_raise])
+                    chat.send("which", tools=tools, stopping_criteria=[_raise])
                 assert chat.options.tools == before, f"after an answer that raised, the tools are {chat.options.tools}"
             answer = chat.send("which")
             rendered = encode_segments(bench.vocab, chat.formatter.render(chat.messages[:-1], tools=before))

@@ -96,15 +96,15 @@ class TestTruncate(Scenarios):
         context, reference = bench.context(), bench.oracle()
         random = np.random.default_rng(5)
         histories: dict[int, list[int]] = {0: [], 1: []}
-        for turn in range(16):
-            seq_id = turn % 2
-            tokens = bench.tokens(int(random.integers(1, 9)), seed=turn)
+        for i in range(16):
+            seq_id = i % 2
+            tokens = bench.tokens(int(random.integers(1, 9)), seed=i)
             rows = bench.feed(context, tokens, seq_id)
-            bench.agree(rows, reference.decode(tokens, seq_id), f"turn {turn} of two sequences that are truncated")
+            bench.agree(rows, reference.decode(tokens, seq_id), f"turn {i} of two sequences that are truncated")
             histories[seq_id] += tokens
             index = int(random.integers(0, len(histories[seq_id]) + 1))
             context.truncate(Pos(seq_id, index))
             reference.truncate(index, seq_id)
             del histories[seq_id][index:]
-        held = {seq_id: list(context.tokens(seq_id)) for seq_id in histories}
-        assert held == histories, "after 16 truncates the context holds other tokens than it should"
+        expected = {seq_id: list(context.tokens(seq_id)) for seq_id in histories}
+        assert expected == histories, "after 16 truncates the context holds other tokens than it should"

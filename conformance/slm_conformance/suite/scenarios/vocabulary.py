@@ -68,9 +68,9 @@ class TestVocabulary(Scenarios):
         with GgufFile.open(bench.path) as file:
             reference = build_vocab(file)
         vocab = bench.vocab
-        found = (vocab.size, vocab.bos, vocab.eos, vocab.eog_ids)
+        properties = (vocab.size, vocab.bos, vocab.eos, vocab.eog_ids)
         expected = (reference.size, reference.bos, reference.eos, reference.eog_ids)
-        assert found == expected, f"size, bos, eos and eog_ids are {found}, the file says {expected}"
+        assert properties == expected, f"size, bos, eos and eog_ids are {properties}, the file says {expected}"
         assert vocab.eos is None or vocab.eos in vocab.eog_ids, f"eos, {vocab.eos}, is not among {vocab.eog_ids}"
 
     def test_random_strings(self, bench: Bench) -> None:
