@@ -107,14 +107,14 @@ def _summary(plan: Plan) -> Table:
 
 
 def _fallbacks(plan: Plan) -> Table:
-    """Where rows are no whole number of blocks."""
-    table = Table(box=None, pad_edge=False, header_style="bold", title="Other types than wanted", title_justify="left")
-    for column in ("tensor", "row", "wanted", "blocks of", "got"):
+    """The tensors whose rows are not a multiple of the requested type's blocks."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title="Fallback types", title_justify="left")
+    for column in ("tensor", "row", "requested", "blocks of", "got"):
         table.add_column(column, justify="right" if column in ("row", "blocks of") else "left")
     for tensor in plan.fallbacks:
         name = Text(shown(tensor.source.name).strip("'"))
-        wanted = tensor.wanted
-        table.add_row(name, str(tensor.source.shape[-1]), wanted.name, str(wanted.block_size), tensor.ggml_type.name)
+        requested, actual = tensor.requested_type, tensor.ggml_type
+        table.add_row(name, str(tensor.source.shape[-1]), requested.name, str(requested.block_size), actual.name)
     return table
 
 
@@ -124,7 +124,7 @@ def _facts(plan: Plan, target: Path, n_bytes: int, *, written: bool) -> dict[str
             "name": tensor.source.name,
             "shape": tensor.source.shape,
             "from": tensor.source.ggml_type.name,
-            "wanted": tensor.wanted.name,
+            "requested_type": tensor.requested_type.name,
             "type": tensor.ggml_type.name,
             "importance": tensor.importance is not None,
             "bytes": tensor.n_bytes,

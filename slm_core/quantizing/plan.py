@@ -37,13 +37,13 @@ class PlannedTensor:
 
     Attributes:
         source: its place in the source file, and its type there.
-        wanted: the type that the recipe or an override asks for.
-        ggml_type: the type in the new file. It differs from ``wanted`` if rows are no whole number of its blocks.
+        requested_type: the type of the recipe or an override.
+        ggml_type: the type in the new file. It differs if a row is not a multiple of the requested type's blocks.
         importance: float32 [n_matrices * n_cols], the weight of each column's error; None for equal weights.
     """
 
     source: TensorInfo
-    wanted: GgmlType
+    requested_type: GgmlType
     ggml_type: GgmlType
     importance: NDArray[np.float32] | None = None
 
@@ -79,8 +79,8 @@ class Plan:
 
     @property
     def fallbacks(self) -> list[PlannedTensor]:
-        """The tensors that do not get the type wanted."""
-        return [tensor for tensor in self.tensors if tensor.ggml_type is not tensor.wanted]
+        """The tensors that do not get the requested type."""
+        return [tensor for tensor in self.tensors if tensor.ggml_type is not tensor.requested_type]
 
     def writer(self) -> GgufWriter:
         """Lays out the new file. Metadata is copied, except the file type; shards become one file."""
@@ -123,12 +123,12 @@ def plan_quantization(
     importance = {} if imatrix is None else read_importance(imatrix)
     chooser = Chooser(file, recipe, has_importance=imatrix is not None)
     alike = pure or recipe.main_type in _FLOATS
-    wanted = dict(forced)
+    requested = dict(forced)
     for name in in_order(matrices):
         if name not in forced:
             n_cols = file.tensors[name].shape[-1]
-            wanted[name] = recipe.main_type if alike else chooser.choose(name, n_cols)
-    tensors = tuple(_planned(file, tensor, wanted.get(tensor.name), importance) for tensor in file.tensors.values())
+            requested[name] = recipe.main_type if alike else chooser.choose(name, n_cols)
+    tensors = tuple(_planned(file, tensor, requested.get(tensor.name), importance) for tensor in file.tensors.values())
     if imatrix is not None and all(tensor.importance is None for tensor in tensors):
         raise InvalidOption(f"{os.fspath(imatrix)}: no importance of any tensor of {file.path} in it")
     return Plan(file, recipe, tensors, tuple(_notes(tensors, has_importance=imatrix is not None)))
@@ -152,10 +152,14 @@ def _forced_types(overrides: Mapping[str, str], matrices: list[str]) -> dict[str
     return forced
 
 
-def _planned(file: GgufFile, tensor: TensorInfo, wanted: GgmlType | None, importance: Importance) -> PlannedTensor:
-    if wanted is None:
+def _planned(
+    file: GgufFile, tensor: TensorInfo, requested_type: GgmlType | None, importance: Importance
+) -> PlannedTensor:
+    if requested_type is None:
         return PlannedTensor(tensor, tensor.ggml_type, tensor.ggml_type)
-    planned = PlannedTensor(tensor, wanted, fallback_type(wanted, tensor.shape[-1]), importance.get(tensor.name))
+    planned = PlannedTensor(
+        tensor, requested_type, fallback_type(requested_type, tensor.shape[-1]), importance.get(tensor.name)
+    )
     if not planned.is_kept:
         _check_readable(file, tensor)
     if planned.importance is None:
@@ -164,7 +168,7 @@ def _planned(file: GgufFile, tensor: TensorInfo, wanted: GgmlType | None, import
     if planned.importance.size == n_matrices * tensor.shape[-1]:
         return planned
     if tensor.name == "token_embd.weight":  # its inputs are tokens: some programs write an entry all the same
-        return PlannedTensor(tensor, wanted, planned.ggml_type)
+        return PlannedTensor(tensor, requested_type, planned.ggml_type)
     raise InvalidOption(
         f"the importance of {shown(tensor.name)} has {planned.importance.size} values, but the tensor"
         f" {n_matrices * tensor.shape[-1]} columns: it was made with another model"

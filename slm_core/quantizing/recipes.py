@@ -195,9 +195,9 @@ def layer_of(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def fallback_type(wanted: GgmlType, n_cols: int) -> GgmlType:
-    """The type of rows that are no whole number of blocks of ``wanted``: more bits, smaller blocks."""
-    for ggml_type in (wanted, _FALLBACKS.get(wanted, T.F16)):
+def fallback_type(requested_type: GgmlType, n_cols: int) -> GgmlType:
+    """The type for rows that are not a multiple of ``requested_type``'s blocks: more bits, smaller blocks."""
+    for ggml_type in (requested_type, _FALLBACKS.get(requested_type, T.F16)):
         if n_cols % ggml_type.block_size == 0:
             return ggml_type
     return T.F16

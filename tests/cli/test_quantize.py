@@ -42,7 +42,7 @@ def test_json_lists_every_tensor(run, source, tmp_path) -> None:
     assert {t["name"]: (t["type"], t["bytes"]) for t in facts["tensors"]} == types
     assert facts["bytes"] == target.stat().st_size
     assert facts["written"] is True
-    assert {t["wanted"] for t in facts["tensors"]} == {"F32", "Q6_K", "Q8_0"}
+    assert {t["requested_type"] for t in facts["tensors"]} == {"F32", "Q6_K", "Q8_0"}
 
 
 def test_a_dry_run_writes_nothing(run, source, tmp_path) -> None:

@@ -104,7 +104,7 @@ def test_rows_that_llama_cpp_refuses_get_the_nearest_type_that_fits(toy) -> None
 def test_fallbacks_are_told(toy) -> None:
     with GgufFile.open(toy(n_cols=160)) as file:
         plan = plan_quantization(file, "Q6_K")
-        told = {(t.source.name, t.wanted.name, t.ggml_type.name) for t in plan.fallbacks}
+        told = {(t.source.name, t.requested_type.name, t.ggml_type.name) for t in plan.fallbacks}
     assert ("blk.0.attn_q.weight", "Q6_K", "Q8_0") in told
     assert not any("ffn_down" in name or "norm" in name for name, _, _ in told)
 
