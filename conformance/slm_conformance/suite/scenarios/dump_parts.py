@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from slm_conformance.suite.bench import Bench, held
+from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.snapshots import foreign
 from slm_core.context.snapshot import SequenceSnapshot
@@ -217,12 +217,12 @@ class TestRestoreParts(Scenarios):
         n_parts = -(-len(data) // _size(data))
         context, tokens = bench.context(), bench.tokens(24, seed=7)
         bench.feed(context, tokens[:12])
-        before = held(context)
+        before = contents_of(context)
         for error in (OSError("the connection was lost"), KeyboardInterrupt()):
             for n in sorted({0, 1, n_parts // 2, n_parts}):
                 with pytest.raises(type(error)):
                     context.restore_parts(0, _broken(data, n, error))
-                assert held(context) == before, f"part {n} of a dump could not be read, and the context has changed"
+                assert contents_of(context) == before, f"part {n} of a dump could not be read, and the context has changed"
         expected = bench.oracle().decode(tokens)[12:]
         bench.agree(bench.feed(context, tokens[12:]), expected, "what follows parts that could not be read")
 

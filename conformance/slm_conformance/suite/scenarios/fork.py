@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slm_conformance.oracle.factories import SHAPES, SMALL_SHAPES
-from slm_conformance.suite.bench import Bench, held
+from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.lifecycle import resident_bytes
 from slm_core.errors import ContextFull, InvalidPosition, InvalidSequence
@@ -135,14 +135,14 @@ class TestFork(Scenarios):
         """Clause 5: ``fork_cost`` says what a fork decodes again: nothing of the whole, or of plain attention."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens)
-        before, is_plain = held(context), bench.name.partition("-")[0] in SHAPES | SMALL_SHAPES
+        before, is_plain = contents_of(context), bench.name.partition("-")[0] in SHAPES | SMALL_SHAPES
         assert context.fork_cost(0) == context.fork_cost(0, 30) == 0, "a fork of a whole sequence decodes nothing again"
         assert context.fork_cost(0, 0) == context.fork_cost(1) == 0, "a fork of nothing decodes nothing again"
         for end in (29, 17, 1) if bench.edit_level >= EditLevel.TRUNCATE else ():
             cost, most = context.fork_cost(0, end), 0 if is_plain else end
             assert 0 <= cost <= most, f"fork_cost(0, {end}) is {cost} (accepted: 0 to {most})"
             assert context.fork_cost(0, end) == cost, f"fork_cost(0, {end}) is {cost}, and then another number"
-        assert held(context) == before, "fork_cost has changed the context"
+        assert contents_of(context) == before, "fork_cost has changed the context"
         with bench.refused("fork_cost of a sequence that is not there", InvalidSequence, context=context):
             context.fork_cost(4)
         for end in (31, -1):
