@@ -38,6 +38,8 @@ up to 25 kB a context where the device is a GPU computed in software."""
 _TRIES = 5
 _TICK_S = 1e-4
 _N_MANY = 256
+_LARGE_PAGE = 2 << 20
+"""What the system may hand out of a reservation at its first byte; one for full attention, one for windows."""
 _STATM = Path("/proc/self/statm")
 
 
@@ -181,7 +183,7 @@ class TestSizes(Scenarios):
         assert [context.length(seq_id) for seq_id in range(3)] == [0, 0, 0], "a new context holds tokens"
 
     def test_many_sequences_take_no_memory(self, bench: Bench) -> None:
-        """Context: 256 sequences cost nothing until they are used: less than 16 tokens of each would take."""
+        """Context: 256 sequences cost nothing until they are used: no more than 16 tokens of each, and large pages."""
         weights, n_contexts = bench.weights(), 4
         grown = []
         for n_seq_max in (1, self._most_sequences(bench)):
@@ -193,7 +195,7 @@ class TestSizes(Scenarios):
             grown.append(resident_bytes(of_files=False) - before)
             for context in contexts:
                 context.close()
-        allowed = n_contexts * n_seq_max * weights.kept_bytes(16, 2)
+        allowed = n_contexts * (n_seq_max * weights.kept_bytes(16, 2) + 2 * _LARGE_PAGE)
         assert grown[1] - grown[0] <= allowed, (
             f"{n_contexts} contexts of {n_seq_max} sequences take {(grown[1] - grown[0]) / 2**20:.1f} MiB more than"
             f" contexts of one (allowed: {allowed / 2**20:.1f} MiB)"
