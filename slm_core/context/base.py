@@ -6,18 +6,17 @@ have been checked and room that is there. If one raises, it leaves the engine as
 
 from __future__ import annotations
 
-import abc
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
-from slm_core.closing import Closing
 from slm_core.container import PART_BYTES, Incoming, Pieces, pack_parts
 from slm_core.context.batch import TokenBatch
-from slm_core.context.checks import Checks, Declaration, check_context_options, check_part_bytes
+from slm_core.context.checks import Checks, Declaration, check_context_options, check_part_bytes, failures_of
+from slm_core.context.engine_calls import EngineCalls
 from slm_core.context.inputs import (
     Held,
     add_held,
@@ -30,12 +29,11 @@ from slm_core.context.inputs import (
     token_ids,
 )
 from slm_core.context.ledger import Ledger, replay_plan, tail_edits
-from slm_core.context.payload import DumpParts, PayloadWriter
+from slm_core.context.payload import DumpParts, PayloadWriter, Receiver, whole
 from slm_core.context.snapshot import Edit, PayloadHeader, SequenceSnapshot, Share, read_shares
 from slm_core.errors import (
     ContextBusy,
     ContextClosed,
-    DecodeFailed,
     InvalidOption,
     InvalidPosition,
     InvalidSequence,
@@ -60,62 +58,7 @@ def _runs(batch: Batch, seq_ids: Sequence[int]) -> dict[int, Sequence[Held]]:
     return {seq_id: [inputs[i] for i in np.flatnonzero(of == seq_id).tolist()] for seq_id in seq_ids}
 
 
-@contextmanager
-def _failures_of(seq_ids: Sequence[int]) -> Iterator[None]:
-    """A failure of the engine inside is that of the sequence, where there is one alone."""
-    try:
-        yield
-    except DecodeFailed as error:
-        if len(seq_ids) == 1:
-            error.attribute_to(seq_ids[0])
-        raise
-
-
-def _whole(payload: bytes | Pieces) -> bytes:
-    return b"".join(payload.pieces) if isinstance(payload, Pieces) else payload
-
-
-class _Receiver:
-    """Where the payload of a dump goes while the dump is read.
-
-    Args:
-        is_used: whether it is used; otherwise its bytes are passed over.
-        new_writer: makes what takes it in, or gives None where its pieces are to be joined.
-
-    Attributes:
-        fits: whether the payload is of the context's own format.
-        writer: what has taken it in.
-    """
-
-    def __init__(
-        self,
-        fits: Callable[[PayloadHeader], bool],
-        is_used: Callable[[PayloadHeader], bool],
-        new_writer: Callable[[PayloadHeader], PayloadWriter | None],
-    ) -> None:
-        self._fits, self._is_used, self._new_writer = fits, is_used, new_writer
-        self._pieces: list[bytes] = []
-        self.fits = False
-        self.writer: PayloadWriter | None = None
-
-    def begin(self, header: PayloadHeader) -> Callable[[memoryview], None]:
-        """The payload begins; returns what to call with its pieces."""
-        self.fits = header.end > 0 and self._fits(header)
-        if not (self.fits and self._is_used(header)):
-            return lambda piece: None
-        self.writer = self._new_writer(header)
-        return self._join if self.writer is None else self.writer.write
-
-    def payload(self) -> bytes:
-        """The payload, where no writer has it; once."""
-        pieces, self._pieces = self._pieces, []
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def _join(self, piece: memoryview) -> None:
-        self._pieces.append(bytes(piece))
-
-
-class ContextBase(Closing):
+class ContextBase(EngineCalls):
     """A context whose bookkeeping is done; see ``protocols.Context`` for what each call promises.
 
     Args:
@@ -161,94 +104,6 @@ class ContextBase(Closing):
         self._lock = threading.Lock()
         self._closed = False
         self._dumps: weakref.WeakSet[DumpParts] = weakref.WeakSet()  # those that may still be made of what is held
-
-    # What a backend writes.
-
-    @abc.abstractmethod
-    def _engine_decode(self, batch: Batch) -> Logits:
-        """Run a checked, non-empty batch; rows float32 [n_rows, V] in batch order."""
-
-    def _engine_decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Run a checked, non-empty batch; 1 <= k <= V; called where ``DEVICE_SAMPLING`` is declared."""
-        raise UnsupportedOutput(f"{type(self).__name__} declares sampling on the device, and has none")
-
-    def _engine_embed(self, batch: Batch) -> States:
-        """Run a checked, non-empty batch; hidden states float32 [n_rows, E]; called where ``EMBEDDINGS`` is declared.
-
-        Of an encoder, every sequence in the batch is whole, and nothing is kept.
-        """
-        raise UnsupportedOutput(f"{type(self).__name__} declares hidden states, and has none")
-
-    def _n_copied_by_fork(self, src: int, end: int) -> int:
-        """Tokens at the end of ``src[:end]`` whose cells a fork cannot share, where it shares others."""
-        return 0
-
-    def _engine_fork_cost(self, src: int, end: int) -> int:
-        """Tokens that ``_engine_fork`` decodes again, end > 0: what it copies, unless the engine says otherwise."""
-        return self._n_copied_by_fork(src, end)
-
-    @abc.abstractmethod
-    def _engine_fork(self, src: int, dst: int, end: int) -> None:
-        """Make the empty ``dst`` a copy of ``src[:end]``, end > 0."""
-
-    @abc.abstractmethod
-    def _engine_truncate(self, seq_id: int, length: int) -> None:
-        """Forget the tail from ``length`` on, 0 <= length < the sequence's length."""
-
-    @abc.abstractmethod
-    def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
-        """Forget [start, end), start < end, and move later tokens down, keys re-rotated."""
-
-    @abc.abstractmethod
-    def _engine_drop(self, seq_id: int) -> None:
-        """Forget a sequence."""
-
-    def _engine_export_tail(self, seq_id: int, start: int) -> Pieces | None:
-        """The KV payload of a sequence from position ``start`` on, 0 < start < its length, for ``_engine_tail_writer``.
-
-        None where the engine gives whole sequences alone.
-        """
-        return None
-
-    def _engine_tail_writer(self, seq_id: int, src: int, start: int, end: int, n_bytes: int) -> PayloadWriter:
-        """What takes in such a payload for an empty sequence, which shares ``start`` positions with ``src`` then.
-
-        Raises:
-            InvalidSnapshot: a payload of this format does not have so many bytes.
-        """
-        raise InvalidSnapshot(f"the backend {self._declared.backend} gives no payloads of parts of sequences")
-
-    @abc.abstractmethod
-    def _engine_export(self, seq_id: int) -> bytes | Pieces:
-        """The KV payload of a sequence, not empty; called only where ``KV_PAYLOAD`` is declared.
-
-        ``Pieces`` are made while other sequences change, never this one. They depend on the sequence alone.
-        """
-
-    @abc.abstractmethod
-    def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
-        """Refuse a payload of this format that does not fit: ``InvalidSnapshot``.
-
-        ``restore`` asks before it drops what the sequence holds: shared storage that was dropped does not come back.
-        """
-
-    @abc.abstractmethod
-    def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
-        """Fill an empty sequence with a payload that was checked."""
-
-    def _engine_writer(self, seq_id: int, n_tokens: int, n_bytes: int) -> PayloadWriter | None:
-        """What takes in a payload for a sequence that still holds what it is to be replaced for.
-
-        None where the engine has no room for both, or takes whole payloads alone: then the base joins the pieces.
-
-        Raises:
-            InvalidSnapshot: a payload of this format does not have so many bytes.
-        """
-        return None
-
-    @abc.abstractmethod
-    def _engine_close(self) -> None:
-        """Free the engine's memory."""
 
     # Properties.
 
@@ -315,7 +170,7 @@ class ContextBase(Closing):
             if not seq_ids:
                 return np.empty((0, self._n_vocab), np.float32)
             runs = _runs(batch, seq_ids)
-            with _failures_of(seq_ids):
+            with failures_of(seq_ids):
                 rows = self._engine_decode(batch)
             self._append(runs)
         return rows
@@ -333,7 +188,7 @@ class ContextBase(Closing):
             if not seq_ids:
                 return no_top_logits(k)
             runs = _runs(batch, seq_ids)
-            with _failures_of(seq_ids):
+            with failures_of(seq_ids):
                 top = self._engine_decode_top(batch, k)
             self._append(runs)
         return top
@@ -347,7 +202,7 @@ class ContextBase(Closing):
             if not seq_ids:
                 return np.empty((0, self._n_embd), np.float32)
             runs = _runs(batch, seq_ids)
-            with _failures_of(seq_ids):
+            with failures_of(seq_ids):
                 rows = self._engine_embed(batch)
             if Capability.ENCODER not in self._declared.capabilities:
                 self._append(runs)
@@ -366,7 +221,7 @@ class ContextBase(Closing):
             n_copied = self._n_copied_by_fork(src, length)
             self._checks.room(self._ledger.fork_cost(length, n_copied), dst)
             if length:
-                with _failures_of((dst,)):
+                with failures_of((dst,)):
                     self._engine_fork(src, dst, length)
                 self._ledger.fork(src, dst, length, n_copied)
         return Pos(dst, length)
@@ -384,7 +239,7 @@ class ContextBase(Closing):
             index = self._checks.index(self._checks.sequence(pos.seq_id), pos.index)
             self._checks.whole_blocks(pos.seq_id, index)
             if index < self._ledger.length(pos.seq_id):
-                with _failures_of((pos.seq_id,)):
+                with failures_of((pos.seq_id,)):
                     self._engine_truncate(pos.seq_id, index)
                 self._ledger.truncate(pos.seq_id, index)
         return pos
@@ -420,14 +275,14 @@ class ContextBase(Closing):
 
     def dump(self, seq_id: int) -> bytes:
         """The whole state of a sequence."""
-        with self._call(), _failures_of((self._checks.sequence(seq_id),)):
+        with self._call(), failures_of((self._checks.sequence(seq_id),)):
             return b"".join(self._packed(seq_id))
 
     def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
         """The bytes of ``dump`` in parts; other sequences may change between them."""
         with self._call():
             check_part_bytes(part_bytes)
-            with _failures_of((self._checks.sequence(seq_id),)):
+            with failures_of((self._checks.sequence(seq_id),)):
                 parts = self._packed(seq_id, part_bytes)
             revision = self._ledger.revision(seq_id)
             dump = DumpParts(parts, lambda: self._unchanged({seq_id: revision}))
@@ -440,7 +295,7 @@ class ContextBase(Closing):
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
         """As ``restore``, of a dump that comes in parts."""
-        with self._call(), _failures_of((self._checks.sequence(seq_id),)):
+        with self._call(), failures_of((self._checks.sequence(seq_id),)):
             incoming = Incoming("sequence", parts)
             with incoming.refusals():
                 received = self._receiver(seq_id)
@@ -519,7 +374,7 @@ class ContextBase(Closing):
                     raise SequenceChanged(
                         f"sequence {seq_id} was changed since its dump began: dump it again", seq_id=seq_id
                     )
-            with _failures_of(tuple(revisions)):
+            with failures_of(tuple(revisions)):
                 yield
 
     def _check_open(self) -> None:
@@ -549,11 +404,11 @@ class ContextBase(Closing):
     def _cut(self, seq_id: int, start: int, end: int) -> None:
         self._checks.room(self._ledger.cut_cost(seq_id, start, end), seq_id)
         if end == self._ledger.length(seq_id):
-            with _failures_of((seq_id,)):
+            with failures_of((seq_id,)):
                 self._engine_truncate(seq_id, start)
             self._ledger.truncate(seq_id, start)
         else:
-            with _failures_of((seq_id,)):
+            with failures_of((seq_id,)):
                 self._engine_cut(seq_id, start, end)
             self._ledger.cut(seq_id, start, end)
 
@@ -562,9 +417,9 @@ class ContextBase(Closing):
             self._engine_drop(seq_id)
             self._ledger.drop(seq_id)
 
-    def _receiver(self, seq_id: int) -> _Receiver:
+    def _receiver(self, seq_id: int) -> Receiver:
         declared, n_free = self._declared, self._checks.replaceable(seq_id)
-        return _Receiver(
+        return Receiver(
             declared.fits_payload,
             lambda header: header.fingerprint == declared.fingerprint and header.end <= n_free,
             lambda header: self._engine_writer(seq_id, header.end, header.n_bytes),
@@ -602,7 +457,7 @@ class ContextBase(Closing):
         if self._ledger.length(seq_id) or start > (self._ledger.length(src) if start else 0):
             raise InvalidSnapshot("the dump's sequences share what is not there")
         n_free = self._ledger.n_free
-        received = _Receiver(
+        received = Receiver(
             self._declared.fits_payload,
             lambda header: header.fingerprint == self._declared.fingerprint and header.end - start <= n_free,
             lambda header: self._share_writer(share, header),
@@ -699,7 +554,7 @@ class ContextBase(Closing):
         """Replace a sequence; what it held comes back in the way of a dump, should that fail."""
         if payload:
             self._engine_check_payload(len(snapshot.tokens), payload)
-        before, exported = self._snapshot(seq_id), _whole(self._exported(seq_id))
+        before, exported = self._snapshot(seq_id), whole(self._exported(seq_id))
         try:
             self._drop(seq_id)
             self._fill(seq_id, snapshot, payload)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ from slm_core.context.snapshot import PayloadHeader, SequenceSnapshot
 from slm_core.errors import (
     BatchFull,
     ContextFull,
+    DecodeFailed,
     InvalidOption,
     InvalidPosition,
     InvalidSequence,
@@ -75,6 +77,17 @@ def check_part_bytes(part_bytes: int) -> None:
     """Refuse parts of a dump that are of no size, or larger than 8 MiB: ``InvalidOption``."""
     if not isinstance(part_bytes, int) or isinstance(part_bytes, bool) or not 1 <= part_bytes <= PART_BYTES:
         raise InvalidOption(f"part_bytes={part_bytes!r} (accepted: 1 to {PART_BYTES})")
+
+
+@contextmanager
+def failures_of(seq_ids: Sequence[int]) -> Iterator[None]:
+    """A failure of the engine inside is that of the sequence, where there is one alone."""
+    try:
+        yield
+    except DecodeFailed as error:
+        if len(seq_ids) == 1:
+            error.attribute_to(seq_ids[0])
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from slm_core.container import Pieces
+from slm_core.context.snapshot import PayloadHeader
 from slm_core.errors import InvalidSnapshot, SequenceChanged
 
 PIECE_BYTES = 1 << 20
@@ -137,3 +139,48 @@ class SectionWriter:
         if self._n_written == section.n_units:
             self._sections.popleft()
             self._n_written = 0
+
+
+def whole(payload: bytes | Pieces) -> bytes:
+    """A payload whose pieces are joined."""
+    return b"".join(payload.pieces) if isinstance(payload, Pieces) else payload
+
+
+class Receiver:
+    """Where the payload of a dump goes while the dump is read.
+
+    Args:
+        is_used: whether it is used; otherwise its bytes are passed over.
+        new_writer: makes what takes it in, or gives None where its pieces are to be joined.
+
+    Attributes:
+        fits: whether the payload is of the context's own format.
+        writer: what has taken it in.
+    """
+
+    def __init__(
+        self,
+        fits: Callable[[PayloadHeader], bool],
+        is_used: Callable[[PayloadHeader], bool],
+        new_writer: Callable[[PayloadHeader], PayloadWriter | None],
+    ) -> None:
+        self._fits, self._is_used, self._new_writer = fits, is_used, new_writer
+        self._pieces: list[bytes] = []
+        self.fits = False
+        self.writer: PayloadWriter | None = None
+
+    def begin(self, header: PayloadHeader) -> Callable[[memoryview], None]:
+        """The payload begins; returns what to call with its pieces."""
+        self.fits = header.end > 0 and self._fits(header)
+        if not (self.fits and self._is_used(header)):
+            return lambda piece: None
+        self.writer = self._new_writer(header)
+        return self._join if self.writer is None else self.writer.write
+
+    def payload(self) -> bytes:
+        """The payload, where no writer has it; once."""
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _join(self, piece: memoryview) -> None:
+        self._pieces.append(bytes(piece))
