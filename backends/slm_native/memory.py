@@ -33,7 +33,7 @@ from slm_native.kv.tables import Pages
 from slm_native.states import Checkpoint, State, StateGroup, StatePool
 
 REPLAY_TOKENS = 256
-"""Tokens that are decoded at a time where what they leave behind is computed again."""
+"""Tokens that are decoded at a time in a replay."""
 
 
 class Room(NamedTuple):
@@ -93,8 +93,8 @@ class ContextMemory:
 
     Args:
         spec: the model.
-        room: what for.
-        device: where all of it lies.
+        room: the sizes.
+        device: its device.
 
     Raises:
         InvalidOption: the system refuses so much memory.
@@ -137,7 +137,7 @@ class ContextMemory:
         return MemoryPlan(pages, [] if self._states is None else self._states.plan(pages.runs), windows)
 
     def commit(self, plan: MemoryPlan) -> None:
-        """The batch has run: what it wrote is true from now on."""
+        """The batch has run: its keys, values and states count from now on."""
         if self._states is not None:
             self._states.commit(plan.states, plan.pages.runs)
         for window, cache in self._windows.items():
@@ -183,7 +183,7 @@ class ContextMemory:
             self._states.fork(src, dst, Checkpoint(past.position, past.state))
 
     def truncate(self, seq_id: int, past: Past) -> None:
-        """Forget all but the first tokens, of which this is the past."""
+        """Remove all but the first tokens, whose past this is."""
         self._pages.truncate(seq_id, past.position)
         for window, cache in self._windows.items():
             cache.put(seq_id, past.windows[window])
@@ -191,7 +191,7 @@ class ContextMemory:
             self._states.put(seq_id, Checkpoint(past.position, past.state))
 
     def cut(self, seq_id: int, start: int, end: int, length: int, rotate: Rotate) -> None:
-        """See ``PagedKvCache.cut``; nothing can be cut out of a state, or where a window's keys are gone."""
+        """See ``PagedKvCache.cut``; states and windows have no cuts."""
         assert self._states is None and not self._windows, "the context declares no cut"
         self._pages.cut(seq_id, start, end, length, rotate)
 

@@ -30,7 +30,7 @@ class NativeModel(ModelBase):
 
     Raises:
         InvalidModelFile, UnsupportedModel: see ``read_spec`` and ``check_tensors``.
-        InvalidOption: ``offload`` leaves too little, or windows are to be kept alone beside states.
+        InvalidOption: ``offload`` leaves too little, or ``swa_full=False`` for a model with recurrent layers.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class NativeModel(ModelBase):
 
     @property
     def offload(self) -> OffloadStats | None:
-        """What streaming layers has cost; None where all are in memory."""
+        """Statistics of offloading; None if all layers are in memory."""
         return self._open_transformer().offload
 
     def _engine_context(self, options: ContextOptions) -> NativeContext:

@@ -25,8 +25,8 @@ class Offload(NamedTuple):
     """Which blocks stay, and how much memory blocks may take.
 
     Attributes:
-        budget: bytes of their weights, packed; those outside the blocks come on top.
-        pinned_layers: those that always stay; None for as many as there is room for, evenly spread.
+        budget: bytes of their packed weights; weights outside the blocks do not count.
+        pinned_layers: layers that always stay; None for as many as fit, evenly spread.
     """
 
     budget: int
@@ -43,7 +43,7 @@ class OffloadStats:
         hits: blocks that were there when they were wanted, pinned ones included.
         stalls: blocks that were waited for.
         stalled_seconds: for how long, in all.
-        loads: blocks that were sent for, those that stay not counted.
+        loads: loaded blocks, without resident ones.
         loaded_bytes: their weights.
         held_bytes: weights of blocks that are there now, or on their way.
         most_held_bytes: the most that ever were.
@@ -78,7 +78,7 @@ class Layers(ABC):
     @property
     @abstractmethod
     def stats(self) -> OffloadStats | None:
-        """What streaming has cost; None where nothing is streamed."""
+        """Statistics of offloading; None if nothing is offloaded."""
 
     @abstractmethod
     def close(self) -> None:
@@ -113,12 +113,12 @@ class ResidentLayers(Layers):
         """Nothing is streamed."""
 
     def close(self) -> None:
-        """The last references to the weights, where no pass runs."""
+        """The last references to the weights, if no pass runs."""
         self.steps = ()
 
 
 class OffloadedLayers(Layers):
-    """Streams the blocks that memory has no room for through two buffers, on a thread of its own.
+    """Streams the blocks that do not fit in memory through two buffers, on another thread.
 
     While a block computes, the next one that is not there is loaded; blocks that stay lie between those that come, so
     that loading has their time, too. Passes take turns: another thread's waits until this one's is over. A cache that
@@ -244,7 +244,7 @@ class OffloadedLayers(Layers):
         return block
 
     def _forget_until(self, i: int) -> None:
-        """Drop what was loaded for a pass that ended early."""
+        """Drop the blocks that were loaded for a pass that ended early."""
         while self._ahead and self._ahead[0][0] != i:
             other, loading = self._ahead.popleft()
             if not loading.cancel():
@@ -261,7 +261,7 @@ def choose_pinned(sizes: Sequence[int], offload: Offload) -> list[int]:
 
     Args:
         sizes: bytes of each block's weights.
-        offload: what is asked for.
+        offload: the options.
 
     Raises:
         InvalidOption: there is no room for two blocks and those to stay, or there are no such blocks.

@@ -17,7 +17,7 @@ class LayerPositions(NamedTuple):
     """What a layer does with the positions of a batch.
 
     Attributes:
-        rotation: of queries and keys, None where they stay.
+        rotation: of queries and keys; None without RoPE.
         temperature: factor on queries, [T, 1, 1], or None.
     """
 
@@ -31,7 +31,7 @@ class Positions:
     Args:
         spec: the model.
         n_ctx: positions of the context, by which LongRoPE chooses its table.
-        read_factors: reads a table of divisors from the file, None where it has none.
+        read_factors: reads a table of divisors from the file; None if it has none.
         kernels: the arithmetic.
     """
 
@@ -53,7 +53,7 @@ class Positions:
 
     @property
     def kind(self) -> str:
-        """Keys of two contexts can be exchanged where this is the same: which of LongRoPE's tables rotates them."""
+        """Contexts can exchange keys if this is equal: the table of LongRoPE that rotates them."""
         return self._kind
 
     def at(self, places: NDArray[np.integer]) -> Sequence[LayerPositions]:

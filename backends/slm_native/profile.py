@@ -1,4 +1,4 @@
-"""How the torch tier runs a model on one machine: a TOML file beside the model, or one that is named."""
+"""The settings of the torch tier on one machine: a TOML file next to the model, or a named one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Profile:
         dtype: number format of products, as the option.
         compile: whether weights are expanded by what torch.compile makes of it.
         tune: whether Triton kernels are launched as is fastest on the device: measured once, and kept on disk.
-        buckets: sizes, ascending, to which batches of one token a sequence are filled up; none where they are not.
+        buckets: sizes, ascending, to which batches with one token per sequence are padded; empty for no padding.
         capture: whether a step of each shape is captured in a CUDA graph, and replayed from then on.
         graphs: how many of a context's are kept; the one used longest ago goes.
         warm: tokens of a sequence for which every bucket, and every whole chunk, is captured when a context is made; 0
             for none.
         chunk: tokens of a prompt that are computed at a time; 0 for all of a batch.
-        capture_prefill: whether whole chunks of which no logits are wanted are captured, as steps are.
+        capture_prefill: whether whole chunks without logits are captured, like steps.
     """
 
     dtype: str = "auto"
@@ -45,12 +45,12 @@ class Profile:
     capture_prefill: bool = False
 
     def bucket(self, n_rows: int) -> int | None:
-        """The smallest bucket that holds so many rows; None where there is none."""
+        """The smallest bucket for this number of rows; None if there is none."""
         return next((bucket for bucket in self.buckets if bucket >= n_rows), None)
 
 
 def find_profile(model: Path | None, named: str | None) -> Profile | None:
-    """The profile of a model: the one that is named, else by ``SLM_PROFILE``, else ``MODEL.profile.toml`` beside it.
+    """The profile of a model: the named one, else by ``SLM_PROFILE``, else ``MODEL.profile.toml`` next to the model.
 
     Raises:
         InvalidOption: a file that is named and not there, that is no TOML, or a value that does not fit.

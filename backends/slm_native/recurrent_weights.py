@@ -23,8 +23,8 @@ from slm_native.kernels import (
 from slm_native.kv import Array
 
 Recurrent: TypeAlias = RecurrentWeights | Rwkv7
-_HEAD_EPS = 64e-5  # RWKV-7's, whatever the epsilon of its other norms
-_NO_LENGTH = 1e-24  # of the mean square of a key: what is shorter than 1e-12 stays short
+_HEAD_EPS = 64e-5  # RWKV-7's, independent of the epsilon of its other norms
+_NO_LENGTH = 1e-24  # epsilon of the mean square of a key: keys shorter than 1e-12 stay short
 
 
 class Tensors(NamedTuple):
@@ -32,8 +32,8 @@ class Tensors(NamedTuple):
 
     Attributes:
         linear: a matrix, its bias and its scale.
-        vector: a tensor as float32, None where the file has none.
-        norm: a norm, None where the file has none.
+        vector: a tensor as float32; None if the file has none.
+        norm: a norm; None if the file has none.
         kernels: who will use them.
     """
 

@@ -1,4 +1,4 @@
-"""The states of recurrent layers: what each sequence remembers, however long it is.
+"""The states of recurrent layers, of the same size for every length of a sequence.
 
 A state never changes: a batch reads the states before it and makes new ones. So forks share them, and what was true
 before a batch is true again if it fails.
@@ -48,7 +48,7 @@ class StateGroup:
         rows: their tokens in the batch [B * T], sequence by sequence; a slice where they lie like that.
         before: the states before the batch [B].
         after: the states after it, of each layer its parts [B, ...]; the forward pass fills them in.
-        carried: what the first layer leaves for later ones, in this batch.
+        carried: the first layer's output for later layers, in this batch.
     """
 
     seq_ids: Sequence[int]
@@ -87,7 +87,7 @@ class StatePool:
     Args:
         specs: the recurrent layers.
         n_seq_max: sequences.
-        device: where states lie.
+        device: the states' device.
     """
 
     def __init__(self, specs: Sequence[RecurrentSpec], n_seq_max: int, device: Device) -> None:
@@ -109,14 +109,14 @@ class StatePool:
         ]
 
     def commit(self, groups: Sequence[StateGroup], runs: Sequence[Run]) -> None:
-        """A batch has run: its states are current from now on, those before it become checkpoints."""
+        """A batch has run: its states are current from now on, and the earlier ones become checkpoints."""
         lengths = {run.seq_id: run.n_held for run in runs}
         for group in groups:
             for seq_id, state in zip(group.seq_ids, group.states(), strict=True):
                 self.put(seq_id, Checkpoint(lengths[seq_id], state))
 
     def put(self, seq_id: int, checkpoint: Checkpoint) -> None:
-        """A sequence's state is this one; what lies behind it is forgotten."""
+        """Set a sequence's state; later checkpoints are dropped."""
         before = [held for held in self._held[seq_id] if held.position < checkpoint.position]
         self._held[seq_id] = _thinned((*before, checkpoint))
 

@@ -1,4 +1,4 @@
-"""What torch could compute on, asked in a process of its own: importing torch takes seconds."""
+"""Torch's devices, listed by another process, because importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def spelled(asked: str, names: Sequence[str], version: str) -> str:
 
 
 def why_missing() -> str | None:
-    """Why there is no torch tier; None where torch is installed. Imports nothing."""
+    """Why there is no torch tier; None if torch is installed. Imports nothing."""
     if importlib.util.find_spec("torch") is not None:
         return None
     return f"torch is not installed (to get it: {INSTALL_HINT})"

@@ -37,15 +37,15 @@ class _EmbeddingRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DeviceBatch:
-    """A batch where the kernels compute.
+    """A batch on the kernels' device.
 
     Attributes:
         tokens: ids [T]; 0 for an embedding row.
         embeddings: embedding rows in place of tokens, on the host; None for none.
         positions: of each token [T].
-        plans: where keys and values go, by the kind of plan.
+        plans: destinations of keys and values, by the kind of plan.
         groups: the states of the sequences, for recurrent layers.
-        rotations: what each layer does with the positions [L].
+        rotations: the RoPE of each layer [L].
         output_mask: which tokens' rows leave the model [T]; None for all.
     """
 
@@ -137,7 +137,7 @@ class Transformer:
 
     @property
     def offload(self) -> OffloadStats | None:
-        """What streaming blocks has cost; None where all are there."""
+        """Statistics of offloading; None if all blocks are in memory."""
         return self._layers.stats
 
     def positions(self, n_ctx: int) -> Positions:
@@ -149,7 +149,7 @@ class Transformer:
         return Positions(self.spec, n_ctx, self._reader.rope_factors, self._kernels)
 
     def forward(self, batch: HostBatch, *, hidden: bool = False) -> Logits | States:
-        """Run a batch; keys, values and states go where it says. Rows are the host's.
+        """Run a batch, and write its keys, values and states to their destinations. Rows are in host memory.
 
         Args:
             batch: the batch.
@@ -198,7 +198,7 @@ class Transformer:
         return self._run(on_device, batch.layers, hidden=hidden)
 
     def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
-        """Run a new context's steps of fixed shapes once, where they are to be warm."""
+        """Run a new context's steps of fixed shapes once, if the profile warms them."""
         for shape in self._kernels.warm_shapes(layers) if self._has_one_plan else ():
             nothing = np.zeros(0, np.int32)
             self._run_shape(shape, nothing, nothing, nothing, layers, embedded)
@@ -234,12 +234,12 @@ class Transformer:
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """What ``forward`` raises where the device fails it."""
+        """The exceptions of ``forward`` if the device fails."""
         return self._kernels.failures
 
     @property
     def kv_type(self) -> KvType:
-        """What keys and values are stored in where no type is asked for."""
+        """The default KV type."""
         return self._kernels.kv_type
 
     @property
@@ -248,7 +248,7 @@ class Transformer:
         return self._kernels.kv_types
 
     def new_memory(self, room: Room) -> ContextMemory:
-        """Room for keys, values and states where the kernels compute; see ``ContextMemory``."""
+        """Memory for keys, values and states on the kernels' device; see ``ContextMemory``."""
         return ContextMemory(self.spec, room, self._kernels)
 
     def _plans(self, plan: MemoryPlan) -> dict[PlanKind, BatchPlan]:
@@ -299,7 +299,7 @@ class Transformer:
         )
 
     def _layer_embeddings(self, tokens: Array, x: Array) -> Sequence[Array | None]:
-        """Each block's own embedding of a batch [L], None where it has none."""
+        """The per-layer embeddings of a batch [L]; None for blocks without one."""
         weights, width = self._weights.layer_embeddings, self.spec.layer_embedding_width
         if weights is None or width is None:
             return [None] * self.spec.n_layers

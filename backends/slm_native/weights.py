@@ -47,14 +47,14 @@ from slm_native.steps import LayerEmbeddingTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseAndMoe:
-    """The weights of a dense feed-forward layer with experts beside it, which read the same."""
+    """The weights of a dense feed-forward layer parallel to experts with the same input."""
 
     dense: FeedForward
-    dense_norm: Norm | None  # [E], of what it makes
+    dense_norm: Norm | None  # [E], of its output
     experts: MoeLayer
     router_norm: Norm  # [E]
     experts_norm: Norm | None  # [E]
-    mixed_norm: Norm | None  # [E], of what the experts make
+    mixed_norm: Norm | None  # [E], of the experts' output
 
 
 AnyFeedForward: TypeAlias = FeedForward | MoeLayer | DenseAndMoe | ChannelMix
@@ -67,8 +67,8 @@ class Block:
     attn_norm: Norm | None  # [E]
     attention: Attention | LatentAttention | None
     recurrent: Recurrent | None
-    attn_post_norm: Norm | None  # [E], of what attention makes
-    attn_sum_norm: Norm | None  # [E], of the sum of that and what entered
+    attn_post_norm: Norm | None  # [E], of attention's output
+    attn_sum_norm: Norm | None  # [E], of the sum of this and the input
     ffn_norm: Norm | None  # [E]
     feed_forward: AnyFeedForward | None
     ffn_post_norm: Norm | None  # [E]
@@ -77,7 +77,7 @@ class Block:
     altup: AltUp | None = None
     laurel: Laurel | None = None
     embedding: LayerEmbedding | None = None
-    output_scale: Array | None = None  # [1], factor on what leaves it
+    output_scale: Array | None = None  # [1], factor on its output
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +92,7 @@ class Weights:
     output: Linear  # (V, E)
     streams: Streams | None
     layer_embeddings: LayerEmbeddingTable | None
-    dense: Sequence[Linear]  # behind the last norm of an encoder
+    dense: Sequence[Linear]  # after the last norm of an encoder
 
 
 class WeightReader:
@@ -359,7 +359,7 @@ class WeightReader:
         return Norm(ones, None, self._spec.norm, self._spec.norm_eps)
 
     def _made(self, name: str, values: NDArray[np.float32]) -> Array:
-        """Numbers that are no tensor of the file, where the layer is that their name says."""
+        """An array that is not a tensor of the file, on the device of the layer in its name."""
         return self._kernels.vector(QuantizedTensor(name, values.shape, GgmlType.F32, values.view(np.uint8)))
 
     def _norm(self, name: str) -> Norm | None:
@@ -377,7 +377,7 @@ class WeightReader:
         return self._kernels.vector(self._tensor(name)) if self._has(name) else None
 
     def _checked(self, name: str) -> QuantizedTensor:
-        """A tensor that can be taken apart: its rows are whole blocks."""
+        """A tensor that can be dequantized: its rows are whole blocks."""
         tensor = self._tensor(name)
         check_tensor(tensor.data, tensor.ggml_type, tensor.shape)
         return tensor

@@ -98,7 +98,7 @@ class PagedKvCache:
     def replay(self, seq_id: int, start: int, stop: int) -> BatchPlan:
         """A plan for tokens [start, stop) that a sequence holds already, at most as many as were announced.
 
-        They see what it holds up to them, and their keys and values go where nobody reads them.
+        They attend to earlier positions, and their keys and values go to scratch pages.
         """
         pages = self._tables[seq_id][: n_pages_of(stop)]
         positions = np.arange(start, stop)
@@ -107,7 +107,7 @@ class PagedKvCache:
         return BatchPlan([run], scratch, positions % PAGE_TOKENS, self._tables)
 
     def commit(self, plan: BatchPlan) -> None:
-        """The batch has run: what it wrote is true from now on."""
+        """The batch has run: its keys and values count from now on."""
         self._tables = plan.tables
 
     def fork(self, src: int, dst: int, end: int) -> None:
@@ -184,10 +184,10 @@ class PagedKvCache:
         return self._stores.n_bytes
 
     def _extended(self, spans: Sequence[tuple[int, int, int]]) -> PageTables:
-        """Tables with pages for [start, stop) of some sequences, of which [0, start) is kept."""
+        """Tables with pages for [start, stop) of some sequences, which keep [0, start)."""
         old = self._tables
         kept: dict[int, Pages] = {}
-        copied: dict[int, int] = {}  # the last page of a sequence, where it must be copied
+        copied: dict[int, int] = {}  # the last page of a sequence, if it must be copied
         n_new: dict[int, int] = {}
         for seq_id, start, stop in spans:
             gone = old.gone(seq_id)

@@ -15,7 +15,7 @@ from slm_core.types import KvType
 
 FloatArray: TypeAlias = NDArray[np.float32]
 Array: TypeAlias = Any
-"""Numbers where a kernel set computes: NumPy's, or those of its device."""
+"""Arrays of a kernel set: NumPy's, or those of its device."""
 Planes: TypeAlias = Sequence[Array]
 """What a codec makes of float32 [..., D]: one array [..., W] for each of its planes."""
 
@@ -46,7 +46,7 @@ class KvCodec:
 
 
 def _encode_f16(x: FloatArray) -> Planes:
-    """Round to half precision; what is larger than it can hold becomes its largest, not infinite."""
+    """Round to half precision; larger numbers are clamped to its largest, not infinite."""
     return (np.clip(x, -_F16_MAX, _F16_MAX).astype("<f2"),)
 
 
@@ -128,7 +128,7 @@ def _decode_q4_0(planes: Planes) -> FloatArray:
 
 
 def _encode_q5_0(x: FloatArray) -> Planes:
-    """As ggml's Q5_0: nibbles, scales, and the fifth bits of a block in one number, each in a plane of its own."""
+    """As ggml's Q5_0: nibbles, scales, and the fifth bits of a block in one number, in three planes."""
     codes, scales = _encode_from_zero(x, 16)
     fifth = np.packbits(codes >> 4, axis=-1, bitorder="little")
     return _packed(codes), scales, fifth.view("<u4")[..., 0]
@@ -158,7 +158,7 @@ def _decode_e4m3(planes: Planes) -> FloatArray:
 
 
 def _e4m3_levels() -> FloatArray:
-    """What codes 0 to 126 stand for, ascending: eight below 2^-6, then eight for each power of two."""
+    """The values of codes 0 to 126, ascending: eight below 2^-6, then eight for each power of two."""
     codes = np.arange(_E4M3_NAN)
     exponent, fraction = codes >> 3, codes & 7
     below = np.ldexp(fraction / 8, -6)
@@ -171,7 +171,7 @@ _E4M3_TABLE = np.concatenate([_E4M3_LEVELS, [np.nan], -_E4M3_LEVELS, [np.nan]]).
 
 
 def _are_bounded(planes: Planes) -> bool:
-    """Codes always are, and float16 scales are where they are finite."""
+    """Codes are always bounded; float16 scales are if they are finite."""
     return all(plane.dtype.kind != "f" or bool((np.abs(plane) <= LARGEST_NUMBER).all()) for plane in planes)
 
 

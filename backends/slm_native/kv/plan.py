@@ -60,7 +60,7 @@ class BatchPlan:
 
 
 def n_pages_of(n_tokens: int) -> int:
-    """Pages that so many tokens take."""
+    """The number of pages for this number of tokens."""
     return -(-n_tokens // PAGE_TOKENS)
 
 
@@ -70,7 +70,7 @@ def count(rows: slice | NDArray[np.intp]) -> int:
 
 
 def rows_by_sequence(seq_ids: NDArray[np.int32]) -> list[tuple[int, slice | NDArray[np.intp]]]:
-    """The sequences of a batch and the rows of each, in order; a slice where they lie side by side."""
+    """The sequences of a batch and the rows of each, in order; a slice if rows are contiguous."""
     if (seq_ids == seq_ids[0]).all():
         return [(int(seq_ids[0]), slice(0, len(seq_ids)))]
     order = np.argsort(seq_ids, kind="stable")
@@ -83,7 +83,7 @@ def rows_by_sequence(seq_ids: NDArray[np.int32]) -> list[tuple[int, slice | NDAr
 
 
 def part_of(plan: BatchPlan, start: int, stop: int) -> BatchPlan:
-    """The plan of tokens [start, stop) of a batch, which see what the tokens before them have written."""
+    """The plan of tokens [start, stop) of a batch, which attend to the batch's earlier tokens, too."""
     runs = [run for each in plan.runs if (run := _part_of_run(each, start, stop)) is not None]
     return BatchPlan(runs, plan.pages[start:stop], plan.slots[start:stop], plan.tables)
 
@@ -91,7 +91,7 @@ def part_of(plan: BatchPlan, start: int, stop: int) -> BatchPlan:
 def in_chunks(plan: BatchPlan, chunk: int) -> BatchPlan:
     """``plan`` for chunked attention (Llama 4): a token sees the positions of its chunk up to its own.
 
-    A chunk is a whole number of pages, so each is attended to as a sequence of its own on a part of the pages.
+    A chunk is a whole number of pages, so attention treats each as a sequence on a part of the pages.
 
     Args:
         plan: where the tokens of a batch go.
@@ -136,7 +136,7 @@ def _rows_between(rows: slice | NDArray[np.intp], start: int, stop: int) -> tupl
 
 
 def _chunks(run: Run, chunk: int) -> Iterator[Run]:
-    """What a run brings for each chunk; positions are counted from where the chunk begins."""
+    """The part of a run in each chunk; positions count from the chunk's start."""
     for first in range(run.start // chunk * chunk, run.n_held, chunk):
         begin, end = max(run.start, first), min(run.n_held, first + chunk)
         rows = _part(run.rows, begin - run.start, end - run.start)

@@ -17,19 +17,19 @@ from slm_native.kv.codecs import Array, KvCodec, Planes
 
 PAGE_TOKENS = 64
 PageIndex: TypeAlias = slice | NDArray[np.intp]
-"""Pages of one sequence in order; a slice where they lie side by side."""
+"""Pages of one sequence in order; a slice if they are contiguous."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """What a page holds: for each plane of keys, then of values where those are not the keys, an array [L, K, 64, W].
+    """The layout of a page: an array [L, K, 64, W] for each plane of keys, then of values if they are not the keys.
 
     Attributes:
         blocks: the blocks of the model whose keys and values it holds [L], in order; all have heads alike.
         n_kv_heads: K.
         head_dim: D.
         keys: codec of the keys.
-        values: codec of the values; where these are the keys, the same.
+        values: codec of the values; the same if values are the keys.
         values_in_keys: whether keys are the values, too, and nothing is stored twice.
     """
 
@@ -46,7 +46,7 @@ class PageLayout:
         return len(self.blocks)
 
     def plane_types(self) -> list[tuple[np.dtype[Any], int]]:
-        """The dtype and the width W of each plane, those of the keys first."""
+        """The dtype and the width W of each plane, planes of keys first."""
         planes = self.keys.planes if self.values_in_keys else (*self.keys.planes, *self.values.planes)
         return [(dtype, self.head_dim // span) for dtype, span in planes]
 
@@ -140,7 +140,7 @@ class PageStore(ABC):
 
     @abstractmethod
     def packed(self, n_pages: int, tokens: Planes) -> Any:
-        """Tokens, a plane each, [n_tokens, L, K, W], as so many pages that are not in the cache yet.
+        """Tokens, one array [n_tokens, L, K, W] per plane, as pages that are not in the cache yet.
 
         What could fail, for want of memory, fails here.
         """
@@ -234,7 +234,7 @@ class HostPageStore(PageStore):
         self._views[i][np.array(pages, np.intp)[positions // PAGE_TOKENS], :, :, positions % PAGE_TOKENS] = plane
 
     def packed(self, n_pages: int, tokens: Planes) -> Any:
-        """Bytes as those of the cache."""
+        """Bytes in the cache's layout."""
         packed = self.layout.pages(n_pages)
         positions = np.arange(len(tokens[0]))
         for view, plane in zip(self.layout.views(packed), tokens, strict=True):

@@ -17,10 +17,10 @@ from slm_native.kv.store import PAGE_TOKENS, KvLayer, PageLayout, PageStore
 from slm_native.kv.tables import Pages
 
 NewStore: TypeAlias = Callable[[PageLayout, int], PageStore]
-"""Makes pages of a layout, so many, where the kernel set computes."""
+"""Makes a number of pages of a layout on the kernel set's device."""
 Rotate: TypeAlias = Callable[[Array, int, Sequence[int]], Array]
 """Moves float32 keys [n, L, K, D] by a number of positions; which blocks' they are [L] comes last."""
-_ROTATED_AT_A_TIME = 256  # tokens; bounds what a cut takes besides the tokens themselves
+_ROTATED_AT_A_TIME = 256  # tokens; bounds the temporary memory of a cut
 
 
 class StoreGroup:

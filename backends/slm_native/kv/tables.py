@@ -48,7 +48,7 @@ class PageTables:
         return self._indices[seq_id]
 
     def gone(self, seq_id: int) -> int:
-        """How many pages a sequence has given back: those that it holds are the ones behind."""
+        """The number of pages that a sequence has freed at its start: it holds the later ones."""
         return self._gone[seq_id]
 
     def is_shared(self, page: int) -> bool:
@@ -65,7 +65,7 @@ class PageTables:
 
         Args:
             n: how many.
-            besides: pages that are in use without a sequence.
+            besides: pages in use without a sequence.
         """
         unheld = self.references == 0
         unheld[list(besides)] = False

@@ -1,4 +1,4 @@
-"""Keys and values of layers that keep only what their window sees, and a little more."""
+"""Keys and values of layers that keep only their sliding window, and a little more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slm_native.kv.store import PAGE_TOKENS, HostPageStore, KvLayer, PageLayout
 from slm_native.kv.stores import NewStore
 from slm_native.kv.tables import Pages, PageTables, page_index
 
-_SLACK = 64  # tokens that can be taken back without computing any again; more than speculation takes back
+_SLACK = 64  # tokens that can be truncated without decoding again; more than speculation truncates
 
 
 class Held(NamedTuple):
@@ -32,7 +32,7 @@ class Held(NamedTuple):
 
 
 class WindowCache:
-    """A ``PagedKvCache`` whose sequences give back pages that lie wholly behind the window.
+    """A ``PagedKvCache`` whose sequences free pages that have left the window.
 
     What is held of a sequence of n tokens begins with a whole page, at most ``window - 1`` tokens before n: the next
     token sees those. Where that does not hold for an earlier length, the keys and values before it are computed again
@@ -102,11 +102,11 @@ class WindowCache:
         return replace(plan, tables=tables)
 
     def commit(self, plan: BatchPlan) -> None:
-        """The batch has run: what it wrote is true from now on, and what it pushed out of windows is given back."""
+        """The batch has run: its keys and values count from now on, and pages that left windows are freed."""
         self._cache.commit(plan)
 
     def held(self, seq_id: int, length: int) -> Held | None:
-        """What the next token after the first ``length`` of a sequence sees; None where it is not held any more."""
+        """The window of the next token after the first ``length`` of a sequence; None if it is no longer held."""
         tables = self._cache.tables
         gone = tables.gone(seq_id)
         if gone * PAGE_TOKENS > self._first_seen(length):

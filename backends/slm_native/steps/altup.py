@@ -89,7 +89,7 @@ class AltUpStep(Step):
     steps: Sequence[Step]
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
-        """From N streams to N; to one without rows, where the output mask has none."""
+        """From N streams to N; the result has no rows if the output mask has none."""
         predicted = self.predict(x)
         activated = run_steps(self.steps, predicted[self.active], inputs)
         if len(activated) == 0:
@@ -106,11 +106,11 @@ class AltUpStep(Step):
         return self.ops.mixed(streams, self.ops.linear(self._modalities(streams[self.active]), self.weights.predict))
 
     def correct(self, predicted: Sequence[Array], activated: Array, layer_embedding: Array) -> list[Array]:
-        """The streams after the layer: corrected by what it made beyond what was expected, and its embedding let in.
+        """The streams after the layer: corrected by the error of their prediction, plus the per-layer embedding.
 
         Args:
             predicted: what ``predict`` gave, [N] of [T, E].
-            activated: what the layer made of the active stream [T, E].
+            activated: the layer's output for the active stream [T, E].
             layer_embedding: its embedding of the tokens [T, P].
         """
         shares = self.ops.linear(self._modalities(activated), self.weights.correct)  # [T, N]
@@ -138,8 +138,8 @@ class LaurelStep(Step):
     Attributes:
         ops: the arithmetic.
         is_last: whether its layer is the model's last.
-        attention: adds to the residual stream what attention makes of it.
-        norm: of what enters the layer [E].
+        attention: adds attention's output to the residual stream.
+        norm: of the layer's input [E].
         weights: of the learned residual.
     """
 

@@ -1,4 +1,4 @@
-"""Attention: queries, keys and values, RoPE, the KV write, and the sum over what each token sees.
+"""Attention: queries, keys and values, RoPE, the KV write, and the weighted sum of values.
 
 Shapes: T tokens of the batch, E embedding width, H query heads, K key and value heads, D head width.
 """
@@ -23,13 +23,13 @@ class AttentionStep(Step):
     Attributes:
         layer: its number in the model.
         is_last: whether it is the model's last layer.
-        norm: of what enters the layer [E].
+        norm: of the layer's input [E].
         residual: how the result is added.
         head_dim: D.
         scale: factor on q · k.
         scoring: other operations on scores.
         plan: kind of the plan that it is given.
-        cache: number of the KV cache that it reads; None where nothing is kept.
+        cache: number of the KV cache that it reads; None if nothing is kept.
         has_temperature: whether queries are multiplied by a factor that depends on their position.
     """
 
@@ -45,7 +45,7 @@ class AttentionStep(Step):
     has_temperature: bool
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
-        """Mix tokens, then add what the output matrix makes of the rows that leave the layer."""
+        """Mix tokens, then add the output matrix's product for the rows of the output mask."""
         mixed, ops = self.mix(x, inputs), self.residual.ops  # [T, H*D]
         residual = output_rows(ops, x, inputs, is_last=self.is_last)
         if len(residual) == 0:

@@ -1,4 +1,4 @@
-"""What a step is, and what it is told about a batch.
+"""A step, and its inputs for a batch.
 
 Shapes: T tokens of the batch, E embedding width, H query heads, K key and value heads, D head width, L layers.
 """
@@ -70,7 +70,7 @@ class Step(ABC):
 
 
 def run_steps(steps: Iterable[Step], x: Hidden, inputs: StepInputs) -> Hidden:
-    """``x`` after all steps; they end early where no row is left to compute."""
+    """``x`` after all steps; they end early if no row is left to compute."""
     for step in steps:
         x = step.run(x, inputs)
         if len(x) == 0:
@@ -103,7 +103,7 @@ class Residual:
         return self.post_norm is None and self.scale == 1
 
     def add_product(self, residual: Array, x: Array, linear: Linear) -> Array:
-        """``residual`` and what an output matrix makes of ``x``."""
+        """``residual`` plus the product of ``x`` and an output matrix."""
         if self.is_plain:
             return self.ops.add_product(residual, x, linear)
         return self.add(residual, self.ops.linear(x, linear))

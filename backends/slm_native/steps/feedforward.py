@@ -1,4 +1,4 @@
-"""Feed-forward layers: dense, MoE, and a dense layer with an MoE layer beside it.
+"""Feed-forward layers: dense, MoE, and a dense layer parallel to an MoE layer.
 
 Shapes: T tokens of the batch, E embedding width, F feed-forward width.
 """
@@ -20,7 +20,7 @@ class FeedForwardStep(Step):
     """A layer that computes each token by itself.
 
     Attributes:
-        norm: of what it reads [E].
+        norm: of its input [E].
         residual: how the result is added.
     """
 
@@ -33,7 +33,7 @@ class FeedForwardStep(Step):
 
     @abstractmethod
     def add(self, residual: Array, x: Array) -> Array:
-        """``residual`` and what the layer makes of ``x``, both [T, E]."""
+        """``residual`` plus the layer's output for ``x``, both [T, E]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,8 +95,8 @@ class DenseAndMoeStep(FeedForwardStep):
         activation: of the dense layer.
         dense_norm: of its result [E].
         moe: the router and the experts.
-        router_norm: of what the router reads [E].
-        moe_norm: of what the experts read [E].
+        router_norm: of the router's input [E].
+        moe_norm: of the experts' input [E].
         moe_result_norm: of their result [E].
     """
 
@@ -123,11 +123,11 @@ class DenseAndMoeStep(FeedForwardStep):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParallelStep(Step):
-    """Attention and feed-forward layer both read what enters the layer; both results are added to it (GPT-J).
+    """Attention and feed-forward layer both read the layer's input; both outputs are added to it (GPT-J).
 
     Attributes:
         attention: any step that mixes tokens.
-        feed_forward: the layer beside it.
+        feed_forward: the parallel layer.
         is_last: whether it is the model's last layer.
     """
 

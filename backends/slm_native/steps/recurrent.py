@@ -20,9 +20,9 @@ class RecurrentStep(Step):
 
     Attributes:
         ops: the arithmetic.
-        state: which of the recurrent layers it is.
+        state: its index among the recurrent layers.
         is_last: whether its layer is the model's last.
-        norm: of what enters the layer [E].
+        norm: of the layer's input [E].
         residual: how the result is added.
         weights: of the layer.
     """
@@ -76,11 +76,11 @@ class RecurrentStep(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HybridStep(Step):
-    """Attention and a recurrent layer side by side: both read what enters the layer, both are added to it (Falcon H1).
+    """Attention parallel to a recurrent layer: both read the layer's input, both outputs are added (Falcon H1).
 
     Attributes:
         attention: the layer's attention.
-        recurrent: the layer beside it.
+        recurrent: the parallel layer.
     """
 
     attention: Step

@@ -24,7 +24,7 @@ class RwkvStep(Step):
 
     Attributes:
         ops: the arithmetic.
-        state: which of the recurrent layers it is.
+        state: its index among the recurrent layers.
         is_last: whether it is the model's last layer.
         block: its weights.
     """
@@ -35,7 +35,7 @@ class RwkvStep(Step):
     block: RwkvBlock
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
-        """Both mixings; in the last layer, channel mixing computes the rows of the output mask alone."""
+        """Both mixings; in the last layer, channel mixing computes only the rows of the output mask."""
         ops, groups, block = self.ops, inputs.groups, self.block
         mixed = self._mix_time(ops.normed(x, block.time_norm), groups)
         if not self.is_last or inputs.output_mask is None:
@@ -100,9 +100,9 @@ class NeededRows(NamedTuple):
 
     Attributes:
         rows: the mask's rows, the row before each, and the last row of each sequence, in the order of the batch.
-        outputs: where the mask's rows are among ``rows``.
+        outputs: indices of the mask's rows in ``rows``.
         before: where the row before each of these is; states before the batch follow ``rows``, group by group.
-        last: where the last rows of each group's sequences are.
+        last: indices of the last rows of each group's sequences.
     """
 
     rows: NDArray[np.intp]

@@ -57,7 +57,7 @@ class TransferStep(Step):
 
     Attributes:
         device: of the tier, which may be several.
-        layer: number of that layer; the number of layers stands for the output matrix.
+        layer: number of that layer; the number of layers means the output matrix.
     """
 
     device: Device

@@ -51,7 +51,7 @@ def attend_at(positions: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, 
     Args:
         positions: int64 [T], of the queries.
         q: [T, H, D].
-        k: [S, K, D], those of positions from 0 on; behind the last query's they are anybody's.
+        k: [S, K, D], of positions from 0 on; entries after the last query's position are ignored.
         v: [S, K, D].
         scale: factor on ``q · k``.
         scoring: other operations on scores.

@@ -21,7 +21,7 @@ def top_logits(logits: Tensor, k: int) -> TopLogits:
     the bits of a logit, in an order that is the numbers' own; below, the ids counted from the last.
 
     Args:
-        logits: [rows, V], float32; what is no number counts as the largest.
+        logits: [rows, V], float32; NaN counts as the largest.
         k: how many, 1 to V.
     """
     n_vocab = logits.shape[1]
@@ -29,7 +29,7 @@ def top_logits(logits: Tensor, k: int) -> TopLogits:
         tokens = logits.argmax(1, keepdim=True)  # the first of equal ones: that much torch promises
     else:
         bits = (logits.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf) + 0.0).view(torch.int32)
-        ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # of negative numbers, those nearest to 0 are largest
+        ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # negative numbers nearest to 0 are largest
         from_last = torch.arange(n_vocab - 1, -1, -1, device=logits.device)
         tokens = n_vocab - 1 - (((ordered << 32) | from_last).topk(k, dim=1).values & _LOW)
     totals = logits.logsumexp(1, keepdim=True)

@@ -20,7 +20,7 @@ PLANE_TYPES = {
     "<u2": torch.int16,
     "<u4": torch.int32,
 }
-"""The type of a plane on the device, by that in NumPy; signed where torch computes little with unsigned numbers."""
+"""The type of a plane on the device, by its NumPy type; signed if torch supports few operations on unsigned ones."""
 
 _F16_MAX = 65504.0
 _BF16_MAX = 2.0**127 * (2 - 2.0**-7)
@@ -50,7 +50,7 @@ def _decode_f32(planes: Planes) -> Tensor:
 
 
 def _encode_f16(x: Tensor) -> Planes:
-    """Round to half precision; what is larger than it can hold becomes its largest, not infinite."""
+    """Round to half precision; larger numbers are clamped to its largest, not infinite."""
     return (x.clamp(-_F16_MAX, _F16_MAX).half(),)
 
 
@@ -141,7 +141,7 @@ def _decode_q4_0(planes: Planes) -> Tensor:
 
 
 def _encode_q5_0(x: Tensor) -> Planes:
-    """As ggml's Q5_0: nibbles, scales, and the fifth bits of a block in one number, each in a plane of its own."""
+    """As ggml's Q5_0: nibbles, scales, and the fifth bits of a block in one number, in three planes."""
     codes, scales = _encode_from_zero(x, 16)
     places = torch.arange(_BLOCK, device=x.device)
     fifth = ((codes >> 4).long() << places).sum(dim=-1)  # in 64 bits; the upper half is empty

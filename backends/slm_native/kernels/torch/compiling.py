@@ -23,7 +23,7 @@ def check_compiles(rows: Tensor, ggml_type: GgmlType, dtype: torch.dtype) -> Non
     Args:
         rows: uint8 [n, bytes of a row], some of a matrix.
         ggml_type: the type of their blocks.
-        dtype: what they are expanded to.
+        dtype: the type of dequantized weights.
 
     Raises:
         InvalidOption: torch cannot compile here.

@@ -19,9 +19,9 @@ class TorchDevice:
 
     Attributes:
         name: as torch spells it ("cuda:0", "cpu").
-        detail: what it is, and the number format that products are made in.
-        free_bytes: memory that is free on it; None where nobody can say.
-        total_bytes: memory that it has; None likewise.
+        detail: its name, and the number format of products.
+        free_bytes: its free memory; None if unknown.
+        total_bytes: its memory; None if unknown.
     """
 
     name: str
@@ -72,7 +72,7 @@ def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
 
 
 def memory(device: torch.device) -> tuple[int | None, int | None]:
-    """Free and total bytes of a device's own memory; None where weights and cache take the system's."""
+    """Free and total bytes of device memory; None if the device uses the system's memory."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return free + _cached(device), total

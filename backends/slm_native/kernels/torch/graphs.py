@@ -29,14 +29,14 @@ class Captured(ABC):
 
     @abstractmethod
     def replay(self) -> Tensor:
-        """What the step makes of what its inputs hold by now; valid until the next replay."""
+        """The step's output for the current content of its inputs; valid until the next replay."""
 
 
 class CapturedInCuda(Captured):
     """A CUDA graph, as https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs has it.
 
     Args:
-        step: launches kernels alone, waits for nothing, and does the same when it is done again.
+        step: only launches kernels, without synchronization, and is repeatable.
         inputs: their tensors are where the graph reads from now on.
     """
 
@@ -45,12 +45,12 @@ class CapturedInCuda(Captured):
         device = tensors_of(inputs)[0].device
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):  # compiles and allocates what only the first time needs
+        with torch.cuda.stream(aside):  # the first run compiles and allocates
             step(inputs)
             step(inputs)
         torch.cuda.current_stream(device).wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
-        # By itself torch captures on a stream that it makes once, on whatever device is current then.
+        # By default torch captures on a stream that it makes once, on the device that is current then.
         capture = torch.cuda.graph(self._graph, stream=aside, capture_error_mode="thread_local")
         with _capturing, torch.cuda.device(device), capture:
             self._result = step(inputs)
@@ -67,7 +67,7 @@ class StepGraphs:
     Args:
         capture: captures a step.
         most: how many are kept.
-        uploader: brings what a step is told to where its graph reads it.
+        uploader: copies a step's inputs to the graph's inputs.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ def filled(plan: BatchPlan, n_rows: int, spare: int) -> TorchPlan:
     Args:
         plan: as the cache made it.
         n_rows: tokens that there shall be.
-        spare: a page that no sequence holds; what the added rows write goes there.
+        spare: a page that no sequence holds; padding rows write to it.
     """
     n_tokens, whole = len(plan.pages), slice(spare, spare + 1)
     added = np.arange(n_rows - n_tokens)
@@ -121,7 +121,7 @@ def filled(plan: BatchPlan, n_rows: int, spare: int) -> TorchPlan:
     pages = np.concatenate([plan.pages, np.full(len(added), spare, np.intp)])
     slots = np.concatenate([plan.slots, added % PAGE_TOKENS])
     placed = place(BatchPlan([*plan.runs, *runs], pages, slots, plan.tables), in_powers=True)
-    return dataclasses.replace(placed, runs=())  # of which a step of a fixed shape reads nothing
+    return dataclasses.replace(placed, runs=())  # a step of a fixed shape does not read runs
 
 
 def filled_prefill(plan: BatchPlan) -> TorchPlan:

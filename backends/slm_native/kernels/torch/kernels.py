@@ -65,7 +65,7 @@ class TorchWeight(Weight):
 
     Attributes:
         packed: uint8 [out, bytes of a row].
-        expanded: [out, in] in the number format of products, where it is kept.
+        expanded: [out, in], dequantized to the number format of products, if it is kept.
     """
 
     packed: Tensor
@@ -83,7 +83,7 @@ class TorchKernels(KernelSet):
         device: as torch names it, or "auto".
         dtype: number format of products, or "auto" for the device's best.
         expanded_bytes: how much of the device's memory expanded weights may take.
-        profile: shapes of decode steps, and what is done with them.
+        profile: padding and capture of steps.
         device_map: how many layers each device gets, in order, or "auto" for all of the kind of ``device``, by memory.
 
     Raises:
@@ -164,7 +164,7 @@ class TorchKernels(KernelSet):
         return torch.from_numpy(np.array(values)).to(x.device)
 
     def entering(self, x: Tensor, layer: int) -> Tensor:
-        """Copied where the layer before is on another device."""
+        """Copied if the layer before is on another device."""
         if self._placement is None:
             return x
         return to_device(x, [*self._placement.layers, self._placement.head][layer])
@@ -212,7 +212,7 @@ class TorchKernels(KernelSet):
         return FixedShape(placed, n_rows, self._runner(cache, captured=self._profile.capture))
 
     def fixed_prefill(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
-        """A whole chunk of one sequence, where those are captured."""
+        """A whole chunk of one sequence, if chunks are captured."""
         if not self._profile.capture_prefill or len(plan.runs) > 1 or len(plan.pages) != self.chunk:
             return None
         return self._prefill(plan, layers)
@@ -255,7 +255,7 @@ class TorchKernels(KernelSet):
         return self._steps.upload(staged).tree
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
-        """Pages on the device; one more, where batches are filled up with tokens of no sequence."""
+        """Pages on the device; one more if batches are padded."""
         n_pages += bool(self._profile.buckets) or self._profile.capture_prefill
         if self._placement is not None:
             return SplitPageStore(layout, n_pages, self._placement)
@@ -382,7 +382,7 @@ class TorchKernels(KernelSet):
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN, block: BlockRange | None = None
     ) -> Tensor:
-        """Through scaled_dot_product_attention where scores are not changed."""
+        """Uses scaled_dot_product_attention if scores are not changed."""
         return attend(q.to(self.dtype), k, v, scale, scoring, block).float()
 
     def attentiolongest_block(self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:

@@ -105,7 +105,7 @@ class TorchPageStore(PageStore):
         self._views[i][page_of, :, :, slots] = plane
 
     def packed(self, n_pages: int, tokens: Planes) -> Tensor:
-        """Bytes as those of the cache, on the device."""
+        """Bytes in the cache's layout, on the device."""
         packed = torch.zeros((n_pages, self.layout.page_bytes), dtype=torch.uint8, device=self.device)
         positions = np.arange(len(tokens[0]))
         page_of, slots = self._index(positions // PAGE_TOKENS), self._index(positions % PAGE_TOKENS)
@@ -186,7 +186,7 @@ class TorchPlan(BatchPlan):
     """A plan whose indices are tensors.
 
     Attributes:
-        decodes: the sequences that bring one token, None where there is none.
+        decodes: the sequences with one token; None if there is none.
         prefills: the others.
     """
 
@@ -195,7 +195,7 @@ class TorchPlan(BatchPlan):
 
 
 def place(plan: BatchPlan, *, in_powers: bool = False) -> TorchPlan:
-    """A plan's indices as tensors of the host; they travel with what else a step is told.
+    """A plan's indices as host tensors; they are copied with the other inputs of a step.
 
     Args:
         plan: as the cache made it.

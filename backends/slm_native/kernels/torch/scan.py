@@ -1,4 +1,4 @@
-"""Layers with a state in torch: what they do token by token."""
+"""Recurrent layers in torch: the scan over tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of one model on several devices: which goes where, and what moves with it."""
+"""Layers of one model on several devices: placement of layers, weights and inputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Placement:
 
     Attributes:
         layers: the device of each layer [L], in runs.
-        home: the embedding's; what comes from the host comes here.
+        home: the embedding's device; host data is copied to it.
         head: the output matrix's.
     """
 
@@ -74,7 +74,7 @@ def placement_of(devices: Sequence[torch.device], device_map: DeviceMap, sizes: 
     """Where the weights go.
 
     Raises:
-        InvalidOption: the map is not for so many layers.
+        InvalidOption: the map has another number of layers.
         UnsupportedModel: the devices have no room.
     """
     known = {str(device): memory(device)[0] for device in devices}
@@ -128,7 +128,7 @@ def counts_by_memory(sizes: WeightBytes, free: Mapping[str, int]) -> list[int]:
 
 
 def _filled(sizes: WeightBytes, room: Sequence[int]) -> list[int] | None:
-    """Layers in order into devices in order; None where they do not fit."""
+    """Assign layers in order to devices in order; None if they do not fit."""
     counts, left = [0] * len(room), list(room)
     at, n_layers = 0, len(sizes.blocks)
     for i, n_bytes in enumerate(sizes.blocks):
@@ -158,7 +158,7 @@ def counts_by_map(device_map: Mapping[str, int], n_layers: int) -> list[int]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor where it is wanted."""
+    """The tensor on the device."""
     return tensor.to(device)
 
 
@@ -168,7 +168,7 @@ def moved(value: T, device: torch.device, done: dict[tuple[int, torch.device], A
     Args:
         value: a tensor, or a dataclass or tuple that holds some.
         device: where to.
-        done: what was moved before, by identity; the values live as long as it does.
+        done: moved tensors by identity; it keeps them alive.
     """
     key = (id(value), device)
     if key not in done:
@@ -193,7 +193,7 @@ def _moved(value: Any, device: torch.device, done: dict[tuple[int, torch.device]
 
 
 class SplitPageStore(PageStore):
-    """Pages whose layers lie on several devices, each with those of its own.
+    """Pages whose layers are on several devices.
 
     Args:
         layout: of a page, on all devices together.

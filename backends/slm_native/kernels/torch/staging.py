@@ -1,4 +1,4 @@
-"""What a step is told, brought to the device in one copy."""
+"""A step's inputs, copied to the device in one copy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Staged(Generic[T]):
 
     Attributes:
         memory: uint8 [n].
-        tree: what holds them, otherwise as on the host.
+        tree: their container, otherwise unchanged.
     """
 
     memory: Tensor
@@ -135,7 +135,7 @@ def _parts(value: object) -> Mapping[Any, object]:
 
 
 def _replaced(value: Any, tensors: Mapping[int, Tensor], done: dict[int, Any]) -> Any:
-    """The value with other tensors; what holds none stays as it is."""
+    """The value with other tensors; values without tensors are unchanged."""
     if isinstance(value, Tensor):
         return tensors[id(value)]
     if id(value) not in done:

@@ -30,7 +30,7 @@ class Uploader:
         self._ring = _PinnedRing(device, chunk_bytes) if device.type == "cuda" else None
 
     def upload(self, data: NDArray[np.uint8]) -> Tensor:
-        """A tensor's bytes [n] on the device, once the device is done with what it was asked for."""
+        """A tensor's bytes [n] on the device, after all queued operations of the device."""
         if self._device.type == "cpu":
             return as_tensor(data)
         if self._ring is not None:

@@ -1,4 +1,4 @@
-"""What wrappers check before they hand pointers to a kernel, and where they launch it."""
+"""Checks of wrappers before they launch a kernel, and the device of the launch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[None]:
-    """Triton launches kernels on the current CUDA device, whatever the pointers: make it that of ``x``."""
+    """Triton launches kernels on the current CUDA device: make it the device of ``x``."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 

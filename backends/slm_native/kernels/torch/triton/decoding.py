@@ -52,7 +52,7 @@ def _read(plane, scales, fifth, d, t, D: tl.constexpr, KIND: tl.constexpr, mask)
 
 @triton.jit
 def _scored(scores, seen, distance, slopes, real, softcap, CAPPED: tl.constexpr, SLOPED: tl.constexpr):  # noqa: N803
-    """Scores [G, 64] as the softmax takes them: bounded, less by distance, and of what is seen."""
+    """Scores [G, 64] for softmax: soft-capped, with ALiBi, and masked."""
     if CAPPED:
         scores = (1 - 2 / (tl.exp(2 * scores / softcap) + 1)) * softcap  # softcap * tanh(scores / softcap)
     if SLOPED:

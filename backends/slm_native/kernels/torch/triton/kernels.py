@@ -1,4 +1,4 @@
-"""The torch tier on CUDA: Triton kernels where there are any, torch for the rest."""
+"""The torch tier on CUDA: Triton kernels for some operations, torch for the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slm_native.kernels.torch.triton.tuning import Tuner
 from slm_native.kv import BatchPlan, KvLayer
 from slm_native.profile import Profile
 
-# From so many rows on, a matrix is expanded once and multiplied by torch's own library.
+# From this number of rows on, a matrix is dequantized once and multiplied by torch's own library.
 _EXPANDED_ROWS = 128
 _WRITTEN = {KvType.F32, KvType.F16, KvType.Q8_0}  # the others are encoded by torch
 
@@ -67,7 +67,7 @@ class TritonKernels(TorchKernels):
         return y if bias is None else y + bias
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """In one kernel, where rows share a weight."""
+        """In one kernel, if rows share a weight."""
         if weight.dim() > 1 or not len(x):
             return super().rms_norm(x, weight, eps)
         return rms_norm(x.contiguous(), weight, eps)
@@ -96,7 +96,7 @@ class TritonKernels(TorchKernels):
         return few_rows(x, _packed(linear.weight), form, residual.contiguous(), way)
 
     def heads(self, flat: Tensor, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Tensor:
-        """In one kernel, where each head is normalized by the same weight or by none."""
+        """In one kernel, if all heads share a norm's weight or have none."""
         if rotation is None or not len(flat) or not _is_of_heads(norm, width):
             heads: Tensor = super().heads(flat, width, norm, rotation)
             return heads
@@ -143,7 +143,7 @@ class TritonKernels(TorchKernels):
         return self._tuner.way(name, MANY_ROWS, lambda way: many_rows(x, _packed(weight), form, way))
 
     def _packed_form(self, x: Tensor, weight: Weight) -> PackedFormat | None:
-        """How kernels read a matrix that is to be multiplied with ``x``; None where torch does better."""
+        """How kernels read a matrix for a product with ``x``; None if torch is faster."""
         assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
         if weight.expanded is not None or not 0 < len(x) < _EXPANDED_ROWS:
             return None
@@ -156,7 +156,7 @@ class TritonKernels(TorchKernels):
 
 
 def _of(x: Tensor, weight: Weight) -> str:
-    """What a measurement is of: rows are as many as a power of two."""
+    """The key of a measurement; the number of rows is rounded to a power of two."""
     return f"{weight.tensor.ggml_type.name} {weight.n_out} x {weight.n_in}, rows {1 << (len(x) - 1).bit_length()}"
 
 

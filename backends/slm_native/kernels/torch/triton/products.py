@@ -179,7 +179,7 @@ def _many_rows(
     BM: tl.constexpr,  # noqa: N803
     BN: tl.constexpr,  # noqa: N803
 ):
-    """A tile [BM, BN] of the result; a part of one block of BN rows is taken apart for each product of tiles."""
+    """A tile [BM, BN] of the result; a part of one block of BN rows is dequantized for each product of tiles."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     lanes = tl.arange(0, WIDTH)

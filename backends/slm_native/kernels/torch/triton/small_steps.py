@@ -141,7 +141,7 @@ def _positioned(
 
 
 def norm_and_rope(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, style: RopeStyle) -> Tensor:
-    """Heads normalized, where there is a weight, and rotated.
+    """Heads normalized, if there is a weight, and rotated.
 
     Args:
         x: float32 [T, H, D].
@@ -174,10 +174,10 @@ def norm_rope_and_store(
     pages: Tensor,
     slots: Tensor,
 ) -> None:
-    """Heads normalized, where there is a weight, rotated, encoded and written where the KV cache wants them.
+    """Heads normalized, if there is a weight, rotated, encoded and written to their pages of the KV cache.
 
     Args:
-        x: float32 [T, K, D]; D a power of two where the cache has blocks (q8_0).
+        x: float32 [T, K, D]; D is a power of two if the cache has blocks (q8_0).
         weight: float32 [D], or None.
         eps: of the norm.
         cos: float32 [T, R/2], R at most D; nothing is rotated where R is 0.

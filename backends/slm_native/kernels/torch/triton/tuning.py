@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 W = TypeVar("W", bound="DataclassInstance")
 Measure = Callable[[Callable[[], object]], float]
 
-_REVISION = 1  # of the kernels: another where what was measured says nothing any more
+_REVISION = 1  # of the kernels: increased when old measurements become invalid
 _FILE = "way.json"
 
 
@@ -79,7 +79,7 @@ class Tuner:
             return math.inf
 
     def _read(self, name: str, ways: Sequence[W]) -> W | None:
-        """What an earlier process chose, where it is still a choice."""
+        """The choice of an earlier process, if it is still valid."""
         folder = self._cache.get(self._key(name))
         if folder is None:
             return None

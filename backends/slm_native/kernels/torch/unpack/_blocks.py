@@ -76,7 +76,7 @@ class Blocks:
         return (raw.view(torch.int32).to(torch.int64) & 0xFFFFFFFF).reshape(lead)
 
     def group(self, name: str) -> Blocks:
-        """A field [N, ...] that has fields of its own."""
+        """A field [N, ...] with nested fields."""
         field, raw = self._field(name)
         return Blocks(raw.reshape(-1, field.itemsize), field.fields, (*self._lead, *field.shape))
 
@@ -154,7 +154,7 @@ class Table:
     def on(self, device: torch.device) -> Tensor:
         """The table on a device."""
         key = device.type, device.index
-        if key not in self._held:  # torch.compile reads a dict, where it would look through functools.cache
+        if key not in self._held:  # torch.compile traces through functools.cache, but not through a dict
             self._held[key] = torch.from_numpy(np.array(self._make())).to(device)
         return self._held[key]
 

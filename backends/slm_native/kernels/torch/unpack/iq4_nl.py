@@ -11,7 +11,7 @@ from slm_native.kernels.torch.unpack._blocks import Blocks, Table, affine, plane
 
 
 def levels() -> NDArray[np.float32]:
-    """What the sixteen codes stand for."""
+    """The values of the sixteen codes."""
     return IQ4_LEVELS
 
 

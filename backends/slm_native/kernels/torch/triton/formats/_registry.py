@@ -60,6 +60,6 @@ def packed_types() -> list[GgmlType]:
 
 
 def packed_format(ggml_type: GgmlType, n_in: int) -> PackedFormat | None:
-    """How kernels read rows of ``n_in`` weights of a type; None where they cannot."""
+    """How kernels read rows of ``n_in`` weights of a type; None if they cannot."""
     triton_format = _formats().get(ggml_type)
     return None if triton_format is None or n_in % triton_format.block_size else triton_format
