@@ -1,1 +1,1 @@
-"""The suite: its scenarios, what they stand on, and how a test module adopts them."""
+"""The suite: its scenarios, their tools, and the adoption by test modules."""

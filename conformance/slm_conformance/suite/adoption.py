@@ -33,7 +33,7 @@ def fixtures_of(module: ModuleType, config: pytest.Config) -> BackendFixtures:
 
 
 def workshop_of(module: ModuleType, config: pytest.Config) -> Workshop:
-    """The module's workshop, made on first use; skips where the backend is not installed.
+    """The module's workshop, made on first use; skips if the backend is not installed.
 
     Raises:
         pytest.UsageError: it is required, and not installed.

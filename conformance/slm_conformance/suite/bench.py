@@ -51,7 +51,7 @@ class Source:
 
     Attributes:
         path: the file.
-        weights: its weights, or None where the reference cannot run them.
+        weights: its weights; None if the reference cannot run them.
         weight_type: the key of ``BackendFixtures.precision``.
     """
 
@@ -62,7 +62,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to look for what is wrong.
+    """The length of random searches.
 
     Attributes:
         seconds: for random programs of each model, beyond the first ones.
@@ -79,8 +79,8 @@ class Workshop:
     """Everything of one adopting module that several scenarios share: files, loaded models, tolerances.
 
     Args:
-        fixtures: what the adopter said.
-        directory: where to write the tiny models.
+        fixtures: the adopter's options.
+        directory: the folder for tiny models.
         effort: how long to look.
     """
 
@@ -99,16 +99,16 @@ class Workshop:
 
     @functools.cached_property
     def absence(self) -> str | None:
-        """Why the backend is not installed, or None where it is."""
+        """Why the backend is not installed; None if it is."""
         status = self.backend.status()
         return None if status.installed else f"backend {status.name!r} is not installed: {status.reason}"
 
     def share(self, usual: int) -> int:
-        """How many to try where others try ``usual``, at least 1: see ``BackendFixtures.volume``."""
+        """The number of tries, at least 1, if ``usual`` is the usual number: see ``BackendFixtures.volume``."""
         return max(1, round(usual * self.fixtures.volume))
 
     def source(self, name: str) -> Source:
-        """The file that a model's name stands for; written when it is first asked for."""
+        """The file of a model by name; written on first use."""
         if name not in self._sources:
             self._sources[name] = self._make_source(name)
         return self._sources[name]
@@ -219,7 +219,7 @@ class Bench:
     """One scenario's place of work; contexts and models that are made here are closed after it.
 
     Args:
-        workshop: what is shared.
+        workshop: the shared files and models.
         name: of the model.
 
     Attributes:
@@ -288,7 +288,7 @@ class Bench:
 
     @functools.cached_property
     def formatter(self) -> Formatter:
-        """The model's own chat format, or the one that stands after its name."""
+        """The model's own chat format, or the one after "+" in its name."""
         return formatter(name=self.name.partition("+")[2] or None, model=self.model, now=_TODAY)
 
     @functools.cached_property
@@ -297,11 +297,11 @@ class Bench:
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
 
     def own_model(self) -> Model:
-        """The model, loaded for this scenario alone."""
+        """The model, loaded for this scenario only."""
         return self._stack.enter_context(self.workshop.load(self.path))
 
     def sibling(self, directory: Path) -> Path:
-        """A tiny model of the same kind; it differs from the one that the suite makes in its weights alone."""
+        """A tiny model of the same kind with other weights than the suite's."""
         if isinstance(self.weights(), StateWeights):
             return family_model(directory, self.name.partition("-")[0], seed=99)
         kind = shape_name(self.weights().shape), cast("WeightType", self.weights().main_type)
@@ -323,19 +323,19 @@ class Bench:
         return self._stack.enter_context((model or self.model).new_context(options))
 
     def weights(self) -> Weights:
-        """The model's weights; skips where the reference cannot run them."""
+        """The model's weights; skips if the reference cannot run them."""
         weights = self.workshop.source(self.name).weights
         if weights is None:
             pytest.skip(f"no reference for {self.name}: it is for llama, qwen2, qwen3 and qwen2vl in F32, F16 and Q8_0")
         return weights
 
     def requires_toy(self) -> None:
-        """Skip the scenario where the toy cannot run the model."""
+        """Skip the scenario if the toy cannot run the model."""
         if isinstance(self.weights(), StateWeights):
             pytest.skip(f"the toy does not run {self.name}: it has no states")
 
     def reference(self) -> Reference:
-        """An empty float64 reference of the model; skips where it cannot run it."""
+        """An empty float64 reference of the model; skips if it cannot run the model."""
         return reference_of(self.weights())
 
     def oracle(self) -> Oracle:
@@ -356,7 +356,7 @@ class Bench:
         return self.workshop.declared(self.name)[1]
 
     def requires(self, level: EditLevel) -> None:
-        """Skip the scenario where the backend does not run the model, or the context declares less."""
+        """Skip the scenario if the backend does not run the model, or the context declares less."""
         refusal = self.workshop.refusal(self.name)
         if refusal is not None:
             pytest.skip(f"declared absent: {self.backend.name} does not run {self.name}: {refusal}")
@@ -387,7 +387,7 @@ class Bench:
         return batch
 
     def in_another_process(self, task: str, tokens: Sequence[int]) -> bytes:
-        """Do a task of ``slm_conformance.suite.child`` with a context of this model; returns what it wrote."""
+        """Do a task of ``slm_conformance.suite.child`` with a context of this model; returns its output."""
         fixtures = self.workshop.fixtures
         arguments = {
             "backend": fixtures.backend,
@@ -484,7 +484,7 @@ class Bench:
             )
 
     def _rows_before(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[Rows, int]:
-        """The row before each token, and how many gaps a choice may be behind its best (see ``Tolerance.gap``).
+        """The row before each token, and the number of gaps a choice may be below its best (see ``Tolerance.gap``).
 
         The rows are the reference's, or the backend's own if the reference cannot run the model.
         """

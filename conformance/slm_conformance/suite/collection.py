@@ -30,7 +30,7 @@ _TAKES_LONG = (
 
 
 def prepare(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Check that adopting modules are complete, mark what they expect to fail, leave out what runs elsewhere.
+    """Check that adopting modules are complete, mark expected failures, deselect scenarios that run elsewhere.
 
     Raises:
         pytest.UsageError: a module leaves out or replaces scenarios, or expects one to fail that does not exist.
@@ -49,7 +49,7 @@ def prepare(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def first_look(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, of adopted scenarios, what takes long."""
+    """Deselect slow scenarios."""
     adopted = [item for functions in by_module(items).values() for item in functions]
     left_out: set[pytest.Item] = {
         item for item in adopted if _name(item).startswith(_TAKES_LONG) or item.get_closest_marker("slow")
@@ -63,7 +63,7 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], left_out: Abstra
 
 
 def headers(config: pytest.Config, items: Iterable[pytest.Item]) -> list[str]:
-    """Lines that say what is under test: backend, versions, devices, models, what is declared."""
+    """Lines about the backend under test: version, devices, models, edit levels, capabilities."""
     lines = []
     for module in by_module(items):
         try:
@@ -76,7 +76,7 @@ def headers(config: pytest.Config, items: Iterable[pytest.Item]) -> list[str]:
 
 
 def by_module(items: Iterable[pytest.Item]) -> Mapping[ModuleType, list[pytest.Function]]:
-    """The scenarios among what pytest collected, by the module that adopts them."""
+    """The collected scenarios, by the module that adopts them."""
     adopted: dict[ModuleType, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.cls is not None and issubclass(item.cls, Scenarios):

@@ -1,4 +1,4 @@
-"""One scenario, explained: what it proves, where to look, and a script that reproduces it on a backend."""
+"""One scenario, explained: its clause, a hint where to look, and a script that runs it on a backend."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _WIDTH = 110
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A scenario, and what it runs on.
+    """A scenario, and its backend and model.
 
     Attributes:
         scenario: ``TestClass::test_name``.
-        model: the name of a model of the suite, "demo" or the path of a file; None where none is named.
+        model: the name of a model of the suite, "demo" or the path of a file; None for the first model.
     """
 
     scenario: str
@@ -44,11 +44,11 @@ class Chosen:
 
 
 def find(name: str) -> Chosen:
-    """The scenario that a name stands for.
+    """The scenario of a name.
 
     Args:
         name: as pytest prints it: ``TestCut::test_of_a_fork``, with ``[MODEL]`` after it and a file before it or not;
-            or the name of the test alone, where only one class has it.
+            or only the name of the test, if a single class has it.
 
     Raises:
         InvalidOption: there is no such scenario, or more than one.
@@ -72,9 +72,9 @@ def _near(name: str, names: list[str]) -> list[str]:
 
 
 def script(name: str, backend: str, model: str | os.PathLike[str] | None = None, device: str = "auto") -> str:
-    """A Python script that begins with what a scenario proves, and then plays it on a backend.
+    """A Python script that begins with a scenario's docstring, and then runs it on a backend.
 
-    The script exits with 0 where the scenario holds or is declared absent, else with a traceback.
+    The script exits with 0 if the scenario holds or is declared absent, else with a traceback.
 
     Args:
         name: of the scenario, see ``find``; with ``[MODEL]``, the model it runs on.
@@ -96,7 +96,7 @@ def script(name: str, backend: str, model: str | os.PathLike[str] | None = None,
 
 
 def _first_model(scenario_class: type[Scenarios], backend: str, device: str) -> str:
-    """The first model of the suite that the backend runs; the first of all where it says no to each."""
+    """The first model of the suite that the backend runs; the first of all if it refuses each."""
     if scenario_class.models:
         return scenario_class.models[0]
     fixtures = type("Fixtures", (BackendFixtures,), {"backend": backend, "device": device})()
@@ -126,7 +126,7 @@ def _text(documented: object) -> str:
 
 
 def _program(chosen: Chosen) -> list[str]:
-    """Imports; helpers; and the class with this scenario alone: from the source of the scenario's module."""
+    """Imports, helpers, and the class with only this scenario, from the source of the scenario's module."""
     class_name, _, test = chosen.scenario.partition("::")
     source = inspect.getsource(sys.modules[chosen.scenario_class.__module__])
     module = ast.parse(source)
@@ -155,7 +155,7 @@ def _members(whole: ast.ClassDef, test: str) -> list[ast.stmt]:
 
 
 def _needed(module: ast.Module, names: set[str]) -> set[str]:
-    """The names, and all that the definitions of the module behind them refer to."""
+    """The names, and all names that their definitions in the module refer to."""
     while True:
         more = set().union(*(_names(node) for node in module.body if _defines(node) & names)) - names
         if not more:
@@ -194,7 +194,7 @@ def _imports(module: ast.Module, needed: set[str]) -> list[str]:
 
 
 def _own_imports(needed: set[str]) -> list[str]:
-    """What the script uses besides, where the scenario's module does not import it."""
+    """Imports of the script that the scenario's module lacks."""
     ours = {
         "Scenarios": "from slm_conformance.suite.scenarios.base import Scenarios",
         "Bench": "from slm_conformance.suite.bench import Bench, Workshop",

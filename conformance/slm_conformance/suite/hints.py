@@ -1,4 +1,4 @@
-"""Where to look when a class of scenarios fails: one line for each, shown beside the failure."""
+"""Where to look when a class of scenarios fails: one line for each, shown with the failure."""
 
 from __future__ import annotations
 

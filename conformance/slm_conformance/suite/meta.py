@@ -1,4 +1,4 @@
-"""Scenarios played without pytest around them: what the meta tests, and the table of mutants, are made with."""
+"""Runs scenarios without pytest, for the tests of the suite and the table of mutants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Outcome:
 
     Attributes:
         verdict: how it ended.
-        reason: why, where it does not hold.
+        reason: why, if it does not hold.
     """
 
     verdict: Verdict

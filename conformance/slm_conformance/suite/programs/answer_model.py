@@ -1,4 +1,4 @@
-"""An answer as it has to be, token after token: what ends it, and which text is out by then. In plain Python."""
+"""A model of an answer in plain Python, token by token: its end, and the text shown so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CriterionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A stopping criterion that has an opinion after every so many tokens of the answer.
+    """A stopping criterion that decides at every n-th token of the answer.
 
     Attributes:
         n_tokens: after how many.
@@ -53,11 +53,11 @@ class AnswerModel:
         stops: texts that end it.
         special: whether control tokens become text.
         own: whether it has a sampler chain of its own, which begins with number 0 of its stream.
-        criterion: what is asked after each token.
+        criterion: called after each token.
         tokens: its tokens.
         n_drawn: numbers that its own chain has taken.
         paused: whether it waits to be resumed.
-        reason: why it ended; None where it has not.
+        reason: why it ended; None if it has not.
     """
 
     sampling: Sampling
@@ -120,7 +120,7 @@ class AnswerModel:
 
 
 def spelled(sampling: Sampling) -> str:
-    """Options as Python: those that differ from the defaults."""
+    """The options that differ from the defaults, as Python."""
     plain = Sampling()
     names = [name for name in Sampling.__dataclass_fields__ if getattr(sampling, name) != getattr(plain, name)]
     return f"Sampling({', '.join(f'{name}={getattr(sampling, name)!r}' for name in names)})"

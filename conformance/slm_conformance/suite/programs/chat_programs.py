@@ -95,7 +95,7 @@ def chat_options(vocab: Vocab) -> list[Sampling]:
 
 
 class ChatPlayer:
-    """Plays a program on chats of one context, beside the model and the reference.
+    """Runs a program on chats of one context, and in the model and the reference.
 
     Args:
         bench: makes the context; the chat format is the model's own.
@@ -189,7 +189,7 @@ class ChatPlayer:
         return encode_segments(self._vocab, self._formatter.render(messages, add_generation_prompt=asks))
 
     def _is_tight(self, slot: int, n_tokens: int) -> bool:
-        """Whether so many tokens might not fit, in place of those that the chat holds."""
+        """Whether this number of tokens might not fit in place of the chat's tokens."""
         context, session = self._context_of(slot), self._chat(slot).session
         return n_tokens + TIGHT > context.n_free + context.length(session.seq_id) or context.n_free < TIGHT
 
@@ -197,7 +197,7 @@ class ChatPlayer:
         return {ContextFull} if self._is_tight(slot, len(self._encoded(messages, asks=True))) else set()
 
     def _settle(self, slot: int) -> None:
-        """What streams ends where it is, at the next call."""
+        """A stream ends at the next call."""
         model = self._slot(slot)
         if model.answer is not None:
             model.answer.reason = FinishReason.CANCELLED
@@ -254,7 +254,7 @@ class ChatPlayer:
         self._read(step.slot, step.n_read)
 
     def _read(self, slot: int, n_read: int) -> None:
-        """Read on in what streams."""
+        """Continue to read a stream."""
         model = self._slot(slot)
         answer = model.answer
         assert answer is not None, "it streams"
@@ -397,7 +397,7 @@ class ChatPlayer:
         fails = step.criterion is not None and step.criterion.action is None
         errors: Errors = ({CriterionError} if fails else set()) | self._full(slot, messages)
         if step.criterion is not None and step.criterion.action is StoppingAction.PAUSE:
-            errors.add(SessionError)  # there is nobody to go on with it
+            errors.add(SessionError)  # there is no answer to continue
         if not self._script.run(line, errors):
             return
         ahead = model.history.copy(_ASIDE)

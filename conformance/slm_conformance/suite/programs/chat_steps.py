@@ -10,7 +10,7 @@ from slm_conformance.suite.programs.answer_model import Every
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """``stream`` a message, or ``regenerate`` where it is empty, and read ``n_read`` events."""
+    """``stream`` a message, or ``regenerate`` if it is empty, and read ``n_read`` events."""
 
     slot: int
     text: str
@@ -20,7 +20,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """``resume`` what is streamed, where it is paused, and read on; cancel it first, perhaps."""
+    """``resume`` a paused stream, and continue to read; perhaps cancel it first."""
 
     slot: int
     n_read: int
@@ -89,7 +89,7 @@ class DumpChat:
 
 @dataclass(frozen=True, slots=True)
 class RestoreChat:
-    """``Chat.restore`` what was kept under ``name``, into a slot that is closed; in a context of its own."""
+    """``Chat.restore`` the dump ``name`` into a closed slot, in another context."""
 
     slot: int
     name: int

@@ -37,7 +37,7 @@ _KEPT, _PROBED = 100, 99
 """The oracle keeps what was dumped as sequences from this number on, and what goes on elsewhere as the one before."""
 _PROBE_N_CTX = 1024
 _PROBE_EVERY = 13
-"""Steps after which all sequences go on elsewhere."""
+"""Steps after which all sequences are restored in another context."""
 Placed: TypeAlias = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], str, bool]
 """Of a run its sequence, first position and tokens; then its kind, and whether it is a block."""
 N_TOP = 5
@@ -49,7 +49,7 @@ class Mismatch(AssertionError):
 
 
 class Player:
-    """Plays a program on a context, beside the model and an oracle.
+    """Runs a program on a context, in the model and in an oracle.
 
     Args:
         bench: makes the context.
@@ -139,7 +139,7 @@ class Player:
         self._compare_held()
 
     def _call(self, step: Step) -> tuple[str, Callable[[Context], Rows | TopLogits | None]]:
-        """A step as a line of Python, and what it does."""
+        """A step as a line of Python, and as a function."""
         match step:
             case Decode(runs):
                 placed = self._placed(runs)
@@ -172,7 +172,7 @@ class Player:
         self._dumps[name] = data
 
     def _follow(self, step: Step) -> Rows | None:
-        """Lead the oracle along; returns what a decode gives, a row for each input in the order of the batch."""
+        """Do the step in the oracle; returns the rows of a decode, one for each input in the order of the batch."""
         oracle = self._oracle
         match step:
             case Decode(runs):
@@ -234,7 +234,7 @@ class Player:
             self._fail(line, f"row {i} differs from {oracle} by {errors[i]:.1e} of its norm, allowed {allowed:.1e}")
 
     def _completed(self, top: TopLogits, expected: Rows) -> Rows:
-        """Rows of logits that are the oracle's where they are not among the largest."""
+        """Rows of logits, with the oracle's values for logits that are not among the largest."""
         if top.tokens.shape != (len(expected), N_TOP):
             self._fail(f"assert rows.tokens.shape == {(len(expected), N_TOP)}", f"its shape is {top.tokens.shape}")
         rows = expected.copy()
@@ -278,7 +278,7 @@ def decode(
         model: its model.
         runs: sequence, first position, tokens; perhaps the kind of inputs, and whether they are a block.
         call: ``decode``, ``embed``, or ``top`` for ``decode_top``.
-        every: a row is asked for at every so many-th input; 0 for none.
+        every: every n-th input has logits; 0 for none.
         woven: whether runs of tokens take turns, a token each.
     """
     step = Decode(tuple(Run(run[0], 0, *run[2:]) for run in runs), call, every, woven)
@@ -293,7 +293,7 @@ def decode(
 
 
 def _add(batch: Batch, run: Run, first: int, n_embd: int, rows_with_logits: Collection[int]) -> None:
-    """Add a run, one input at a time where not all of them want a row."""
+    """Add a run, one input at a time if only some of them have logits."""
     n, start = len(run.tokens), len(batch)
     rows = None if run.kind == "tokens" else rows_of(run.tokens, n_embd)
     wants = [start + i in rows_with_logits for i in range(n)]
@@ -322,7 +322,7 @@ def _single_offsets(n: int) -> list[NDArray[np.int32]]:
 
 
 def rows_of(seeds: Sequence[int], n_embd: int) -> NDArray[np.float32]:
-    """Embedding rows that no token has, one a seed, float32 [n, E]; as large as those of the tiny models."""
+    """Random embedding rows, one per seed, float32 [n, E], with the magnitude of the tiny models' embeddings."""
     rows = np.empty((len(seeds), n_embd), np.float32)
     for row, seed in zip(rows, seeds, strict=True):
         row[:] = np.random.default_rng([7, seed]).standard_normal(n_embd) * 2.5 / np.sqrt(n_embd)

@@ -36,8 +36,8 @@ class Decode:
     Attributes:
         runs: in the order of the batch.
         call: which of the three.
-        every: a row is asked for at every so many-th input of the batch; 0 for none.
-        woven: whether runs take turns, an input each. For runs of plain tokens alone.
+        every: every n-th input of the batch has logits; 0 for none.
+        woven: whether runs are interleaved, one input each. Only for runs of plain tokens.
     """
 
     runs: tuple[Run, ...]
@@ -103,7 +103,7 @@ class Dump:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """``restore`` a variant of what was kept under ``name``; nothing where nothing was kept."""
+    """``restore`` a variant of the dump ``name``; nothing if there is no such dump."""
 
     seq_id: int
     name: int

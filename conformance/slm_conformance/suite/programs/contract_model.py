@@ -1,4 +1,4 @@
-"""The contract in plain Python: what each sequence holds, which errors a call may raise, and what ``n_free`` is then.
+"""The contract in plain Python: the tokens of each sequence, the errors of each call, and ``n_free``.
 
 Each position of a sequence is an object; sequences that share storage share objects, so that ``n_free`` is ``n_ctx``
 less the distinct objects.
@@ -87,11 +87,11 @@ class ContractModel:
 
     Attributes:
         n_vocab: vocabulary size V.
-        edit_level: what the context declares.
-        capabilities: likewise.
+        edit_level: the context's edit level.
+        capabilities: the context's capabilities.
         sizes: of the context.
-        held: what each sequence holds.
-        dumps: what was dumped, by name.
+        held: the tokens of each sequence.
+        dumps: the dumped sequences, by name.
         copied: the destination and its slots, where the last fork may have copied the image that its end splits.
     """
 
@@ -136,8 +136,8 @@ class ContractModel:
         """Make a step, if it is legal.
 
         Returns:
-            errors: those that a context may raise; none where it is legal.
-            must: whether it must raise one, or may also do as it is told.
+            errors: those that a context may raise; none for a legal call.
+            must: whether it must raise one, or may also succeed.
         """
         errors, must = self._errors(step)
         if not errors:
@@ -184,7 +184,7 @@ class ContractModel:
         return sum(slot.image == slots[end].image for slot in slots[:end])
 
     def _without(self, seq_id: int, start: int, end: int) -> tuple[Slot, ...]:
-        """A cut moves what comes after it, so that it can no longer be shared."""
+        """A cut moves later tokens, so they can no longer be shared."""
         slots = self.held[seq_id].slots
         return slots if start == end else slots[:start] + _fresh(slots[end:])
 
@@ -257,7 +257,7 @@ class ContractModel:
         return {InvalidPosition}, is_whole
 
     def _room(self, seq_id: int, start: int, end: int) -> int:
-        """Slots that a sequence may have after a cut: those that are free, its own, and those it goes on sharing."""
+        """Slots that a sequence may have after a cut: free ones, its own, and those that stay shared."""
         others = {slot for i, sequence in enumerate(self.held) if i != seq_id for slot in sequence.slots}
         kept = self.held[seq_id].slots if start == end else self.held[seq_id].slots[:start]
         return self.sizes.n_ctx - len(others) + len(others & set(kept))

@@ -50,7 +50,7 @@ def may_be_chosen(token: int, row: NDArray[np.floating], error: float, sampling:
         row: the reference's logits, float64 [V].
         error: the most that a logit may be off.
         sampling: logit bias, penalties, ``min_tokens``, ``temperature`` and the seed's draws count; truncation is off.
-        place: where it was chosen.
+        place: the position of the choice.
     """
     logits, slack = changed_logits(row, error, sampling, place)
     if not np.isfinite(logits[token]):

@@ -1,4 +1,4 @@
-"""A history of tokens with the float64 reference led along: what a context holds of it, and what follows."""
+"""A history of tokens in the float64 reference: the part that a context holds, and the next logits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class History:
     """Tokens, of which the reference's sequence holds the first ones, as the context should.
 
     Attributes:
-        reference: holds what the context should hold.
-        seq_id: where in the reference.
+        reference: holds the tokens that the context should hold.
+        seq_id: the sequence in the reference.
         level: what the context declares: below TRUNCATE, taking anything back forgets all.
         tokens: the history.
         row: the logits that follow, float64 [V], where nothing has to be decoded for them.
@@ -45,7 +45,7 @@ class History:
         self.tokens, self.row = self.tokens[:length], None
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Become other tokens, of which the longest common prefix stays decoded."""
+        """Change to other tokens; the longest common prefix stays decoded."""
         pairs = zip(self.tokens, tokens, strict=False)
         common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(tokens)))
         if common < len(self.tokens):
@@ -76,7 +76,7 @@ class History:
         return self.row
 
     def hold(self, n_held: int) -> None:
-        """Hold so many tokens, as the context does."""
+        """Hold this number of tokens, like the context."""
         if n_held > self.n_held:
             self.reference.decode(self.tokens[self.n_held : n_held], self.seq_id)
         elif n_held < self.n_held:
@@ -88,7 +88,7 @@ class History:
         return replace(self, seq_id=seq_id, tokens=list(self.tokens), row=None)
 
     def drop(self) -> None:
-        """Forget what the reference holds."""
+        """Drop the reference's sequence."""
         self.reference.drop(self.seq_id)
 
     def _forget_from(self, length: int) -> None:

@@ -68,7 +68,7 @@ class ChatProgramMaker:
         return [Say(slot, self._text(), self._criterion(), 99), *([LookAt(slot)] if self._rarely(0.5) else [])]
 
     def _interrupted(self, slot: int) -> Sequence[ChatStep]:
-        """An answer that is paused, left or cancelled, and what comes then."""
+        """An answer that is paused, left or cancelled, and the steps after it."""
         pause = Every(1 + self._below(3), StoppingAction.PAUSE) if self._rarely(0.5) else None
         steps: list[ChatStep] = [Say(slot, self._text(), pause, 1 + self._below(3))]
         steps += [Resume(slot, 1)] if self._rarely(0.3) else []
@@ -106,7 +106,7 @@ class ChatProgramMaker:
     # What steps are made of.
 
     def _text(self) -> str:
-        """A message; "" where the last answer is to be given again."""
+        """A message; "" to regenerate the last answer."""
         return "" if self._rarely(0.25) else self._one_of(_TEXTS)
 
     def _slot(self) -> int:

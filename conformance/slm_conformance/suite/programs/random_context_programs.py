@@ -1,4 +1,4 @@
-"""Making random programs, and shrinking those that go wrong."""
+"""Makes random programs, and shrinks failing ones."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _N_NAMES = 3
 
 
 class ProgramMaker:
-    """Makes programs most of whose steps are legal; a model led along says what is there to be edited.
+    """Makes programs with mostly legal steps; a model of the contract knows what can be edited.
 
     Args:
         n_vocab: vocabulary size V.
-        edit_level: what the contexts declare.
-        capabilities: likewise.
+        edit_level: the contexts' edit level.
+        capabilities: the contexts' capabilities.
         seed: equal programs for an equal one.
         sizes: of the context.
     """
@@ -148,7 +148,7 @@ class ProgramMaker:
         length = self._model.length(seq_id)
         if self._rarely(0.03):
             return length + 1
-        if self._rarely(0.25):  # where engines have edges
+        if self._rarely(0.25):  # at the block sizes of engines
             edges = [i for i in (0, 1, 63, 64, 65, length - 1, length) if 0 <= i <= length]
             return edges[self._below(len(edges))]
         return self._below(length + 1)

@@ -1,4 +1,4 @@
-"""Making random programs of session calls, and making plainer steps of those that go wrong."""
+"""Makes random programs of session calls, and simplifies the steps of failing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Playing a program line by line: what fails is shown by a script of the lines that were run."""
+"""Runs a program line by line: a failure is shown as a script of these lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Script:
     """Lines of Python, run as they are added.
 
     Args:
-        bench: what is under test.
+        bench: the bench of the model under test.
         opening: the lines that make the same model, outside of the suite.
         imports: further lines; they are run.
     """
@@ -49,7 +49,7 @@ class Script:
         return context
 
     def run(self, line: str, errors: Errors | None = None, *, must: bool = False) -> bool:
-        """Run a line; returns whether it did as told.
+        """Run a line; returns whether it succeeded.
 
         Args:
             line: what to run.
@@ -57,7 +57,7 @@ class Script:
             must: whether it must raise one of these.
 
         Raises:
-            Mismatch: it raised something else, or did not raise what it must.
+            Mismatch: it raised another error, or did not raise a required one.
         """
         errors = errors or set()
         expected = " or ".join(sorted(error.__name__ for error in errors))

@@ -58,7 +58,7 @@ class SlotModel:
 
     Attributes:
         identity: its number among all sessions of a program: marks are of one session.
-        history: its tokens, and what the context holds of them.
+        history: its tokens, and the part that the context holds.
         n_drawn: numbers that its own chain has taken.
         answer: the answer that was asked for last, unless an edit has ended it.
     """
@@ -80,7 +80,7 @@ class SlotModel:
 
 @dataclass(slots=True)
 class MarkModel:
-    """A mark: whose it is, and where it stands; None where it is stale."""
+    """A mark: its session and its position; None if it is stale."""
 
     identity: int
     place: int | None
@@ -128,7 +128,7 @@ def aside(session: Session, length: int, tokens: Sequence[int], *, fails: bool) 
 
 
 class SessionPlayer:
-    """Plays a program on sessions of one context, beside the model and the reference.
+    """Runs a program on sessions of one context, in the model and in the reference.
 
     Args:
         bench: makes the context.
@@ -167,7 +167,7 @@ class SessionPlayer:
                     self._compare()
 
     def _applies(self, step: Step) -> bool:
-        """Whether a step makes sense: shrinking leaves out what others need."""
+        """Whether a step makes sense: shrinking may remove steps that others need."""
         model = self._slots[step.slot]
         match step:
             case RestoreTo(_, name, _):
@@ -431,7 +431,7 @@ class SessionPlayer:
         return True
 
     def _follow(self, slot: int, tokens: Sequence[int], n_read: int, *, raised: bool) -> None:
-        """Lead the model along with what was said."""
+        """Advance the model by the tokens of an answer."""
         model, check, line = self._slot(slot), self._script.check, f"s{slot}.tokens[-1] is not None"
         answer = model.answer
         assert answer is not None, "it was asked for"

@@ -55,7 +55,7 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Shorten:
-    """``truncate`` by so many tokens; -1 is one more than there are."""
+    """``truncate`` by this number of tokens; -1 is one more than there are."""
 
     slot: int
     n_tokens: int
@@ -63,7 +63,7 @@ class Shorten:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """``remove`` what lies between two marks, chosen as for a rollback."""
+    """``remove`` the tokens between two marks, chosen as for a rollback."""
 
     slot: int
     start: int
@@ -90,7 +90,7 @@ class DumpAs:
 
 @dataclass(frozen=True, slots=True)
 class RestoreTo:
-    """``Session.restore`` what was kept under ``name``, or that less its last byte, into a slot that is closed."""
+    """``Session.restore`` the dump ``name``, or the dump without its last byte, into a closed slot."""
 
     slot: int
     name: int

@@ -1,4 +1,4 @@
-"""The backend itself: what it says of itself, of files, and of options."""
+"""The backend itself: status, support of files, options."""
 
 from __future__ import annotations
 

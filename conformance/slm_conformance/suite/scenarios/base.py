@@ -19,8 +19,8 @@ class Scenarios:
     """A class of scenarios. Each takes a ``Bench`` and nothing else; its docstring begins with its clause.
 
     Attributes:
-        level: the edit level that the scenarios need; they are skipped where less is declared.
-        models: what they run on; the adopter's models where None.
+        level: the edit level that the scenarios need; they are skipped if less is declared.
+        models: the models to run on; None for the adopter's models.
         further_models: what they run on besides the adopter's models, unless one file is under test.
         on_one_model: scenarios whose result no model changes; they run on the first.
         above_contract: whether they test what is written once, on top of any backend. They run on one model and in one
@@ -53,12 +53,12 @@ class Scenarios:
 
     @pytest.fixture
     def bench(self, request: pytest.FixtureRequest) -> Iterator[Bench]:
-        """A bench for one model; what the scenario made there is closed after it."""
+        """A bench for one model; the scenario's contexts are closed after it."""
         with Bench(workshop_of(request.module, request.config), request.param) as bench:
             bench.requires(self.level)
             yield bench
 
 
 def _one_in_turn(models: tuple[str, ...], scenario: str) -> tuple[str, ...]:
-    """One of the models for a scenario, equal in each run; none of none."""
+    """One of the models for a scenario, the same in each run; empty if there are no models."""
     return models and (models[zlib.crc32(scenario.encode()) % len(models)],)

@@ -1,4 +1,4 @@
-"""Beam search over the backend's forks: what is found, what it scores, and that nothing of it stays."""
+"""Beam search over the backend's forks: hypotheses, scores, and no trace in the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats and oracles over the backend's contexts; what the demo model knows, and forgets."""
+"""Chats and oracles over the backend's contexts; facts that the demo model knows, and forgets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NUMBERED = (
     "{% for message in messages %}{{ loop.index }}{{ '<|im_start|>' + message.role + '\n' }}"
     "{{ message.content }}{{ '<|im_end|>\n' }}{% endfor %}"
 )
-"""A format that tells the place of each message."""
+"""A format that numbers each message."""
 
 TOLD = ChatOptions(Sampling(temperature=0, max_tokens=40))
 TRANSCRIPT = (

@@ -1,4 +1,4 @@
-"""Constraints over the backend's logits and vocabulary: whatever the model would say, what it says fits."""
+"""Constraints over the backend's logits and vocabulary: answers fit for any logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forgetting a span from the middle: keys move down, values keep what they saw."""
+"""Cuts: keys are re-rotated to their new positions, values stay."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _context(bench: Bench, n_ctx: int = 256) -> Context:
 
 
 def _check_top(top: TopLogits, rows: Rows, k: int) -> None:
-    """Fail where it is not what a stable sort of the rows puts first."""
+    """Fail if it differs from the first columns of a stable sort of the rows."""
     expected = np.argsort(-rows, axis=1, kind="stable")[:, :k]
     wrong = np.flatnonzero((top.tokens != expected).any(axis=1))
     assert not len(wrong), f"row {wrong[0]}: the {k} likeliest tokens are {expected[wrong[0]]}, not {top.tokens[wrong]}"

@@ -1,4 +1,4 @@
-"""What a context declares, and what it says to calls beyond it."""
+"""Declared edit levels and capabilities, and the errors of calls beyond them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embedding rows in place of tokens: what they lead to, how they are edited and dumped, and what is refused."""
+"""Embedding rows in place of tokens: logits, edits, dumps, refusals."""
 
 from __future__ import annotations
 
