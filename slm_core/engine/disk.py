@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +38,7 @@ class DiskTier(Closing):
         self._store = store
         self._found: dict[int, StoredPrefix | None] = {}  # by request id: the disk is asked once
         self._seconds_per_byte: float | None = None
-        self.behind = WriteBehind(store, self._parts)
+        self.behind = WriteBehind(store, context.dump_parts)
 
     def find(self, request_id: int, tokens: NDArray[np.int32], salt: str) -> StoredPrefix | None:
         """The dump that shares most with the tokens of a request."""
@@ -61,11 +60,8 @@ class DiskTier(Closing):
         Returns the number of tokens; 0 where the dump cannot be read, which is reported.
         """
         started = time.perf_counter()
-        data = self._store.read(stored)
-        if data is None:
-            return 0
         try:
-            self._context.restore(seq_id, data)
+            self._context.restore_parts(seq_id, self._store.read(stored))
             if stored.n_tokens > stored.n_shared:
                 self._context.truncate(Pos(seq_id, stored.n_shared))
         except Exception as error:  # the prompt can be computed, whatever the engine makes of the dump
@@ -93,9 +89,6 @@ class DiskTier(Closing):
             pass
         self.behind.close()
         self._store.close()
-
-    def _parts(self, seq_id: int) -> Iterator[bytes]:
-        yield self._context.dump(seq_id)
 
 
 def disk_tier(context: Context, directory: Path, budget_bytes: int) -> DiskTier:

@@ -28,6 +28,7 @@ from slm_core.errors import InvalidOption
 from slm_core.protocols import Context
 
 _INDEX = "index.sqlite"
+_PART = 8 << 20
 _ORPHAN_S = 3600.0
 """A file that the index does not name and that nobody has written to for so long has lost its writer."""
 _SCHEMA = """
@@ -111,14 +112,17 @@ class PrefixStore(Closing):
                     best = StoredPrefix(file, len(held), n_shared, n_bytes)
         return best
 
-    def read(self, stored: StoredPrefix) -> bytes | None:
-        """The dump; None where it is gone."""
-        with self._reported("read"):
-            data = (self._directory / stored.file).read_bytes()
-            with self._lock:
-                self._index.execute("update prefixes set used = ? where file = ?", (time.time(), stored.file))
-            return data
-        return None
+    def read(self, stored: StoredPrefix) -> Iterator[bytes]:
+        """The parts of a dump.
+
+        Raises:
+            OSError: of a part: it cannot be read.
+        """
+        with self._lock, self._reported("marked as used"):
+            self._index.execute("update prefixes set used = ? where file = ?", (time.time(), stored.file))
+        with (self._directory / stored.file).open("rb") as file:
+            while part := file.read(_PART):
+                yield part
 
     def remove(self, stored: StoredPrefix) -> None:
         """Take a dump away, for example one that is damaged."""

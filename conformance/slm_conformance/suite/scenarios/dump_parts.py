@@ -222,7 +222,7 @@ class TestRestoreParts(Scenarios):
             for n in sorted({0, 1, n_parts // 2, n_parts}):
                 with pytest.raises(type(error)):
                     context.restore_parts(0, _broken(data, n, error))
-                assert contents_of(context) == before, f"part {n} of a dump could not be read, and the context has changed"
+                assert contents_of(context) == before, f"part {n} could not be read, and the context has changed"
         expected = bench.oracle().decode(tokens)[12:]
         bench.agree(bench.feed(context, tokens[12:]), expected, "what follows parts that could not be read")
 
