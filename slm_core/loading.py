@@ -179,6 +179,8 @@ class LoadedModel(Closing):
         aging_s: float = 10,
         prefix_cache: bool = True,
         swap_bytes: int = 1 << 30,
+        cache_dir: str | Path | None = None,
+        cache_dir_bytes: int = 4 << 30,
         tracer_provider: TracerProvider | None = None,
     ) -> Engine:
         """An engine that answers requests of many threads and tasks, in a context of its own; see ``Engine.submit``.
@@ -191,13 +193,16 @@ class LoadedModel(Closing):
             aging_s: seconds of waiting that count as one step of priority.
             prefix_cache: whether what requests have in common is computed once.
             swap_bytes: memory for dumps of requests that gave up their sequences to others.
+            cache_dir: a directory where answered histories are kept, for this engine and later ones; None for none.
+            cache_dir_bytes: of all histories there.
             tracer_provider: of OpenTelemetry: each request becomes a span; None for none.
 
         Raises:
             InvalidOption: a value that does not fit.
             MissingExtra: requests shall be traced, and OpenTelemetry is not installed.
         """
-        options = EngineOptions(n_parallel, step_ms, aging_s, prefix_cache, swap_bytes)
+        directory = None if cache_dir is None else Path(cache_dir).expanduser()
+        options = EngineOptions(n_parallel, step_ms, aging_s, prefix_cache, swap_bytes, directory, cache_dir_bytes)
         context = self.new_context(n_ctx=n_ctx, n_seq_max=2 * n_parallel, n_batch=n_batch)
         try:
             return Engine(
