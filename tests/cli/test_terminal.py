@@ -21,8 +21,9 @@ from rich.console import Console
 from slm_core.cli.terminal import stopping, write
 
 SLM = [sys.executable, "-c", "from slm_core.cli import main; main()"]
-# Draws nearly evenly from the whole vocabulary, so that answers go on until the context is full.
-ENDLESS = ["--backend", "native", "--temperature", "50", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "3"]
+# Draws nearly evenly from the whole vocabulary, except what ends an answer, until the context is full: for minutes.
+ENDLESS = ["--backend", "native", "--ctx", "100000", "-S", "ignore_eos=true", "--seed", "3"]
+ENDLESS += ["--temperature", "50", "--top-k", "0", "--top-p", "1", "--min-p", "0"]
 WAIT_S = 60
 
 
