@@ -19,7 +19,7 @@ def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, feed, random_
         for call in (context.decode, context.embed):
             batch = context.new_batch()
             batch.extend(tokens, Pos(0, 0), logits="last")
-            with pytest.raises(InvalidPosition, match=f"position {N_CTX}: .* 0 to {N_CTX - 1}"):
+            with pytest.raises(InvalidPosition, match=f"position {N_CTX} of sequence 0: .* 0 to {N_CTX - 1}"):
                 call(batch)
             assert context.length(0) == 0
         last = feed(context, tokens[:N_CTX])[-1]

@@ -69,7 +69,7 @@ def test_another_family_is_refused_by_what_is_missing(tmp_path, family):
 def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, load, feed, random_tokens, assert_close) -> None:
     tokens, model = random_tokens(N_CTX + 1), load(family_model(tmp_path, "gpt2"))
     with model.new_context(ContextOptions(n_ctx=N_CTX + 64, n_batch=N_CTX + 64)) as context:
-        with pytest.raises(InvalidPosition, match=f"position {N_CTX}: .* 0 to {N_CTX - 1}"):
+        with pytest.raises(InvalidPosition, match=f"position {N_CTX} of sequence 0: .* 0 to {N_CTX - 1}"):
             feed(context, tokens)
         assert context.length(0) == 0
         whole = feed(context, tokens[:N_CTX])

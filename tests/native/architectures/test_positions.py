@@ -14,7 +14,7 @@ def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, tier, load, f
     tokens = random_tokens(N_CTX + 1)
     model = load(family_model(tmp_path, "gpt2"), tier)
     with model.new_context(exact(n_ctx=N_CTX + 64, n_batch=N_CTX + 64)) as context:
-        with pytest.raises(InvalidPosition, match=f"position {N_CTX}: .* 0 to {N_CTX - 1}"):
+        with pytest.raises(InvalidPosition, match=f"position {N_CTX} of sequence 0: .* 0 to {N_CTX - 1}"):
             feed(context, tokens)
         assert context.length(0) == 0
         whole = feed(context, tokens[:N_CTX])
